@@ -1,0 +1,344 @@
+"""From a graph and its kernels to a plan: which values are stored, as what, and the steps in order.
+
+    kernel(x) -> h;  matmul(permute h) -> y    -->    buffers h (arena), y (output); steps kernel, matmul(window of h)
+
+Views cost nothing: an operand that is a view is a strided window of the stored value under it. It is stored on its own
+only where no window can express it or the caller wants other strides.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from anyshape.ir.graph import Graph, Node, Operand, Value
+from anyshape.ir.op import row
+from anyshape.ir.types import SizeType, TensorType
+from anyshape.kernel.fusion import Fusion, Kernel, Refused, fusable
+from anyshape.kernel.reuse import overwritable
+from anyshape.plan.plan import (
+    Buffer,
+    CopyStep,
+    ExternStep,
+    KernelStep,
+    LibraryStep,
+    MemoryStep,
+    Plan,
+    Regime,
+    Step,
+    Window,
+)
+from anyshape.sym.expr import Expr, Size
+
+STATUS = Window("status", TensorType("i64", ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What must be stored, and how operands see it.
+
+    required: stored values by name. layouts: their types where not dense. windows: operand name -> its window.
+    copies: output positions whose result must be copied into a buffer of its own.
+    """
+
+    required: Mapping[str, Value]
+    layouts: Mapping[str, TensorType]
+    windows: Mapping[str, Window]
+    copies: frozenset[int]
+
+    def base(self) -> dict[str, str]:
+        """Operand name -> name of the stored value under it."""
+        return {name: window.buffer for name, window in self.windows.items()}
+
+
+def storage(graph: Graph, refused: Refused) -> Storage:
+    """Decide which values of `graph` are stored (before fusion, which may add more). `refused`: what must stay out of
+    kernels."""
+    return _Storage(graph, refused).run()
+
+
+class _Storage:
+    def __init__(self, graph: Graph, refused: Refused) -> None:
+        self.graph = graph
+        self.refused = refused
+        self.producers = graph.producers()
+        self.required: dict[str, Value] = {}
+        self.layouts: dict[str, TensorType] = {}
+        self.windows: dict[str, Window] = {}
+        self.inputs = {v.name for v in graph.inputs}
+
+    def run(self) -> Storage:
+        copies = self.outputs()
+        for node in self.graph.nodes:
+            if row(node).kind != "view" and not fusable(node, self.refused):
+                for value in node.values():
+                    self.need(value, dense=row(node).kind == "extern" and not _any_strides(node))
+        for operand in (*self.graph.saved, *(v for _, v in self.graph.writes)):
+            if isinstance(operand, Value):
+                self.need(operand)
+        return Storage(self.required, self.layouts, self.windows, copies)
+
+    def outputs(self) -> frozenset[int]:
+        """Outputs come first: they fix the strides of what is stored."""
+        copies: set[int] = set()
+        taken: dict[str, str] = {}
+        strides = self.graph.output_strides or (None,) * len(self.graph.outputs)
+        memory = self.graph.memory or ("",) * len(self.graph.outputs)
+        for position, operand in enumerate(self.graph.outputs):
+            if isinstance(operand, Value):
+                wanted = TensorType(operand.tensor.dtype, operand.tensor.shape, strides[position])
+                if not self.place_output(operand, wanted, memory[position], taken):
+                    copies.add(position)
+                    self.need(operand)
+        return frozenset(copies)
+
+    def place_output(self, value: Value, wanted: TensorType, memory: str, taken: dict[str, str]) -> bool:
+        """Let the output be a window of a stored value, or stored with the wanted strides; False: it needs a copy.
+
+        Memory is shared with an input, or with another output, exactly where the program's own results share it.
+        """
+        window = self.window(value)
+        if window is not None and same_strides(window.type, wanted):
+            if window.buffer in self.inputs:
+                if memory == window.buffer:
+                    self.windows[value.name] = window
+                return memory == window.buffer
+            whole = window.type.count == self.stored_type(window.buffer).count
+            if taken.get(window.buffer, memory) == memory and (memory or (whole and window.buffer not in taken)):
+                taken[window.buffer] = memory
+                self.keep(window, value)
+                return True
+        node = self.producers.get(value.name)
+        if node is None or row(node).kind in ("library", "extern") or value.name in taken or value.name in self.windows:
+            return False
+        if not fusable(node, self.refused):
+            return False
+        taken[value.name] = memory
+        self.required[value.name] = value
+        self.layouts[value.name] = wanted
+        self.windows[value.name] = Window(value.name, wanted)
+        return True
+
+    def need(self, value: Value, dense: bool = False) -> None:
+        if value.name in self.windows:
+            return
+        window = self.window(value, force=True)
+        if window is None or (dense and window.buffer != value.name):
+            self.required[value.name] = value
+            self.windows[value.name] = Window(value.name, self.stored_type(value.name, value))
+        else:
+            self.keep(window, value)
+
+    def keep(self, window: Window, value: Value) -> None:
+        self.windows[value.name] = window
+        base = self.value(window.buffer, value)
+        self.required[window.buffer] = base
+
+    def value(self, name: str, fallback: Value) -> Value:
+        node = self.producers.get(name)
+        if node is None:
+            return next((v for v in self.graph.inputs if v.name == name), fallback)
+        return next(v for v in node.outputs if v.name == name)
+
+    def stored_type(self, name: str, value: Value | None = None) -> TensorType:
+        if name in self.layouts:
+            return self.layouts[name]
+        found = value or self.value(name, value)  # type: ignore[arg-type]
+        return found.tensor
+
+    def window(self, value: Value, force: bool = False) -> Window | None:
+        """`value` as a strided window of a stored value, or None. With `force`, a view on the way that no strides can
+        express becomes a stored value itself."""
+        if value.name in self.windows:
+            return self.windows[value.name]
+        if value.name in self.layouts:
+            return Window(value.name, self.layouts[value.name])
+        node = self.producers.get(value.name)
+        strided = row(node).strided if node is not None else None
+        if node is None or strided is None:
+            return Window(value.name, value.tensor)
+        source = self.window(next(node.values()), force)
+        if source is None:
+            return None
+        result = strided(source.type.shape, source.type.layout(), source.offset, node)
+        if result is None and force:
+            self.required[value.name] = value
+            self.windows[value.name] = Window(value.name, value.tensor)
+            return self.windows[value.name]
+        if result is None:
+            return None
+        kind = TensorType(value.tensor.dtype, value.tensor.shape, result[0])
+        if same_strides(kind, kind.dense()):
+            kind = kind.dense()
+        return Window(source.buffer, kind, result[1])
+
+
+def same_strides(a: TensorType, b: TensorType) -> bool:
+    """Equal strides wherever the size is not the literal 1."""
+    return all(x == y for x, y, size in zip(a.layout(), b.layout(), a.shape, strict=True) if size != 1)
+
+
+def _any_strides(node: Node) -> bool:
+    """PyTorch's own operators take any strides; a custom one, or one whose result is a view, gets dense operands."""
+    target = node.attr("target")
+    assert isinstance(target, str)
+    name = target.removeprefix("aten.")
+    return target.startswith("aten.") and not name.startswith(("view", "as_strided", "_unsafe_view", "unfold"))
+
+
+def assemble(graph: Graph, fusion: Fusion, store: Storage, names: Mapping[int, str]) -> Plan:
+    """The plan of `graph` without offsets. `names`: position of a kernel in the fusion -> its content name."""
+    return _Assembly(graph, fusion, store, names).run()
+
+
+class _Assembly:
+    def __init__(self, graph: Graph, fusion: Fusion, store: Storage, names: Mapping[int, str]) -> None:
+        self.graph = graph
+        self.fusion = fusion
+        self.store = store
+        self.names = names
+        self.steps: list[Step] = []
+        self.types: dict[str, TensorType] = {}
+        self.born: dict[str, int] = {}
+        self.extern: set[str] = set()
+        self.copied: dict[int, str] = {}
+
+    def run(self) -> Plan:
+        for value in self.graph.inputs:
+            if isinstance(value.type, TensorType):
+                self.types[value.name] = value.type
+        for position, item in enumerate(self.fusion.items):
+            if isinstance(item, Kernel):
+                self.kernel(item, self.names[position])
+            elif row(item).kind == "library":
+                self.library(item)
+            else:
+                self.call(item)
+        outputs = self.outputs()
+        self.writes()
+        saved = tuple(self.window(o) if isinstance(o, Value) else o for o in self.graph.saved)
+        buffers = self.buffers(outputs, saved)
+        return Plan(
+            self.graph.name,
+            tuple(v.name if isinstance(v.type, SizeType) else v.type for v in self.graph.inputs),
+            outputs, saved, buffers, tuple(self.steps), (), 0, self.graph.facts,
+            tuple(self.graph.inputs.index(v) for v in self.graph.restored))
+
+    def define(self, name: str, kind: TensorType) -> Window:
+        self.types[name] = kind
+        self.born[name] = len(self.steps)
+        return Window(name, kind)
+
+    def window(self, value: Value) -> Window:
+        found = self.store.windows.get(value.name)
+        return found if found is not None else Window(value.name, self.types[value.name])
+
+    def kernel(self, item: Kernel, name: str) -> None:
+        stored = {v.name: v for v in item.group.roots}
+        params: list[Window] = []
+        outputs: list[int] = []
+        for k, value_name in enumerate(item.lowered.values):
+            if value_name == "":
+                params.append(STATUS)
+            elif value_name in stored:
+                kind = self.store.layouts.get(value_name, stored[value_name].tensor.dense())
+                params.append(self.define(value_name, kind))
+                outputs.append(k)
+            else:
+                params.append(Window(value_name, self.types[value_name]))
+        lines = dict.fromkeys(n.where for n in item.group.nodes if n.where)
+        regime = Regime(name, (), item.lowered.sizes)
+        self.steps.append(KernelStep((regime,), tuple(params), tuple(outputs), "; ".join(lines),
+                                     overwritable(item.lowered.program)))
+
+    def library(self, node: Node) -> None:
+        inputs = tuple(self.window(v) for v in node.values())
+        outputs = tuple(self.define(v.name, v.tensor.dense()) for v in node.outputs)
+        self.steps.append(LibraryStep(node.op, inputs, outputs, node.attrs, node.where))
+
+    def call(self, node: Node) -> None:
+        inputs = tuple(self.window(o) if isinstance(o, Value) else o for o in node.inputs)
+        outputs = tuple(self.define(v.name, v.tensor) for v in node.outputs)
+        self.extern.update(v.name for v in node.outputs)
+        if row(node).kind == "extern":
+            target, template = node.attr("target"), node.attr("template")
+        else:
+            target, template = f"anyshape.{node.op}", tuple(node.attrs)
+        assert isinstance(target, str)
+        self.steps.append(ExternStep(target, inputs, template, outputs, node.where))
+
+    def outputs(self) -> tuple[Window | Expr | int | float | None, ...]:
+        result: list[Window | Size | float | None] = []
+        strides = self.graph.output_strides or (None,) * len(self.graph.outputs)
+        for position, operand in enumerate(self.graph.outputs):
+            if not isinstance(operand, Value):
+                result.append(operand)
+            elif position in self.store.copies:
+                source = self.window(operand)
+                kind = TensorType(operand.tensor.dtype, operand.tensor.shape, strides[position])
+                name = f"output {position}"
+                target = self.define(name, kind)
+                self.copied[position] = name
+                self.steps.append(CopyStep(source, target))
+                result.append(target)
+            else:
+                result.append(self.window(operand))
+        return tuple(result)
+
+    def writes(self) -> None:
+        """Written inputs receive their values at the end; a value that is itself a written input is set aside first."""
+        targets = {target.name for target, _ in self.graph.writes}
+        sources = []
+        for position, (target, value) in enumerate(self.graph.writes):
+            source = self.window(value)
+            if source.buffer in targets and source.buffer != target.name:
+                aside = self.define(f"write {position}", source.type.dense())
+                self.steps.append(CopyStep(source, aside))
+                source = aside
+            sources.append(source)
+        for (target, _), source in zip(self.graph.writes, sources, strict=True):
+            self.steps.append(CopyStep(source, Window(target.name, target.tensor)))
+
+    def buffers(self, outputs: tuple[Operand | Window | None, ...], saved: tuple[Operand | Window, ...]
+                ) -> tuple[Buffer, ...]:
+        homes: dict[str, tuple[str, int]] = {}
+        for index, value in enumerate(self.graph.inputs):
+            if isinstance(value.type, TensorType):
+                homes[value.name] = ("input", index)
+        for index, value in enumerate(self.graph.restored):
+            homes[value.name] = ("tape", index)
+        for name in self.extern:
+            homes[name] = ("extern", 0)
+        for index, entry in enumerate(outputs):
+            if isinstance(entry, Window):
+                homes.setdefault(entry.buffer, ("output", index))
+        for index, entry in enumerate(saved):
+            if isinstance(entry, Window):
+                homes.setdefault(entry.buffer, ("saved", index))
+        end = len(self.steps)
+        last: dict[str, int] = {}
+        for position, step in enumerate(self.steps):
+            for window in touched(step):
+                last[window.buffer] = position
+        for entry in (*outputs, *saved):
+            if isinstance(entry, Window):
+                last[entry.buffer] = end
+        result = []
+        for name, kind in self.types.items():
+            home, index = homes.get(name, ("arena", 0))
+            if name not in self.born and home == "input" and name not in last:
+                last[name] = 0
+            result.append(Buffer(name, kind.bytes, home, index, self.born.get(name, 0),
+                                 last.get(name, self.born.get(name, 0))))
+        return tuple(result)
+
+
+def touched(step: Step) -> list[Window]:
+    """The windows that a step reads or writes."""
+    if isinstance(step, KernelStep):
+        return [w for w in step.params if w.buffer != "status"]
+    if isinstance(step, CopyStep):
+        return [step.source, step.target]
+    if isinstance(step, MemoryStep):
+        return []
+    windows = [*step.inputs, *step.outputs]
+    return [w for w in windows if isinstance(w, Window)]

@@ -1,0 +1,243 @@
+"""The host: one native routine that runs any plan, and the few routines it needs. Compiled once, kept on disk.
+
+A plan at given sizes is a *program*: an array of 64-bit words (backend/host_words.py), read by `run_plan`.
+
+No step is compiled to code of its own, so a plan costs no compile time beyond its kernels, and a call costs a few
+nanoseconds a step. The functions here are translated by backend/native.py; addresses of kernels and library routines
+come in a table, so that the code holds no address and may be kept on disk.
+"""
+from __future__ import annotations
+
+from anyshape.backend import host_words
+from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, run_matmul
+from anyshape.backend.host_words import (
+    CALL,
+    CALLBACK,
+    CALLBACK_FAILED,
+    CHECK_FAILED,
+    CLOCK,
+    COPY,
+    DONE,
+    END,
+    FUNCTIONS,
+    GOMP_PARALLEL,
+    HEAD_FIRST,
+    HEAD_KEPT,
+    HEAD_PLACED,
+    HEAD_SCRATCH,
+    HEAD_SCRATCH_AT,
+    HEAD_WORDS,
+    HEAD_WORKSPACE,
+    KEPT,
+    KERNEL,
+    MATMUL,
+    MONOTONIC,
+    PARALLEL_WORK,
+    PROGRAM,
+    SLOTS,
+    STATE,
+    STATUS,
+    STEP,
+    TEAM_SIZE,
+    TEMP,
+    THREAD_NUMBER,
+    THREAD_TIME,
+    THREADS,
+    TIMES,
+)
+from anyshape.backend.native import (
+    call,
+    call_void,
+    copy_bytes,
+    fill_zero,
+    maximum,
+    minimum,
+    set_word,
+    translate,
+    word,
+    words,
+)
+
+
+def run_plan(block: int) -> int:
+    """Runs the program of `block`; DONE, CHECK_FAILED or CALLBACK_FAILED."""
+    program = word(block, PROGRAM)
+    resolve(block, program)
+    workspace = block + 8 * word(program, HEAD_WORKSPACE)
+    step = program + 8 * word(program, HEAD_FIRST)
+    op = word(step, 0)
+    time = read_clock(block, word(block, TIMES), -1)
+    while op != END:
+        set_word(block, STEP, word(step, 2))
+        if op == KERNEL:
+            run_kernel(block, step, workspace, program)
+            if word(block, STATUS) != 0:
+                return CHECK_FAILED
+        elif op == MATMUL:
+            run_matmul(block, step)
+        elif op == COPY:
+            run_copy(block, step)
+        elif op == CALL:
+            if call(word(block, CALLBACK), word(block, STATE), word(step, 2)) != 0:
+                return CALLBACK_FAILED
+        time = read_clock(block, time, word(step, 2))
+        step += 8 * word(step, 1)
+        op = word(step, 0)
+    return DONE
+
+
+def read_clock(block: int, time: int, number: int) -> int:
+    """Writes the time and the step's number to address `time` and returns the next address; nothing when it is 0."""
+    if time == 0:
+        return 0
+    call(word(word(block, FUNCTIONS), CLOCK), THREAD_TIME if word(block, THREADS) == 1 else MONOTONIC, time)
+    set_word(time, 2, number)
+    return time + 24
+
+
+def resolve(block: int, program: int) -> int:
+    """Writes the addresses of the arena's buffers into their slots."""
+    kept_bytes = word(program, HEAD_KEPT)
+    kept = word(block, KEPT)
+    temporary = word(block, TEMP) - kept_bytes
+    set_word(block, SLOTS, block)
+    pair = program + 8 * HEAD_WORDS
+    for _ in range(word(program, HEAD_PLACED)):
+        offset = word(pair, 1)
+        set_word(block, SLOTS + word(pair, 0), (kept if offset < kept_bytes else temporary) + offset)
+        pair += 16
+    return 0
+
+
+def run_kernel(block: int, step: int, workspace: int, program: int) -> int:
+    """One fused kernel, over all its row blocks, on as many threads as its work is worth."""
+    blocks = word(step, 4)
+    if blocks <= 0:
+        return 0
+    params = word(step, 7)
+    sizes = word(step, 8)
+    place = step + 72
+    for i in range(params):
+        set_word(workspace, i, address(block, place))
+        place += 16
+    copy_bytes(workspace + 8 * params, place, 8 * sizes)
+    functions = word(block, FUNCTIONS)
+    kernel = word(functions, word(step, 3))
+    scratch = word(block, TEMP) + word(program, HEAD_SCRATCH_AT)
+    threads = minimum(minimum(word(block, THREADS), blocks), word(step, 5) // PARALLEL_WORK)
+    if threads < 2 or word(functions, GOMP_PARALLEL) == 0:
+        call_void(kernel, workspace, 0, blocks, scratch)
+        return 0
+    data = words(6)
+    set_word(data, 0, functions)
+    set_word(data, 1, kernel)
+    set_word(data, 2, workspace)
+    set_word(data, 3, blocks)
+    set_word(data, 4, scratch)
+    set_word(data, 5, word(program, HEAD_SCRATCH))
+    call_void(word(functions, GOMP_PARALLEL), kernel_part, data, threads, 0)
+    return 0
+
+
+def kernel_part(data: int) -> int:
+    """What one thread of a kernel does: an equal part of the row blocks."""
+    functions = word(data, 0)
+    number = call(word(functions, THREAD_NUMBER)) & 4294967295
+    team = call(word(functions, TEAM_SIZE)) & 4294967295
+    blocks = word(data, 3)
+    begin = blocks * number // team
+    end = blocks * (number + 1) // team
+    if begin < end:
+        call_void(word(data, 1), word(data, 2), begin, end, word(data, 4) + number * word(data, 5))
+    return 0
+
+
+def measure(program: int, functions: int, workspace: int) -> int:
+    """Asks every kernel of a new program for its row blocks, work and scratch; returns the words of all steps."""
+    scratch = 0
+    step = program + 8 * word(program, HEAD_FIRST)
+    op = word(step, 0)
+    while op != END:
+        if op == KERNEL:
+            params = word(step, 7)
+            fill_zero(workspace, 8 * params)
+            copy_bytes(workspace + 8 * params, step + 72 + 16 * params, 8 * word(step, 8))
+            entry = functions + 8 * word(step, 3)
+            set_word(step, 4, call(word(entry, 1), workspace))
+            set_word(step, 6, call(word(entry, 2), workspace))
+            set_word(step, 5, call(word(entry, 3), workspace))
+            scratch = maximum(scratch, word(step, 6))
+        step += 8 * word(step, 1)
+        op = word(step, 0)
+    set_word(program, HEAD_SCRATCH, (scratch + 63) & -64)
+    return 0
+
+
+def place(count: int, fixed: int, order: int, sizes: int, firsts: int, lasts: int, offsets: int, placed: int,
+          wall: int) -> int:
+    """Places buffers one after another in `order`, each into the smallest gap that fits (best fit); returns the top.
+
+    All arguments but count, fixed (that many of `order` have offsets already) and wall are addresses of `count` words
+    each. No buffer crosses `wall`. `placed` is room for the list of buffers by offset.
+    """
+    top = wall
+    for position in range(count):
+        item = word(order, position)
+        if position >= fixed:
+            set_word(offsets, item, best_gap(item, position, sizes, firsts, lasts, offsets, placed, wall))
+        at = word(offsets, item)
+        top = maximum(top, at + word(sizes, item))
+        slot = position
+        while slot > 0:
+            before = word(placed, slot - 1)
+            if word(offsets, before) <= at:
+                break
+            set_word(placed, slot, before)
+            slot -= 1
+        set_word(placed, slot, item)
+    return top
+
+
+def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets: int, placed: int,
+             wall: int) -> int:
+    """The offset of the smallest gap that holds `item` among the placed buffers alive with it, else the top."""
+    size = word(sizes, item)
+    first = word(firsts, item)
+    last = word(lasts, item)
+    cursor = 0
+    best = -1
+    smallest = 4611686018427387904
+    crossed = 0
+    for i in range(used):
+        other = word(placed, i)
+        if word(firsts, other) > last or word(lasts, other) < first:
+            continue
+        start = word(offsets, other)
+        if crossed == 0 and start >= wall:
+            gap = wall - cursor
+            if gap >= size and gap < smallest:
+                best = cursor
+                smallest = gap
+            cursor = maximum(cursor, wall)
+            crossed = 1
+        gap = start - cursor
+        if gap >= size and gap < smallest:
+            best = cursor
+            smallest = gap
+        cursor = maximum(cursor, (start + word(sizes, other) + 63) & -64)
+    if crossed == 0:
+        gap = wall - cursor
+        if gap >= size and gap < smallest:
+            best = cursor
+            smallest = gap
+        cursor = maximum(cursor, wall)
+    return cursor if best < 0 else best
+
+
+ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, best_gap, *LIBRARY_ROUTINES)
+
+
+def emit_host() -> str:
+    """LLVM text of the host's routines; `run_plan`, `measure` and `place` are called from outside."""
+    constants = {name: value for name, value in vars(host_words).items() if isinstance(value, int)}
+    return translate(ROUTINES, constants)

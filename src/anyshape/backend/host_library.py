@@ -1,0 +1,300 @@
+"""Matrix products and copies of the host, in the native subset; see backend/host.py."""
+from __future__ import annotations
+
+from anyshape.backend.host_words import (
+    BATCH,
+    COPY_DIMS,
+    COPY_INNER,
+    COPY_ITEM,
+    COPY_OUTER,
+    COPY_RANK,
+    COPY_SOURCE,
+    COPY_TARGET,
+    FUNCTIONS,
+    GOMP_PARALLEL,
+    LARGE_MATRIX,
+    MATMUL_A,
+    MATMUL_ALPHA,
+    MATMUL_B,
+    MATMUL_BATCH,
+    MATMUL_BATCHES,
+    MATMUL_BETA,
+    MATMUL_BIAS,
+    MATMUL_BIAS_COLUMN,
+    MATMUL_BIAS_ROW,
+    MATMUL_C,
+    MATMUL_DIMS,
+    MATMUL_FUNCTION,
+    MATMUL_ITEM,
+    MATMUL_K,
+    MATMUL_LDA,
+    MATMUL_LDB,
+    MATMUL_LDC,
+    MATMUL_M,
+    MATMUL_N,
+    MATMUL_RANK,
+    MATMUL_TRANSPOSE_A,
+    MATMUL_TRANSPOSE_B,
+    MATMUL_VECTOR,
+    MATMUL_VECTOR_COLUMNS,
+    MATMUL_VECTOR_RESULT_STEP,
+    MATMUL_VECTOR_ROWS,
+    MATMUL_VECTOR_SECOND,
+    MATMUL_VECTOR_STEP,
+    MATMUL_VECTOR_TRANSPOSE,
+    PARALLEL_BYTES,
+    PARALLEL_FLOPS,
+    SLOTS,
+    TEAM_SIZE,
+    THREAD_NUMBER,
+    THREADS,
+)
+from anyshape.backend.native import (
+    call,
+    call_void,
+    copy_bytes,
+    fill_zero,
+    load8,
+    load16,
+    load32,
+    load64,
+    maximum,
+    minimum,
+    set_word,
+    store8,
+    store16,
+    store32,
+    store64,
+    word,
+    words,
+)
+
+
+def address(block: int, place: int) -> int:
+    """The address that the two words (slot, bytes) at `place` stand for."""
+    return word(block, SLOTS + word(place, 0)) + word(place, 1)
+
+
+def run_matmul(block: int, step: int) -> int:
+    """A batch of matrix products by the library: in parallel over the batch, or inside each product."""
+    batches = word(step, MATMUL_BATCHES)
+    m = word(step, MATMUL_M)
+    n = word(step, MATMUL_N)
+    if batches <= 0 or m <= 0 or n <= 0:
+        return 0
+    functions = word(block, FUNCTIONS)
+    threads = minimum(word(block, THREADS), batches)
+    cost = m * n * maximum(word(step, MATMUL_K), 1)
+    data = words(3)
+    set_word(data, 0, functions)
+    set_word(data, 1, block)
+    set_word(data, 2, step)
+    worth = cost < LARGE_MATRIX or batches >= 4 * threads
+    if threads < 2 or word(functions, GOMP_PARALLEL) == 0 or not worth or cost * batches < PARALLEL_FLOPS:
+        matmul_range(data, 0, batches)
+        return 0
+    call_void(word(functions, GOMP_PARALLEL), matmul_part, data, threads, 0)
+    return 0
+
+
+def matmul_part(data: int) -> int:
+    """One thread's share of the batch."""
+    functions = word(data, 0)
+    number = call(word(functions, THREAD_NUMBER)) & 4294967295
+    team = call(word(functions, TEAM_SIZE)) & 4294967295
+    batches = word(word(data, 2), MATMUL_BATCHES)
+    matmul_range(data, batches * number // team, batches * (number + 1) // team)
+    return 0
+
+
+def matmul_range(data: int, begin: int, end: int) -> int:
+    """The products begin..end-1 of the batch."""
+    block = word(data, 1)
+    step = word(data, 2)
+    a_first = address(block, step + 8 * MATMUL_A)
+    b_first = address(block, step + 8 * MATMUL_B)
+    c_first = address(block, step + 8 * MATMUL_C)
+    bias_first = 0
+    if word(step, MATMUL_BIAS) >= 0:
+        bias_first = address(block, step + 8 * MATMUL_BIAS)
+    rank = word(step, MATMUL_RANK)
+    places = words(192)  # BATCH addresses of A, of B and of C
+    count = 0
+    for index in range(begin, end):
+        a = a_first
+        b = b_first
+        c = c_first
+        bias = bias_first
+        rest = index
+        for back in range(rank):
+            dim = step + 8 * (MATMUL_DIMS + 5 * (rank - 1 - back))
+            size = word(dim, 0)
+            position = rest % size
+            rest = rest // size
+            a += position * word(dim, 1)
+            b += position * word(dim, 2)
+            c += position * word(dim, 3)
+            bias += position * word(dim, 4)
+        if bias_first != 0:
+            spread_bias(step, c, bias)
+        set_word(places, count, a)
+        set_word(places, BATCH + count, b)
+        set_word(places, 2 * BATCH + count, c)
+        count += 1
+        if count == BATCH or index + 1 == end:
+            multiply(word(data, 0), step, places, count, bias_first)
+            count = 0
+    return 0
+
+
+def multiply(functions: int, step: int, places: int, count: int, bias: int) -> int:
+    """The products of `count` pairs of matrices at `places`."""
+    inner = word(step, MATMUL_K)
+    batch = word(step, MATMUL_BATCH)
+    sizes = words(2)
+    set_word(sizes, 0, 1)
+    set_word(sizes, 1, count)
+    if inner > 0 and batch != 0 and count > 1:
+        call_void(word(functions, batch), step + 8 * MATMUL_TRANSPOSE_A, step + 8 * MATMUL_TRANSPOSE_B,
+                  step + 8 * MATMUL_M, step + 8 * MATMUL_N, step + 8 * MATMUL_K, step + 8 * MATMUL_ALPHA, places,
+                  step + 8 * MATMUL_LDA, places + 8 * BATCH, step + 8 * MATMUL_LDB, step + 8 * MATMUL_BETA,
+                  places + 16 * BATCH, step + 8 * MATMUL_LDC, sizes, sizes + 8, 1, 1)
+        return 0
+    for i in range(count):
+        a = word(places, i)
+        b = word(places, BATCH + i)
+        c = word(places, 2 * BATCH + i)
+        if inner > 0 and word(step, MATMUL_VECTOR) != 0:
+            multiply_vector(functions, step, a, b, c)
+        elif inner > 0:
+            call_void(word(functions, word(step, MATMUL_FUNCTION)), step + 8 * MATMUL_TRANSPOSE_A,
+                      step + 8 * MATMUL_TRANSPOSE_B, step + 8 * MATMUL_M, step + 8 * MATMUL_N, step + 8 * MATMUL_K,
+                      step + 8 * MATMUL_ALPHA, a, step + 8 * MATMUL_LDA, b, step + 8 * MATMUL_LDB,
+                      step + 8 * MATMUL_BETA, c, step + 8 * MATMUL_LDC, 1, 1)
+        elif bias == 0:
+            clear_matrix(step, c)
+    return 0
+
+
+def multiply_vector(functions: int, step: int, a: int, b: int, c: int) -> int:
+    """A product whose result is one row or one column."""
+    matrix = b if word(step, MATMUL_VECTOR_SECOND) != 0 else a
+    vector = a if word(step, MATMUL_VECTOR_SECOND) != 0 else b
+    order = MATMUL_LDB if word(step, MATMUL_VECTOR_SECOND) != 0 else MATMUL_LDA
+    call_void(word(functions, word(step, MATMUL_VECTOR)), step + 8 * MATMUL_VECTOR_TRANSPOSE,
+              step + 8 * MATMUL_VECTOR_ROWS, step + 8 * MATMUL_VECTOR_COLUMNS, step + 8 * MATMUL_ALPHA, matrix,
+              step + 8 * order, vector, step + 8 * MATMUL_VECTOR_STEP, step + 8 * MATMUL_BETA, c,
+              step + 8 * MATMUL_VECTOR_RESULT_STEP, 1)
+    return 0
+
+
+def clear_matrix(step: int, c: int) -> int:
+    """A product over no terms is zero."""
+    item = word(step, MATMUL_ITEM)
+    for row in range(word(step, MATMUL_N)):
+        fill_zero(c + row * word(step, MATMUL_LDC) * item, word(step, MATMUL_M) * item)
+    return 0
+
+
+def spread_bias(step: int, c: int, bias: int) -> int:
+    """Writes the (broadcast) addend into C; the product is added to it."""
+    item = word(step, MATMUL_ITEM)
+    columns = word(step, MATMUL_M)
+    inner = word(step, MATMUL_BIAS_COLUMN)
+    for row in range(word(step, MATMUL_N)):
+        target = c + row * word(step, MATMUL_LDC) * item
+        source = bias + row * word(step, MATMUL_BIAS_ROW)
+        if inner == item:
+            copy_bytes(target, source, columns * item)
+        else:
+            copy_run(target, source, columns, item, inner, item)
+    return 0
+
+
+def copy_run(target: int, source: int, count: int, target_stride: int, source_stride: int, item: int) -> int:
+    """`count` elements of `item` bytes, each stride in bytes."""
+    if item == 4:
+        for _ in range(count):
+            store32(target, load32(source))
+            target += target_stride
+            source += source_stride
+    elif item == 8:
+        for _ in range(count):
+            store64(target, load64(source))
+            target += target_stride
+            source += source_stride
+    elif item == 2:
+        for _ in range(count):
+            store16(target, load16(source))
+            target += target_stride
+            source += source_stride
+    elif item == 1:
+        for _ in range(count):
+            store8(target, load8(source))
+            target += target_stride
+            source += source_stride
+    else:
+        for _ in range(count):
+            copy_bytes(target, source, item)
+            target += target_stride
+            source += source_stride
+    return 0
+
+
+def run_copy(block: int, step: int) -> int:
+    """A strided copy; large ones in parallel over the inner runs."""
+    outer = word(step, COPY_OUTER)
+    functions = word(block, FUNCTIONS)
+    data = words(3)
+    set_word(data, 0, functions)
+    set_word(data, 1, block)
+    set_word(data, 2, step)
+    size = outer * word(step, COPY_INNER) * word(step, COPY_ITEM)
+    threads = minimum(minimum(word(block, THREADS), outer), size // PARALLEL_BYTES)
+    if threads < 2 or word(functions, GOMP_PARALLEL) == 0:
+        copy_range(data, 0, outer)
+        return 0
+    call_void(word(functions, GOMP_PARALLEL), copy_part, data, threads, 0)
+    return 0
+
+
+def copy_part(data: int) -> int:
+    """One thread's share of the runs."""
+    functions = word(data, 0)
+    number = call(word(functions, THREAD_NUMBER)) & 4294967295
+    team = call(word(functions, TEAM_SIZE)) & 4294967295
+    outer = word(word(data, 2), COPY_OUTER)
+    copy_range(data, outer * number // team, outer * (number + 1) // team)
+    return 0
+
+
+def copy_range(data: int, begin: int, end: int) -> int:
+    """The inner runs begin..end-1."""
+    block = word(data, 1)
+    step = word(data, 2)
+    item = word(step, COPY_ITEM)
+    count = word(step, COPY_INNER)
+    target_stride = word(step, COPY_INNER + 1)
+    source_stride = word(step, COPY_INNER + 2)
+    target_first = address(block, step + 8 * COPY_TARGET)
+    source_first = address(block, step + 8 * COPY_SOURCE)
+    rank = word(step, COPY_RANK)
+    for index in range(begin, end):
+        target = target_first
+        source = source_first
+        rest = index
+        for back in range(rank):
+            dim = step + 8 * (COPY_DIMS + 3 * (rank - 1 - back))
+            position = rest % word(dim, 0)
+            rest = rest // word(dim, 0)
+            target += position * word(dim, 1)
+            source += position * word(dim, 2)
+        if target_stride == item and source_stride == item:
+            copy_bytes(target, source, count * item)
+        else:
+            copy_run(target, source, count, target_stride, source_stride, item)
+    return 0
+
+
+LIBRARY_ROUTINES = (address, run_matmul, matmul_part, matmul_range, multiply, multiply_vector, clear_matrix,
+                    spread_bias, copy_run, run_copy, copy_part, copy_range)

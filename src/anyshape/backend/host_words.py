@@ -1,0 +1,106 @@
+"""The words of the host's programs and blocks: what run/record.py writes and backend/host.py reads.
+
+    program: head, then steps;  each step: op, its length in words, its number, and what the op needs
+    block:   one per call: head, one address per buffer ("slot"), and room for the block of a kernel
+    table of functions: addresses of library routines, then of the program's kernels
+"""
+from __future__ import annotations
+
+# words of a call block
+STATUS = 0  # 0, or the value of a failed check
+STATE = 1  # number of the call, given back to the callback
+KEPT = 2  # address of the block of the saved values
+TEMP = 3  # address of the block of everything else
+THREADS = 4
+CALLBACK = 5
+FUNCTIONS = 6  # address of the table of functions
+PROGRAM = 7
+STEP = 8  # number of the step that runs
+TIMES = 9  # 0, or where the clock is written after every step: (seconds, nanoseconds,
+           # number of the step) each, the first before all steps
+SLOTS = 10  # slot 0 is the status; buffers follow
+
+# words of a program's head
+HEAD_KEPT = 0  # bytes of the kept block: arena offsets from here on lie in the temporary block
+HEAD_SCRATCH_AT = 1  # offset of the threads' scratch in the temporary block
+HEAD_SCRATCH = 2  # bytes of scratch per thread
+HEAD_FIRST = 3  # word of the first step
+HEAD_WORKSPACE = 4  # word of the block where kernel blocks are built
+HEAD_PLACED = 5  # number of (slot, arena offset) pairs, which follow
+HEAD_WORDS = 6
+
+# entries of the table of functions; kernels follow, four addresses each: run, blocks, scratch, work
+GOMP_PARALLEL = 0
+THREAD_NUMBER = 1
+TEAM_SIZE = 2
+SGEMM = 3
+DGEMM = 4
+CLOCK = 5  # clock_gettime
+SGEMV = 6
+DGEMV = 7
+SGEMM_BATCH = 8
+DGEMM_BATCH = 9
+KERNELS = 10
+
+MONOTONIC = 1  # the clock's number
+# processor time, which other programs do not disturb, where one thread does everything
+THREAD_TIME = 3
+
+# ops of steps; every step starts with op, length, number
+END = 0
+KERNEL = 1  # function, blocks, work, scratch, params, sizes, (slot, bytes) each, size each
+MATMUL = 2
+CALL = 3
+COPY = 4
+
+# what run_plan returns
+DONE = 0
+CHECK_FAILED = 1
+CALLBACK_FAILED = 2
+
+# words of a matmul step after the head of three; all in the terms of a column-major library
+MATMUL_FUNCTION = 3
+MATMUL_M = 4
+MATMUL_N = 5
+MATMUL_K = 6
+MATMUL_TRANSPOSE_A = 7
+MATMUL_TRANSPOSE_B = 8
+MATMUL_LDA = 9
+MATMUL_LDB = 10
+MATMUL_LDC = 11
+MATMUL_ALPHA = 12  # the bits of a float or double
+MATMUL_BETA = 13
+MATMUL_ITEM = 14  # bytes per element
+MATMUL_A = 15  # slot, bytes
+MATMUL_B = 17
+MATMUL_C = 19
+MATMUL_BIAS = 21  # slot (-1: none), bytes
+MATMUL_BIAS_ROW = 23  # bytes from one column of C (a row, seen row-major) to the next, and within it
+MATMUL_BIAS_COLUMN = 24
+MATMUL_BATCHES = 25  # number of matrices
+MATMUL_RANK = 26  # batch dims; then per dim: size, bytes of A, B, C, bias from one to the next
+MATMUL_VECTOR = 27  # 0, or the library's matrix-vector product, when the result has one row or one column; then:
+MATMUL_VECTOR_SECOND = 28  # the matrix is operand B
+MATMUL_VECTOR_TRANSPOSE = 29
+MATMUL_VECTOR_ROWS = 30  # of the matrix as it is stored
+MATMUL_VECTOR_COLUMNS = 31
+MATMUL_VECTOR_STEP = 32  # elements from one of the vector's to the next, and of the result's
+MATMUL_VECTOR_RESULT_STEP = 33
+MATMUL_BATCH = 34  # 0, or the library's product of many matrices at once
+MATMUL_DIMS = 35
+
+BATCH = 64  # matrices given to the library at once
+
+# words of a copy step
+COPY_ITEM = 3  # bytes per element: 1, 2, 4, 8, 16, or any number when the inner dim is one run
+COPY_TARGET = 4  # slot, bytes
+COPY_SOURCE = 6
+COPY_OUTER = 8  # number of inner runs
+COPY_RANK = 9  # outer dims
+COPY_INNER = 10  # elements of the inner dim, its stride in the target and in the source, in bytes
+COPY_DIMS = 13  # per outer dim: size, stride in the target, stride in the source
+
+PARALLEL_WORK = 131072  # scalar operations (a few microseconds) below which one more thread costs more than it gives
+PARALLEL_FLOPS = 262144  # the same for multiply-adds of a batch of matrices
+PARALLEL_BYTES = 262144  # the same for a copy
+LARGE_MATRIX = 16777216  # multiply-adds from which a single matrix keeps all threads busy on its own

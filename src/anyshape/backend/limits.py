@@ -1,0 +1,67 @@
+"""What the processor can do: the widths and features that the code generator works with."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import llvmlite
+import llvmlite.binding as llvm
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A CPU as LLVM names it.
+
+    triple, cpu, features: LLVM's words for the machine; features is a comma-separated list of +name and -name.
+    vector_bytes: width of the widest vector register (16 for SSE and NEON, 32 for AVX2, 64 for AVX-512).
+    fma: a fused multiply-add is one instruction.
+    wide_int: 64-bit integer multiplication and conversion to f64 are vector instructions (AVX-512DQ).
+    """
+
+    triple: str
+    cpu: str
+    features: str
+    vector_bytes: int
+    fma: bool
+    wide_int: bool
+
+    @property
+    def lanes(self) -> int:
+        """Basic vector width, in f32 lanes."""
+        return self.vector_bytes // 4
+
+    @property
+    def key(self) -> str:
+        """Everything that machine code depends on, for cache keys."""
+        return f"{self.triple} {self.cpu} {self.features} llvmlite {llvm_version()}"
+
+
+def llvm_version() -> str:
+    """Version of llvmlite and of the LLVM inside it."""
+    return f"{llvmlite.__version__} LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
+
+
+def llvm_major() -> int:
+    """Major version of LLVM: the text form of masked memory access differs from 22 on."""
+    return int(llvm.llvm_version_info[0])
+
+
+def target_of(triple: str, cpu: str, features: frozenset[str]) -> Target:
+    """A target from LLVM's words for it; `features` holds the names that are on."""
+    vector_bytes = 16
+    if "avx512f" in features and "avx512bw" in features and "avx512vl" in features:
+        vector_bytes = 64
+    elif "avx2" in features:
+        vector_bytes = 32
+    arm = triple.startswith(("aarch64", "arm64"))
+    text = ",".join(f"+{name}" for name in sorted(features))
+    return Target(triple, cpu, text, vector_bytes, arm or "fma" in features, "avx512dq" in features)
+
+
+@lru_cache(maxsize=1)
+def host() -> Target:
+    """The machine that this process runs on."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    return target_of(llvm.get_process_triple(), llvm.get_host_cpu_name(), features)

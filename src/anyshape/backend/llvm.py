@@ -1,0 +1,381 @@
+"""Prints a loop program as LLVM IR: row blocks, stages, column loops in vectors with a masked tail, reductions.
+
+The text has four functions; `block` is int64*, the pointers of the params and then the sizes:
+
+    void NAME(ptr block, i64 begin, i64 end, ptr scratch)   runs the row blocks begin to end
+    i64 NAME_blocks(ptr block)                              number of row blocks
+    i64 NAME_scratch(ptr block)                             bytes of scratch per thread, to be aligned to 64
+    i64 NAME_work(ptr block)                                estimated scalar operations
+
+Row schedule (`vector` is the last column variable): a row block is a row; a column stage runs a wide loop without
+masks, then the rest in masked steps of the basic width. Column schedule (`vector` is the last row variable): a row
+block is a strip of W values of it; the last strip is masked. With `vector` empty everything is scalar.
+
+A param of role "in" may share memory with one of role "out" only if both are accessed at equal offsets at each point.
+"""
+from __future__ import annotations
+
+import re
+
+from anyshape.backend.limits import Target
+from anyshape.backend.llvm_memory import Buffer, Space
+from anyshape.backend.llvm_reduce import Reduction
+from anyshape.backend.llvm_scalar import scalar
+from anyshape.backend.llvm_text import Code, Value, constant
+from anyshape.base.errors import VerifyError
+from anyshape.ir.types import size_of
+from anyshape.kernel.loop import Instruction, LoopProgram, Stage
+from anyshape.sym.expr import Size, ceildiv, product, symbols_of
+
+# instructions per point, roughly, of operations that are more than one; for the choice of the vector width
+_WEIGHT = {
+    "exp": 20, "exp2": 20, "expm1": 24, "log": 24, "log2": 32, "log10": 32, "log1p": 32, "sin": 24, "cos": 24,
+    "tan": 28, "tanh": 30, "sigmoid": 26, "erf": 44, "random": 24, "maximum": 3, "minimum": 3, "sqrt": 4, "rsqrt": 6,
+    "div": 3, "constant": 0, "index": 0, "scatter": 64,
+    "floor_div": 64, "remainder": 64, "trunc_div": 64, "fmod": 64, "pow": 64, "atan2": 64, "hypot": 64, "erfc": 64,
+    "lgamma": 64, "asin": 64, "acos": 64, "atan": 64, "sinh": 64, "cosh": 64, "asinh": 64, "acosh": 64, "atanh": 64,
+    "nextafter": 64,
+}  # fmt: skip
+
+
+def emit(program: LoopProgram, target: Target) -> str:
+    """The LLVM IR of one kernel, the same text for the same program and target; VerifyError for a malformed one."""
+    _check(program)
+    layout = _Layout(program, target)
+    kernel = _Kernel(program, target, layout)
+    kernel.run()
+    parts = [f"; kernel {program.name}", f'target triple = "{target.triple}"', ""]
+    parts.append(f"define void @{program.name}(ptr nocapture readonly %block, i64 %begin, i64 %end, "
+                 "ptr noalias nocapture %scratch) nounwind {")
+    parts += kernel.code.function_body()
+    parts += ["}", ""]
+    outer = product(extent for _, extent in program.rows[:-1])
+    rows = outer * program.rows[-1][1] if program.rows else 1
+    blocks = outer * ceildiv(program.rows[-1][1], layout.strip or 1) if program.rows else 1
+    for name, size in (("blocks", blocks), ("scratch", layout.scratch_bytes), ("work", rows * _work(program))):
+        parts += _size_function(program, target, name, size)
+    parts += [kernel.code.declarations[name] for name in sorted(kernel.code.declarations)]
+    return "\n".join(parts) + "\n"
+
+
+def _check(program: LoopProgram) -> None:
+    def fail(why: str) -> None:
+        raise VerifyError(f"kernel {program.name} is malformed", why=why, do="report this as a bug of the compiler")
+
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", program.name):
+        fail(f"{program.name!r} is no name")
+    lasts = {space[-1][0] for space in (program.rows, program.columns) if space}
+    if program.vector and program.vector not in lasts:
+        fail(f"{program.vector} is not the last row or column variable")
+    known = set(program.sizes)
+    for _, extent in (*program.rows, *program.columns):
+        if not symbols_of(extent) <= known:
+            fail(f"the extent {extent} is not over the kernel's sizes")
+    buffers = [p.name for p in program.params] + [s.name for s in program.scratch]
+    if len(set(buffers)) != len(buffers):
+        fail("two buffers have one name")
+    for stage in program.stages:
+        for one in stage.instructions:
+            if one.buffer and one.buffer not in buffers:
+                fail(f"%{one.result} uses the unknown buffer {one.buffer}")
+            if one.op == "reduce" and stage.level != "column":
+                fail(f"%{one.result} reduces in a row stage")
+
+
+def _work(program: LoopProgram) -> Size:
+    """Estimated operations per row."""
+    columns = product(extent for _, extent in program.columns)
+    total: Size = 1
+    for stage in program.stages:
+        weight = sum(_WEIGHT.get(one.op, 1) for one in stage.instructions)
+        total = total + (weight * columns if stage.level == "column" else weight)
+    return total
+
+
+def _size_function(program: LoopProgram, target: Target, name: str, size: Size) -> list[str]:
+    code = Code(target)
+    space = Space(code)
+    _bind_sizes(program, space)
+    result = space.size(size)
+    body = code.function_body()[:-1]
+    return [f"define i64 @{program.name}_{name}(ptr nocapture readonly %block) nounwind {{", *body,
+            f"  ret i64 {result.text}", "}", ""]
+
+
+def _bind_sizes(program: LoopProgram, space: Space) -> None:
+    block = Value("%block", "ptr")
+    for k, name in enumerate(program.sizes, len(program.params)):
+        at = space.code.address(block, "i64", constant("i64", k))
+        space.names[name] = space.code.load("i64", 0, at, 0, True)
+
+
+class _Layout:
+    """Vector widths and scratch offsets of a kernel."""
+
+    def __init__(self, program: LoopProgram, target: Target) -> None:
+        self.columns_are_lanes = bool(program.vector and program.columns and program.columns[-1][0] == program.vector)
+        self.rows_are_lanes = bool(program.vector and not self.columns_are_lanes)
+        self.basic = self._basic(program, target)
+        self.wide = {k: self._wide(stage) for k, stage in enumerate(program.stages)}
+        self.strip = min(self.wide.values(), default=self.basic) if self.rows_are_lanes else 0
+        self.scratch_offsets: dict[str, Size] = {}
+        end: Size = 0
+        for row_buffer in program.scratch:
+            self.scratch_offsets[row_buffer.name] = end
+            size = row_buffer.count * size_of(row_buffer.dtype) * (self.strip or 1)
+            end = end + ceildiv(size, 64) * 64
+        self.scratch_bytes = end
+
+    @staticmethod
+    def _basic(program: LoopProgram, target: Target) -> int:
+        floats = {one.dtype for stage in program.stages for one in stage.instructions if one.dtype in ("f32", "f64")}
+        return max(target.lanes // 2, 2) if floats == {"f64"} else target.lanes
+
+    def _wide(self, stage: Stage) -> int:
+        """Several vectors at once for small bodies: their additions do not wait for each other."""
+        weight = sum(_WEIGHT.get(one.op, 1) for one in stage.instructions)
+        eights = sum(one.dtype in ("i64", "f64") for one in stage.instructions if one.op not in ("constant", "index"))
+        weight += 2 * eights
+        return self.basic * (4 if weight <= 12 else 2 if weight <= 128 else 1)
+
+
+class _Kernel:
+    """The main function under construction."""
+
+    def __init__(self, program: LoopProgram, target: Target, layout: _Layout) -> None:
+        self.program = program
+        self.layout = layout
+        self.code = Code(target)
+        self.space = Space(self.code, program.vector)
+        self.buffers: dict[str, Buffer] = {}
+        self.reductions: dict[int, Reduction] = {}
+        self.stage_floor = 0
+        self.stored: frozenset[str] = frozenset()
+
+    # rows
+
+    def run(self) -> None:
+        """The whole body of the function."""
+        code, space = self.code, self.space
+        self._bind_buffers()
+        begin, end = Value("%begin", "i64"), Value("%end", "i64")
+        code.open_if(code.compare("slt", begin, end))
+        extents = self._row_extents()
+        counters = self._unflatten(begin, extents)
+        code.open_loop(begin, end, 1)
+        for (name, _), counter in zip(self.program.rows, counters, strict=True):
+            space.names[name] = code.load("i64", 0, counter, code.top, False)
+        now = [space.names[name] for name, _ in self.program.rows]
+        if self.layout.rows_are_lanes:
+            self._strip()
+        else:
+            self._stages()
+        self._advance(counters, now, extents)
+        code.close_section()
+        code.close_section()
+
+    def _bind_buffers(self) -> None:
+        code = self.code
+        _bind_sizes(self.program, self.space)
+        block = Value("%block", "ptr")
+        for k, param in enumerate(self.program.params):
+            at = code.address(block, "i64", constant("i64", k))
+            self.buffers[param.name] = Buffer(param.name, param.dtype, code.load("ptr", 0, at, 0, True), param.role)
+        base = Value("%scratch", "ptr")
+        for row_buffer in self.program.scratch:
+            at = code.address(base, "i8", self.space.size(self.layout.scratch_offsets[row_buffer.name]))
+            self.buffers[row_buffer.name] = Buffer(row_buffer.name, row_buffer.dtype, at, "scratch",
+                                                   self.layout.rows_are_lanes)
+
+    def _row_extents(self) -> list[Value]:
+        sizes = [extent for _, extent in self.program.rows]
+        if self.layout.rows_are_lanes:
+            sizes[-1] = ceildiv(sizes[-1], self.layout.strip)
+        return [self.space.size(size) for size in sizes]
+
+    def _unflatten(self, begin: Value, extents: list[Value]) -> list[Value]:
+        """Stack slots that hold the row variables, set for row block `begin`."""
+        code = self.code
+        slots = [code.slot(f"row {k}", "i64", 0) for k in range(len(extents))]
+        rest = begin
+        for k in reversed(range(len(extents))):
+            if k:
+                safe = code.intrinsic("smax", extents[k], constant("i64", 1))
+                value, rest = code.binary("urem", rest, safe), code.binary("udiv", rest, safe)
+            else:
+                value = rest
+            code.do(f"store {value.typed}, ptr {slots[k].text}")
+        return slots
+
+    def _advance(self, slots: list[Value], now: list[Value], extents: list[Value]) -> None:
+        """The next row block: counters with carry."""
+        code = self.code
+        carry: Value | None = None
+        for k in reversed(range(len(slots))):
+            step = constant("i64", 1) if carry is None else code.convert("zext", carry, "i64")
+            following = code.binary("add", now[k], step)
+            if k:
+                carry = code.compare("sge", following, extents[k])
+                following = code.select(carry, constant("i64", 0), following)
+            code.do(f"store {following.typed}, ptr {slots[k].text}")
+
+    def _strip(self) -> None:
+        """One strip of the vector row variable: whole, or the masked rest."""
+        code, space = self.code, self.space
+        name, extent = self.program.rows[-1]
+        space.lanes = self.layout.strip
+        first = code.binary("mul", space.names[name], constant("i64", space.lanes))
+        space.names[name] = first
+        left = code.binary("sub", space.size(extent), first)
+        whole = code.compare("sge", left, constant("i64", space.lanes))
+        code.open_if(whole)
+        space.lanes_from = code.top
+        self._stages()
+        code.close_section()
+        code.open_if(code.compare("slt", left, constant("i64", space.lanes)))
+        space.lanes_from = code.top
+        space.mask = code.first_lanes(left, space.lanes)
+        self._stages()
+        code.close_section()
+        space.mask = None
+        space.lanes_from = 0
+
+    # stages
+
+    def _stages(self) -> None:
+        self.space.registers = {}
+        for k, stage in enumerate(self.program.stages):
+            self.stored = frozenset(one.buffer for one in stage.instructions if one.op in ("store", "scatter"))
+            if stage.level == "row":
+                self.stage_floor = -1
+                self._instructions(stage)
+            else:
+                self._column_stage(stage, self.layout.wide[k])
+
+    def _column_stage(self, stage: Stage, wide: int) -> None:
+        """Accumulators, then the loops behind one test that no extent is 0, then the reduced registers."""
+        code, space = self.code, self.space
+        columns = self.program.columns
+        lanes = (space.lanes,) if self.layout.rows_are_lanes else (wide, self.layout.basic)
+        if not self.program.vector:
+            lanes = (0,)
+        self.reductions = {one.result: Reduction(code, one, lanes) for one in stage.instructions if one.op == "reduce"}
+        before = dict(space.registers)
+        extents = [space.size(extent) for _, extent in columns]
+        if columns:
+            inside = code.compare("sgt", extents[0], constant("i64", 0))
+            for extent in extents[1:]:
+                inside = code.binary("and", inside, code.compare("sgt", extent, constant("i64", 0)))
+            code.open_if(inside)
+        self.stage_floor = code.top
+        inner = len(columns) - 1
+        for k in range(inner):
+            space.names[columns[k][0]] = code.open_loop(constant("i64", 0), extents[k], 1)
+        if not columns:
+            self._point(stage, 0)
+            for reduction in self.reductions.values():
+                reduction.flush(0)
+        elif self.layout.columns_are_lanes:
+            self._vector_loops(stage, columns[inner][0], extents[inner], wide)
+        else:
+            self._chunked(stage, columns[inner][0], constant("i64", 0), extents[inner], 1, 0)
+        for _ in range(inner):
+            code.close_section()
+        if columns:
+            code.close_section()
+        space.registers = before
+        for register, reduction in self.reductions.items():
+            space.registers[register] = reduction.finish(across=self.layout.columns_are_lanes)
+
+    def _vector_loops(self, stage: Stage, name: str, extent: Value, wide: int) -> None:
+        """The innermost loop of the row schedule: wide steps, then masked steps of the basic width."""
+        code, space = self.code, self.space
+        bulk = code.binary("and", extent, constant("i64", -wide))
+        space.lanes = wide
+        self._chunked(stage, name, constant("i64", 0), bulk, wide, 0)
+        space.lanes = self.layout.basic
+        space.names[name] = code.open_loop(bulk, extent, space.lanes)
+        left = code.binary("sub", extent, space.names[name])
+        space.mask = code.first_lanes(left, space.lanes)
+        self._point(stage, 1)
+        code.close_section()
+        space.lanes, space.mask = 0, None
+
+    def _chunked(self, stage: Stage, name: str, start: Value, stop: Value, step: int, which: int) -> None:
+        """A loop; long float sums are cut into chunks whose sums are added up, so that rounding stays small."""
+        code, space = self.code, self.space
+        sums = [r for r in self.reductions.values() if r.is_chunked]
+        if sums:
+            length = max(step * 64, 256)
+            start = code.open_loop(start, stop, length)
+            stop = code.intrinsic("smin", stop, code.binary("add", start, constant("i64", length)))
+        space.names[name] = code.open_loop(start, stop, step)
+        self._point(stage, which)
+        code.close_section()
+        if sums:
+            for reduction in sums:
+                reduction.flush(which)
+            code.close_section()
+
+    def _point(self, stage: Stage, which: int) -> None:
+        outside = dict(self.space.registers)
+        for reduction in self.reductions.values():
+            reduction.which = which
+        self._instructions(stage)
+        self.space.registers = outside
+
+    # instructions
+
+    def _instructions(self, stage: Stage) -> None:
+        if stage.where:
+            self.code.stack[self.code.top].lines.append(f"  ; {' '.join(stage.where.split())}")
+        for one in stage.instructions:
+            self._instruction(one)
+
+    def _instruction(self, one: Instruction) -> None:
+        code, space = self.code, self.space
+        args = [space.registers[k] for k in one.args]
+        if one.op == "load":
+            buffer = self.buffers[one.buffer]
+            level, pure = self._load_level(buffer)
+            space.registers[one.result] = space.load(buffer, one, args[0] if args else None, level, pure)
+        elif one.op in ("store", "scatter"):
+            write = space.store if one.op == "store" else space.scatter
+            write(self.buffers[one.buffer], one.offset, args[0], args[1] if len(args) > 1 else None)
+        elif one.op == "check":
+            self._check_lanes(self.buffers[one.buffer], args[0], args[1] if len(args) > 1 else None, one.value)
+        elif one.op == "constant":
+            space.registers[one.result] = constant(one.dtype, one.value)
+        elif one.op == "index":
+            space.registers[one.result] = space.size(one.offset, wide=space.is_wide(one.offset))
+        elif one.op == "reduce":
+            self.reductions[one.result].add(args[0], space.mask)
+        else:
+            space.registers[one.result] = scalar(code, one.op, args, one.dtype)
+
+    def _check_lanes(self, status: Buffer, holds: Value, mask: Value | None, code_word: float | int | bool) -> None:
+        """Where `holds` is false in a lane that exists, set the status word."""
+        code = self.code
+        failed = scalar(code, "not", [holds], "bool")
+        active = self.space.active(mask)
+        if active is not None and (active.lanes or not failed.lanes):
+            failed = scalar(code, "and", [failed, active], "bool")
+        elif active is not None:
+            failed = scalar(code, "and", [failed, code.spread(active, failed.lanes)], "bool")
+        code.open_if(code.any_of(failed))
+        code.do(f"store i64 {int(code_word)}, ptr {status.pointer.text}, align 8")
+        code.close_section()
+
+    def _load_level(self, buffer: Buffer) -> tuple[int, bool]:
+        """The outermost section a load may be moved to, and whether it may be shared.
+
+        Loads of a column stage stay behind the test that there are columns; only what the kernel never writes is
+        read before the row loop.
+        """
+        fixed = buffer.role == "in"
+        if self.stage_floor < 0:
+            return (1, True) if fixed else (self.code.top, False)
+        if fixed or buffer.name not in self.stored:
+            return self.stage_floor, fixed
+        return self.code.top, False
+

@@ -1,0 +1,73 @@
+"""Every knob of AnyShape: one frozen dataclass; `ANYSHAPE_<FIELD>` in the environment sets a default."""
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from anyshape.base.errors import ConfigError
+
+
+def _knob(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of one compilation.
+
+    No setting enters the key of the object cache: that is the text of the code, whatever settings led to it.
+    """
+
+    strict: bool = _knob(False, "raise on a failure inside the compiler instead of running the program as PyTorch "
+                                "would")
+    check: int = _knob(0, "0: nothing, 1: verify the graph after every pass and judge the plan, 2: also compare every "
+                          "run with the reference interpreter")
+    show: str = _knob("", "print a stage: capture, any pass name, kernels, llvm, plan, or all")
+    dump: str = _knob("", "folder that receives every stage as a text file")
+    cache: bool = _knob(True, "keep compiled code on disk")
+    cache_dir: str = _knob("", "folder of the disk cache; empty: the user's cache folder")
+    threads: int = _knob(0, "threads of a kernel; 0: as many as torch uses")
+    fuse: bool = _knob(True, "fuse pointwise, reduction and view work into kernels")
+    max_nodes: int = _knob(128, "largest number of equations in one kernel")
+    dynamic: bool = _knob(True, "make every size symbolic from the first call")
+    fullgraph: bool = _knob(False, "refuse graph breaks")
+    disable: str = _knob("", "comma-separated pass names to leave out, for bisecting")
+
+    @staticmethod
+    def make(**overrides: Any) -> Config:
+        """A config from the environment and `overrides`; an unknown name or wrong type raises ConfigError."""
+        known = {f.name: f for f in fields(Config)}
+        values: dict[str, Any] = {}
+        for name, knob in known.items():
+            text = os.environ.get(f"ANYSHAPE_{name.upper()}")
+            if text is not None:
+                values[name] = _read(name, text, type(knob.default))
+        for name, value in overrides.items():
+            if name not in known:
+                raise ConfigError(f"unknown setting {name!r}", why=f"the settings are {', '.join(sorted(known))}",
+                                  do="correct the name")
+            wanted = type(known[name].default)
+            if not isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
+                raise ConfigError(f"setting {name} is a {wanted.__name__}, got {value!r}",
+                                  do=f"pass a {wanted.__name__}")
+            values[name] = value
+        return Config(**values)
+
+    def replace(self, **overrides: Any) -> Config:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **overrides)
+
+
+def _read(name: str, text: str, wanted: type) -> Any:
+    if wanted is bool:
+        lowered = text.strip().lower()
+        if lowered not in ("0", "1", "true", "false"):
+            raise ConfigError(f"ANYSHAPE_{name.upper()} is {text!r}", why="it is a switch", do="set it to 0 or 1")
+        return lowered in ("1", "true")
+    if wanted is int:
+        if not text.strip().lstrip("-").isdigit():
+            raise ConfigError(f"ANYSHAPE_{name.upper()} is {text!r}", why="it is a whole number", do="set a number")
+        return int(text)
+    return text

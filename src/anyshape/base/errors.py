@@ -1,0 +1,51 @@
+"""The one error type of AnyShape: every message says what failed, where, why, and what to do."""
+from __future__ import annotations
+
+
+class AnyShapeError(RuntimeError):
+    """An error a person can act on.
+
+    Args:
+        what: what failed, one sentence.
+        where: the user's file and line, or the node with a caret; empty when there is none.
+        why: the fact that is missing or false.
+        do: what the person can do about it.
+    """
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", do: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.why = why
+        self.do = do
+        lines = [what]
+        if where:
+            lines.append(f"  where: {where}")
+        if why:
+            lines.append(f"  why:   {why}")
+        if do:
+            lines.append(f"  do:    {do}")
+        super().__init__("\n".join(lines))
+
+
+class InputError(AnyShapeError):
+    """The caller's arguments do not fit the compiled program (dtype, rank, device, number, size)."""
+
+
+class IndexRangeError(AnyShapeError, IndexError):
+    """An index into a tensor is out of range, found while a program ran."""
+
+
+class VerifyError(AnyShapeError):
+    """A graph, loop program or plan breaks one of its rules: a bug of the compiler."""
+
+
+class ParseError(AnyShapeError):
+    """A text form could not be read back."""
+
+
+class ConfigError(AnyShapeError):
+    """A setting has an unknown name or an impossible value."""
+
+
+class Unsupported(AnyShapeError):
+    """A construct the native road does not carry; the caller falls back and explains it."""

@@ -1,0 +1,277 @@
+"""`anyshape.compile` for modules and functions: two ways of tracing behind one callable.
+
+The first way (`Tracing.oblivious`) makes one program for all sizes, 0 and 1 included. It is given up, for this object,
+when a trace fails, and for a single call when the call's sizes do not fit its programs; then the ordinary way serves:
+PyTorch's usual symbolic tracing, which makes extra programs for sizes 0 and 1.
+"""
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anyshape.base import events
+from anyshape.base.config import Config
+from anyshape.base.errors import AnyShapeError, ConfigError
+from anyshape.frontend import export
+from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
+from anyshape.frontend.direct import MISS, Door
+from anyshape.frontend.dynamo import compile_fx
+from anyshape.frontend.explain import explain, memory
+from anyshape.frontend.explanation import Explanation, MemoryNote
+from anyshape.frontend.program import check_stages, compile_program
+from anyshape.frontend.reasons import miss_words
+from anyshape.frontend.sizes import checked_program
+from anyshape.run import torch_api
+
+
+def compile_target(target: Any, config: Config) -> Any:
+    """The compiled form of a module, a function, or an ExportedProgram; see `anyshape.compile`."""
+    check_stages(config)
+    if isinstance(target, torch.export.ExportedProgram):
+        return export.compile_exported(target, Compilation(config, compile_program))
+    if isinstance(target, torch.nn.Module):
+        return compiled_module(target, config)
+    if callable(target):
+        return CompiledFunction(target, config)
+    raise ConfigError(f"anyshape.compile cannot compile a {type(target).__name__}",
+                      why="it takes an nn.Module, a function, or a torch.export.ExportedProgram",
+                      do="pass one of those")
+
+
+def stats(reset: bool = False) -> dict[str, int | float]:
+    """The counters of `base/events.py`, and over all live compilations: captured graphs, fallbacks."""
+    found = events.stats()
+    live = list(LIVE)
+    found["compilations"] = len(live)
+    found["graphs"] = sum(compilation.graphs for compilation in live)
+    found["fallbacks"] = sum(len(compilation.fallbacks) for compilation in live)
+    if reset:
+        events.reset()
+    return found
+
+
+class Tracing:
+    """What runs on a cache miss of Dynamo: the trace, under our settings."""
+
+    def __init__(self, compilation: Compilation, inner: torch_api.FrameCallback, oblivious: bool) -> None:
+        self.compilation = compilation
+        self.inner = inner
+        self.oblivious = oblivious
+        self.failure = ""
+        self.codes: list[Any] = []
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Traces one frame.
+
+        Raises:
+            NotCovered: the oblivious way failed, now or before; nothing of the user's program has run.
+        """
+        dynamic = self.compilation.config.dynamic
+        self.compilation.tracing = self._told(arguments[0])
+        if not self.oblivious:
+            return self._trace(arguments, dynamic)
+        if self.failure:
+            raise NotCovered(self.failure)
+        try:
+            return self._trace(arguments, dynamic)
+        except Exception as error:  # the border to torch's tracer: whatever went wrong, the ordinary way comes next
+            if isinstance(getattr(error, "inner_exception", None), AnyShapeError):
+                raise
+            self.failure = f"{type(error).__name__}: {_first_lines(str(error))}"
+            raise NotCovered(self.failure) from error
+
+
+    def _trace(self, arguments: tuple[Any, ...], dynamic: bool) -> Any:
+        with torch_api.tracing_settings(dynamic, oblivious=self.oblivious):
+            result = self.inner(*arguments)
+        if torch_api.made_program(result):
+            self.codes.append(arguments[0].f_code)
+        return result
+
+    def _told(self, frame: Any) -> tuple[str, str, str]:
+        """Where the trace is, what forced it, and the way it goes: see Capture."""
+        code = frame.f_code
+        where = f"{code.co_name}, {code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
+        if isinstance(frame.f_locals.get("fn"), torch.nn.Module):  # a frame that torch put around a module of its own
+            where = type(frame.f_locals["fn"]).__name__
+        misses = torch_api.failed_guards(code, frame.f_locals) if self.compilation.graphs else []
+        reason = miss_words(misses, frame.f_locals) if misses else ""
+        if not self.oblivious and self.compilation.config.dynamic and not reason:
+            reason = self.compilation.fallbacks[-1].reason if self.compilation.fallbacks else ""
+        return where, reason, "all sizes" if self.oblivious else "ordinary"
+
+
+def _first_lines(text: str) -> str:
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    return " ".join(lines[:3])[:300]
+
+
+class Way:
+    """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
+
+    __slots__ = ("call", "door", "opened", "own", "tracing")
+
+    def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool) -> None:
+        self.own: list[Callable[..., Any]] = []
+        self.door: Door | None = None
+        self.opened = 0
+        self.tracing: Tracing
+
+        def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+            program = compile_fx(gm, example_inputs, compilation=compilation)
+            if oblivious:
+                program = checked_program(gm, program, compilation)
+            self.own.append(program)
+            return program
+
+        def around(inner: torch_api.FrameCallback) -> torch_api.FrameCallback:
+            self.tracing = Tracing(compilation, inner, oblivious)
+            return self.tracing
+
+        fullgraph = compilation.config.fullgraph or oblivious
+        self.call = torch_api.dynamo_compile(target, backend, fullgraph=fullgraph, around=around)
+
+    def run(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """A call through torch.compile. After a trace the door is made anew: open, if one frame was all there was."""
+        result = self.call(*arguments, **keywords)
+        codes = self.tracing.codes
+        if len(codes) != self.opened:
+            self.opened = len(codes)
+            self.door = None
+            if all(code is codes[0] for code in codes):
+                door = Door(target, self.call, self.own)
+                door.open(codes[0])
+                self.door = door if door.programs else None
+        return result
+
+
+class Compiled:
+    """A callable with its two ways of tracing and their record."""
+
+    __slots__ = ("compilation", "oblivious", "ordinary", "target")
+
+    def __init__(self, target: Callable[..., Any], config: Config) -> None:
+        self.target = target
+        self.compilation = Compilation(config, compile_program)
+        self.oblivious = Way(target, self.compilation, oblivious=True) if config.dynamic else None
+        self.ordinary = Way(target, self.compilation, oblivious=False)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        oblivious, ordinary = self.oblivious, self.ordinary
+        plain = not torch.compiler.is_compiling()
+        if plain and torch_api.dispatch_modes():
+            return self.target(*arguments, **keywords)  # whoever watches or replaces operators wants to see them
+        try:
+            failed_before = oblivious is None or bool(oblivious.tracing.failure)
+            try:
+                if plain and oblivious is not None and oblivious.door is not None:
+                    result = oblivious.door(arguments, keywords)
+                    if result is not MISS:
+                        return result
+                if oblivious is not None and not (failed_before and ordinary.door is not None):
+                    return oblivious.run(self.target, arguments, keywords)
+            except NotCovered:
+                pass
+            if plain and ordinary.door is not None:
+                result = ordinary.door(arguments, keywords)
+                if result is not MISS:
+                    return result
+            if oblivious is not None and failed_before and ordinary.door is not None:
+                try:
+                    return oblivious.run(self.target, arguments, keywords)
+                except NotCovered:
+                    pass
+            return self._ordinary_call(failed_before, arguments, keywords)
+        except torch_api.backend_failure() as error:
+            inner = getattr(error, "inner_exception", None)
+            if isinstance(inner, AnyShapeError):
+                raise inner from None
+            raise
+
+    def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""
+        done = False
+        try:
+            result = self.ordinary.run(self.target, arguments, keywords)
+            done = True
+            return result
+        finally:
+            if not failed_before and self.oblivious is not None and self.oblivious.tracing.failure:
+                tracing = self.oblivious.tracing
+                if done:
+                    self.compilation.record("trace", "all sizes in one program", tracing.failure)
+                else:
+                    tracing.failure = ""
+
+    def explain(self, **sizes: Any) -> Explanation:
+        """What was decided, and why; see `anyshape.frontend.explain`."""
+        name = getattr(self.target, "__name__", type(self.target).__name__)
+        return explain(name, self.compilation, sizes)
+
+    def memory(self, **sizes: Any) -> MemoryNote:
+        """What each program needs, as formulas and in bytes at `sizes`."""
+        return memory(self.compilation, sizes)
+
+
+class CompiledFunction:
+    """A compiled function; also works as a method of a class."""
+
+    def __init__(self, target: Callable[..., Any], config: Config) -> None:
+        functools.update_wrapper(self, target)
+        self._anyshape = Compiled(target, config)
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self._anyshape(*arguments, **keywords)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self.__call__, instance)
+
+    @property
+    def programs(self) -> list[Any]:
+        """The programs compiled so far."""
+        return self._anyshape.compilation.programs
+
+    def explain(self, **sizes: Any) -> Explanation:
+        """What was decided, and why: programs, kernels, calls, refused fusions, memory, times, fallbacks.
+
+        Args:
+            sizes: to have formulas in numbers too: symbol=number, such as x_0=8, or input=shape, such as x=(8, 128).
+        """
+        return self._anyshape.explain(**sizes)
+
+    def memory(self, **sizes: Any) -> MemoryNote:
+        """What each program needs, as formulas; `.bytes` is the predicted peak at `sizes` (as for `explain`)."""
+        return self._anyshape.memory(**sizes)
+
+
+def compiled_module(module: torch.nn.Module, config: Config) -> torch.nn.Module:
+    """An object of a subclass of the module's class that shares all its state; only calling it is different.
+
+    Parameters, buffers, hooks, train and eval, state_dict: everything is the module's own, under the same names. A
+    copy is compiled anew; a pickle holds the plain module.
+    """
+    namespace = {
+        "__slots__": ("_anyshape",),
+        "__module__": type(module).__module__,
+        "__call__": lambda self, *arguments, **keywords: self._anyshape(*arguments, **keywords),
+        "__deepcopy__": lambda self, memo: compiled_module(
+            copy.deepcopy(self._anyshape.target, memo), self._anyshape.compilation.config),
+        "__reduce__": lambda self: (_identity, (self._anyshape.target,)),
+        "programs": property(lambda self: self._anyshape.compilation.programs),
+        "explain": lambda self, **sizes: self._anyshape.explain(**sizes),
+        "memory": lambda self, **sizes: self._anyshape.memory(**sizes),
+    }
+    base = type(module)
+    kind = type(f"Compiled{base.__name__}", (base,), namespace)
+    wrapper: torch.nn.Module = object.__new__(kind)
+    object.__setattr__(wrapper, "__dict__", vars(module))
+    object.__setattr__(wrapper, "_anyshape", Compiled(module, config))
+    return wrapper
+
+
+def _identity(module: torch.nn.Module) -> torch.nn.Module:
+    return module

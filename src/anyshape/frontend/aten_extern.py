@@ -1,0 +1,85 @@
+"""Extern calls: an op that has no translation is called by its PyTorch name, with its arguments as a template.
+
+    aten.convolution(x, w, None, [1, 1], ...)  -->  extern(x, w | target="aten.convolution.default",
+        template=(("args", ("operand", 0), ("operand", 1), ("none",), ("list", ("int", 1), ("int", 1)), ...),
+                  ("kwargs",)))
+
+The results are the tensors that the op returns, lists and tuples flattened, anything else left out.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from anyshape.base.errors import Unsupported
+from anyshape.ir.build import Builder
+from anyshape.ir.graph import Attr, Operand, Value
+from anyshape.ir.types import TensorType
+from anyshape.run.dtypes import DTYPE_NAMES
+from anyshape.sym.expr import Expr
+
+_EFFECTS = frozenset(("aten._assert_async.default", "aten._assert_async.msg", "aten._print.default"))
+
+
+def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, resolve: Callable[[Any], Any], types: Any,
+           floats: set[str]) -> Any:
+    """Appends the call and returns its result in the op's own structure.
+
+    Args:
+        types: the traced types: one, a tuple (with None or a number where the op returns one), or None.
+        floats: names of values that stand for Python floats; the template has no entry for those.
+
+    Raises:
+        Unsupported: an argument that a template cannot hold.
+    """
+    operands: list[Operand] = []
+
+    def entry(argument: Any) -> tuple[Attr, ...]:
+        value = resolve(argument)
+        if isinstance(value, Value):
+            if value.name in floats:
+                raise _cannot(node, "a computed Python float")
+            operands.append(value)
+            return ("operand", len(operands) - 1)
+        if isinstance(value, Expr):
+            operands.append(value)
+            return ("operand", len(operands) - 1)
+        if isinstance(value, (list, tuple)):
+            return ("list", *(entry(x) for x in argument))
+        return _leaf(node, value)
+
+    arguments = tuple(entry(x) for x in node.args)
+    keywords = tuple((key, entry(x)) for key, x in node.kwargs.items())
+    flat = [kind for kind in (types if isinstance(types, tuple) else (types,)) if isinstance(kind, TensorType)]
+    effect = torch.Tag.nondeterministic_seeded in target.tags or str(target) in _EFFECTS
+    results = iter(builder.multi(
+        "extern", *operands, name=target._opname.strip("_"), types=tuple(flat), target=str(target),
+        template=(("args", *arguments), ("kwargs", *keywords)), effect=effect))
+    if isinstance(types, tuple):
+        return tuple(next(results) if isinstance(kind, TensorType) else kind for kind in types)
+    return next(results, None)
+
+
+def _leaf(node: Node, value: Any) -> tuple[Attr, ...]:
+    if value is None:
+        return ("none",)
+    for kind, tag in ((bool, "bool"), (int, "int"), (float, "float"), (str, "str")):
+        if isinstance(value, kind):
+            return (tag, value)
+    if isinstance(value, torch.dtype) and value in DTYPE_NAMES:
+        return ("dtype", DTYPE_NAMES[value])
+    if isinstance(value, torch.device):
+        return ("device", str(value))
+    if isinstance(value, torch.layout):
+        return ("layout", str(value).removeprefix("torch."))
+    if isinstance(value, torch.memory_format):
+        return ("memory_format", str(value).removeprefix("torch."))
+    raise _cannot(node, f"an argument of type {type(value).__name__}")
+
+
+def _cannot(node: Node, what: str) -> Unsupported:
+    return Unsupported(f"AnyShape does not compile {node.target} with {what}", where=node.name,
+                       do="the program runs as PyTorch would")

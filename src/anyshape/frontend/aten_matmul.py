@@ -1,0 +1,85 @@
+"""Translations of ATen matrix products: one `matmul` row and what is added to it.
+
+    aten.addmm(bias [n], x [m, k], w [k, n])  -->  p = matmul(x, w); add(p, bias)
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from anyshape.frontend.aten_table import Decline, Mismatch, Translator, is_float, translates
+from anyshape.ir.graph import Value
+from anyshape.sym.expr import product
+
+aten = torch.ops.aten
+
+
+def matmul(t: Translator, a: Value, b: Value) -> Value:
+    """[*B, M, K] @ [*B, K, N] with equal batch dims."""
+    if not is_float(a.tensor.dtype) or a.tensor.dtype != b.tensor.dtype:
+        raise Decline("a product of whole numbers or of two dtypes")
+    if a.tensor.shape[-1] != b.tensor.shape[-2]:
+        raise Mismatch(a.tensor.shape[-1], b.tensor.shape[-2])
+    for have, want in zip(a.tensor.shape[:-2], b.tensor.shape[:-2], strict=True):
+        if have != want:
+            raise Mismatch(have, want)
+    return t.op("matmul", a, b)
+
+
+@translates(aten.mm.default, aten.bmm.default)
+def mm(t: Translator, a: Value, b: Value) -> Value:
+    return matmul(t, a, b)
+
+
+@translates(aten.addmm.default, aten.baddbmm.default)
+def addmm(t: Translator, c: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    return _plus(t, c, matmul(t, a, b), beta, alpha)
+
+
+def _plus(t: Translator, c: Value, x: Value, beta: Any, alpha: Any) -> Value:
+    if _is_not(alpha, 1):
+        x = t.pointwise("mul", x, alpha)
+    if not _is_not(beta, 0):
+        return x
+    return t.pointwise("add", x, t.pointwise("mul", c, beta) if _is_not(beta, 1) else c)
+
+
+def _is_not(scalar: Any, number: int) -> bool:
+    return not isinstance(scalar, (int, float)) or scalar != number
+
+
+@translates(aten.addbmm.default)
+def addbmm(t: Translator, c: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    return _plus(t, c, t.reduce("sum", matmul(t, a, b), (0,)), beta, alpha)
+
+
+@translates(aten.mv.default)
+def mv(t: Translator, a: Value, v: Value) -> Value:
+    return t.reshape(matmul(t, a, t.reshape(v, (*v.tensor.shape, 1))), t.out.shape)
+
+
+@translates(aten.addmv.default)
+def addmv(t: Translator, c: Value, a: Value, v: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    return _plus(t, c, mv(t, a, v), beta, alpha)
+
+
+@translates(aten.dot.default, aten.vdot.default)
+def dot(t: Translator, a: Value, b: Value) -> Value:
+    return t.reduce("sum", t.pointwise("mul", a, b), (0,))
+
+
+@translates(aten.addr.default)
+def addr(t: Translator, c: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    outer = t.pointwise("mul", t.reshape(a, (*a.tensor.shape, 1)), b)
+    return _plus(t, c, outer, beta, alpha)
+
+
+@translates(aten.linear.default)
+def linear(t: Translator, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    if weight.tensor.rank != 2:
+        raise Decline("a weight that is no matrix")
+    shape = x.tensor.shape
+    rows = t.reshape(x, (product(shape[:-1]), shape[-1]))
+    result = t.reshape(matmul(t, rows, t.permute(weight, (1, 0))), t.out.shape)
+    return result if bias is None else t.pointwise("add", result, bias)

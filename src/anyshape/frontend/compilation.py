@@ -1,0 +1,135 @@
+"""What one `anyshape.compile` knows about itself, and what it hands to the program compiler for each graph."""
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch.fx import GraphModule
+
+from anyshape.base.config import Config
+
+Role = Literal["inference", "forward", "backward"]
+Boxed = Callable[[list[Any]], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TapeLayout:
+    """How a forward and its backward share saved values.
+
+    Args:
+        size: number of saved values, symbolic sizes included.
+        checked: indices of saved tensors that users can see (inputs, outputs, views of them): their version counters
+            are compared when the backward starts.
+        borrowed: indices of saved values that are inputs of the forward as they came (parameters mostly): the tape
+            refers to them, it does not own them.
+    """
+    size: int
+    checked: tuple[int, ...]
+    borrowed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRequest:
+    """One graph to compile.
+
+    Args:
+        gm: ATen graph; functional but for `copy_` nodes at its end. Every node's `meta["val"]` is a fake tensor, a
+            symbolic number, or for the tape a stand-in.
+        role: "forward" returns the tape as its last output, "backward" takes it as its first input.
+        name: such as "0.forward", unique within the compilation.
+        config: the settings.
+        compilation: where the finished program registers itself (`register`).
+        tape: the layout of the tape; None when nothing is saved, or for inference.
+        partner: the other half of a forward and backward pair, as it left the partition.
+        static_inputs: indices of inputs whose address does not change from call to call (parameters, buffers).
+    """
+    gm: GraphModule
+    role: Role
+    name: str
+    config: Config
+    compilation: Compilation
+    tape: TapeLayout | None = None
+    partner: GraphModule | None = None
+    static_inputs: tuple[int, ...] = ()
+
+
+ProgramCompiler = Callable[[ProgramRequest], Boxed]
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A graph, or a way of tracing, that did not go the compiled road.
+
+    Args:
+        name: the program's name, or "trace".
+        stage: the part that gave up.
+        reason: the error in words.
+    """
+    name: str
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """One captured graph.
+
+    Args:
+        where: the function that was traced: name, file and line; empty when unknown.
+        reason: what forced it, in words; empty for the first one.
+        way: "all sizes" or "ordinary", the two ways of tracing; "backend" for torch.compile's own.
+        sizes: (symbol of the trace, its place in words, a name made of input and dim) for each symbolic size.
+    """
+    where: str
+    reason: str
+    way: str
+    sizes: tuple[tuple[str, str, str], ...]
+
+
+class NotCovered(Exception):
+    """The program for all sizes does not cover this call; an ordinary trace has to serve it."""
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Compilation:
+    """The mutable record of one `anyshape.compile`: programs, fallbacks, how graphs were traced.
+
+    Args:
+        config: the settings.
+        compiler: compiles one graph; another one may be put in for tests.
+        tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
+    """
+    config: Config
+    compiler: ProgramCompiler
+    programs: list[Any] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
+    captures: list[Capture] = field(default_factory=list)
+    graphs: int = 0
+    tracing: tuple[str, str, str] = ("", "", "backend")
+    lock: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        LIVE.add(self)
+
+    def next_graph(self, sizes: tuple[tuple[str, str, str], ...] = ()) -> int:
+        """The number of the next captured graph, whose symbolic sizes are `sizes` (see Capture)."""
+        with self.lock:
+            self.graphs += 1
+            self.captures.append(Capture(*self.tracing, sizes))
+            return self.graphs - 1
+
+    def register(self, program: Any) -> None:
+        """Adds a finished program, for `explain`, `memory` and `stats`."""
+        with self.lock:
+            self.programs.append(program)
+
+    def record(self, name: str, stage: str, reason: str) -> None:
+        """Adds a fallback, for `explain`."""
+        with self.lock:
+            self.fallbacks.append(Fallback(name, stage, reason))
+
+
+LIVE: weakref.WeakSet[Compilation] = weakref.WeakSet()

@@ -1,0 +1,82 @@
+"""Which ATen ops are taken apart at capture, and which stay whole because a library or our own op does them better."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anyshape.run import torch_api
+
+aten = torch.ops.aten
+
+# Taken apart although torch.export keeps them: pointwise work and reductions that fuse with their neighbours.
+ALSO = (
+    aten._adaptive_avg_pool2d_backward,
+    aten._batch_norm_no_update,
+    aten._batch_norm_with_update,
+    aten._batch_norm_with_update_functional,
+    aten._log_softmax,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training,
+    aten._softmax,
+    aten._to_copy,
+    aten.addmv,
+    aten.batch_norm_backward,
+    aten.clamp_min_,
+    aten.dist,
+    aten.elu,
+    aten.flip,
+    aten.gelu,
+    aten.hardtanh,
+    aten.index_select,
+    aten.leaky_relu,
+    aten.linalg_vector_norm,
+    aten.native_batch_norm,
+    aten.native_group_norm,
+    aten.native_layer_norm,
+    aten.permute_copy,
+    aten.rrelu_with_noise_backward,
+    aten.tril_indices,
+    aten.triu_indices,
+    aten.unbind_copy,
+)
+
+# Kept whole although the core table takes them apart.
+WHOLE = (
+    # The library's flash attention needs memory linear in the length.
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    # Scatter-adds: the decompositions go through index_put with accumulate, which is slower and harder to recognise.
+    aten.embedding_dense_backward,
+    aten.index_add,
+    aten._unsafe_masked_index_put_accumulate,
+    # The decomposition computes in float32 and rounds: slower, and no closer to eager.
+    aten.baddbmm,
+    # Random ops draw from torch's generator in the same order as eager, so that seeds give the same numbers.
+    aten.bernoulli,
+    aten.rrelu,
+    # Recurrent cells and image resizing have library kernels; their decompositions unroll or gather.
+    aten.lstm,
+    aten.gru,
+    aten.grid_sampler_2d,
+    aten.upsample_bicubic2d,
+    aten.upsample_bilinear2d,
+    aten.upsample_linear1d,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.upsample_nearest3d,
+    aten.upsample_trilinear3d,
+)
+
+
+@functools.cache
+def table() -> dict[Any, Callable[..., Any]]:
+    """Overload -> decomposition, for AOTAutograd and for `ExportedProgram.run_decompositions`."""
+    chosen = torch_api.core_decompositions()
+    chosen.update(torch_api.decompositions_of(ALSO))
+    for packet in WHOLE:
+        for overload in packet.overloads():
+            chosen.pop(getattr(packet, overload), None)
+    return chosen

@@ -1,0 +1,147 @@
+"""The `torch.compile` backend: Dynamo graph -> AOTAutograd -> our program compiler, with a way out that never fails.
+
+Registered as the entry point `torch_dynamo_backends: anyshape`, so that `torch.compile(model, backend="anyshape")`
+works; `anyshape.compile` binds a `Compilation` to the same function.
+"""
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+from anyshape.base.config import Config
+from anyshape.base.errors import AnyShapeError, ConfigError, Unsupported
+from anyshape.frontend import decompositions, repro
+from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Role
+from anyshape.frontend.partition import Halves, partition_with_tape
+from anyshape.frontend.program import check_stages, compile_program, interpret
+from anyshape.frontend.reasons import size_names
+from anyshape.run import torch_api
+
+
+class FallbackWarning(UserWarning):
+    """A captured graph runs as PyTorch would run it, because compiling it failed."""
+
+
+def backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
+            options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """The backend that `torch.compile(..., backend="anyshape", options={...})` calls.
+
+    Args:
+        gm: the graph that Dynamo captured.
+        example_inputs: fake tensors and symbolic numbers.
+        mode: not used; torch passes it.
+        options: fields of `Config`.
+    """
+    return compile_fx(gm, example_inputs, mode=mode, options=options)
+
+
+def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
+               options: dict[str, Any] | None = None, compilation: Compilation | None = None) -> Callable[..., Any]:
+    """Compiles one Dynamo graph; returns a callable over its flat inputs.
+
+    Args:
+        compilation: the record that programs register with; a new one, from `options`, when None.
+
+    Raises:
+        ConfigError: an option is not a field of Config.
+        AnyShapeError: compiling failed and `config.strict` is set.
+    """
+    if compilation is None:
+        compilation = Compilation(Config.make(**(options or {})), compile_program)
+        check_stages(compilation.config)
+    if any(torch_api.is_fake(value) for value in example_inputs):
+        return gm.forward  # a call on shapes alone: there is no memory to compute on
+    number = compilation.next_graph(size_names(gm))
+    halves = Halves()
+    inference = _Inference(compilation, number, halves)
+    wrapped = torch_api.aot_compile(
+        gm, example_inputs,
+        forward=functools.partial(_compile_half, compilation, number, halves, "forward"),
+        backward=functools.partial(_compile_half, compilation, number, halves, "backward"),
+        inference=inference,
+        partition=lambda joint, inputs, **more: partition_with_tape(joint, inputs, halves, **more),
+        decompositions=decompositions.table())
+    return inference.flat(len(example_inputs)) or wrapped
+
+
+class _Inference:
+    """Compiles an inference graph, and keeps the program where AOTAutograd's wrapper would add nothing to it."""
+
+    def __init__(self, compilation: Compilation, number: int, halves: Halves) -> None:
+        self.compile = functools.partial(_compile_half, compilation, number, halves, "inference")
+        self.inputs = -1
+        self.program: Boxed | None = None
+        self.hints: list[tuple[int, set[int]]] = []
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        program = self.compile(gm, example_inputs)
+        hints = torch_api.identity_runtime()
+        if hints is not None:
+            self.program = program
+            self.hints = hints
+            self.inputs = len(example_inputs)
+        return program
+
+    def flat(self, count: int) -> Callable[..., Any] | None:
+        """The program over `count` flat inputs, or None when it needs AOTAutograd's wrapper."""
+        program, hints = self.program, self.hints
+        if program is None or self.inputs != count:
+            return None
+
+        hint = torch_api.hint_dynamic
+
+        def run(*inputs: Any) -> list[Any]:
+            outputs = program(list(inputs))
+            for index, dims in hints:
+                hint(outputs[index], dims)
+            return outputs
+
+        return run
+
+
+def _compile_half(compilation: Compilation, number: int, halves: Halves, role: Role, gm: GraphModule,
+                  example_inputs: Sequence[Any]) -> Boxed:
+    request = ProgramRequest(
+        gm=gm, role=role, name=f"{number}.{role}", config=compilation.config, compilation=compilation,
+        tape=halves.layout if role != "inference" else None,
+        partner={"forward": halves.backward, "backward": halves.forward, "inference": None}[role],
+        static_inputs=torch_api.static_inputs() if role != "backward" else ())
+    program = compile_or_interpret(request)
+    program._boxed_call = True  # type: ignore[attr-defined]
+    return program
+
+
+def compile_or_interpret(request: ProgramRequest) -> Boxed:
+    """The compiled program; when compiling fails, one warning and the same graph run node by node.
+
+    One of the package's two borders with a broad `except`: an error inside the compiler must not cost the user the run.
+
+    Raises:
+        AnyShapeError: compiling failed and `config.strict` is set.
+    """
+    compilation = request.compilation
+    try:
+        with torch_api.no_new_guards():
+            return compilation.compiler(request)
+    except Exception as error:
+        if torch_api.is_restart(error) or isinstance(error, ConfigError):
+            raise
+        path = "" if isinstance(error, Unsupported) else repro.write(request, error)
+        report = f"report it with the file {path}" if path else "report it"
+        if request.config.strict:
+            if isinstance(error, AnyShapeError) and not path:
+                raise
+            raise AnyShapeError(
+                f"AnyShape could not compile program {request.name}", why=f"{type(error).__name__}: {error}",
+                do=f"{report}, or set strict=False to run this graph as PyTorch would") from error
+        reason = f"{type(error).__name__}: {error}"
+        compilation.record(request.name, repro.stage_of(error) or "compile", reason)
+        again = f", or look into it: anyshape repro {path}" if path else ""
+        warnings.warn(
+            f"AnyShape could not compile program {request.name}; it runs as PyTorch would.\n  why: {reason}\n"
+            f"  do:  set strict=True to stop here, and see explain(){again}", FallbackWarning, stacklevel=2)
+        return interpret(request)

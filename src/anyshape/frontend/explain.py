@@ -1,0 +1,190 @@
+"""Collects what `explain()` and `memory()` say from the records of a compilation."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from anyshape.base.errors import InputError
+from anyshape.frontend.compilation import Capture, Compilation
+from anyshape.frontend.explanation import (
+    CallNote,
+    Explanation,
+    KernelNote,
+    MemoryNote,
+    ProgramNote,
+    RefusalNote,
+    StepNote,
+)
+from anyshape.frontend.program import NativeProgram
+from anyshape.kernel.fusion import Kernel
+from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
+from anyshape.road import Compiled
+from anyshape.sym.expr import Size, product, substitute, symbol
+
+MOST_VALUES = 4  # values named for one reason of refused fusions
+Names = Mapping[str, Size]
+
+
+def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any]) -> Explanation:
+    """Everything decided so far. `sizes`: as for `memory`.
+
+    Raises:
+        InputError: a name that no program has.
+    """
+    programs = tuple(_program(one, compilation) for one in _native(compilation))
+    values = _values(programs, compilation, sizes)
+    return Explanation(name, programs, tuple(compilation.fallbacks), compilation.graphs, tuple(sorted(values.items())))
+
+
+def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
+    """The memory of each program. `sizes`: symbol=number, such as ids_0=8; or input=shape, such as ids=(8, 128).
+
+    Raises:
+        InputError: a name that no program has.
+    """
+    programs = tuple(_program(one, compilation) for one in _native(compilation))
+    values = _values(programs, compilation, sizes)
+    notes = tuple((one.name, one.arena, one.saved, one.outputs) for one in programs)
+    return MemoryNote(notes, tuple(sorted(values.items())))
+
+
+def _native(compilation: Compilation) -> list[NativeProgram]:
+    return [program for program in compilation.programs if isinstance(program, NativeProgram)]
+
+
+def _capture(program: NativeProgram, compilation: Compilation) -> Capture:
+    number = program.name.partition(".")[0]
+    if number.isdigit() and int(number) < len(compilation.captures):
+        return compilation.captures[int(number)]
+    return Capture("", "", "", ())
+
+
+def _values(programs: tuple[ProgramNote, ...], compilation: Compilation, sizes: Mapping[str, Any]) -> dict[str, int]:
+    """Symbol -> number, from names of symbols (ours or torch's) and from shapes of inputs."""
+    known = {name for program in programs for name, _ in program.sizes}
+    aliases = {old: name for capture in compilation.captures for old, _, name in capture.sizes}
+    values: dict[str, int] = {}
+    for name, given in sizes.items():
+        if name in known or name in aliases:
+            values[aliases.get(name, name)] = int(given)
+            continue
+        dims = {f"{name}_{dim}": size for dim, size in enumerate(given)} if isinstance(given, (tuple, list)) else {}
+        found = {dim: int(size) for dim, size in dims.items() if dim in known}
+        if not found and programs and known:
+            raise InputError(f"no program has a size {name!r}", why=f"the sizes are {', '.join(sorted(known))}",
+                             do="give one of those, or an input's shape, such as x=(8, 128)")
+        values.update(found)
+    return values
+
+
+def _program(program: NativeProgram, compilation: Compilation) -> ProgramNote:
+    compiled, capture = program.compiled, _capture(program, compilation)
+    plan = compiled.plan
+    names = {old: symbol(name) for old, _, name in capture.sizes}
+    places = {name: words for _, words, name in capture.sizes}
+    kernels = _kernels(compiled, names)
+    libraries, externs = _calls(program, plan)
+    outputs = sum((b.bytes for b in plan.buffers if b.home in ("output", "extern")), start=0)
+    used = sorted({str(names.get(one, one)) for one in _symbols(plan)})
+    likely = tuple((str(names.get(old, old)), value) for old, value in plan.facts.hints)
+    return ProgramNote(
+        program.name, program.name.partition(".")[2], capture.where, capture.way, capture.reason,
+        tuple((name, places.get(name, "found while it runs")) for name in used), kernels, libraries, externs,
+        _refusals(compiled, names), _steps(plan, names), substitute(plan.arena, names), substitute(plan.kept, names),
+        substitute(outputs, names), compiled.seconds,
+        tuple((stage.name, stage.before, stage.after, stage.seconds) for stage in compiled.history.stages), likely)
+
+
+def _symbols(plan: Plan) -> set[str]:
+    return {name for name, _, _ in plan.facts.ranges} | {name for name, _ in plan.facts.hints}
+
+
+def _kernels(compiled: Compiled, names: Names) -> tuple[KernelNote, ...]:
+    groups = [item for item in compiled.fusion.items if isinstance(item, Kernel)]
+    steps = [step for step in compiled.plan.steps if isinstance(step, KernelStep)]
+    found: dict[tuple[Any, ...], list[KernelNote]] = {}
+    for group, step in zip(groups, steps, strict=False):
+        regime = step.regimes[0]
+        loops = compiled.programs[regime.kernel]
+        inside = dict(zip(loops.sizes, regime.sizes, strict=False))
+        rows, columns = (substitute(substitute(product(extent for _, extent in part), inside), names)
+                         for part in (loops.rows, loops.columns))
+        moved = [(i in step.outputs, window.type.bytes) for i, window in enumerate(step.params)
+                 if window.buffer != "status"]
+        read = substitute(sum((size for out, size in moved if not out), start=0), names)
+        written = substitute(sum((size for out, size in moved if out), start=0), names)
+        lines = tuple(dict.fromkeys(node.where for node in group.group.nodes if node.where))
+        note = KernelNote(regime.kernel, tuple(node.op for node in group.group.nodes), lines, rows, columns, read,
+                          written, 1)
+        found.setdefault((note.name, str(rows), str(columns)), []).append(note)
+    return tuple(_repeated(notes) for notes in found.values())
+
+
+def _repeated(notes: list[KernelNote]) -> KernelNote:
+    """Uses of one kernel (repeated layers) as one note, with the bytes of all."""
+    first = notes[0]
+    lines = tuple(dict.fromkeys(line for note in notes for line in note.lines))
+    return KernelNote(first.name, first.ops, lines, first.rows, first.columns,
+                      sum((note.read for note in notes), start=0), sum((note.written for note in notes), start=0),
+                      len(notes))
+
+
+def _calls(program: NativeProgram, plan: Plan) -> tuple[tuple[CallNote, ...], tuple[CallNote, ...]]:
+    reasons = {target: why for target, why, _ in program.notes.externs}
+    libraries: dict[str, list[str]] = {}
+    externs: dict[str, list[str]] = {}
+    for step in plan.steps:
+        if isinstance(step, LibraryStep):
+            libraries.setdefault(step.op, []).append(step.where)
+        elif isinstance(step, ExternStep):
+            externs.setdefault(step.target, []).append(step.where)
+    own = "no kernel can be made for these dtypes or sizes"
+    return (tuple(CallNote(op, "", _lines(lines), len(lines)) for op, lines in libraries.items()),
+            tuple(CallNote(target, reasons.get(target, own), _lines(lines), len(lines))
+                  for target, lines in externs.items()))
+
+
+def _lines(lines: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line for line in lines if line))
+
+
+def _refusals(compiled: Compiled, names: Names) -> tuple[RefusalNote, ...]:
+    """By reason, the one that would have saved the most bytes (at likely sizes) first."""
+    values: dict[str, list[str]] = {}
+    saved: dict[str, Size] = {}
+    for refusal in compiled.fusion.refusals:
+        values.setdefault(refusal.reason, []).append(refusal.value)
+        saved[refusal.reason] = saved.get(refusal.reason, 0) + refusal.bytes
+    facts = compiled.graph.facts
+    order = sorted(saved, key=lambda reason: -facts.hint(saved[reason]))
+    return tuple(RefusalNote(reason, tuple(dict.fromkeys(values[reason]))[:MOST_VALUES],
+                             substitute(saved[reason], names)) for reason in order)
+
+
+def _steps(plan: Plan, names: Names) -> tuple[StepNote, ...]:
+    placed = dict(plan.offsets)
+    inside = [b for b in plan.buffers if b.home in ("arena", "saved") or b.name in placed]
+    notes = []
+    for number, step in enumerate(plan.steps):
+        live = sum((b.bytes for b in inside if _alive(b, number, len(plan.steps))), start=0)
+        notes.append(StepNote(number, _what(step), step.where, substitute(live, names)))
+    return tuple(notes)
+
+
+def _alive(buffer: Any, step: int, steps: int) -> bool:
+    first = 0 if buffer.home == "tape" else buffer.first
+    last = steps if buffer.home == "saved" else buffer.last
+    return first <= step <= last
+
+
+def _what(step: Step) -> str:
+    if isinstance(step, KernelStep):
+        results = [step.params[i].buffer for i in step.outputs]
+        return f"kernel {step.regimes[0].kernel[:9]} -> {', '.join(results)}"
+    if isinstance(step, CopyStep):
+        return f"copy {step.source.buffer} -> {step.target.buffer}"
+    if isinstance(step, MemoryStep):
+        return f"memory: take {len(step.take)}, drop {len(step.drop)}"
+    results = [window.buffer for window in step.outputs if isinstance(window, Window)]
+    name = step.op if isinstance(step, LibraryStep) else step.target
+    return f"{name} -> {', '.join(results)}"

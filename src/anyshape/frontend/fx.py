@@ -1,0 +1,337 @@
+"""From an ATen graph, as AOTAutograd or torch.export makes it, to a Graph of our IR.
+
+    %mm = aten.mm(x, w); %relu = aten.relu(%mm)    -->  m = matmul(x, w); r = maximum(m, 0.0)
+
+Every op has a translation (a row of `aten_table.TABLE`) or becomes an extern call. Shapes come from the trace
+(`meta["val"]`); symbolic numbers are never asked for their value.
+"""
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from anyshape import ops
+from anyshape.base.errors import VerifyError
+from anyshape.frontend import (
+    aten_activation,
+    aten_create,
+    aten_index,
+    aten_matmul,
+    aten_norm,
+    aten_pointwise,
+    aten_pool,
+    aten_reduce,
+    aten_view,
+)
+from anyshape.frontend.aten_extern import extern
+from anyshape.frontend.aten_table import TABLE, Decline, Mismatch, Translation
+from anyshape.frontend.fx_inputs import Inputs, Notes, Skipped
+from anyshape.frontend.fx_trace import check_bound
+from anyshape.frontend.partition import COPY_KEY
+from anyshape.frontend.symfloat import float_value
+from anyshape.frontend.symint import Sizes
+from anyshape.ir.graph import Graph, Operand, Value
+from anyshape.ir.types import NATIVE, TensorType, ValueType
+from anyshape.run import torch_api
+from anyshape.run.tape import make_tape, tape_get
+from anyshape.sym.expr import Expr, Size, coefficient_of, symbols_of
+
+# importing these fills the tables of rows and of translations
+TABLES = (ops, aten_activation, aten_create, aten_index, aten_matmul, aten_norm, aten_pointwise, aten_pool, aten_reduce,
+          aten_view)
+
+_MOST_EQUALITIES = 16
+
+
+def to_graph(gm: GraphModule, name: str, role: str = "inference",
+             restored: tuple[ValueType, ...] | None = None) -> tuple[Graph, Notes]:
+    """The Graph of an ATen graph.
+
+    Args:
+        gm: functional but for `copy_` nodes onto placeholders; every node has `meta["val"]`.
+        name: of the Graph.
+        role: "inference", "forward" (ends in the tape) or "backward" (begins with it).
+        restored: for a backward: the types of the forward Graph's `saved` operands, by tape index, whose strides are
+            taken over. Without them saved intermediate values are taken to be dense.
+
+    Raises:
+        Unsupported: mutation, effects, or values that the IR does not have; names the node and its source line.
+    """
+    equal: dict[str, Size] = {}
+    notes = Notes()
+    for _ in range(_MOST_EQUALITIES):
+        walk = _Walk(gm, name, Sizes(dict(equal)), restored, unify=True)
+        try:
+            graph = walk.run(role)
+        except _Equal as found:
+            equal[found.name] = found.size
+            notes.equalities.append((found.name, str(found.size)))
+            continue
+        walk.notes.equalities[:0] = notes.equalities
+        return graph, walk.notes
+    walk = _Walk(gm, name, Sizes(dict(equal)), restored, unify=False)
+    return walk.run(role), walk.notes
+
+
+class _Equal(Exception):
+    """The walk has to start again with one symbol replaced."""
+
+    def __init__(self, name: str, size: Size) -> None:
+        super().__init__(name)
+        self.name = name
+        self.size = size
+
+
+class _Walk(Inputs):
+    """One pass over the nodes of an fx graph."""
+
+    def run(self, role: str) -> Graph:
+        """The finished Graph."""
+        nodes = list(self.gm.graph.nodes)
+        self.declare(nodes)
+        self.builder.facts = self.sizes.facts()
+        outputs: tuple[Operand | None, ...] = ()
+        strides: tuple[Any, ...] = ()
+        memory: tuple[str, ...] = ()
+        for node in nodes:
+            if node.op == "call_function":
+                self.builder.where = self.trace.where(node)
+                self._call(node)
+            elif node.op == "output":
+                outputs, strides, memory = self._outputs(node)
+            elif node.op not in ("placeholder", "get_attr"):
+                raise self.trace.unsupported(node, f"a node of kind {node.op}")
+        restored = tuple(self.restored[index] for index in sorted(self.restored))
+        self.builder.facts = self.sizes.facts()
+        graph = self.builder.finish(
+            outputs, output_strides=strides, memory=memory, writes=tuple(self.writes.items()), saved=self.saved,
+            restored=restored)
+        check_bound(graph)
+        return graph
+
+    # ---- nodes
+
+    def _call(self, node: Node) -> None:
+        target = node.target
+        value = node.meta.get("val")
+        if isinstance(target, torch._ops.OpOverload):
+            if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
+                self.env[node] = self._known_size(node, value)
+            else:
+                self._aten(node, target)
+        elif target is operator.getitem and not isinstance(value, (torch.SymInt, torch.SymFloat)):
+            self.env[node] = self._resolved(node.args[0])[node.args[1]]
+        elif target is make_tape:
+            self.notes.tape_output = True
+            self.saved = tuple(self._resolved(x) for x in node.args)
+            self.env[node] = Skipped("the tape")
+        elif target is tape_get:
+            return
+        elif isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
+            self.env[node] = self._known_size(node, value)
+        elif isinstance(value, (torch.SymBool, bool)):
+            self.env[node] = Skipped(f"the condition {value}")
+        elif isinstance(value, (torch.SymFloat, float)):
+            self.env[node] = float_value(self.t, node, [self._resolved(x) for x in node.args])
+        else:
+            raise self.trace.unsupported(node, f"a call of {getattr(target, '__name__', target)}")
+
+    def _known_size(self, node: Node, value: int | torch.SymInt) -> Size:
+        bound = node.meta.get("unbacked_bindings")
+        if bound:
+            raise self.trace.unsupported(node, "a size that is only known from the data")
+        return self.sizes.size(value)
+
+    def _aten(self, node: Node, target: torch._ops.OpOverload) -> None:
+        name = str(target)
+        if name == "aten.copy_.default" and node.args[0] in self.placeholders:
+            self._write(node)
+            return
+        if name in _ASSERTS:
+            self.notes.asserts.append(f"{name}: {node.args}")
+            return
+        if target._schema.is_mutable:
+            raise self.trace.unsupported(node, f"{name}, which changes its operand")
+        if target._opname in _BY_STORAGE:
+            self._require_dense(node, name)
+        self._set_result(node)
+        translation = TABLE.get(target)
+        why = "no translation" if translation is None else self._foreign(node)
+        if node.meta.get(COPY_KEY):
+            why = "a copy of what this call overwrites"
+        if translation is not None and not why:
+            mark = len(self.builder.nodes)
+            try:
+                self.env[node] = self._translated(node, translation)
+                return
+            except (Decline, Mismatch) as reason:
+                why = str(reason)
+            except VerifyError as error:
+                why = error.what
+            del self.builder.nodes[mark:]
+        if node.meta.get("unbacked_bindings"):
+            raise self.trace.unsupported(node, f"{name}, whose result has sizes that are only known from the data")
+        self.notes.externs.append((name, why, self.builder.where))
+        types = self.trace.result_types(node)
+        self.env[node] = extern(self.builder, node, target, self._resolved, types, self.t.floats)
+
+    def _require_dense(self, node: Node, name: str) -> None:
+        """Refuses an op that reads storage by strides, unless the traced operand lies there as our dense value does."""
+        traced = node.args[0].meta["val"]
+        shape = self.sizes.shape(traced.shape)
+        offset = self.sizes.size(traced.storage_offset())
+        if offset != 0 or self.trace.strides(traced, shape) is not None:
+            raise self.trace.unsupported(node, f"{name} of a tensor that is not dense")
+
+    def _set_result(self, node: Node) -> None:
+        """The traced types of the results, dense."""
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            self.t.result = self.trace.dense(value, node)
+        elif isinstance(value, (tuple, list)):
+            self.t.result = tuple(self.trace.dense(v, node) if isinstance(v, torch.Tensor) else None for v in value)
+        elif value is None or isinstance(value, (torch.SymFloat, torch.SymBool, bool, float)):
+            self.t.result = TensorType("f64", ())
+        else:
+            raise self.trace.unsupported(node, f"a result of type {type(value).__name__}")
+
+    def _foreign(self, node: Node) -> str:
+        """Why a translation must not be tried: a dtype that kernels do not compute on."""
+        kinds = [kind for kind in (self.t.result if isinstance(self.t.result, tuple) else (self.t.result,)) if kind]
+        kinds += [own.tensor for own in map(self.env.get, node.all_input_nodes)
+                  if isinstance(own, Value) and isinstance(own.type, TensorType)]
+        for kind in kinds:
+            if kind.dtype not in NATIVE:
+                return f"dtype {kind.dtype}"
+        return ""
+
+    def _translated(self, node: Node, translation: Translation) -> Any:
+        """The result of a translation, which has the traced types. Sizes that the trace takes as equal are made so."""
+        arguments, keywords = self._resolved(node.args), self._resolved(node.kwargs)
+        traced = self.t.result
+        self.t.node = node
+        mark = len(self.builder.nodes)
+        for _ in range(_MOST_EQUALITIES):
+            try:
+                self.t.result = self._settled(traced)
+                result = translation(self.t, *self._settled(arguments), **self._settled(keywords))
+                return self._checked(result, traced)
+            except Mismatch as found:
+                del self.builder.nodes[mark:]
+                self._try_unify(found)
+                if self.same.get(found.b, found.b) == found.a:
+                    raise
+                self.same[found.b] = self.same.get(found.a, found.a)
+                self.notes.equalities.append((str(found.b), str(found.a)))
+        raise Decline("too many sizes that differ")
+
+    def _settled(self, argument: Any) -> Any:
+        """The argument with one formula for sizes that are equal in the trace; a tensor is cut to its own length."""
+        if not self.same:
+            return argument
+        if isinstance(argument, Value) and isinstance(argument.type, TensorType):
+            for dim, size in enumerate(argument.tensor.shape):
+                argument = self.t.window(argument, dim, 0, self.same.get(size, size))
+            return argument
+        if isinstance(argument, TensorType):
+            shape = tuple(self.same.get(size, size) for size in argument.shape)
+            return TensorType(argument.dtype, shape, None, argument.device)
+        if isinstance(argument, (list, tuple)):
+            return type(argument)([self._settled(x) for x in argument])
+        if isinstance(argument, dict):
+            return {key: self._settled(x) for key, x in argument.items()}
+        return self.same.get(argument, argument) if isinstance(argument, Expr) else argument
+
+    def _checked(self, result: Any, traced: Any) -> Any:
+        """The result when it has the traced types."""
+        if isinstance(result, tuple):
+            return tuple(self._checked(x, kind) for x, kind in zip(result, traced, strict=True))
+        kind = traced[0] if isinstance(traced, tuple) else traced
+        if result is None or kind is None:
+            return result
+        if result.tensor.dtype != kind.dtype or result.tensor.rank != kind.rank:
+            raise Decline(f"the translation gives {result.tensor}, the trace has {kind}")
+        if result.tensor.shape == kind.shape:
+            return result
+        for dim, want in enumerate(kind.shape):
+            have = result.tensor.shape[dim]
+            if have != want and have != self.same.get(want):
+                raise Mismatch(have, want)
+            result = self.t.window(result, dim, 0, want)
+        return result
+
+    def _try_unify(self, found: Mismatch) -> None:
+        """Starts the walk again with one of two equal sizes written as the other, where a symbol can be isolated."""
+        if not self.unify:
+            return
+        difference = found.a - found.b
+        for name in sorted(symbols_of(difference), reverse=True):
+            parts = coefficient_of(difference, name)
+            if parts is not None and parts[0] in (1, -1):
+                rest = parts[1]
+                raise _Equal(name, -rest if parts[0] == 1 else rest)
+
+    def _write(self, node: Node) -> None:
+        target = self.placeholders[node.args[0]]
+        source = self._resolved(node.args[1])
+        kind = target.tensor
+        value = self.t.broadcast(self.t.cast(source, kind.dtype), kind.shape)
+        self.writes[target] = value
+        self.env[node] = self.env[node.args[0]] = value
+
+    def _resolved(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            found = self.env.get(argument, _MISSING)
+            if found is _MISSING or isinstance(found, Skipped):
+                what = found.what if isinstance(found, Skipped) else f"the result of {argument.target}"
+                raise self.trace.unsupported(argument, f"a use of {what}")
+            return found
+        if isinstance(argument, (list, tuple)):
+            return [self._resolved(x) for x in argument]
+        if isinstance(argument, dict):
+            return {key: self._resolved(x) for key, x in argument.items()}
+        if isinstance(argument, torch.SymInt):
+            return self.sizes.size(argument)
+        return argument
+
+    # ---- outputs
+
+    def _outputs(self, node: Node) -> tuple[tuple[Operand | None, ...], tuple[Any, ...], tuple[str, ...]]:
+        returned = list(node.args[0]) if isinstance(node.args[0], (list, tuple)) else [node.args[0]]
+        if self.notes.tape_output:
+            returned.pop()
+        outputs = []
+        strides = []
+        for item in returned:
+            value = self._resolved(item)
+            if isinstance(value, Value) and value.name in self.t.floats:
+                raise self.trace.unsupported(item, "a Python float as a result")
+            if not (value is None or isinstance(value, (Value, bool, int, float, Expr))):
+                raise self.trace.unsupported(node, f"a result of type {type(value).__name__}")
+            outputs.append(value)
+            traced = item.meta.get("val") if isinstance(item, Node) else None
+            if isinstance(value, Value) and isinstance(traced, torch.Tensor):
+                strides.append(self.trace.strides(traced, value.tensor.shape))
+            else:
+                strides.append(None)
+        return tuple(outputs), tuple(strides), self._memory(returned)
+
+    def _memory(self, returned: list[Any]) -> tuple[str, ...]:
+        """Which outputs share storage with an input or with each other, by the storages of the trace."""
+        inputs = {torch_api.storage_key(node.meta.get("val")): value.name for node, value in self.placeholders.items()
+                  if isinstance(value, Value)}
+        keys = [torch_api.storage_key(item.meta.get("val")) if isinstance(item, Node) else None for item in returned]
+        labels = []
+        for key in keys:
+            shared = f"memory_{keys.index(key)}" if key is not None and keys.count(key) > 1 else ""
+            labels.append("" if key is None else inputs.get(key, shared))
+        return tuple(labels) if any(labels) else ()
+
+
+_MISSING = object()
+_BY_STORAGE = frozenset(("as_strided", "as_strided_copy", "as_strided_scatter"))
+_ASSERTS = frozenset(("aten._assert_scalar.default", "aten._assert_tensor_metadata.default",
+                      "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default"))

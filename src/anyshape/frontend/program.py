@@ -1,0 +1,148 @@
+"""From one captured graph to a program that runs: our executable, or the graph as PyTorch would run it."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.fx.graph import _BoxedCodeGen
+
+from anyshape.base.config import Config
+from anyshape.base.errors import ConfigError, Unsupported
+from anyshape.frontend.checked import CheckedProgram
+from anyshape.frontend.compilation import Boxed, ProgramRequest
+from anyshape.frontend.fx import Notes, to_graph
+from anyshape.ir.graph import Graph
+from anyshape.ir.types import TensorType, ValueType
+from anyshape.passes import pipeline
+from anyshape.plan.plan import Window
+from anyshape.road import Compiled, compile_graph
+from anyshape.run import torch_api
+
+
+class PlainProgram:
+    """Runs a graph op by op, as PyTorch would: the reference, and the way out when compiling fails.
+
+    Called with one list of inputs, which it empties; returns the list of outputs.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, gm: GraphModule, name: str, takes_tape: bool) -> None:
+        self.gm = gm
+        self.name = name
+        self.takes_tape = takes_tape
+        gm.graph.set_codegen(_BoxedCodeGen())
+        gm.recompile()
+        self.run = gm.forward
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        if not self.takes_tape:
+            with torch.no_grad():
+                return list(self.run(inputs))
+        tape = inputs[0]
+        tape.open()
+        with torch.no_grad():
+            outputs = list(self.run(inputs))
+        tape.close()
+        return outputs
+
+
+class NativeProgram:
+    """A compiled program: constants of the graph are added to the inputs, the rest is the executable.
+
+    `compiled` and `notes` say what was decided, for `explain`.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, name: str, compiled: Compiled, notes: Notes) -> None:
+        self.name = name
+        self.compiled = compiled
+        self.notes = notes
+        self.executable = compiled.executable
+        self.constants = notes.constants
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        if self.constants:
+            inputs.extend(self.constants)
+        return self.executable(inputs)
+
+
+def interpret(request: ProgramRequest) -> Boxed:
+    """The graph of `request` as a callable that runs it op by op."""
+    takes_tape = request.role == "backward" and request.tape is not None
+    return PlainProgram(request.gm, request.name, takes_tape)
+
+
+def compile_program(request: ProgramRequest) -> Boxed:
+    """Compile one captured graph.
+
+    Raises:
+        Unsupported: the graph has what the IR does not carry; the caller runs it as PyTorch would.
+    """
+    graph, notes, forward = graph_of(request)
+    if request.tape is not None and request.role == "backward" and forward is None:
+        raise Unsupported("the forward of this backward was not compiled", do="see explain() for the forward's reason")
+    _refuse_other_devices(graph)
+    with torch_api.outside_tracing():
+        compiled = compile_graph(graph, request.config, forward)
+    program = NativeProgram(request.name, compiled, notes)
+    request.compilation.register(program)
+    if request.config.check >= 2:
+        return CheckedProgram(program, graph, notes.constants, request)
+    return program if notes.constants else _with(compiled.executable, program)
+
+
+def _refuse_other_devices(graph: Graph) -> None:
+    for value in (*graph.inputs, *(result for node in graph.nodes for result in node.outputs)):
+        if isinstance(value.type, TensorType) and value.type.device != "cpu":
+            raise Unsupported(f"{value.name} is on the device {value.type.device}", why="programs run on CPUs only",
+                              do="move the inputs to the CPU")
+
+
+def graph_of(request: ProgramRequest) -> tuple[Graph, Notes, Compiled | None]:
+    """The graph of a request in our IR, what it does not say, and for a backward the compiled forward.
+
+    Raises:
+        Unsupported: as `to_graph`.
+    """
+    forward = _forward_of(request)
+    restored = None if forward is None else tuple(_saved_type(s) for s in forward.plan.saved)
+    graph, notes = to_graph(request.gm, request.name.replace(".", "_"), request.role, restored)
+    return graph, notes, forward
+
+
+def _with(executable: Any, program: NativeProgram) -> Boxed:
+    """The executable itself, one Python call less per run, keeping its record alive."""
+    executable.program = program
+    return executable
+
+
+def _forward_of(request: ProgramRequest) -> Compiled | None:
+    if request.role != "backward":
+        return None
+    wanted = request.name.replace("backward", "forward")
+    for program in request.compilation.programs:
+        if isinstance(program, NativeProgram) and program.name == wanted:
+            return program.compiled
+    return None
+
+
+def _saved_type(saved: object) -> ValueType:
+    if isinstance(saved, Window):
+        return saved.type
+    return TensorType("i64", ())
+
+
+STAGES = ("capture", *(step.__name__ for step in pipeline.ROAD), "kernels", "llvm", "plan", "all")
+
+
+def check_stages(config: Config) -> None:
+    """Raises ConfigError when `config.show` or `config.disable` names what does not exist, before anything compiles."""
+    passes = tuple(dict.fromkeys(step.__name__ for step in pipeline.ROAD))
+    for name, text, known in (("show", config.show, STAGES), ("disable", config.disable, passes)):
+        unknown = [word for word in map(str.strip, text.split(",")) if word and word not in known]
+        if unknown:
+            raise ConfigError(f"{name} names no {'stage' if name == 'show' else 'pass'}: {', '.join(unknown)}",
+                              why=f"there are {', '.join(known)}", do="correct the name")

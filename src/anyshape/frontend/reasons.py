@@ -1,0 +1,144 @@
+"""What forced another program, in the user's words: Dynamo's failed guards read and said again.
+
+    tensor 'L['ids']' rank mismatch. expected 3, actual 4        -->  ids had 3 dims, now 4
+    0 <= L['x'].size()[0] <= 10  # if x.shape[0] > 10:  # m.py:7  -->  0 <= dim 0 of x <= 10 does not hold, it is 30 ...
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from anyshape.run import torch_api
+
+_MODULE_PATH = re.compile(r"(?:\._modules\['([^']*)'\]|\._parameters\['([^']*)'\]|\._buffers\['([^']*)'\])")
+_MISMATCH = re.compile(r"tensor '(.*)' (\w[\w ]*) mismatch(?: at index (\d+))?\. expected ([^,]*), actual (.*)")
+_SIZE = re.compile(r"([\w.']+(?: of \w+)?|input \d+)\.size\(\)\[(\d+)\]")
+_CODE = re.compile(r"#\s*(.*?)\s*#\s*(\S+:\d+)")
+_LOCAL = re.compile(r"^L\['(\w+)'\] (==|is) (.+)$")
+_MODES = {"grad_mode": "gradients were switched on or off (torch.no_grad, inference_mode)",
+          "num_threads": "the number of threads changed (torch.set_num_threads)",
+          "deterministic_algorithms": "torch.use_deterministic_algorithms changed",
+          "default_dtype": "the default dtype changed", "torch_function": "a torch function mode was switched"}
+
+
+def source_words(source: str) -> str:
+    """A place in the user's program: L['x'] is x, L['args'][0] is input 0, L['self']._modules['up'] is up."""
+    text = re.sub(r"L\['args'\]\[(\d+)\]", r"input \1", source)
+    text = re.sub(r"L\['kwargs'\]\['(\w+)'\]", r"\1", text)
+    text = re.sub(r"(?:L\['(?:self|fn|s)'\])((?:\._(?:modules|parameters|buffers)\['[^']*'\])+)",
+                  lambda found: _module_path(found.group(1)), text)
+    text = re.sub(r"[LG]\['(\w+)'\]", r"\1", text)
+    text = _MODULE_PATH.sub(lambda found: "." + next(part for part in found.groups() if part is not None), text)
+    return _SIZE.sub(r"dim \2 of \1", text)
+
+
+def size_names(gm: GraphModule) -> tuple[tuple[str, str, str], ...]:
+    """(symbol, place in the user's words, a name such as x_0) for every symbolic size of a Dynamo graph's inputs."""
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    return name_sizes([(source_words(torch_api.source_of(node)), node.meta.get("example_value"))
+                       for node in placeholders if torch_api.source_of(node)])
+
+
+def name_sizes(inputs: Sequence[tuple[str, Any]]) -> tuple[tuple[str, str, str], ...]:
+    """As `size_names`, for inputs given as (name in the user's words, traced value)."""
+    found: dict[str, tuple[str, str, str]] = {}
+    for name, value in inputs:
+        if isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and not size.node.expr.is_number:
+                    symbol = str(size.node.expr)
+                    found.setdefault(symbol, (symbol, f"dim {dim} of {name}", f"{_identifier(name)}_{dim}"))
+    for name, value in inputs:
+        if isinstance(value, torch.SymInt):
+            symbol = str(value.node.expr)
+            found.setdefault(symbol, (symbol, name, _identifier(name)))
+    return tuple(found.values())
+
+
+def _identifier(words: str) -> str:
+    return re.sub(r"\W+", "_", words.replace("input ", "input")).strip("_")
+
+
+def _module_path(text: str) -> str:
+    return ".".join(next(part for part in parts if part) for parts in _MODULE_PATH.findall(text))
+
+
+def miss_words(parts: Sequence[str], values: Mapping[str, Any]) -> str:
+    """Why a program could not take a call, from the failed guards (`parts`) and the locals of the call."""
+    said = [_part_words(part.strip(), values) for part in parts if part.strip()]
+    return "; ".join(dict.fromkeys(said)) or "another kind of call"
+
+
+def _part_words(part: str, values: Mapping[str, Any]) -> str:
+    condition, _, _ = part.partition("  #")
+    condition = condition.strip()
+    mismatch = _MISMATCH.match(condition)
+    if mismatch:
+        return _mismatch_words(*mismatch.groups())
+    if condition.startswith("GLOBAL_STATE changed:"):
+        names = condition.split(":", 1)[1].split()
+        return "; ".join(_mode_words(name) for name in names)
+    local = _LOCAL.match(condition)
+    if local and local.group(1) in values:
+        return f"{local.group(1)} was {local.group(3)}, now {_value_words(values[local.group(1)])}"
+    return f"{source_words(condition)} does not hold{_found(condition, values)}{_code(part)}"
+
+
+def _mismatch_words(source: str, what: str, index: str | None, expected: str, actual: str) -> str:
+    name = source_words(source)
+    if what == "rank":
+        return f"{name} had {expected} dims, now {actual}"
+    if what == "size":
+        return f"dim {index} of {name} was {expected}, now {actual}"
+    if what == "stride":
+        return f"stride {index} of {name} was {expected}, now {actual}"
+    if what == "dtype":
+        return f"{name} was {expected}, now {actual}"
+    if what == "requires_grad":
+        wanted = "needed a gradient" if expected.endswith(("1", "True")) else "needed no gradient"
+        return f"{name} {wanted}, now the other"
+    return f"{name}: {what} was {expected}, now {actual}"
+
+
+def _mode_words(name: str) -> str:
+    if name.startswith("autocast"):
+        return f"autocast changed ({name.partition('_')[0]})"
+    return _MODES.get(name, f"a global setting of PyTorch changed: {name}")
+
+
+def _found(condition: str, values: Mapping[str, Any]) -> str:
+    """The sizes that the condition speaks of, as they are now."""
+    found: dict[str, int] = {}
+    for name, dim in re.findall(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", condition):
+        value = values.get(name)
+        if isinstance(value, torch.Tensor) and int(dim) < value.dim():
+            found[f"dim {dim} of {name}"] = value.shape[int(dim)]
+    for index, dim in re.findall(r"L\['args'\]\[(\d+)\]\.size\(\)\[(\d+)\]", condition):
+        arguments = values.get("args", ())
+        if int(index) < len(arguments) and isinstance(arguments[int(index)], torch.Tensor):
+            found[f"dim {dim} of input {index}"] = arguments[int(index)].shape[int(dim)]
+    if not found:
+        return ""
+    return ": " + ", ".join(f"{place} is {size}" for place, size in found.items())
+
+
+def _code(part: str) -> str:
+    """The user's line that asked, which is the last one named."""
+    lines = _CODE.findall(part.split("  #", 1)[1] if "  #" in part else "")
+    found = re.findall(r"([^#]*?)\s*#\s*(\S+:\d+) in ", part.partition("  #")[2])
+    if not found and not lines:
+        return ""
+    code, place = (found or lines)[-1]
+    code = code.rsplit(") and ", 1)[-1].strip()
+    return f" ({place}: {code})" if code else f" ({place})"
+
+
+def _value_words(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a tensor"
+    text = repr(value)
+    return text if len(text) <= 40 else f"a {type(value).__name__}"

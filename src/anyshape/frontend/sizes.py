@@ -1,0 +1,212 @@
+"""Guards the program for all sizes against sizes 0 and 1, where PyTorch's own rules change.
+
+A trace that does not single out 0 and 1 takes the general branch everywhere: `squeeze` keeps the dimension, `expand`
+and broadcasting keep the stride. Where a size really is 0 or 1, that can be another program than eager PyTorch runs.
+So before a new pattern of small sizes runs for the first time, the captured graph is run on shapes alone, at the real
+sizes, and every intermediate shape must be the one the trace predicted. Otherwise the ordinary trace takes the call.
+The same is done for each new order of strides where an input has strides of its own: a general trace cannot compare
+them, and takes results to be dense.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter, Node
+
+from anyshape.base.errors import InputError
+from anyshape.frontend.compilation import Compilation, NotCovered
+from anyshape.frontend.reasons import size_names
+from anyshape.run import torch_api
+
+SMALL = 2
+
+
+def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: Compilation) -> Callable[..., Any]:
+    """`program`, which refuses a call (NotCovered) whose sizes 0 and 1 would make eager PyTorch take another path."""
+    predicted = PredictedShapes(gm)
+    examples = predicted.placeholders
+    symbolic = [index for index, value in enumerate(examples) if _has_symbols(value)]
+    places = _size_texts(examples, symbolic)
+    strided = _strided(examples)
+    if not places and not strided:
+        return program
+    sizes = list(places.values())
+    words = {symbol: text for symbol, text, _ in size_names(gm)}
+    names = [words.get(str(expression), str(expression)) for expression in places]
+    covered: dict[tuple[int, ...], bool] = {}
+
+    def judge(pattern: tuple[int, ...], inputs: tuple[Any, ...]) -> None:
+        answer = covered.get(pattern)
+        if answer is None:
+            reason = predicted.differs(inputs, bool(strided))
+            answer = covered[pattern] = not reason
+            if reason:
+                small = [f"{name} was {size}" for name, size in zip(names, pattern, strict=False) if size < SMALL]
+                compilation.record("trace", "small sizes" if small else "strides",
+                                   f"{', '.join(small)}: {reason}" if small else reason)
+        if not answer:
+            raise NotCovered("sizes 0 or 1 need another program")
+
+    def refuse(pattern: tuple[int, ...], error: InputError) -> None:
+        # the trace took two sizes as equal, in broadcasting, and here one of them is 1; nothing has run yet
+        covered[pattern] = False
+        compilation.record("trace", "sizes that the general program takes as equal", error.why)
+        raise NotCovered("sizes need another program") from error
+
+    # generated, because this runs at every call: one comparison for each size, nothing else
+    given = ", ".join(f"i{index}" for index in range(len(examples)))
+    pattern = ", ".join([*(f"{size} if {size} < {SMALL} else {SMALL}" for size in sizes),
+                         *(f"order(i{index}.stride())" for index in strided)])
+    when = "True" if strided else " or ".join(f"{size} < {SMALL}" for size in sizes)
+    lines = [f"def run({given}):", f"    if {when}:",
+             f"        pattern = ({pattern},)", "        if not covered.get(pattern):",
+             f"            judge(pattern, ({given},))",
+             "        try:", f"            return program({given})",
+             "        except InputError as error:", "            refuse(pattern, error)",
+             f"    return program({given})"]
+    space: dict[str, Any] = {"covered": covered, "judge": judge, "program": program, "refuse": refuse, "order": _order,
+                             "InputError": InputError}
+    exec(compile("\n".join(lines), "<sizes of a program>", "exec"), space)
+    return space["run"]  # type: ignore[no-any-return]
+
+
+def _size_texts(examples: Sequence[Any], symbolic: Sequence[int]) -> dict[Any, str]:
+    """Symbolic size -> where it is read, as Python text over i0, i1, ...; equal sizes once, whole numbers first."""
+    found: dict[Any, str] = {}
+    for index in symbolic:
+        if isinstance(examples[index], torch.SymInt):
+            found.setdefault(examples[index].node.expr, f"i{index}")
+    for index in symbolic:
+        if isinstance(examples[index], torch.Tensor):
+            for dim, size in enumerate(examples[index].shape):
+                if isinstance(size, torch.SymInt):
+                    found.setdefault(size.node.expr, f"i{index}.shape[{dim}]")
+    return found
+
+
+def _strided(examples: Sequence[Any]) -> list[int]:
+    """Inputs whose strides are not made of sizes."""
+    tensors = [value for value in examples if isinstance(value, torch.Tensor)]
+    sizes = {symbol for value in tensors for size in value.shape if isinstance(size, torch.SymInt)
+             for symbol in size.node.expr.free_symbols}
+    return [index for index, value in enumerate(examples) if isinstance(value, torch.Tensor)
+            and any(isinstance(stride, torch.SymInt) and stride.node.expr.free_symbols - sizes
+                    for stride in value.stride())]
+
+
+def _order(strides: Sequence[int]) -> tuple[int, ...]:
+    """Which strides are larger than which: all that decides how results are laid out."""
+    ranks = {stride: rank for rank, stride in enumerate(sorted(set(strides)), start=0 if 0 in strides else 1)}
+    return tuple(ranks[stride] for stride in strides)
+
+
+def _has_symbols(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in value.shape)
+    return isinstance(value, torch.SymInt)
+
+
+class PredictedShapes:
+    """The shapes that a trace predicted for every node of a graph."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self.placeholders = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
+        targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+        self.switches = [target for target in targets if torch_api.changes_mode(target)]
+
+    def differs(self, inputs: Sequence[Any], strides: bool = False) -> str:
+        """Why these inputs cannot be served, or empty: every shape comes out as predicted, and with `strides` the
+        strides of every output too."""
+        if self.switches:
+            return f"{self.switches[0].__name__} cannot be run on shapes alone"
+        symbols = self._bind(inputs)
+        if symbols is None:
+            return "the sizes contradict each other"
+        with torch_api.shapes_only() as to_fake:
+            comparison = _Compare(self.gm, symbols, strides)
+            try:
+                comparison.run(*[to_fake(value) for value in inputs])
+            except _Differs as difference:
+                return str(difference).split("\n")[0]
+            except Exception as error:  # the border: an op that refuses these sizes is eager PyTorch's to report
+                return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"
+            finally:
+                comparison.leave_modes()
+        return ""
+
+    def _bind(self, inputs: Sequence[Any]) -> dict[Any, int] | None:
+        symbols: dict[Any, int] = {}
+        for example, value in zip(self.placeholders, inputs, strict=True):
+            is_tensor = isinstance(example, torch.Tensor)
+            pairs = zip((*example.shape, *example.stride()), (*value.shape, *value.stride()), strict=True) \
+                if is_tensor else [(example, value)]
+            for expected, found in pairs:
+                if not isinstance(expected, torch.SymInt):
+                    continue
+                expression = expected.node.expr
+                if expression.is_Symbol and symbols.setdefault(expression, int(found)) != int(found):
+                    return None
+        return symbols
+
+
+class _Differs(Exception):
+    """A shape is not the predicted one."""
+
+
+class _Compare(Interpreter):
+    """Runs a captured graph on shapes and compares each with the prediction."""
+
+    def __init__(self, gm: GraphModule, symbols: dict[Any, int], strides: bool) -> None:
+        super().__init__(gm)
+        self.symbols = symbols
+        self.returned = set(gm.graph.output_node().all_input_nodes) if strides else set()
+        self.entered: list[Any] = []
+
+    def call_function(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        result = super().call_function(target, arguments, keywords)
+        if target is torch_api.ENTER_AUTOCAST:
+            self.entered.append(result)
+        elif target is torch_api.EXIT_AUTOCAST:
+            self.entered.remove(arguments[0])
+        return result
+
+    def leave_modes(self) -> None:
+        """Leaves the autocast regions that a run, stopped in the middle, is still in."""
+        while self.entered:
+            torch_api.EXIT_AUTOCAST(self.entered.pop())
+
+    def run_node(self, node: Node) -> Any:
+        found = super().run_node(node)
+        if node.op not in ("placeholder", "output"):
+            self._compare(node, node.meta.get("example_value"), found)
+        return found
+
+    def _compare(self, node: Node, expected: Any, found: Any) -> None:
+        if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
+            shape = [self._value(size) for size in expected.shape]
+            if shape != list(found.shape):
+                raise _Differs(f"{node.name} has shape {list(found.shape)}, the general program gives {shape}")
+            if node in self.returned:
+                self._compare_strides(node, expected, found)
+        elif isinstance(expected, torch.SymInt):
+            if self._value(expected) != found:
+                raise _Differs(f"{node.name} is {found}, the general program gives {self._value(expected)}")
+        elif isinstance(expected, (tuple, list)) and isinstance(found, (tuple, list)):
+            if len(expected) != len(found):
+                raise _Differs(f"{node.name} has {len(found)} parts, the general program gives {len(expected)}")
+            for one, other in zip(expected, found, strict=True):
+                self._compare(node, one, other)
+
+    def _compare_strides(self, node: Node, expected: torch.Tensor, found: torch.Tensor) -> None:
+        strides = [self._value(stride) for stride in expected.stride()]
+        pairs = zip(found.shape, strides, found.stride(), strict=True)
+        if found.numel() and any(a != b for size, a, b in pairs if size != 1):
+            raise _Differs(f"{node.name} has strides {list(found.stride())}, the general program gives {strides}")
+
+    def _value(self, size: Any) -> int:
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        return int(size.node.expr.xreplace(self.symbols))

@@ -1,0 +1,115 @@
+"""The loop language: one fused kernel over an iteration space rows x columns, in stages. Knows no target.
+
+A kernel is a function of pointers (`params`), sizes (`sizes`, int64) and a range of row blocks. Rows are the product of
+`rows`; every row is independent of the others, and so rows are run in parallel. Inside a row the stages run in order.
+
+- A stage at level "row" runs its instructions once per row.
+- A stage at level "column" runs them for every point of `columns` (a loop nest, first variable outermost).
+
+`vector` names the one variable that is taken several values at a time: the last column variable (row schedule), or the
+last row variable (column schedule: then one "row block" is a strip of consecutive values of that variable, everything
+that depends on it is a vector, and the column loops run one by one). A value that does not depend on the vector
+variable is uniform (scalar).
+
+Registers are numbered through the whole kernel; a register made at a row stage, or by `reduce` at a column stage
+(valid after that stage), may be used by all later stages. Registers made at a column stage otherwise end with it.
+
+Offsets are in elements: sizes (sym.Expr) over size names, loop variables, and registers written as symbols `%12`.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anyshape.sym.expr import Size
+
+# scalar operations: name -> number of arguments. All arguments have one dtype, the result dtype stands in the
+# instruction. Comparisons give bool. Integer division is not here: floor_div and trunc_div are.
+SCALAR: dict[str, int] = {
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "floor_div": 2, "trunc_div": 2, "remainder": 2, "fmod": 2,
+    "maximum": 2, "minimum": 2,  # a NaN operand gives NaN
+    "pow": 2, "atan2": 2, "copysign": 2, "hypot": 2, "nextafter": 2,
+    "neg": 1, "abs": 1, "sign": 1, "floor": 1, "ceil": 1, "round": 1, "trunc": 1,
+    "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log10": 1, "log1p": 1,
+    "sqrt": 1, "rsqrt": 1, "reciprocal": 1, "sin": 1, "cos": 1, "tan": 1, "tanh": 1, "sigmoid": 1,
+    "erf": 1, "erfc": 1, "asin": 1, "acos": 1, "atan": 1, "sinh": 1, "cosh": 1, "asinh": 1, "acosh": 1, "atanh": 1,
+    "lgamma": 1, "digamma": 1, "erfinv": 1,
+    "eq": 2, "ne": 2, "lt": 2, "le": 2, "gt": 2, "ge": 2,
+    "and": 2, "or": 2, "xor": 2, "not": 1, "shift_left": 2, "shift_right": 2,  # on bool and integers
+    "isnan": 1, "isinf": 1, "signbit": 1,
+    "where": 3,  # bool, then two of the result dtype
+    "cast": 1,  # from the argument's dtype to the result's; float to int truncates; to bool is "not 0"
+    "random": 2,  # i64 seed, i64 counter -> uniform [0, 1) in f32: SplitMix64, the same bits on every target
+}  # fmt: skip
+
+
+# one argument: an f32 register rounded (to nearest even) to what the narrow dtype can hold, still an f32 register.
+# A cast that the program writes rounds; what kernels compute between is not rounded.
+ROUNDING: dict[str, str] = {"to_bf16": "bf16", "to_f16": "f16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A pointer of the kernel: dtype of the elements in memory; role: in, out, inout."""
+
+    name: str
+    dtype: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A row buffer private to one thread, `count` elements (a size over size names), indexed like a param."""
+
+    name: str
+    dtype: str
+    count: Size
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One operation.
+
+    op: a name of SCALAR or ROUNDING, or
+        load     buffer[offset], where `args` is () or (mask,); masked-off lanes read nothing and give `value`
+        store    buffer[offset] = args[0], masked by args[1] when there is one
+        scatter  buffer[offset] += args[0] (duplicates add up; a kernel with scatter has its rows run serially)
+        constant `value`
+        index    the size `offset` as an i64
+        check    where args[0] (bool, vector or uniform; args[1] is an optional mask of active lanes) is false, set
+                 buffer[0] (i64, role out) to `value`; nothing else happens
+        reduce   combine args[0] over all columns of the stage with `combine`; the result is a row register
+    dtype: of the result in the register: bf16 and f16 are computed as f32, so registers are never bf16 or f16;
+        a load converts from the buffer's dtype, a store to it (round to nearest even).
+    """
+
+    result: int
+    op: str
+    args: tuple[int, ...] = ()
+    dtype: str = "f32"
+    buffer: str = ""
+    offset: Size = 0
+    value: float | int | bool = 0
+    combine: str = ""  # add, mul, maximum, minimum, and, or
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """level: row or column; instructions in order; `where`: the source lines it stems from (a comment)."""
+
+    level: str
+    instructions: tuple[Instruction, ...]
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopProgram:
+    """One kernel; see the head of this file. `rows` and `columns` are (variable, extent) pairs, outermost first."""
+
+    name: str
+    params: tuple[Param, ...]
+    sizes: tuple[str, ...]
+    rows: tuple[tuple[str, Size], ...]
+    columns: tuple[tuple[str, Size], ...]
+    vector: str
+    stages: tuple[Stage, ...]
+    scratch: tuple[Scratch, ...] = ()

@@ -1,0 +1,41 @@
+"""Which inputs of a kernel an output may overwrite: every element is read before, and only where, it is written.
+
+    y[i] = exp(x[i])      -->      (x, y): y may live where x lived
+"""
+from __future__ import annotations
+
+from anyshape.ir.types import size_of
+from anyshape.kernel.loop import LoopProgram
+from anyshape.sym.expr import Size, symbols_of
+
+
+def overwritable(program: LoopProgram) -> tuple[tuple[int, int], ...]:
+    """(input parameter, output parameter) pairs by position: same element size, the one offset at which the output is
+    stored is the only one at which the input is loaded, and no load comes after the store's stage."""
+    loads: dict[str, set[Size]] = {}
+    last_load: dict[str, int] = {}
+    stores: dict[str, list[tuple[Size, int]]] = {}
+    varying = {v for v, e in (*program.rows, *program.columns) if e != 1}
+    for position, stage in enumerate(program.stages):
+        for i in stage.instructions:
+            if i.op == "load":
+                loads.setdefault(i.buffer, set()).add(i.offset)
+                last_load[i.buffer] = position
+            elif i.op in ("store", "scatter"):
+                plain = i.op == "store" and len(i.args) == 1
+                stores.setdefault(i.buffer, []).append((i.offset if plain else -1, position))
+    pairs: list[tuple[int, int]] = []
+    taken: set[int] = set()
+    for o, out in enumerate(program.params):
+        places = stores.get(out.name, [])
+        if out.role != "out" or len(places) != 1 or not varying <= symbols_of(places[0][0]):
+            continue
+        offset, stage_position = places[0]
+        for k, source in enumerate(program.params):
+            if source.role != "in" or k in taken or size_of(source.dtype) != size_of(out.dtype):
+                continue
+            if loads.get(source.name) == {offset} and last_load[source.name] <= stage_position:
+                pairs.append((k, o))
+                taken.add(k)
+                break
+    return tuple(pairs)

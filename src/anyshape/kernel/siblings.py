@@ -1,0 +1,84 @@
+"""Joins kernels that read the same memory over the same space, where no third must run between (horizontal fusion).
+
+    a = exp(x)   [kernel]      b = neg(x)   [kernel]      -->      a, b   [one kernel; x is read once]
+
+Pairs are tried by the bytes that they share, most first.
+"""
+from __future__ import annotations
+
+from anyshape.ir.types import TensorType
+from anyshape.kernel.drafts import MOST_ROOTS, Draft, Drafts
+from anyshape.kernel.lower import NotLowerable
+from anyshape.sym.expr import Size
+
+MOST_READERS = 16  # of one value, of which all pairs are looked at
+
+
+def merge_siblings(drafts: Drafts, limit: int) -> None:
+    """Join what can be joined; `limit`: largest number of equations in a group. Raises NotFusable."""
+    owner = list(range(len(drafts.groups)))
+    for (first, second), saved in sorted(_shared(drafts).items(), key=lambda item: (-item[1], item[0])):
+        first, second = _find(owner, first), _find(owner, second)
+        if first != second and saved and _merge(drafts, first, second, limit):
+            owner[second] = first
+
+
+def _shared(drafts: Drafts) -> dict[tuple[int, int], int]:
+    """The bytes, at the hints' sizes, that two groups over one space both read or write."""
+    graph = drafts.graph
+    readers: dict[str, list[int]] = {}
+    spaces: dict[int, tuple[Size, Size, bool]] = {}
+    for group, draft in drafts.groups.items():
+        spaces[group] = (draft.points, draft.rows, bool(draft.dims) and draft.dims[-1][1])
+        for name in drafts.kernel(draft).lowered.values:
+            if name:
+                readers.setdefault(name, []).append(group)
+    sizes: dict[str, int] = {}
+    for value in (*graph.inputs, *(v for node in graph.nodes for v in node.outputs)):
+        if value.name in readers and isinstance(value.type, TensorType):
+            sizes[value.name] = graph.facts.hint(value.type.bytes)
+    shared: dict[tuple[int, int], int] = {}
+    for name, groups in readers.items():
+        for position, first in enumerate(groups[:MOST_READERS]):
+            for second in groups[position + 1:MOST_READERS]:
+                if spaces[first] == spaces[second]:
+                    shared[first, second] = shared.get((first, second), 0) + sizes.get(name, 0)
+    return shared
+
+
+def _merge(drafts: Drafts, a: int, b: int, limit: int) -> bool:
+    """Make groups `a` and `b` one, if no third kernel must run between them and the result can be lowered."""
+    first, second = drafts.groups[a], drafts.groups[b]
+    merged = Draft({**first.nodes, **second.nodes}, {**first.roots, **second.roots}, first.dims,
+                   first.reductions + second.reductions)
+    if len(merged.nodes) > limit or len(merged.roots) > MOST_ROOTS:
+        return False
+    if any(reduced for _, reduced in first.dims) != any(reduced for _, reduced in second.dims):
+        return False
+    if first.by_strips and any(value.tensor.count == first.points for value in merged.roots.values()):
+        return False
+    if _leads_to(drafts, a, b) or _leads_to(drafts, b, a):
+        return False
+    try:
+        lowered = drafts.lowered(merged)
+    except NotLowerable:
+        return False
+    if any(lowered.asked.get(name, 1) > 1 for name in merged.roots):
+        return False
+    drafts.replace(a, b, merged)
+    return True
+
+
+def _leads_to(drafts: Drafts, a: int, b: int) -> bool:
+    """Is group `b` reached from what `a` stores by way of nodes outside both?"""
+    def outside(position: int) -> bool:
+        holders = drafts.holders(position)
+        return len(holders) > 1 or not {a, b} & set(holders)
+
+    return drafts.reaches([p for name in drafts.groups[a].roots for p in drafts.uses(name) if outside(p)], b)
+
+
+def _find(owner: list[int], group: int) -> int:
+    while owner[group] != group:
+        group = owner[group]
+    return group

@@ -1,0 +1,24 @@
+"""The matrix product, done by the target's library: [*B, M, K] @ [*B, K, N] -> [*B, M, N]."""
+from __future__ import annotations
+
+from anyshape.ir.types import TensorType
+from anyshape.ops.rules import Attrs, Inputs, Types, add_row, fail, native, same_device, tensor
+
+
+def _infer(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    a, b = tensor(name, inputs, 0), tensor(name, inputs, 1)
+    if a.dtype != b.dtype:
+        fail(name, f"operands have dtypes {a.dtype} and {b.dtype}", "insert a cast")
+    native(name, a.dtype)
+    if a.dtype == "bool":
+        fail(name, "bool has no products")
+    if a.rank != b.rank or a.rank < 2:
+        fail(name, f"{a} and {b} need one rank of at least 2", "reshape and broadcast first")
+    if a.shape[:-2] != b.shape[:-2]:
+        fail(name, f"{a} and {b} differ in their batch dims", "broadcast first")
+    if a.shape[-1] != b.shape[-2]:
+        fail(name, f"{a} has {a.shape[-1]} columns, {b} has {b.shape[-2]} rows")
+    return (TensorType(a.dtype, a.shape[:-1] + b.shape[-1:], None, same_device(name, (a, b))),)
+
+
+add_row("matmul", "library", "a, b", _infer, torch="matmul")

@@ -1,0 +1,109 @@
+"""Runs passes in order over a graph, and keeps what happened: times, sizes, texts on request.
+
+A pass is `f(graph, config) -> graph`; its name is the function's. `config.disable` leaves passes out, `config.show`
+and `config.dump` give the graph after a pass, `config.check` verifies it and names the pass that broke it.
+"""
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from anyshape.base.config import Config
+from anyshape.base.errors import ConfigError
+from anyshape.ir.graph import Graph
+from anyshape.ir.show import show
+from anyshape.ir.verify import verify
+from anyshape.passes.cse import cse
+from anyshape.passes.dce import dce
+from anyshape.passes.fold import fold
+from anyshape.passes.simplify import simplify
+from anyshape.passes.views import views
+
+Pass = Callable[[Graph, Config], Graph]
+
+# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; dce sweeps
+ROAD: tuple[Pass, ...] = (fold, simplify, views, cse, dce)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One pass that ran: its name, seconds, equations before and after, and the graph it gave."""
+
+    name: str
+    seconds: float
+    before: int
+    after: int
+    graph: Graph
+
+    def __str__(self) -> str:
+        return f"{self.name:<12} {self.before:>5} -> {self.after:<5} equations  {self.seconds * 1e3:8.2f} ms"
+
+
+@dataclass(slots=True)
+class History:
+    """The stages of one compilation, in order. `captured` is the graph before the first pass."""
+
+    captured: Graph | None = None
+    stages: list[Stage] = field(default_factory=list)
+
+    def seconds(self) -> dict[str, float]:
+        """Time per pass name, in seconds."""
+        total: dict[str, float] = {}
+        for stage in self.stages:
+            total[stage.name] = total.get(stage.name, 0.0) + stage.seconds
+        return total
+
+    def __str__(self) -> str:
+        return "\n".join(str(stage) for stage in self.stages)
+
+
+def run(passes: Sequence[Pass], graph: Graph, config: Config, history: History | None = None) -> Graph:
+    """The graph after all `passes`; `history` receives what each did.
+
+    Raises:
+        ConfigError: `config.disable` names no pass.
+        VerifyError: with `config.check` of at least 1, the first pass that left a broken graph, by name.
+    """
+    left_out = {name.strip() for name in config.disable.split(",") if name.strip()}
+    names = [step.__name__ for step in passes]
+    unknown = sorted(left_out - set(names))
+    if unknown:
+        raise ConfigError(f"disable names no pass: {', '.join(unknown)}", why=f"the passes are {', '.join(names)}",
+                          do="correct the name")
+    if history is not None and history.captured is None:
+        history.captured = graph
+    number = 0
+    publish(config, graph.name, number, "capture", lambda: show(graph))
+    if config.check >= 1:
+        verify(graph, "capture")
+    for step in passes:
+        number += 1
+        name = step.__name__
+        if name in left_out:
+            continue
+        before = len(graph.nodes)
+        start = time.perf_counter()
+        graph = step(graph, config)
+        seconds = time.perf_counter() - start
+        if history is not None:
+            history.stages.append(Stage(name, seconds, before, len(graph.nodes), graph))
+        current = graph
+        publish(config, graph.name, number, name, lambda: show(current))  # noqa: B023
+        if config.check >= 1:
+            verify(graph, name)
+    return graph
+
+
+def publish(config: Config, graph_name: str, number: int, stage: str, text: Callable[[], str]) -> None:
+    """Print a stage to stderr when `config.show` asks for it, write it to `config.dump` as
+    `<graph>/<number>_<stage>.txt`. `text` is called only when needed."""
+    wanted = {word.strip() for word in config.show.split(",")}
+    if stage in wanted or "all" in wanted:
+        print(f"# {graph_name}: {stage}\n{text()}", file=sys.stderr)
+    if config.dump:
+        folder = Path(config.dump) / graph_name.replace("/", "_")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:02d}_{stage}.txt").write_text(text(), encoding="utf-8")

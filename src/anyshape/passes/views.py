@@ -1,0 +1,109 @@
+"""Merges chains of views into one and removes views that show their operand as it is. Nothing is moved.
+
+before:
+    graph example(x: f32[b, n, 4])
+      a = reshape(x | shape=[b*n, 4])                        f32[b*n, 4]
+      c = reshape(a | shape=[b, n, 2, 2])                    f32[b, n, 2, 2]
+      d = permute(c | dims=[0, 2, 1, 3])                     f32[b, 2, n, 2]
+      e = permute(d | dims=[0, 2, 1, 3])                     f32[b, n, 2, 2]
+      f = slice(e | dim=3, start=0, count=2, step=1)         f32[b, n, 2, 2]
+      return f
+after:
+    graph example(x: f32[b, n, 4])
+      a = reshape(x | shape=[b*n, 4])      f32[b*n, 4]
+      c = reshape(x | shape=[b, n, 2, 2])  f32[b, n, 2, 2]
+      d = permute(c | dims=[0, 2, 1, 3])   f32[b, 2, n, 2]
+      return c
+What is not used any more is left to the pass dce.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from anyshape.base.config import Config
+from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
+from anyshape.passes.replay import Replay, replay, same_type
+from anyshape.sym.expr import Expr
+
+
+def _inner(replay: Replay, node: Node) -> Node | None:
+    """The equation below, when it is of the same op."""
+    below = replay.producer(node.inputs[0])
+    return below if below is not None and below.op == node.op else None
+
+
+def _reshape(replay: Replay, node: Node) -> Operand | None:
+    below = _inner(replay, node)
+    return None if below is None else replay.op("reshape", below.inputs[0], shape=node.attr("shape"))
+
+
+def _permute(replay: Replay, node: Node) -> Operand | None:
+    source = node.inputs[0]
+    assert isinstance(source, Value)
+    dims = _integers(node.attr("dims"))
+    if dims == tuple(range(len(dims))):
+        return source
+    below = _inner(replay, node)
+    if below is not None:
+        first = _integers(below.attr("dims"))
+        return replay.op("permute", below.inputs[0], dims=tuple(first[d] for d in dims))
+    # where only dims of size 1 change places, the elements keep their order
+    moved = [d for d in dims if source.tensor.shape[d] != 1]
+    return replay.op("reshape", source, shape=node.output.tensor.shape) if moved == sorted(moved) else None
+
+
+def _broadcast(replay: Replay, node: Node) -> Operand | None:
+    source = node.inputs[0]
+    assert isinstance(source, Value)
+    below = _inner(replay, node)
+    if below is not None:
+        return replay.op("broadcast", below.inputs[0], shape=node.attr("shape"))
+    new, old = node.output.tensor.shape, source.tensor.shape
+    extra = len(new) - len(old)
+    if new[extra:] == old and all(size == 1 for size in new[:extra]):
+        return replay.op("reshape", source, shape=new)
+    return None
+
+
+def _slice(replay: Replay, node: Node) -> Operand | None:
+    dim, start, count, step = (node.attr(name) for name in ("dim", "start", "count", "step"))
+    if count == 1 and step != 1:
+        return replay.op("slice", node.inputs[0], dim=dim, start=start, count=1, step=1)
+    below = _inner(replay, node)
+    if below is None or below.attr("dim") != dim:
+        return None
+    first, stride = below.attr("start"), below.attr("step")
+    assert isinstance(start, (int, Expr)) and isinstance(first, (int, Expr))
+    assert isinstance(step, int) and isinstance(stride, int)
+    return replay.op("slice", below.inputs[0], dim=dim, start=first + start * stride, count=count,
+                     step=step * stride)
+
+
+def _integers(value: Attr) -> tuple[int, ...]:
+    assert isinstance(value, tuple)
+    return value  # type: ignore[return-value]
+
+
+# a view whose result has its operand's type shows it as it is, unless it may reorder elements
+_RULES: dict[str, tuple[bool, Callable[[Replay, Node], Operand | None]]] = {
+    "reshape": (False, _reshape),
+    "permute": (True, _permute),
+    "broadcast": (False, _broadcast),
+    "slice": (False, _slice),
+}
+
+
+def _rewrite(replay: Replay, node: Node) -> Operand | None:
+    found = _RULES.get(node.op)
+    if found is None:
+        return None
+    reorders, rule = found
+    source = node.inputs[0]
+    if not reorders and isinstance(source, Value) and same_type(source.type, node.output.type):
+        return source
+    return rule(replay, node)
+
+
+def views(graph: Graph, config: Config) -> Graph:
+    """See the head of this file."""
+    return replay(graph, _rewrite)

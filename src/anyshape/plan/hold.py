@@ -1,0 +1,56 @@
+"""A program holds less: results are allocated when first written, tensors are let go after their last use.
+
+    0 k0(saved logits) -> a      -->      0 k0(saved logits) -> a
+    1 matmul(a, x) -> grad                1 memory: drop logits, take grad
+                                          2 matmul(a, x) -> grad
+
+Without it all gradients would be allocated before the first step, while everything saved is still there.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+from anyshape.plan.plan import Buffer, MemoryStep, Plan, Step, Window
+
+WORTH = 262144  # bytes at the hints below which a buffer is not worth a step of its own
+
+
+def hold_less(plan: Plan, forward: Plan | None) -> Plan:
+    """`plan` (allocated) with memory steps. `forward`: of a backward program; tells which tape entries own memory
+    outside the kept block."""
+    placed = {name for name, _ in plan.offsets}
+    homes = {b.name: b.home for b in forward.buffers} if forward is not None else {}
+    ends = {o.buffer for o in (*plan.outputs, *plan.saved) if isinstance(o, Window)}
+    take: dict[int, list[str]] = {}
+    drop: dict[int, list[str]] = {}
+    for buffer in plan.buffers:
+        if plan.facts.hint(buffer.bytes) < WORTH or buffer.name in placed:
+            continue
+        if buffer.home == "output" and buffer.first > 0:
+            take.setdefault(buffer.first, []).append(buffer.name)
+        elif _own(buffer, forward, homes) and buffer.name not in ends and buffer.last + 1 < len(plan.steps):
+            drop.setdefault(buffer.last + 1, []).append(buffer.name)
+    if not take and not drop:
+        return plan
+    steps: list[Step] = []
+    moved: list[int] = []
+    for position, step in enumerate(plan.steps):
+        if position in take or position in drop:
+            steps.append(MemoryStep(tuple(take.get(position, ())), tuple(drop.get(position, ()))))
+        moved.append(len(steps))
+        steps.append(step)
+    moved.append(len(steps))
+    buffers = tuple(dataclasses.replace(b, first=moved[b.first], last=moved[min(b.last, len(plan.steps))])
+                    for b in plan.buffers)
+    return dataclasses.replace(plan, steps=tuple(steps), buffers=buffers)
+
+
+def _own(buffer: Buffer, forward: Plan | None, homes: dict[str, str]) -> bool:
+    """A tensor that nobody but the call need hold: what PyTorch made, a gradient that comes in, or a result that only
+    the tape kept."""
+    if buffer.home == "extern" or forward is None:
+        return buffer.home == "extern"
+    if buffer.home == "input":
+        return True
+    saved = forward.saved[buffer.index] if buffer.home == "tape" else None
+    return isinstance(saved, Window) and homes.get(saved.buffer) in ("output", "extern")

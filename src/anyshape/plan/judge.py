@@ -1,0 +1,78 @@
+"""The judge of a plan's layout at given sizes; shares no code with plan/alloc.py and knows nothing of how it works."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from anyshape.base.errors import VerifyError
+from anyshape.plan.plan import Buffer, Plan
+from anyshape.sym.expr import evaluate
+
+
+def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | None = None, arena: int | None = None,
+          kept: int | None = None) -> int:
+    """Checks that the layout is right at the symbols' `values`, and returns the least bytes that any layout needs.
+
+    Args:
+        plan: an allocated plan.
+        values: symbol name -> value.
+        offsets: buffer name -> byte offset; the plan's own formulas when left out.
+        arena, kept: bytes of the arena and of the block at its bottom; the plan's own formulas when left out.
+
+    Raises:
+        VerifyError: two buffers overlap while both are alive; one is misaligned, outside the arena, or crosses the
+            border of the kept block; or the arena is not the top of the highest buffer.
+    """
+    if offsets is None:
+        offsets = {name: evaluate(offset, values) for name, offset in plan.offsets}
+    arena = evaluate(plan.arena, values) if arena is None else arena
+    kept = evaluate(plan.kept, values) if kept is None else kept
+    placed: list[tuple[int, int, Buffer]] = []
+    top = kept
+    for buffer in plan.buffers:
+        if buffer.home in ("arena", "saved") and buffer.name not in offsets:
+            _fail(plan, f"buffer {buffer.name} has no offset")
+        if buffer.name not in offsets:
+            continue
+        start = offsets[buffer.name]
+        stop = start + evaluate(buffer.bytes, values)
+        if start < 0 or stop > arena:
+            _fail(plan, f"buffer {buffer.name} at {start}..{stop} lies outside the arena of {arena} bytes")
+        if buffer.home != "tape" and start % 64:
+            _fail(plan, f"buffer {buffer.name} at {start} is not aligned to 64 bytes")
+        if start < kept < stop or (buffer.home in ("saved", "tape") and stop > kept):
+            _fail(plan, f"buffer {buffer.name} at {start}..{stop} crosses the kept block of {kept} bytes")
+        top = max(top, stop)
+        placed.append((start, stop, buffer))
+    if (top + 63) // 64 * 64 != arena:
+        _fail(plan, f"the arena is {arena} bytes, the highest buffer ends at {top}")
+    for i, (start, stop, one) in enumerate(placed):
+        for other_start, other_stop, other in placed[:i]:
+            shared = min(stop, other_stop) - max(start, other_start)
+            if shared > 0 and _together(plan, one, other) and (one.home, other.home) != ("tape", "tape"):
+                _fail(plan, f"buffers {one.name} and {other.name} are alive together and share {shared} bytes")
+    return lower_bound(plan, values)
+
+
+def lower_bound(plan: Plan, values: Mapping[str, int]) -> int:
+    """The largest number of bytes of arena buffers alive at one step."""
+    inside = [b for b in plan.buffers if b.home in ("arena", "saved") or b.name in dict(plan.offsets)]
+    best = 0
+    for step in range(len(plan.steps) + 1):
+        alive = [evaluate(b.bytes, values) for b in inside if _life(plan, b)[0] <= step <= _life(plan, b)[1]]
+        best = max(best, sum(alive))
+    return best
+
+
+def _life(plan: Plan, buffer: Buffer) -> tuple[int, int]:
+    first = 0 if buffer.home == "tape" else buffer.first
+    last = len(plan.steps) if buffer.home == "saved" else buffer.last
+    return first, last
+
+
+def _together(plan: Plan, a: Buffer, b: Buffer) -> bool:
+    (a_first, a_last), (b_first, b_last) = _life(plan, a), _life(plan, b)
+    return a_first <= b_last and b_first <= a_last
+
+
+def _fail(plan: Plan, why: str) -> None:
+    raise VerifyError(f"the memory layout of {plan.name} is wrong", why=why, do="report this plan: a bug of AnyShape")

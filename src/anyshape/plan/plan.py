@@ -1,0 +1,147 @@
+"""The plan: the program of the host. Steps in order, buffers with byte sizes as formulas, an offset for each.
+
+Nothing here runs; run/executable.py does. plan/show.py prints a plan.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anyshape.ir.graph import Attr, Literal
+from anyshape.ir.types import TensorType
+from anyshape.sym.expr import Expr, Size
+from anyshape.sym.facts import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A piece of memory of the program.
+
+    bytes: of the dense contents, unaligned, a size over the symbols.
+    home: where it lives:
+        input   the caller's tensor `index` (position among all graph inputs)
+        output  a tensor allocated for the caller, output `index`
+        arena   in the call's arena, free after its last step
+        saved   in the call's arena, kept for the backward program as tape entry `index`
+        tape    (backward) the tape's entry `index`: a piece of the forward's arena or a tensor it held
+        extern  made by PyTorch in step `first`, dropped after step `last`
+    first, last: steps (0-based, inclusive) between which the contents must be kept.
+    """
+
+    name: str
+    bytes: Size
+    home: str
+    index: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A strided view of a buffer: what a step reads or writes. `offset` and the type's strides are in elements."""
+
+    buffer: str
+    type: TensorType
+    offset: Size = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """One version of a kernel: it may be used when every condition (size >= 0) holds."""
+
+    kernel: str
+    conditions: tuple[Size, ...]
+    sizes: tuple[Size, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelStep:
+    """Run a fused kernel: the first regime whose conditions hold; `params` are given to it as pointers in order.
+    `params[i].offset` is taken into account by the host (pointer + offset). `outputs` are the written params; `reuse`
+    the (input, output) params that may share memory."""
+
+    regimes: tuple[Regime, ...]
+    params: tuple[Window, ...]
+    outputs: tuple[int, ...]
+    where: str = ""
+    reuse: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryStep:
+    """A native library call, `op` "matmul": outputs[0] = inputs[0] @ inputs[1], batched over all leading dims
+    (inputs may be strided windows, batch strides may be 0), plus inputs[2] * beta when there is a third (may be a
+    broadcast window)."""
+
+    op: str
+    inputs: tuple[Window, ...]
+    outputs: tuple[Window, ...]
+    attrs: tuple[tuple[str, Attr], ...] = ()
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExternStep:
+    """A call of a PyTorch operator by name, with an argument template.
+
+    target: e.g. "aten.convolution.default", resolved under torch.ops.
+    inputs: windows (tensors) and sizes, in the order that the template refers to them.
+    template: nested tuples as the attr of the node "extern" (see ops/extern.py).
+    outputs: windows of the buffers the results become (home extern, or copied into place for other homes); a size
+        symbol bound by a result stands in `symbols` as (result index, name).
+    """
+
+    target: str
+    inputs: tuple[Window | Expr | Literal, ...]
+    template: Attr
+    outputs: tuple[Window | None, ...]
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStep:
+    """Copy a window into another of the same shape (a mutated input receives its value, an output its layout)."""
+
+    source: Window
+    target: Window
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStep:
+    """Let go of the tensors of some buffers (homes input, tape, extern) and allocate those of some outputs."""
+
+    take: tuple[str, ...]
+    drop: tuple[str, ...]
+    where: str = ""
+
+
+Step = KernelStep | LibraryStep | ExternStep | CopyStep | MemoryStep
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """See the head of this file.
+
+    inputs: one entry per graph input: a TensorType, or the name of the symbol that a whole number binds.
+    outputs: one entry per graph output: a window (its buffer's home is output, input or extern), a size, or None.
+    saved: one entry per tape entry of a forward program: a window, or a size.
+    offsets: buffer name -> byte offset in the arena, for homes arena and saved (aligned to 64), and for home tape when
+        the entry lies in the forward's kept block.
+    arena: bytes of the arena, a formula.
+    restored: (backward) positions among `inputs` of the tape's entries, in the tape's order. A backward program is
+        called with the tape, then the other inputs.
+    kept: bytes at the bottom of the arena that hold the saved values; a block of memory of its own, which lives until
+        the backward program has run. The rest, [kept, arena), is free after the call. No buffer crosses the border.
+    """
+
+    name: str
+    inputs: tuple[TensorType | str, ...]
+    outputs: tuple[Window | Expr | Literal | None, ...]
+    saved: tuple[Window | Expr | Literal, ...]
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    offsets: tuple[tuple[str, Size], ...]
+    arena: Size
+    facts: Facts
+    restored: tuple[int, ...] = ()
+    kept: Size = 0

@@ -1,0 +1,129 @@
+"""The whole road, from a graph to an executable: the only file that knows it. Read top to bottom."""
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass, field
+
+from anyshape.assemble import Storage, assemble, storage
+from anyshape.backend.limits import host
+from anyshape.backend.llvm import emit
+from anyshape.backend.llvm_build import build
+from anyshape.backend.llvm_libm import UNSUPPORTED
+from anyshape.base import events
+from anyshape.base.config import Config
+from anyshape.ir.graph import Graph
+from anyshape.kernel.fuse import fuse
+from anyshape.kernel.fusion import Fusion, Kernel, NotFusable, Refused
+from anyshape.kernel.loop import LoopProgram
+from anyshape.kernel.show import content_name
+from anyshape.kernel.show import show as show_kernel
+from anyshape.passes import pipeline
+from anyshape.passes.pipeline import History, publish
+from anyshape.plan.alloc import allocate
+from anyshape.plan.hold import hold_less
+from anyshape.plan.inplace import reuse_inputs
+from anyshape.plan.judge import judge
+from anyshape.plan.plan import Plan
+from anyshape.plan.show import show as show_plan
+from anyshape.run.cache import cache_of
+from anyshape.run.context import shared_context
+from anyshape.run.executable import Executable
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the compiler decided on one graph, for `explain`, and the executable.
+
+    graph: after the passes; `history` has it before and between. programs: kernel name -> loop program.
+    seconds: (stage, time) in order.
+    """
+
+    name: str
+    graph: Graph
+    history: History
+    fusion: Fusion
+    programs: dict[str, LoopProgram]
+    plan: Plan
+    executable: Executable
+    seconds: tuple[tuple[str, float], ...]
+
+
+def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None) -> Compiled:
+    """Compile one graph. `forward`: for a backward graph, the compiled forward whose memory and tape it shares."""
+    clock = _Clock()
+    history = History()
+    graph = pipeline.run(pipeline.ROAD, graph, config, history)
+    clock.mark("passes")
+
+    store, fusion = _fused(graph, config)
+    clock.mark("fuse")
+
+    names, programs = _named(fusion)
+    publish(config, graph.name, 90, "kernels", lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
+    texts = [emit(program, host()) for program in programs.values()]
+    publish(config, graph.name, 91, "llvm", lambda: "\n\n".join(texts))
+    clock.mark("emit")
+
+    kernels = build(texts, host(), cache_of(config))
+    clock.mark("build")
+
+    plan = reuse_inputs(assemble(graph, fusion, store, names))
+    plan = allocate(plan, forward.plan if forward is not None else None)
+    plan = hold_less(plan, forward.plan if forward is not None else None)
+    publish(config, graph.name, 92, "plan", lambda: show_plan(plan))
+    if config.check >= 1:
+        hints = dict(plan.facts.hints)
+        judge(plan, {name: hints.get(name, 64) for name in _symbols(plan)})
+    executable = Executable(plan, kernels, shared_context(), forward.plan if forward is not None else None,
+                            config.threads)
+    clock.mark("plan")
+    events.count("compile_seconds", clock.total())
+    return Compiled(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks))
+
+
+def _fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
+    """Storage and fusion; what cannot be lowered after all is left to PyTorch, one group after another."""
+    refused = Refused(UNSUPPORTED)
+    enabled = config.fuse
+    while True:
+        store = storage(graph, refused)
+        try:
+            return store, fuse(graph, store.required, store.layouts, store.base(), limit=config.max_nodes,
+                               refused=refused, enabled=enabled)
+        except NotFusable as error:
+            events.count("fusion_retries")
+            if not error.values and not enabled:
+                raise
+            enabled = enabled and bool(error.values)
+            refused = Refused(refused.ops, refused.values | error.values)
+
+
+def _named(fusion: Fusion) -> tuple[dict[int, str], dict[str, LoopProgram]]:
+    """Name every kernel by its contents, so that equal kernels (repeated layers) are one."""
+    names: dict[int, str] = {}
+    programs: dict[str, LoopProgram] = {}
+    for position, item in enumerate(fusion.items):
+        if isinstance(item, Kernel):
+            name = content_name(item.lowered.program)
+            names[position] = name
+            programs.setdefault(name, dataclasses.replace(item.lowered.program, name=name))
+    return names, programs
+
+
+def _symbols(plan: Plan) -> set[str]:
+    return {name for name, _, _ in plan.facts.ranges} | {name for name, _ in plan.facts.hints}
+
+
+@dataclass(slots=True)
+class _Clock:
+    last: float = field(default_factory=time.perf_counter)
+    marks: list[tuple[str, float]] = field(default_factory=list)
+
+    def mark(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.marks.append((stage, now - self.last))
+        self.last = now
+
+    def total(self) -> float:
+        return sum(seconds for _, seconds in self.marks)

@@ -1,0 +1,147 @@
+"""Memory of runs: blocks taken through torch's allocator, used again by every program, given back when idle.
+
+There are two pools: temporary blocks are free again when the call returns, kept blocks hold saved values until the
+backward program has run. A call takes one block of each kind at most.
+"""
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from anyshape.base import events
+from anyshape.base.errors import AnyShapeError
+
+PAGE = 4096  # blocks are whole pages
+WINDOW = 256  # takes over which the need is observed
+IDLE_FACTOR = 4  # a free block this much larger than any need of the last window is given back
+SMALL = 1 << 20  # bytes not worth giving back
+VIEWS = 64  # records whose views of a block are remembered
+
+
+class Block:
+    """One piece of memory; `views` remembers tensors over it by record."""
+
+    __slots__ = ("address", "bytes", "flat", "tensor", "views")
+
+    def __init__(self, bytes_: int) -> None:
+        self.bytes = bytes_
+        self.tensor = torch.empty(bytes_ + 64, dtype=torch.uint8) if bytes_ else torch.empty(0, dtype=torch.uint8)
+        start = self.tensor.data_ptr()
+        skip = -start % 64
+        self.tensor = self.tensor[skip:skip + bytes_]
+        self.address = start + skip
+        self.views: dict[Any, Any] = {}
+        self.flat: dict[torch.dtype, torch.Tensor] = {}
+
+    def window(self, dtype: torch.dtype, byte: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+        """A tensor over the block that starts at `byte`; strides in elements."""
+        flat = self.flat.get(dtype)
+        item = dtype.itemsize
+        if flat is None:
+            flat = self.tensor[:self.bytes // item * item].view(dtype)
+            self.flat[dtype] = flat
+        return flat.as_strided(shape, strides, flat.storage_offset() + byte // item)
+
+    def remember(self, record: Any, views: Any) -> None:
+        """Keeps `views` for the next call with this record."""
+        if len(self.views) >= VIEWS:
+            self.views.clear()
+        self.views[record] = views
+
+
+class Pool:
+    """Free blocks of one kind. `take` prefers the smallest that fits; thread-safe."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.free: list[Block] = []
+        self.empty = Block(0)
+        self.held = 0  # bytes of all blocks, taken or free
+        self.peak = 0
+        self.takes = 0
+        self.need = 0  # most bytes taken at once in this window
+
+    def take(self, bytes_: int) -> Block:
+        """A block of at least `bytes_` bytes, aligned to 64.
+
+        Raises:
+            AnyShapeError: there is not enough memory.
+        """
+        if bytes_ == 0:
+            return self.empty
+        with self.lock:
+            self.takes += 1
+            if bytes_ > self.need:
+                self.need = bytes_
+            if self.takes % WINDOW == 0:
+                self._trim()
+            if len(self.free) == 1 and self.free[0].bytes >= bytes_:
+                return self.free.pop()
+            best = None
+            for block in self.free:
+                if block.bytes >= bytes_ and (best is None or block.bytes < best.bytes):
+                    best = block
+            if best is not None:
+                self.free.remove(best)
+                return best
+            # a block that is too small makes room for its successor, so that there are never more blocks than calls
+            if self.free:
+                self._drop(max(self.free, key=lambda block: block.bytes))
+        return self._new(bytes_)
+
+    def give(self, block: Block) -> None:
+        """Gives a block back."""
+        if block is not self.empty:
+            self.free.append(block)  # one step of the interpreter: no lock
+
+    def release_idle(self) -> None:
+        """Gives every free block back to torch."""
+        with self.lock:
+            while self.free:
+                self._drop(self.free[-1])
+
+    def _new(self, bytes_: int) -> Block:
+        size = -(-bytes_ // PAGE) * PAGE
+        try:
+            block = Block(size)
+        except RuntimeError as error:
+            self.release_idle()
+            raise AnyShapeError(f"there is no memory for an arena of {size} bytes", why=str(error).split("\n")[0],
+                                do="run with smaller sizes, or keep fewer forward passes waiting for their backward"
+                                ) from error
+        with self.lock:
+            self.held += size
+            self.peak = max(self.peak, self.held)
+        events.arena_changed(size)
+        return block
+
+    def _drop(self, block: Block) -> None:
+        self.free.remove(block)
+        self.held -= block.bytes
+        events.arena_changed(-block.bytes)
+
+    def _trim(self) -> None:
+        limit = max(IDLE_FACTOR * self.need, SMALL)
+        for block in [b for b in self.free if b.bytes > limit]:
+            self._drop(block)
+        self.need = 0
+
+
+class Lease:
+    """The kept block of one forward run, owned by its tape; see run/tape.py.
+
+    record: the forward's sizes and layout.
+    """
+
+    __slots__ = ("block", "pool", "record")
+
+    def __init__(self, pool: Pool, block: Block, record: Any) -> None:
+        self.pool = pool
+        self.block = block
+        self.record = record
+
+    def release(self) -> None:
+        """Gives the block back to the pool; the tape calls it once."""
+        self.pool.give(self.block)

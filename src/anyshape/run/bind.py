@@ -1,0 +1,142 @@
+"""Reads the symbols from a call's arguments and checks that they fit the program; done once per new shape."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from anyshape.base.errors import InputError, Unsupported
+from anyshape.ir.types import TensorType
+from anyshape.plan.plan import Plan
+from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
+from anyshape.sym.expr import Size, coefficient_of, evaluate, symbol, symbols_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a symbol is read: size or stride `dim` of an input is factor * symbol + rest (dim -1: the input itself)."""
+
+    name: str
+    position: int
+    dim: int
+    stride: bool
+    size: Size
+
+
+class Binder:
+    """Binds the symbols of one plan; those in `known` may come from outside (from a tape).
+
+    Raises:
+        Unsupported: a symbol of the plan cannot be read from its inputs.
+    """
+
+    def __init__(self, plan: Plan, symbols: Sequence[str], known: frozenset[str] = frozenset()) -> None:
+        self.plan = plan
+        self.sources = _sources(plan)
+        bound = {source.name for source in self.sources} | known
+        missing = [name for name in symbols if name not in bound]
+        if missing:
+            raise Unsupported(f"{plan.name} computes with the size {', '.join(missing)}",
+                              why="no input has it as a size: it is only known while the program runs",
+                              do="split the program there")
+        # inputs whose strides must be looked at to know the symbols
+        self.strided = frozenset(source.position for source in self.sources if source.stride)
+
+    def bind(self, arguments: Sequence[Any], known: Mapping[str, int]) -> dict[str, int]:
+        """Symbol -> value, checked against every type and range.
+
+        Args:
+            arguments: one per input of the plan.
+            known: values that are known already (of the forward's symbols).
+
+        Raises:
+            InputError: an argument does not fit.
+        """
+        for position, (kind, argument) in enumerate(zip(self.plan.inputs, arguments, strict=True)):
+            self._kind(position, kind, argument)
+        values = dict(known)
+        for source in self.sources:
+            if source.name not in values or source.dim < 0:
+                values[source.name] = self._read(source, arguments[source.position], values)
+        for position, (kind, argument) in enumerate(zip(self.plan.inputs, arguments, strict=True)):
+            if isinstance(kind, TensorType):
+                wanted = tuple(evaluate(size, values) for size in kind.shape)
+                if tuple(argument.shape) != wanted:
+                    self._fail(position, f"its sizes are {list(argument.shape)}; {kind} means {list(wanted)} here"
+                               + self._origin(kind))
+        for name, low, high in self.plan.facts.ranges:
+            if name in values and (values[name] < low or (high is not None and values[name] > high)):
+                raise InputError(f"{self.plan.name} does not take these sizes",
+                                 why=f"the size {name} is {values[name]}, the program was compiled for {low}.."
+                                     f"{'' if high is None else high}", do="compile the program again for this size")
+        return values
+
+    def _kind(self, position: int, kind: TensorType | str, argument: Any) -> None:
+        if isinstance(kind, str):
+            if not isinstance(argument, int):
+                self._fail(position, f"it is a whole number ({kind}), got {type(argument).__name__}")
+            return
+        if not isinstance(argument, torch.Tensor):
+            self._fail(position, f"it is a tensor {kind}, got {type(argument).__name__}")
+        if argument.dtype != TORCH_DTYPES[kind.dtype]:
+            found = DTYPE_NAMES.get(argument.dtype, str(argument.dtype))
+            self._fail(position, f"its dtype is {found}, the program was compiled for {kind.dtype}")
+        if argument.dim() != kind.rank:
+            self._fail(position, f"it has {argument.dim()} dims, the program was compiled for {kind.rank}: {kind}")
+        if argument.device.type != "cpu" or argument.layout != torch.strided:
+            self._fail(position, f"it is a {argument.layout} tensor on {argument.device}; the program runs on dense "
+                                 "tensors on the CPU")
+
+    def _read(self, source: _Source, argument: Any, values: Mapping[str, int]) -> int:
+        if source.dim < 0:
+            return int(argument)
+        found = argument.stride(source.dim) if source.stride else argument.shape[source.dim]
+        split = coefficient_of(source.size, source.name)
+        assert split is not None
+        factor, rest = (evaluate(part, values) for part in split)
+        if factor == 0 and found == rest:
+            return 0  # any value does
+        if factor == 0 or (found - rest) % factor:
+            word = "stride" if source.stride else "size"
+            self._fail(source.position, f"{word} {source.dim} is {found}, which is not {source.size} for any "
+                                        f"{source.name}")
+        return int((found - rest) // factor)
+
+    def _origin(self, kind: TensorType) -> str:
+        names = sorted(set().union(*(symbols_of(size) for size in kind.shape)))
+        places = {source.name: source for source in reversed(self.sources)}
+        parts = [f"{name} is read from input {places[name].position}" for name in names if name in places]
+        return f" ({', '.join(parts)})" if parts else ""
+
+    def _fail(self, position: int, why: str) -> None:
+        raise InputError(f"input {position} of {self.plan.name} does not fit the compiled program", why=why,
+                         do="call the program with arguments like those it was compiled for, or compile it again")
+
+
+def _sources(plan: Plan) -> list[_Source]:
+    """One place per symbol: numbers and plain sizes first, then sizes that are affine in one symbol more."""
+    found: dict[str, _Source] = {}
+    places: list[tuple[Size, int, int, bool]] = []
+    for position, kind in enumerate(plan.inputs):
+        if isinstance(kind, str):
+            found.setdefault(kind, _Source(kind, position, -1, False, symbol(kind)))
+            continue
+        places += [(size, position, dim, False) for dim, size in enumerate(kind.shape)]
+    for position, kind in enumerate(plan.inputs):
+        if isinstance(kind, TensorType) and kind.strides is not None:
+            places += [(size, position, dim, True) for dim, size in enumerate(kind.strides)]
+    places.sort(key=lambda place: str(place[0]) not in symbols_of(place[0]))
+    open_places = places
+    while True:
+        rest = []
+        for size, position, dim, stride in open_places:
+            unknown = [name for name in symbols_of(size) if name not in found]
+            if len(unknown) == 1 and coefficient_of(size, unknown[0]) is not None:
+                found[unknown[0]] = _Source(unknown[0], position, dim, stride, size)
+            elif unknown:
+                rest.append((size, position, dim, stride))
+        if len(rest) == len(open_places):
+            return list(found.values())
+        open_places = rest

@@ -1,0 +1,255 @@
+"""One running call as Python sees it: tensors for the steps that PyTorch does, results, and saved values."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from anyshape.backend import host_words as host
+from anyshape.base import events
+from anyshape.base.errors import VerifyError
+from anyshape.ir.graph import Graph, Node, Value
+from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
+from anyshape.run import torch_api
+from anyshape.run.arena import Block
+from anyshape.run.dtypes import TORCH_DTYPES
+from anyshape.run.extern import compile_extern, results_of
+from anyshape.run.interp import Interpreter
+from anyshape.run.layout import Layout
+from anyshape.run.record import Record, View
+from anyshape.sym.expr import Expr, evaluate
+
+OWN = "anyshape."  # targets that are our own ops, run by the reference interpreter
+
+
+def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two strides mean the same elements: they may differ where the size is 1, or when there are none."""
+    return 0 in shape or all(a == b for n, a, b in zip(shape, one, other, strict=True) if n != 1)
+
+
+def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """`tensor` itself if it has these strides, else a copy that has."""
+    if same_strides(tensor.shape, tensor.stride(), strides):
+        return tensor
+    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    return copy.copy_(tensor.detach())
+
+
+class Calls:
+    """What calls of one plan need that does not depend on sizes."""
+
+    def __init__(self, plan: Plan, layout: Layout) -> None:
+        self.plan = plan
+        self.slots = layout.slots
+        self.buffers = {b.name: b for b in plan.buffers}
+        ordered = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
+        self.output_of = {b.name: i for i, b in enumerate(ordered)}
+        # results are the allocated tensors as they are
+        self.plain_outputs = [b.index for b in ordered] == list(range(len(plan.outputs))) and all(
+            isinstance(w, Window) and self.buffers[w.buffer].index == i for i, w in enumerate(plan.outputs))
+        taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
+        self.dtypes = [TORCH_DTYPES[plan.outputs[b.index].type.dtype] for b in ordered]  # type: ignore[union-attr]
+        self.early = [i for i, b in enumerate(ordered) if b.name not in taken]  # allocated at the start
+        self.allocate = torch_api.allocator()
+        self.functions: dict[int, Callable[[Sequence[Any]], Any]] = {}
+        self.drops: dict[int, tuple[str, ...]] = {}
+        self.written = frozenset(self.buffers[name].index for name in _written(plan)
+                                 if name in self.buffers and self.buffers[name].home == "input")
+        self.checked = tuple(i for i, w in enumerate(plan.saved)
+                             if isinstance(w, Window) and self.buffers[w.buffer].home in ("input", "output"))
+        externs = [b for b in plan.buffers if b.home == "extern"]
+        ends = {w.buffer for w in (*plan.outputs, *plan.saved) if isinstance(w, Window)}
+        for number, step in enumerate(plan.steps):
+            if isinstance(step, ExternStep):
+                if not step.target.startswith(OWN):
+                    self.functions[number] = compile_extern(step.target, step.template)
+                # what died before this step and after the last one that could drop it
+                self.drops[number] = tuple(b.name for b in externs if b.last < number and b.name not in ends)
+
+
+def _written(plan: Plan) -> set[str]:
+    names: set[str] = set()
+    for step in plan.steps:
+        if isinstance(step, CopyStep):
+            names.add(step.target.buffer)
+        elif isinstance(step, KernelStep):
+            names.update(step.params[k].buffer for k in step.outputs)
+        elif not isinstance(step, MemoryStep):
+            names.update(w.buffer for w in step.outputs if w is not None)
+    return names
+
+
+class Call:
+    """See the head of this file."""
+
+    __slots__ = ("block", "error", "externs", "inputs", "kept", "outputs", "record", "shared", "temporary")
+
+    def __init__(self, shared: Calls, record: Record, inputs: list[Any], outputs: list[Any], kept: Block,
+                 temporary: Block) -> None:
+        self.shared = shared
+        self.record = record
+        self.inputs = inputs
+        self.outputs = outputs
+        self.kept = kept
+        self.temporary = temporary
+        self.externs: dict[str, torch.Tensor] = {}
+        self.block: Any = None
+        self.error: BaseException | None = None
+
+    # --- tensors
+
+    def tensor(self, window: Window, view: View) -> torch.Tensor:
+        """The tensor that a window stands for."""
+        shape, strides, offset = view
+        buffer = self.shared.buffers[window.buffer]
+        base = self._base(buffer)
+        if base is None:
+            dtype = TORCH_DTYPES[window.type.dtype]
+            byte = self.record.offsets[window.buffer] + offset * dtype.itemsize
+            if byte < self.record.kept:
+                return self.kept.window(dtype, byte, shape, strides)
+            return self.temporary.window(dtype, byte - self.record.kept, shape, strides)
+        if offset == 0 and base.shape == shape and same_strides(shape, base.stride(), strides):
+            return base
+        return base.as_strided(shape, strides, base.storage_offset() + offset)
+
+    def _base(self, buffer: Buffer) -> torch.Tensor | None:
+        """The tensor of a buffer that is one, None for a place in the arena."""
+        if buffer.name in self.record.offsets:
+            return None
+        if buffer.home == "output":
+            return self.outputs[self.shared.output_of[buffer.name]]
+        if buffer.home == "extern":
+            return self.externs[buffer.name]
+        position = self.shared.plan.restored[buffer.index] if buffer.home == "tape" else buffer.index
+        return self.inputs[position]
+
+    # --- steps
+
+    def step(self, number: int) -> None:
+        """Does a step by PyTorch."""
+        step = self.shared.plan.steps[number]
+        views = self.record.windows[number]
+        try:
+            if isinstance(step, ExternStep):
+                self._extern(number, step, views)
+            elif isinstance(step, LibraryStep):
+                self._matmul(step, views)
+            elif isinstance(step, MemoryStep):
+                self._hold(step)
+            else:
+                assert isinstance(step, CopyStep)
+                self.tensor(step.target, views[1]).copy_(self.tensor(step.source, views[0]))
+        except RuntimeError as error:
+            error.add_note(f"in step {number} of {self.shared.plan.name}, {step.where or 'source line unknown'}")
+            raise
+
+    def _hold(self, step: MemoryStep) -> None:
+        """Lets tensors go, allocates results."""
+        shared = self.shared
+        for name in step.drop:
+            buffer = shared.buffers[name]
+            if buffer.home == "extern":
+                self.externs.pop(name, None)
+            else:
+                self.inputs[shared.plan.restored[buffer.index] if buffer.home == "tape" else buffer.index] = None
+        for name in step.take:
+            index = shared.output_of[name]
+            result = shared.allocate(*self.record.allocations[index], shared.dtypes[index])
+            self.outputs[index] = result
+            self.block[host.SLOTS + shared.slots[name]] = result.data_ptr()
+
+    def _extern(self, number: int, step: ExternStep, views: tuple[Any, ...]) -> None:
+        for name in self.shared.drops[number]:
+            self.externs.pop(name, None)
+        events.count("extern_calls")
+        operands = [self.tensor(entry, view) if isinstance(entry, Window) else view
+                    for entry, view in zip(step.inputs, views, strict=False)]
+        function = self.shared.functions.get(number)
+        returned = self._own(step, operands) if function is None else function(operands)
+        results = results_of(returned, len(step.outputs))
+        for window, view, result in zip(step.outputs, views[len(step.inputs):], results, strict=True):
+            if window is not None:
+                self._receive(step, window, view, result)
+
+    def _own(self, step: ExternStep, operands: list[Any]) -> tuple[Any, ...]:
+        """One of our own ops that no kernel does."""
+        inputs = tuple(Value(f"operand{i}", entry.type) if isinstance(entry, Window) else entry
+                       for i, entry in enumerate(step.inputs))
+        state = Interpreter(Graph(step.target, (), (), ()))
+        state.symbols = self.record.values
+        state.values = {f"operand{i}": operand for i, operand in enumerate(operands)}
+        attrs: Any = step.template
+        return state.call(Node(step.target.removeprefix(OWN), inputs, attrs, (), step.where))
+
+    def _receive(self, step: Step, window: Window, view: View, result: Any) -> None:
+        """Puts a result of PyTorch where the plan wants it."""
+        shape, strides, _ = view
+        if not isinstance(result, torch.Tensor) or tuple(result.shape) != shape \
+                or result.dtype != TORCH_DTYPES[window.type.dtype]:
+            found = f"{result.dtype}{list(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)
+            raise VerifyError(f"{getattr(step, 'target', 'a library')} returned something else than was traced",
+                              where=step.where, why=f"it returned {found}; traced: {window.type}, {list(shape)} here",
+                              do="compile the program again; if it stays, report this operator")
+        buffer = self.shared.buffers[window.buffer]
+        if buffer.home != "extern":
+            self.tensor(window, view).copy_(result)
+            return
+        result = restrided(result, strides)
+        # an operator may return its operand; places of the arena are used again before the result dies
+        storage = result.untyped_storage()._cdata
+        if storage in (self.kept.tensor.untyped_storage()._cdata, self.temporary.tensor.untyped_storage()._cdata):
+            result = torch.empty_strided(shape, strides, dtype=result.dtype).copy_(result)
+        self.externs[window.buffer] = result
+        self.block[host.SLOTS + self.shared.slots[window.buffer]] = result.data_ptr()
+
+    def _matmul(self, step: LibraryStep, views: tuple[Any, ...]) -> None:
+        """A product that the library cannot do in place: integers, half precision, odd strides."""
+        attrs = dict(step.attrs)
+        alpha, beta = attrs.get("alpha", 1), attrs.get("beta", 1)
+        assert isinstance(alpha, (int, float)) and isinstance(beta, (int, float))
+        a, b, *rest = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
+        target = self.tensor(step.outputs[0], views[len(step.inputs)])
+        if rest and a.dim() == 2 and b.dim() == 2 and target.is_floating_point():
+            target.copy_(torch.addmm(rest[0], a, b, alpha=alpha, beta=beta))
+            return
+        product = torch.matmul(a, b)
+        if alpha != 1:
+            product.mul_(alpha)
+        if rest and beta:
+            product.add_(rest[0], alpha=beta)
+        target.copy_(product)
+
+    # --- results
+
+    def results(self) -> list[Any]:
+        """The outputs of the call."""
+        found: dict[tuple[str, View], Any] = {}
+        results: list[Any] = []
+        for entry, view in zip(self.shared.plan.outputs, self.record.outputs, strict=True):
+            if not isinstance(entry, Window):
+                results.append(view)
+                continue
+            key = (entry.buffer, view)
+            if key not in found:
+                found[key] = self.tensor(entry, view)
+            results.append(found[key])
+        return results
+
+    def saved(self) -> list[Any]:
+        """The tape's values: tensors over the kept block, tensors held, numbers."""
+        inside = self.kept.views.get(self.record)
+        if inside is None:
+            inside = {i: self.tensor(entry, self.record.saved[i]) for i, entry in enumerate(self.shared.plan.saved)
+                      if isinstance(entry, Window) and entry.buffer in self.record.offsets}
+            self.kept.remember(self.record, inside)
+        values = []
+        for i, entry in enumerate(self.shared.plan.saved):
+            if i in inside:
+                values.append(inside[i])
+            elif isinstance(entry, Window):
+                values.append(self.tensor(entry, self.record.saved[i]))
+            else:
+                values.append(evaluate(entry, self.record.values) if isinstance(entry, Expr) else entry)
+        return values

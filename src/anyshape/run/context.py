@@ -1,0 +1,71 @@
+"""What programs share: the native host, the pools of memory, the running calls that call back into Python."""
+from __future__ import annotations
+
+import ctypes
+import itertools
+from functools import lru_cache
+from typing import Protocol
+
+from anyshape.backend import limits, llvm_build
+from anyshape.backend.base import Kernel, ObjectCache
+from anyshape.backend.host import emit_host
+from anyshape.backend.torchlib import library
+from anyshape.base.config import Config
+from anyshape.run.arena import Pool
+from anyshape.run.cache import cache_of
+
+WORD = ctypes.c_int64
+
+
+class Running(Protocol):
+    """A call that native code calls back into."""
+
+    def step(self, number: int) -> None:
+        """Does step `number` by PyTorch."""
+
+    error: BaseException | None
+
+
+class Context:
+    """Everything that outlives a call and is not the program: give the same one to all programs of a process.
+
+    Args:
+        cache: where the host's object code is kept; None: it is compiled (a quarter of a second).
+    """
+
+    def __init__(self, cache: ObjectCache | None = None) -> None:
+        self.temporary = Pool()
+        self.kept = Pool()
+        self.native = llvm_build.load(emit_host(), ("run_plan", "measure", "place"), limits.host(), cache)
+        address = self.native.address
+        self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
+        self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
+        self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, WORD)(address["place"])
+        self.calls: dict[int, Running] = {}
+        self.numbers = itertools.count(1)
+        self._callback = ctypes.CFUNCTYPE(WORD, WORD, WORD)(self._step)
+        self.callback = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
+
+    def functions(self, kernels: list[Kernel]) -> ctypes.Array[WORD]:
+        """The table of addresses that a program's words refer to; see backend/host.py."""
+        torch = library()
+        table = [torch.parallel, torch.thread_number, torch.team_size, torch.sgemm, torch.dgemm, torch.clock,
+                 torch.sgemv, torch.dgemv, torch.sgemm_batch, torch.dgemm_batch]
+        for kernel in kernels:
+            table += [kernel.run, kernel.blocks, kernel.scratch, kernel.work]
+        return (WORD * len(table))(*table)
+
+    def _step(self, state: int, number: int) -> int:
+        call = self.calls[state]
+        try:
+            call.step(number)
+        except BaseException as error:  # ctypes would print and forget it; the caller of run_plan raises it again
+            call.error = error
+            return 1
+        return 0
+
+
+@lru_cache(maxsize=1)
+def shared_context() -> Context:
+    """The process's context; the cache folder is that of the environment."""
+    return Context(cache_of(Config.make()))

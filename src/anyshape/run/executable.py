@@ -1,0 +1,299 @@
+"""A compiled program: a plan and its kernels. Stateless and re-entrant: calls may run at once from several threads.
+
+One call: read the symbols' record by the shapes of the inputs (or make it), allocate the outputs, take the arena,
+fill the block, run the host natively, give the arena back. Nothing is decided here.
+"""
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from anyshape.backend import host_words as host
+from anyshape.backend.base import Kernel
+from anyshape.base import events
+from anyshape.base.errors import IndexRangeError, InputError, VerifyError
+from anyshape.ir.types import TensorType
+from anyshape.plan.plan import Plan, Window
+from anyshape.run import torch_api
+from anyshape.run.arena import Block, Lease
+from anyshape.run.bind import Binder
+from anyshape.run.call import Call, Calls, restrided
+from anyshape.run.context import Context, shared_context
+from anyshape.run.dtypes import TORCH_DTYPES
+from anyshape.run.entry import make_enter
+from anyshape.run.layout import layout_of
+from anyshape.run.record import Record, Records, counted_peak
+from anyshape.run.tape import Tape
+
+RECORDS = 512  # shapes that one program remembers
+
+
+class Executable:
+    """See the head of this file.
+
+    Args:
+        plan: allocated (plan/alloc.py).
+        kernels: what the plan's regimes name, in any order.
+        context: what programs share; the process's own when left out.
+        forward: for a backward program that uses the kept block of its forward, the forward's allocated plan.
+
+    Raises:
+        Unsupported: a size of the plan cannot be read from its inputs.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, plan: Plan, kernels: Sequence[Kernel] = (), context: Context | None = None,
+                 forward: Plan | None = None, threads: int = 0) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self.kernels = list(kernels)
+        self.context = shared_context() if context is None else context
+        self.threads = threads
+        self.functions = self.context.functions(self.kernels)
+        self.functions_address = ctypes.addressof(self.functions)
+        entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(self.kernels)}
+        self.layout = layout_of(plan, entries)
+        known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
+        self.binder = Binder(plan, self.layout.symbols, known)
+        self.maker = Records(plan, self.layout, self.context, self.functions, forward)
+        self.records: dict[Any, Record] = {}
+        self.lock = threading.Lock()
+        self.enter = make_enter(plan, self.layout.slots, self.binder.strided)
+        written = [b for b in plan.buffers if b.home in ("input", "tape", "output") and b.name not in self.maker.homes]
+        in_front = 1 + len(written)
+        # slots that the host or PyTorch fill in, and the room for kernel blocks
+        self.rest = bytes(8 * (len(self.layout.slots) - in_front + self.maker.workspace_words))
+        windows = [plan.outputs[buffer.index] for buffer in self.maker.outputs]
+        self.dtypes = tuple(TORCH_DTYPES[window.type.dtype] for window in windows if isinstance(window, Window))
+        self.allocate = torch_api.allocator()
+        self.takes_tape = bool(plan.restored)
+        self.calls = Calls(plan, self.layout)
+        self.lazy = len(self.calls.early) < len(self.dtypes)
+        self.plain = self.calls.plain_outputs and not plan.saved
+        self.profiles: list[tuple[Record, list[tuple[int, float]]]] | None = None  # set to [] to receive times of steps
+        events.count("programs")
+        events.count("kernels", len(self.kernels))
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Runs the program on `args` (emptied): the plan's inputs; for a backward the tape, then the other inputs.
+
+        Returns the outputs; a forward that saves something returns its tape as the last one.
+
+        Raises:
+            InputError: an argument does not fit. IndexRangeError: an index of a gather is out of range.
+        """
+        if self.takes_tape:
+            return self._backward(args)
+        record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit)
+        args.clear()
+        if not self.plan.saved:
+            return self._run(record, list(inputs), pointers, undo, self.context.kept.empty)
+        pool = self.context.kept
+        kept = pool.take(record.kept)
+        try:
+            return self._run(record, list(inputs), pointers, undo, kept)
+        except BaseException:
+            pool.give(kept)
+            raise
+
+    def _backward(self, args: list[Any]) -> list[Any]:
+        if not args or not isinstance(args[0], Tape):
+            raise InputError(f"{self.name} takes the tape of its forward first",
+                             why=f"got {type(args[0]).__name__ if args else 'no argument'}",
+                             do="pass what the forward returned last")
+        tape = args.pop(0)
+        values = tape.open()
+        lease = tape.owner if isinstance(tape.owner, Lease) else None
+        origin = tape.owner.record if lease is not None else tuple(
+            (v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
+        record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit, values, origin)
+        args.clear()
+        private = None
+        if lease is not None and record.kept != lease.record.kept:
+            raise VerifyError(f"the tape of {self.name} comes from another forward",
+                              why=f"it holds {lease.record.kept} bytes, the backward expects {record.kept}")
+        if lease is None or (record.overwrites and torch_api.keeps_graph()):
+            private = self._private_kept(record, inputs, lease)
+        kept = private or (lease.block if lease is not None else self.context.kept.empty)
+        # from here on the call alone holds the saved tensors, so that each can go after its last use
+        held = list(inputs)
+        del inputs, values
+        last = not torch_api.keeps_graph()
+        if last:
+            tape.values = []
+        try:
+            outputs = self._run(record, held, pointers, undo, kept)
+        except BaseException:
+            if last or (private is None and record.overwrites):
+                tape.release()  # its values are gone, or half overwritten
+            raise
+        finally:
+            if private is not None:
+                self.context.kept.give(private)
+        tape.close()
+        return outputs
+
+    def _private_kept(self, record: Record, inputs: Sequence[Any], lease: Lease | None) -> Block:
+        """A copy of the kept block, for a tape that must stay as it is or that has no block."""
+        block = self.context.kept.take(record.kept)
+        if lease is not None:
+            if record.kept:
+                block.tensor[:record.kept].copy_(lease.block.tensor[:record.kept])
+            return block
+        for buffer in self.plan.buffers:
+            if buffer.home == "tape" and buffer.name in record.offsets:
+                position = self.plan.restored[buffer.index]
+                view = record.inputs[position]
+                assert view is not None
+                source = inputs[position]
+                block.window(source.dtype, record.offsets[buffer.name], view[0], view[1]).copy_(source)
+        return block
+
+    def _run(self, record: Record, inputs: list[Any], pointers: tuple[int, ...], undo: tuple[Any, ...],
+             kept: Block) -> list[Any]:
+        context = self.context
+        if self.lazy:
+            outputs: list[Any] = [None] * len(self.dtypes)
+            for i in self.calls.early:
+                outputs[i] = self.allocate(*record.allocations[i], self.dtypes[i])
+        else:
+            outputs = [self.allocate(sizes, strides, dtype)
+                       for (sizes, strides), dtype in zip(record.allocations, self.dtypes)]  # noqa: B905
+        threads = self.threads or torch.get_num_threads()
+        temporary = context.temporary.take(record.temporary + record.scratch * threads)
+        call: Call | None = None
+        number = 0
+        # torch.no_grad() costs more than the rest of a small call
+        graded = torch.is_grad_enabled() and bool(record.calls or undo or not self.plain)
+        if graded:
+            torch_api.set_grad_enabled(False)
+        try:
+            if record.calls:
+                number = next(context.numbers)
+                call = Call(self.calls, record, inputs, outputs, kept, temporary)
+                context.calls[number] = call
+            clock = None if self.profiles is None else array("q", bytes(24 * (2 * len(self.plan.steps) + 2)))
+            times = 0 if clock is None else clock.buffer_info()[0]
+            block = array("q", (0, number, kept.address, temporary.address, threads, context.callback,
+                                self.functions_address, record.address, 0, times, 0, *pointers,
+                                *[0 if output is None else output.data_ptr() for output in outputs]))
+            block.frombytes(self.rest)
+            if call is not None:
+                call.block = block
+            code = context.run_plan(block.buffer_info()[0])
+            if clock is not None and self.profiles is not None:
+                self.profiles.append((record, _durations(clock)))
+            if code != host.DONE:
+                self._raise(code, block, call)
+            for given, used in undo:
+                given.copy_(used)
+            if self.plain and record.exact:
+                return outputs
+            if call is None:
+                call = Call(self.calls, record, inputs, outputs, kept, temporary)
+            results = call.results()
+            if self.plan.saved:
+                lease = Lease(context.kept, kept, record)
+                results.append(Tape(call.saved(), lease, self.calls.checked))
+            return results
+        finally:
+            if graded:
+                torch_api.set_grad_enabled(True)
+            if number:
+                del context.calls[number]
+            context.temporary.give(temporary)
+            events.count_run()
+
+    def _raise(self, code: int, block: Any, call: Call | None) -> None:
+        """Turns the host's code into an exception."""
+        if code == host.CALLBACK_FAILED and call is not None and call.error is not None:
+            raise call.error
+        step = self.plan.steps[block[host.STEP]]
+        if code == host.CHECK_FAILED:
+            raise IndexRangeError(f"an index is out of range in {self.name}", where=step.where,
+                                  why="an element of an index tensor is not below the size of the dim it selects from "
+                                      "(or is below minus that size)",
+                                  do="check the values of the index tensor, for example token numbers against the "
+                                     "size of the vocabulary")
+        raise VerifyError(f"step {block[host.STEP]} of {self.name} failed with code {code}", where=step.where)
+
+    def _slow(self, args: list[Any], values: Sequence[Any] = (), origin: Any = None) -> tuple[Record, tuple[Any, ...]]:
+        """A call with a new shape, or with arguments that do not fit: (record, one argument per plan input)."""
+        plan = self.plan
+        count = len(plan.inputs) - len(plan.restored)
+        if len(args) != count:
+            raise InputError(f"{self.name} takes {count} arguments, {len(args)} were given",
+                             do="pass one argument per input of the program")
+        given = iter(args)
+        places = {position: index for index, position in enumerate(plan.restored)}
+        arguments = tuple(self._tensor(kind, values[places[i]] if i in places else next(given))
+                          for i, kind in enumerate(plan.inputs))
+        known = origin.values if isinstance(origin, Record) else {}
+        more = (values, origin) if plan.restored else ()
+        key = None
+        rest = [a for i, a in enumerate(arguments) if i not in places]
+        for kind, argument in zip(plan.inputs, arguments, strict=True):
+            if isinstance(kind, TensorType) and not isinstance(argument, torch.Tensor):
+                break
+        else:
+            key = self.enter.key(rest, *more)  # type: ignore[attr-defined]
+            record = self.records.get(key)
+            if record is not None:
+                return record, arguments
+        symbols = self.binder.bind(arguments, known)
+        record = self.maker.make(symbols)
+        with self.lock:
+            while len(self.records) >= RECORDS:
+                self.records.pop(next(iter(self.records)))
+            self.records[key] = record
+        return record, arguments
+
+    def _tensor(self, kind: TensorType | str, argument: Any) -> Any:
+        """A Python number where the program has a scalar tensor becomes one."""
+        if isinstance(kind, TensorType) and not kind.shape and isinstance(argument, (bool, int, float)):
+            return torch.tensor(argument, dtype=TORCH_DTYPES[kind.dtype])
+        return argument
+
+    def _fit(self, record: Record, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Inputs with the strides that the program expects, copied where they have others; what is to be copied back
+        afterwards as (given, used) pairs."""
+        fitted = list(inputs)
+        undo = []
+        for i, (kind, given) in enumerate(zip(self.plan.inputs, inputs, strict=True)):
+            if not isinstance(kind, TensorType):
+                continue
+            if given.dtype is not TORCH_DTYPES[kind.dtype] or not given.is_cpu:
+                self.binder.bind(inputs, record.values)  # says what is wrong
+            view = record.inputs[i]
+            assert view is not None
+            fitted[i] = restrided(given, view[1])
+            if fitted[i] is not given and i in self.calls.written:
+                undo.append((given, fitted[i]))
+        return tuple(fitted), tuple(undo)
+
+    def record(self, *args: Any) -> Record:
+        """The record of a call with these arguments (as in a call), without running it."""
+        arguments = list(args)
+        if self.takes_tape:
+            tape = arguments.pop(0)
+            origin = tape.owner.record if isinstance(tape.owner, Lease) else ()
+            return self._slow(arguments, tape.open(), origin)[0]
+        return self._slow(arguments)[0]
+
+    def counted_peak(self, record: Record) -> int:
+        """Bytes of the arena that the steps really touch; equals `record.arena`."""
+        return counted_peak(self.plan, record)
+
+
+
+def _durations(clock: array[int]) -> list[tuple[int, float]]:
+    """(step number, seconds) of the steps that ran."""
+    marks = [(clock[i + 2], clock[i] + clock[i + 1] * 1e-9) for i in range(0, len(clock), 3) if clock[i]]
+    return [(number, now - before) for (_, before), (number, now) in itertools.pairwise(marks)]

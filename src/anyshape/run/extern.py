@@ -1,0 +1,95 @@
+"""Calls of PyTorch operators by name: a template is turned once into a Python function of the operands.
+
+    ("args", ("operand", 0), ("list", ("int", 2), ("operand", 1))), ("kwargs", ("alpha", ("int", 1)))
+    -->  lambda operands: target(operands[0], [2, operands[1]], alpha=1)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from anyshape.base.errors import VerifyError
+from anyshape.ir.graph import Attr
+from anyshape.run.dtypes import TORCH_DTYPES
+
+
+def resolve(target: str) -> Callable[..., Any]:
+    """The operator overload that `target` names under torch.ops, e.g. "aten.convolution.default".
+
+    Raises:
+        VerifyError: this process has no such operator (its library is not imported, or torch lacks it).
+    """
+    found: Any = torch.ops
+    for part in target.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise VerifyError(f"there is no operator {target}", why=str(error),
+                              do="import the library that defines it, or use the torch version that the program was "
+                                 "made with") from error
+    return found  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=4096)
+def compile_extern(target: str, template: Attr) -> Callable[[Sequence[Any]], Any]:
+    """The call of `target` as a function of the list of operands (tensors and numbers); template: ops/extern.py."""
+    constants: dict[str, Any] = {"target": resolve(target)}
+
+    def constant(value: Any) -> str:
+        name = f"constant_{len(constants)}"
+        constants[name] = value
+        return name
+
+    def source(entry: Any) -> str:
+        tag = entry[0]
+        if tag == "operand":
+            return f"operands[{int(entry[1])}]"
+        if tag == "list":
+            return "[" + ", ".join(source(item) for item in entry[1:]) + "]"
+        if tag == "none":
+            return "None"
+        if tag in ("int", "bool"):
+            return repr(entry[1])
+        if tag in ("float", "str"):
+            return constant(entry[1])
+        if tag == "dtype":
+            return constant(TORCH_DTYPES[entry[1]])
+        if tag == "device":
+            return constant(torch.device(entry[1]))
+        if tag in ("layout", "memory_format"):
+            return constant(getattr(torch, entry[1]))
+        raise VerifyError(f"the template of {target} has an unknown entry", why=f"{entry!r}")
+
+    assert isinstance(template, tuple) and len(template) == 2, template
+    arguments, keywords = template
+    assert isinstance(arguments, tuple) and isinstance(keywords, tuple), template
+    parts = [source(entry) for entry in arguments[1:]]
+    for name, entry in keywords[1:]:  # type: ignore[misc, str-unpack]
+        if not isinstance(name, str) or not name.isidentifier():
+            raise VerifyError(f"the template of {target} has the keyword {name!r}", why="that is no name")
+        parts.append(f"{name}={source(entry)}")
+    text = f"lambda operands: target({', '.join(parts)})"
+    return eval(compile(text, f"<extern {target}>", "eval"), constants)  # type: ignore[no-any-return]
+
+
+def call_extern(target: str, template: Attr, operands: Sequence[Any]) -> Any:
+    """Call `target` with the arguments of `template` over `operands`; what the operator returns."""
+    return compile_extern(target, template)(operands)
+
+
+def results_of(returned: Any, count: int) -> tuple[Any, ...]:
+    """What an operator returned as `count` results. Where it returned more than `count` entries, the entries that
+    are None (gradients that were not asked for) stand for no result.
+
+    Raises:
+        VerifyError: the number does not fit.
+    """
+    found = tuple(returned) if isinstance(returned, (tuple, list)) else () if returned is None else (returned,)
+    if len(found) != count:
+        found = tuple(item for item in found if item is not None)
+    if len(found) != count:
+        raise VerifyError(f"an operator returned {len(found)} results, {count} were declared")
+    return found

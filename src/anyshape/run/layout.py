@@ -1,0 +1,231 @@
+"""A plan as a Python function of its symbols that returns everything a call needs to know, generated once per plan.
+
+    plan with buffer m of 4*b*n bytes, kernel step 0 ...
+    -->  def shape(b, n):
+             v0 = (4*b*n)
+             return ([1, 15, 0, 5, 0, 0, 0, 2, 1, 3, 0, ...], (v0,), (0,), ...)
+
+The first entry is the host's program (backend/host.py) but for its head; sizes and strides of all windows follow.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anyshape.backend import host_words as host
+from anyshape.base.errors import VerifyError
+from anyshape.ir.types import TensorType, size_of
+from anyshape.plan.plan import Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
+from anyshape.run.words import Area, copy_words, matmul_words
+from anyshape.sym.expr import Call, Expr, Size, symbols_of
+
+STATUS_BUFFER = "status"
+NO_REGIME = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is known of a plan before any size is.
+
+    symbols: in the order of the arguments of `shape`.
+    slots: buffer name -> slot of the host's block.
+    placed: names of the buffers with a place in the arena, in the order of `sizes` and `offsets` in shape's result.
+    shape: symbols -> (words of the steps, sizes of placed buffers, their offsets, kept, arena, types of inputs,
+        of outputs, of saved, of steps' windows, bytes of output buffers by output); a type is (sizes, strides, offset
+        in elements).
+    """
+
+    symbols: tuple[str, ...]
+    slots: Mapping[str, int]
+    placed: tuple[str, ...]
+    shape: Callable[..., tuple[Any, ...]]
+
+
+def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
+    """The layout of an allocated plan; kernels: name -> its entry in the table of functions."""
+    offsets = dict(plan.offsets)
+    slots = {STATUS_BUFFER: 0}
+    for buffer in sorted(plan.buffers, key=lambda b: (_rank(b, offsets), b.index)):
+        slots[buffer.name] = len(slots)
+    writer = _Writer(plan, slots, kernels)
+    placed = tuple(b.name for b in plan.buffers if b.name in offsets)
+    sizes = {b.name: b.bytes for b in plan.buffers}
+    outputs = {b.index: b.bytes for b in plan.buffers if b.home == "output"}
+    parts = [
+        "[" + ", ".join(filter(None, (writer.step(i, step) for i, step in enumerate(plan.steps)))) + "]",
+        writer.tuple_of(sizes[name] for name in placed),
+        writer.tuple_of(offsets[name] for name in placed),
+        writer.number(plan.kept),
+        writer.number(plan.arena),
+        writer.types(plan.inputs),
+        writer.types(plan.outputs),
+        writer.types(plan.saved),
+        "(" + "".join(writer.windows(step) + ", " for step in plan.steps) + ")",
+        writer.tuple_of(outputs.get(i, 0) for i in range(len(plan.outputs))),
+    ]
+    symbols = tuple(sorted(writer.symbols))
+    lines = [f"def shape({', '.join(_name(s) for s in symbols)}):", *writer.lines,
+             f"    return ({', '.join(parts)})"]
+    names: dict[str, Any] = {"matmul": _matmul, "copy": _copy, "specs": writer.specs}
+    exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
+    return Layout(symbols, slots, placed, names["shape"])
+
+
+def _rank(buffer: Buffer, offsets: Mapping[str, Size]) -> int:
+    """Order of slots: a call's tensors come first, so that their addresses are written in one go."""
+    if buffer.name in offsets:
+        return 3
+    return {"input": 0, "tape": 1, "output": 2}.get(buffer.home, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """What does not depend on sizes in a library or copy step: (slot, bytes per element) per window."""
+
+    number: int
+    dtype: str
+    places: tuple[tuple[int, int], ...]
+    alpha: float = 1.0
+    beta: float = 1.0
+
+
+def _areas(spec: _Spec, windows: tuple[Any, ...]) -> list[Area]:
+    return [Area(slot, offset * item, item, shape, strides)
+            for (slot, item), (shape, strides, offset) in zip(spec.places, windows, strict=True)]
+
+
+def _matmul(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
+    a, b, c, *rest = _areas(spec, windows)
+    words = matmul_words(spec.number, spec.dtype, a, b, c, rest[0] if rest else None, spec.alpha, spec.beta)
+    return [host.CALL, 3, spec.number] if words is None else words
+
+
+def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
+    source, target = _areas(spec, windows)
+    return copy_words(spec.number, source, target)
+
+
+def _name(symbol: str) -> str:
+    return f"s_{symbol}"
+
+
+class _Writer:
+    """Prints sizes as Python source, each formula once."""
+
+    def __init__(self, plan: Plan, slots: Mapping[str, int], kernels: Mapping[str, int]) -> None:
+        self.plan = plan
+        self.slots = slots
+        self.kernels = kernels
+        self.lines: list[str] = []
+        self.known: dict[Size, str] = {}
+        self.symbols: set[str] = {entry for entry in plan.inputs if isinstance(entry, str)}
+        self.specs: list[_Spec] = []
+
+    def number(self, size: Size | float) -> str:
+        """The name or literal that stands for `size`."""
+        if not isinstance(size, Expr):
+            return repr(size)
+        if size not in self.known:
+            self.symbols |= symbols_of(size)
+            source = self.source(size)
+            self.known[size] = f"v{len(self.known)}"
+            self.lines.append(f"    {self.known[size]} = {source}")
+        return self.known[size]
+
+    def source(self, size: Size) -> str:
+        if not isinstance(size, Expr):
+            return repr(size)
+        terms = []
+        for mono, coefficient in size.terms:
+            factors = [str(coefficient)] if coefficient != 1 or not mono else []
+            for atom, power in mono:
+                factors += [_name(atom) if isinstance(atom, str) else self.call(atom)] * power
+            terms.append("*".join(factors))
+        return "(" + " + ".join(terms) + ")"
+
+    def call(self, atom: Call) -> str:
+        a, b = (self.number(argument) for argument in atom.args)
+        if atom.op == "floordiv":
+            # a divisor of 0 occurs only in sizes that a zero-sized program never uses
+            return f"({a} // ({b} or 1))"
+        return f"({a} if {a} {'>' if atom.op == 'max' else '<'} {b} else {b})"
+
+    def tuple_of(self, sizes: Any) -> str:
+        return "(" + "".join(self.number(size) + ", " for size in sizes) + ")"
+
+    def window(self, window: Window) -> str:
+        return self.type(window.type, window.offset)
+
+    def type(self, type_: TensorType, offset: Size = 0) -> str:
+        return f"({self.tuple_of(type_.shape)}, {self.tuple_of(type_.layout())}, {self.number(offset)})"
+
+    def types(self, entries: Any) -> str:
+        return "(" + "".join(self.entry(entry) + ", " for entry in entries) + ")"
+
+    def entry(self, entry: Any) -> str:
+        if isinstance(entry, Window):
+            return self.window(entry)
+        if isinstance(entry, TensorType):
+            return self.type(entry)
+        return "None" if entry is None or isinstance(entry, str) else self.number(entry)
+
+    def windows(self, step: Step) -> str:
+        """The types of the windows that PyTorch sees when it does the step."""
+        if isinstance(step, KernelStep | MemoryStep):
+            return "()"
+        if isinstance(step, CopyStep):
+            return self.types((step.source, step.target))
+        return self.types((*step.inputs, *step.outputs))
+
+    def step(self, number: int, step: Step) -> str:
+        """The words of a step."""
+        if isinstance(step, KernelStep):
+            return self.kernel(number, step)
+        if isinstance(step, CopyStep):
+            item = size_of(step.source.type.dtype)
+            if step.source.type.dtype != step.target.type.dtype:
+                return f"{host.CALL}, 3, {number}"
+            places = ((self.slots[step.source.buffer], item), (self.slots[step.target.buffer], item))
+            return f"*copy({self.spec(_Spec(number, '', places))}, {self.types((step.source, step.target))})"
+        if isinstance(step, LibraryStep):
+            return self.library(number, step)
+        return f"{host.CALL}, 3, {number}"
+
+    def spec(self, spec: _Spec) -> str:
+        self.specs.append(spec)
+        return f"specs[{len(self.specs) - 1}]"
+
+    def library(self, number: int, step: LibraryStep) -> str:
+        if step.op != "matmul":
+            raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
+                              why="the host knows matmul only", do="make it an extern step")
+        attrs = dict(step.attrs)
+        windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
+        places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+        dtypes = {w.type.dtype for w in windows}
+        dtype = dtypes.pop() if len(dtypes) == 1 else ""
+        alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
+        return f"*matmul({self.spec(_Spec(number, dtype, places, alpha, beta))}, {self.types(windows)})"
+
+    def kernel(self, number: int, step: KernelStep) -> str:
+        params = []
+        for window in step.params:
+            item = size_of(window.type.dtype)
+            params += [str(self.slots[window.buffer]), self.number(window.offset * item)]
+        head = f"{host.KERNEL}, {{length}}, {number}, {{function}}, 0, 0, 0, {len(step.params)}, {{count}}, "
+        choices = []
+        for regime in step.regimes:
+            if regime.kernel not in self.kernels:
+                raise VerifyError(f"plan {self.plan.name} needs the kernel {regime.kernel}", where=step.where,
+                                  why="it was not built", do="report this plan: a bug of AnyShape")
+            sizes = [self.number(size) for size in regime.sizes]
+            words = ", ".join([*params, *sizes])
+            length = 9 + len(params) + len(sizes)
+            text = head.format(length=length, function=self.kernels[regime.kernel], count=len(sizes)) + words
+            test = " and ".join(f"{self.number(condition)} >= 0" for condition in regime.conditions)
+            choices.append((test, text))
+        if len(choices) == 1 and not choices[0][0]:
+            return choices[0][1]
+        chain = " else ".join(f"({text}) if {test or 'True'}" for test, text in choices)
+        return f"*({chain} else ({NO_REGIME}, {number}))"

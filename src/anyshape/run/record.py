@@ -1,0 +1,238 @@
+"""A record: one plan at one set of sizes. Made once per new shape, in well under a millisecond; runs only read it."""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anyshape.backend import host_words as host
+from anyshape.base import events
+from anyshape.base.errors import Unsupported, VerifyError
+from anyshape.ir.types import size_of
+from anyshape.plan.alloc import kept_regions, live_bytes
+from anyshape.plan.plan import Buffer, CopyStep, KernelStep, MemoryStep, Plan, Window
+from anyshape.run.context import Context
+from anyshape.run.layout import NO_REGIME, Layout
+from anyshape.sym.expr import evaluate
+
+WORD = ctypes.c_int64
+GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """See the head of this file. Bytes and strides are numbers; views are (sizes, strides, offset in elements).
+
+    values: symbol -> value. program: the host's words, at `address`. offsets: buffer -> byte offset in the arena.
+    kept, temporary: bytes of the two blocks that a run takes, without scratch; scratch: bytes per thread, at
+    `temporary` in the temporary block. bound: no layout needs fewer bytes. overwrites: steps write into the kept block
+    of a backward's tape, so that it cannot run again. allocations: (sizes, strides) of each output buffer, by slot;
+    exact: these are the outputs' own. calls: some step is
+    done by PyTorch.
+    """
+
+    values: dict[str, int]
+    program: ctypes.Array[WORD]
+    address: int
+    offsets: dict[str, int]
+    kept: int
+    temporary: int
+    scratch: int
+    bound: int
+    overwrites: bool
+    inputs: tuple[View | None, ...]
+    input_strides: tuple[tuple[int, ...] | None, ...]
+    outputs: tuple[Any, ...]
+    allocations: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    exact: bool
+    calls: bool
+    saved: tuple[Any, ...]
+    windows: tuple[tuple[Any, ...], ...]
+
+    @property
+    def arena(self) -> int:
+        """Bytes of the arena: the predicted peak."""
+        return self.kept + self.temporary
+
+
+class Records:
+    """Makes the records of one plan."""
+
+    def __init__(self, plan: Plan, layout: Layout, context: Context, functions: ctypes.Array[WORD],
+                 forward: Plan | None) -> None:
+        self.plan = plan
+        self.layout = layout
+        self.context = context
+        self.functions = functions
+        self.workspace = host.SLOTS + len(layout.slots)
+        end = len(plan.steps)
+        by_name = {b.name: b for b in plan.buffers}
+        homes = self.homes = {name: by_name[name] for name in layout.placed}
+        self.moving = [i for i, name in enumerate(layout.placed) if homes[name].home == "arena"]
+        self.saved = [i for i, name in enumerate(layout.placed) if homes[name].home == "saved"]
+        self.lives = [(b.first, end if b.home == "saved" else b.last) for b in homes.values()]
+        self.outputs = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
+        self.regions = kept_regions(plan, forward) if forward is not None else []
+
+    @property
+    def workspace_words(self) -> int:
+        """Words of the longest kernel block of the plan."""
+        longest = 0
+        for step in self.plan.steps:
+            if isinstance(step, KernelStep):
+                longest = max(longest, len(step.params) + max(len(regime.sizes) for regime in step.regimes))
+        return longest
+
+    def make(self, values: dict[str, int]) -> Record:
+        """The record at the symbols' `values`.
+
+        Raises:
+            VerifyError: no version of a kernel fits these sizes: a bug of the compiler.
+            Unsupported: a symbol has no value: a backward was given a tape of another program.
+        """
+        layout = self.layout
+        missing = [name for name in layout.symbols if name not in values]
+        if missing:
+            raise Unsupported(f"{self.plan.name} computes with the size {', '.join(missing)}",
+                              why="neither its inputs nor its tape say what it is",
+                              do="run the forward that was compiled with this backward")
+        (steps, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes) = layout.shape(
+            *[values[name] for name in layout.symbols])
+        calls = self._check(steps)
+        offsets, arena, bound = self._place(list(sizes), list(offsets), kept, arena, values)
+        pairs = [word for name, offset in zip(layout.placed, offsets, strict=True)
+                 for word in (layout.slots[name], offset)]
+        first = host.HEAD_WORDS + len(pairs)
+        words = [kept, arena - kept, 0, first, self.workspace, len(offsets), *pairs, *steps, host.END]
+        program = (WORD * len(words))(*words)
+        address = ctypes.addressof(program)
+        room = (WORD * max(self.workspace_words, 1))()
+        self.context.measure(address, ctypes.addressof(self.functions), ctypes.addressof(room))
+        events.count("plans")
+        allocations = tuple(self._allocation(b, outputs[b.index], output_bytes[b.index]) for b in self.outputs)
+        exact = all(allocated == outputs[b.index][:2]
+                    for allocated, b in zip(allocations, self.outputs, strict=True))
+        return Record(
+            values=values, program=program, address=address,
+            offsets=dict(zip(layout.placed, offsets, strict=True)), kept=kept, temporary=arena - kept,
+            scratch=program[host.HEAD_SCRATCH], bound=bound,
+            overwrites=bool(self.regions) and any(offsets[i] < kept for i in self.moving),
+            inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
+            outputs=outputs, allocations=allocations, exact=exact, calls=calls, saved=saved, windows=windows)
+
+    def _allocation(self, buffer: Buffer, view: View, bytes_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What to allocate for an output: its own sizes and strides, or something flat when they do not span it."""
+        shape, strides, offset = view
+        window = self.plan.outputs[buffer.index]
+        assert isinstance(window, Window)
+        item = size_of(window.type.dtype)
+        span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        if offset == 0 and span * item >= bytes_:
+            return shape, strides
+        return (-(-bytes_ // item),), (1,)
+
+    def _check(self, steps: list[int]) -> bool:
+        """Whether some step is done by PyTorch."""
+        at = 0
+        calls = False
+        while at < len(steps):
+            calls = calls or steps[at] == host.CALL
+            if steps[at] == NO_REGIME:
+                step = self.plan.steps[steps[at + 1]]
+                raise VerifyError(f"no version of a kernel of {self.plan.name} fits these sizes", where=step.where,
+                                  why="each has a condition that does not hold",
+                                  do="report this plan: a bug of AnyShape")
+            at += steps[at + 1]
+        return calls
+
+    def _place(self, sizes: list[int], offsets: list[int], kept: int, arena: int,
+               values: dict[str, int]) -> tuple[list[int], int, int]:
+        """The better of the plan's layout and one made for these sizes: (offsets, arena, bound)."""
+        padded = [-(-size // 64) * 64 for size in sizes]
+        items = [(padded[i], *self.lives[i], offsets[i]) for i in self.saved]
+        for region in self.regions:
+            if region.last >= 0:
+                size = -(-evaluate(region.bytes, values) // 64) * 64
+                items.append((size, 0, region.last, evaluate(region.offset, values)))
+        fixed = len(items)
+        items += [(padded[i], *self.lives[i], 0) for i in self.moving]
+        bound = max(live_bytes([i[0] for i in items], [i[1:3] for i in items], len(self.plan.steps)), kept)
+        if arena <= GOOD_ENOUGH * bound or not self.moving:
+            return offsets, arena, bound
+        place = _Placement(self.context, items, fixed, kept)
+        best = arena
+        for weight in (_size, _area, _birth):
+            top, places = place.run(weight)
+            if top < best:
+                best = top
+                for i, offset in zip(self.moving, places, strict=True):
+                    offsets[i] = offset
+            if best <= GOOD_ENOUGH * bound:
+                break
+        return offsets, best, bound
+
+
+Item = tuple[int, int, int, int]  # bytes, first, last, offset
+
+
+def _size(item: Item) -> tuple[int, ...]:
+    return -item[0], item[1] - item[2]
+
+
+def _area(item: Item) -> tuple[int, ...]:
+    return (-item[0] * (item[2] - item[1] + 1),)
+
+
+def _birth(item: Item) -> tuple[int, ...]:
+    return item[1], -item[0]
+
+
+class _Placement:
+    """Greedy placement by the host's routine `place`; the first `fixed` items have their offsets already."""
+
+    def __init__(self, context: Context, items: Sequence[Item], fixed: int, wall: int) -> None:
+        self.context = context
+        self.items = items
+        self.fixed = fixed
+        self.wall = wall
+        self.array = WORD * len(items)
+        self.columns = [self.array(*column) for column in zip(*[item[:3] for item in items], strict=True)]
+
+    def run(self, weight: Any) -> tuple[int, list[int]]:
+        """The top, and the offsets of the items that are not fixed."""
+        items = self.items
+        count = len(items)
+        order = self.array(*range(self.fixed), *sorted(range(self.fixed, count), key=lambda i: weight(items[i])))
+        offsets = self.array(*[item[3] for item in items])
+        placed = self.array()
+        top = self.context.place(count, self.fixed, order, *self.columns, offsets, placed, self.wall)
+        return top, offsets[self.fixed:]
+
+
+def counted_peak(plan: Plan, record: Record) -> int:
+    """The highest byte of the arena that any step's window touches, rounded up to 64: what a run really uses."""
+    homes = {b.name: b.home for b in plan.buffers}
+    top = record.kept
+    for step in plan.steps:
+        windows: tuple[object, ...]
+        if isinstance(step, KernelStep):
+            windows = step.params
+        elif isinstance(step, MemoryStep):
+            windows = ()
+        else:
+            windows = (step.source, step.target) if isinstance(step, CopyStep) else (*step.inputs, *step.outputs)
+        for window in windows:
+            if isinstance(window, Window) and homes.get(window.buffer) in ("arena", "saved"):
+                top = max(top, record.offsets[window.buffer] + _extent(window, record.values))
+    return -(-top // 64) * 64
+
+
+def _extent(window: Window, values: dict[str, int]) -> int:
+    shape = [evaluate(size, values) for size in window.type.shape]
+    if 0 in shape:
+        return 0
+    strides = [evaluate(stride, values) for stride in window.type.layout()]
+    last = evaluate(window.offset, values) + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return (last + 1) * size_of(window.type.dtype)

@@ -1,0 +1,352 @@
+"""Every call whose name or behaviour depends on torch's version; nothing else in the package makes such calls.
+
+Written for torch 2.13, with the other way where 2.11 or 2.12 lacks an interface. The heavy parts of torch (Dynamo,
+AOTAutograd) are imported by the functions that need them, so that running a compiled program does not load them.
+"""
+from __future__ import annotations
+
+import contextlib
+import inspect
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from anyshape.run.torch_quick import quick_tracing
+
+try:
+    from torch._library.fake_class_registry import FakeScriptObject
+    from torch._library.opaque_object import get_opaque_type_name, register_opaque_type
+    from torch._opaque_base import OpaqueBase
+    HAS_OPAQUE = True
+except ImportError:
+    HAS_OPAQUE = False
+
+    class OpaqueBase:  # type: ignore[no-redef]
+        """Stands for torch's base class of opaque objects, which this torch does not have."""
+
+
+def register_reference_type(cls: type) -> None:
+    """Lets objects of `cls` (a subclass of OpaqueBase) cross from a forward to a backward graph."""
+    if HAS_OPAQUE:
+        register_opaque_type(cls, typ="reference")
+
+
+def fake_opaque(cls: type) -> Any:
+    """What stands for an object of `cls` in a traced graph's `meta["val"]`."""
+    return FakeScriptObject(None, get_opaque_type_name(cls), None)
+
+
+def keeps_graph() -> bool:
+    """True inside `backward(retain_graph=True)`, or when no backward pass is running in this thread."""
+    if torch._C._current_graph_task_id() == -1:
+        return True
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """The counter of in-place changes; -1 for tensors that do not count (made under inference_mode)."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def unhooked(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """`function` as Dynamo must not trace it."""
+    import torch._dynamo
+    return torch._dynamo.disable(function, reason=reason)
+
+
+def partition_joint(joint: torch.fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int,
+                    **more: Any) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """torch's min-cut partition of a joint graph, without duplicates, into (forward, backward). torch's own search for
+    duplicates would load Inductor. Pointwise values are computed again for the backward also where it must store them:
+    our fusion makes that one pass over memory, and saves 36 % of what a Llama keeps."""
+    import torch._functorch.config as functorch_config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    with functorch_config.patch(cse=False, ban_recompute_materialized_backward=False):
+        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **more)
+
+
+def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forward: Callable[..., Any],
+                backward: Callable[..., Any], inference: Callable[..., Any], partition: Callable[..., Any],
+                decompositions: dict[Any, Callable[..., Any]]) -> Callable[..., Any]:
+    """AOTAutograd over a Dynamo graph; mutations of inputs stay `copy_` nodes at the end of the graph."""
+    import torch._functorch.config as functorch_config
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    def compile_backward(*arguments: Any) -> Callable[..., Any]:
+        compile_here = unhooked(backward, "AnyShape compiles a backward graph")
+        return unhooked(compile_here(*arguments), "AnyShape runs a compiled backward graph")
+
+    compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
+    settings = {"unlift_effect_tokens": True} if hasattr(functorch_config, "unlift_effect_tokens") else {}
+    with functorch_config.patch(settings) if settings else contextlib.nullcontext():
+        return aot_module_simplified(
+            gm, example_inputs, fw_compiler=forward, bw_compiler=compile_backward, inference_compiler=inference,
+            partition_fn=partition, decompositions=decompositions, keep_inference_input_mutations=True)
+
+
+def is_restart(error: BaseException) -> bool:
+    """True for the exceptions by which a backend asks Dynamo to trace again; they are not failures."""
+    from torch._dynamo import exc
+    kinds = [getattr(exc, name) for name in ("TensorifyScalarRestartAnalysis", "RestartAnalysis") if hasattr(exc, name)]
+    return isinstance(error, tuple(kinds))
+
+
+def backend_failure() -> type[BaseException]:
+    """The exception in which Dynamo wraps what a backend raised; its `inner_exception` is the original."""
+    from torch._dynamo.exc import BackendCompilerFailed
+    return BackendCompilerFailed
+
+
+DYNAMO_SETTINGS: dict[str, Any] = {
+    "specialize_float": True,
+    "assume_static_by_default": False,
+    "automatic_dynamic_shapes": True,
+    "recompile_limit": 64,
+    "accumulated_recompile_limit": 1024,
+}
+
+
+@contextlib.contextmanager
+def tracing_settings(dynamic: bool, oblivious: bool) -> Iterator[None]:
+    """While Dynamo traces: every dimension gets its own symbol (`dynamic`), and sizes 0 and 1 are not singled out
+    (`oblivious`, torch's `backed_size_oblivious`). Costs about 70 us, so it is entered on a cache miss only."""
+    import torch._dynamo.config as dynamo_config
+    import torch.fx.experimental._config as symbolic_config
+    dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
+    if not dynamic:
+        dynamo["assume_static_by_default"] = True
+    symbolic = {"use_duck_shape": False, "backed_size_oblivious": oblivious}
+    with dynamo_config.patch(dynamo), symbolic_config.patch(symbolic), quick_tracing():
+        yield
+
+
+FrameCallback = Callable[..., Any]
+
+
+def made_program(answer: Any) -> bool:
+    """Whether Dynamo's answer for a frame holds compiled code; other frames run as they are."""
+    return getattr(answer, "guarded_code", None) is not None
+
+
+def dynamo_compile(target: Any, backend: Callable[..., Any], *, fullgraph: bool,
+                   around: Callable[[FrameCallback], FrameCallback]) -> Any:
+    """What `torch.compile(target, backend=backend, fullgraph=fullgraph)` returns, with its own cache.
+
+    Args:
+        around: wraps the function that Dynamo calls on a cache miss, with (frame, cache entry, frame state).
+    """
+    import torch._dynamo
+    more: dict[str, Any] = {}
+    if "isolate_recompiles" in inspect.signature(torch._dynamo.eval_frame._optimize).parameters:
+        more["isolate_recompiles"] = True
+    context = torch._dynamo.optimize(backend, nopython=fullgraph, **more)
+    inner = context.callback
+    outer = around(inner)
+    outer._torchdynamo_orig_backend = inner  # type: ignore[attr-defined]  # Dynamo keys its cache on the innermost
+    context.callback = outer
+    return context(target)
+
+
+def decompositions_of(ops: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
+    """torch's decompositions of the given ops (packets or overloads)."""
+    from torch._decomp import get_decompositions
+    return dict(get_decompositions(list(ops)))
+
+
+def core_decompositions() -> dict[Any, Callable[..., Any]]:
+    """The table that torch.export uses: everything outside the core ATen set is taken apart."""
+    from torch._decomp import core_aten_decompositions
+    return dict(core_aten_decompositions().items())
+
+
+def static_inputs() -> tuple[int, ...]:
+    """Indices of the inputs, of the graph that AOTAutograd is compiling, that stay at one address (parameters)."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    return tuple(getattr(metadata, "static_input_indices", None) or ())
+
+
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many TorchDispatchModes are active
+
+
+def is_fake(value: Any) -> bool:
+    """True for a tensor that has a shape and no numbers (FakeTensorMode's)."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    return isinstance(value, FakeTensor)
+
+
+def storage_key(value: Any) -> int | None:
+    """One number per storage of a (fake) tensor, or None when the value has no storage."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return None
+    return value.untyped_storage()._cdata
+
+
+def fake_clone(value: torch.Tensor) -> torch.Tensor:
+    """A fake tensor like `value`, in its own storage."""
+    with value.fake_mode:  # type: ignore[attr-defined]
+        return value.clone()
+
+
+@contextlib.contextmanager
+def no_new_guards() -> Iterator[None]:
+    """Inside, a compiler that asks a symbolic size for its value raises, instead of adding a guard (a recompile)."""
+    context = torch._guards.TracingContext.try_get()
+    shape_env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    if shape_env is None:
+        yield
+        return
+    with shape_env.error_on_new_guards():
+        yield
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[Callable[[Any], Any]]:
+    """Inside, torch computes shapes, not numbers; yields the function that turns a real tensor into its shape."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def to_fake(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        with torch.no_grad():
+            return mode.from_tensor(value, static_shapes=True)
+
+    with mode, torch.no_grad():
+        yield to_fake
+
+
+ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
+EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+
+
+def changes_mode(target: Any) -> bool:
+    """True for functions in a captured graph that switch a mode of torch, autocast and grad mode aside."""
+    if target in (ENTER_AUTOCAST, EXIT_AUTOCAST, torch._C._set_grad_enabled):
+        return False
+    module = getattr(target, "__module__", None) or ""
+    name = getattr(target, "__name__", "")
+    return "_functorch" in module or name.startswith(("_enter_", "_exit_", "_set_")) or "nesting" in name
+
+
+def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]:
+    """The quickest way to allocate a CPU tensor of given sizes and strides."""
+    fast = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    if hasattr(fast, "_empty_strided_cpu"):
+        return fast._empty_strided_cpu  # type: ignore[union-attr, no-any-return]
+    return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype)
+
+
+# the switch behind torch.no_grad(), which costs microseconds
+set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+
+
+def outside_tracing() -> Any:
+    """A context in which tensors are real although a trace is going on: the compiler allocates its own memory."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
+
+
+def cached_programs(code: Any) -> list[tuple[Any, Any]]:
+    """What Dynamo holds for a code object: (guards, transformed code) of every program. `guards.check(locals)` says
+    whether a frame with these locals may run the code; `guards.cache_entry` is None once Dynamo dropped the program."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+    return [(entry.guard_manager, entry.code) for entry in _debug_get_cache_entry_list(code)]
+
+
+def failed_guards(code: Any, frame_locals: dict[str, Any]) -> list[str]:
+    """The guards by which the nearest program that Dynamo holds for `code` refuses a frame with these locals."""
+    nearest: list[str] = []
+    passed = -1
+    for guards, _ in cached_programs(code):
+        if guards.cache_entry is None:
+            continue
+        answer = guards.check_verbose(frame_locals)
+        if not answer.result and answer.num_guards_executed > passed:
+            passed = answer.num_guards_executed
+            nearest = list(answer.verbose_code_parts)
+    return nearest
+
+
+def source_of(node: torch.fx.Node) -> str:
+    """Where Dynamo found the value of a placeholder, such as L['x'].size()[0]; empty when it made it up."""
+    source = getattr(node, "_dynamo_source", None)
+    name = getattr(source, "name", "")
+    return name() if callable(name) else name
+
+
+def only_graph(code: Any, names: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]] | None:
+    """The program of the one graph that Dynamo's `code` calls, and what may stand for names among the frame's globals
+    (`names`) when the code runs outside of Dynamo: the same functions without the wrappers that switch Dynamo off.
+
+    None when the code calls several graphs or goes on in another frame.
+    """
+    import torch._dynamo.utils as utils
+    if any(name.startswith("__resume_at") for name in code.co_names):
+        return None
+    found = [name for name in code.co_names if name.startswith("__compiled_fn")]
+    if len(found) != 1 or found[0] not in names:
+        return None
+    program = _unwrapped(names[found[0]])
+    stand_in = types.ModuleType("utils")
+    for name in code.co_names:
+        if not name.startswith("__") and hasattr(utils, name):
+            setattr(stand_in, name, _unwrapped(getattr(utils, name)))
+    others = {name: stand_in for name in code.co_names if name in names and names[name] is utils
+              and name.startswith("__import_")}
+    return program, {found[0]: program, **others}
+
+
+def _unwrapped(function: Any) -> Any:
+    return getattr(function, "_torchdynamo_orig_callable", function)
+
+
+def wrapped_frame(optimized: Any) -> Any:
+    """The function inside what `dynamo_compile` returned whose frame Dynamo traces, if it made one of its own."""
+    wrapper = optimized.forward if isinstance(optimized, torch.nn.Module) else optimized
+    inner = getattr(wrapper, "_torchdynamo_orig_callable", None)
+    return inner if inspect.isfunction(inner) else None
+
+
+def tracer_detector() -> Callable[[], bool]:
+    """A quick function that says whether something other than a plain call is going on in this thread: a tracer, a
+    frame evaluated by Dynamo, or a stance set by `torch.compiler.set_stance`."""
+    import torch._dynamo.eval_frame as eval_frame
+    jit_tracing = torch._C._is_tracing
+    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
+    is_compiling = torch.compiler.is_compiling
+    local = torch._guards._TLS
+    usual = eval_frame._stance if eval_frame._stance.stance == "default" else eval_frame.DynamoStance()
+
+    def detect() -> bool:
+        return (callback() is not None or jit_tracing() or getattr(local, "tracing_context", None) is not None
+                or is_compiling() or (eval_frame._stance is not usual and eval_frame._stance != usual))
+
+    return detect
+
+
+def identity_runtime() -> list[tuple[int, set[int]]] | None:
+    """Asked while AOTAutograd compiles an inference graph: None if its run-time wrapper does more than call the
+    program with the arguments as they are and hand its outputs on (mutations, aliases, subclasses, tokens, autocast);
+    else the only other thing it does, hints on outputs for later traces: (output index, dynamic dims)."""
+    context = torch._guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    if metadata is None or torch._C._is_any_autocast_enabled():
+        return None
+    inputs_as_given = not any(info.mutates_data or info.mutates_metadata or info.mutates_storage_metadata
+                              for info in metadata.input_info)
+    plain_tensors = all(type(kind).__name__ in ("PlainTensorMeta", "int")
+                        for kind in (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta))
+    if not inputs_as_given or not plain_tensors or metadata.tokens or metadata.is_rng_op_functionalized \
+            or metadata.num_outputs_aliased or metadata.num_intermediate_bases \
+            or metadata.grad_enabled_mutation is not None or metadata.num_graphsafe_rng_states:
+        return None
+    return [(index, set(info.dynamic_dims)) for index, info in enumerate(metadata.output_info) if info.dynamic_dims]
+
+
+def hint_dynamic(tensor: torch.Tensor, dims: set[int]) -> None:
+    """Marks dimensions of a fresh output as likely to change, for later traces, as AOTAutograd does; never guarded."""
+    tensor._dynamo_propagated_dynamic_indices = dims.copy()  # type: ignore[attr-defined]

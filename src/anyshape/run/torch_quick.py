@@ -1,0 +1,151 @@
+"""Cheaper tracing; beside `torch_api`, the second room for what depends on torch's version.
+
+Tracing a transformer's training step asks torch for some 80 000 sums, products and comparisons of symbolic sizes, a few
+hundred of them different. `quick_tracing` keeps the results, which are torch's own objects made by torch's own code.
+
+A graph being written knows each such object by where it came from. An object must therefore not be given again where
+its origin would be wrong: what was made before the forward pass begins may come from the tangents, which only the
+backward may use. So everything is forgotten when a pass over the program begins.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+# Methods of torch's symbolic numbers whose result depends on nothing but the two operands; `mod` asks for value ranges.
+BINARY = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "sym_max", "sym_min")
+
+
+@contextlib.contextmanager
+def quick_tracing() -> Iterator[None]:
+    """Inside, traces are quick. Without effect where torch's internals are not as expected, and when nested."""
+    from torch.fx.experimental.sym_node import SymNode
+    known = {"_expr", "_hint", "pytype", "shape_env", "_optimized_summation"} <= set(SymNode.__init__.__code__.co_names)
+    if not known or hasattr(SymNode.mul, "anyshape"):
+        yield
+        return
+    memory: dict[Any, Any] = {}
+    saved = {name: getattr(SymNode, name) for name in (*BINARY, "wrap_int", "maybe_as_int")}
+    quick = {name: _remembering(name, saved[name], SymNode, memory) for name in BINARY}
+    quick["wrap_int"] = _remembering_numbers(saved["wrap_int"], memory)
+    quick["maybe_as_int"] = _remembering_values(memory)
+    try:
+        for name, method in quick.items():
+            setattr(SymNode, name, method)
+        with _forgetting(memory), _no_names_of_functions(), _messages_once():
+            yield
+    finally:
+        for name, method in saved.items():
+            setattr(SymNode, name, method)
+
+
+def _remembering(name: str, method: Callable[..., Any], kind: Any, memory: dict[Any, Any]) -> Callable[..., Any]:
+    """`method`, which gives the same object for the same operands. In a trace that writes a graph only results that the
+    graph already knows are given again, so that each is written where it is first needed."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    def remembered(self: Any, other: Any) -> Any:
+        if other.__class__ is not kind:
+            return method(self, other)
+        key = (name, self._expr, other._expr, self._hint, other._hint, self.pytype, other.pytype,
+               self._optimized_summation, other._optimized_summation, id(self.shape_env))
+        found = memory.get(key)
+        mode = get_proxy_mode()
+        if mode is None:
+            if found is None:
+                found = memory[key] = method(self, other)
+            return found
+        if found is not None and found in getattr(mode.tracer.symnode_tracker, "sym_node_dict", ()):
+            return found
+        return method(self, other)
+
+    remembered.anyshape = True  # type: ignore[attr-defined]
+    return remembered
+
+
+def _remembering_numbers(wrap_int: Callable[..., Any], memory: dict[Any, Any]) -> Callable[..., Any]:
+    """`SymNode.wrap_int`, which makes one object for a number."""
+    def remembered(self: Any, number: int) -> Any:
+        if type(number) is not int:
+            return wrap_int(self, number)
+        key = (number, id(self.shape_env))
+        found = memory.get(key)
+        if found is None:
+            found = memory[key] = wrap_int(self, number)
+        return found
+
+    return remembered
+
+
+def _remembering_values(memory: dict[Any, Any]) -> Callable[..., Any]:
+    """`SymNode.maybe_as_int`, which asks each formula once whether it is a number."""
+    def remembered(self: Any) -> int | None:
+        formula = self.expr
+        try:
+            return memory[formula]  # type: ignore[no-any-return]
+        except KeyError:
+            value = memory[formula] = int(formula) if formula.is_number else None
+            return value
+
+    return remembered
+
+
+@contextlib.contextmanager
+def _forgetting(memory: dict[Any, Any]) -> Iterator[None]:
+    """Empties the memory whenever AOTAutograd begins to run a program: for its metadata, and to write a graph."""
+    from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts
+    run = PropagateUnbackedSymInts.run
+
+    def forget_and_run(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        memory.clear()
+        return run(self, *arguments, **keywords)
+
+    own = "run" in vars(PropagateUnbackedSymInts)
+    PropagateUnbackedSymInts.run = forget_and_run  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if own:
+            PropagateUnbackedSymInts.run = run  # type: ignore[method-assign]
+        else:
+            del PropagateUnbackedSymInts.run
+
+
+@contextlib.contextmanager
+def _no_names_of_functions() -> Iterator[None]:
+    """Dynamo tokenizes every source file that it traces, to name functions in a log that is not written."""
+    import torch._dynamo.symbolic_convert as convert
+    original = getattr(convert, "get_funcname", None)
+    if original is None:
+        yield
+        return
+    convert.get_funcname = lambda filename, lineno: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        convert.get_funcname = original
+
+
+@contextlib.contextmanager
+def _messages_once() -> Iterator[None]:
+    """Lets a program go on past `logger.warning_once("...")`, where Dynamo would cut it in two. Such a message comes at
+    most once in a process, so it is written when the program is traced."""
+    from torch._dynamo.variables.constant import ConstantVariable
+    from torch._dynamo.variables.misc import LoggingLoggerVariable
+    original = LoggingLoggerVariable.call_method
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        if name in ("warning_once", "info_once") and all(value.is_python_constant() for value in given):
+            words = [value.as_python_constant() for value in args]
+            named = {key: value.as_python_constant() for key, value in kwargs.items()}
+            getattr(self.value, name)(*words, **named)
+            return ConstantVariable.create(None)
+        return original(self, tx, name, args, kwargs)
+
+    LoggingLoggerVariable.call_method = call_method  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LoggingLoggerVariable.call_method = original  # type: ignore[method-assign]

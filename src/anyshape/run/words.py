@@ -1,0 +1,207 @@
+"""Library and copy steps as words of the host's program, at given sizes. Word layouts: backend/host.py.
+
+`None` instead of words means that the host cannot do it (dtype, strides); the step is then done by PyTorch.
+"""
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from anyshape.backend import host_words as host
+from anyshape.backend.torchlib import library
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """A window at given sizes: `bytes` from the start of its slot's buffer; strides in elements."""
+
+    slot: int
+    bytes: int
+    item: int
+    shape: Shape
+    strides: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """A batch of rows x columns matrices; batch strides broadcast to the batch of the result."""
+
+    slot: int
+    bytes: int
+    rows: int
+    columns: int
+    row: int
+    column: int
+    batch: Shape
+
+    def turned(self) -> _Matrix:
+        return _Matrix(self.slot, self.bytes, self.columns, self.rows, self.column, self.row, self.batch)
+
+
+SMALL_MATRIX = 1 << 20  # multiply-adds below which many products in one call are quicker than one by one
+# dtype -> products of matrices, of a matrix and a vector, of many matrices, struct code of a scalar
+LIBRARY = {"f32": (host.SGEMM, host.SGEMV, host.SGEMM_BATCH, "f"),
+           "f64": (host.DGEMM, host.DGEMV, host.DGEMM_BATCH, "d")}
+
+
+def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area | None, alpha: float,
+                 beta: float) -> list[int] | None:
+    """c = alpha * (a @ b) + beta * bias, batched over leading dims; [] when there is nothing to compute."""
+    if dtype not in LIBRARY or not (library().sgemm and library().sgemv and library().dgemm and library().dgemv):
+        return None
+    if 0 in c.shape:
+        return []
+    if bias is None or beta == 0:
+        bias, beta = None, 0.0
+    rows = 1 if len(a.shape) == 1 else a.shape[-2]
+    inner = a.shape[-1]
+    columns = 1 if len(b.shape) == 1 else b.shape[-1]
+    if inner == 0 and bias is not None and beta != 1:
+        return None
+    # the result and the addend with both matrix dims, whatever the rank of the operands
+    missing = (len(a.shape) == 1, len(b.shape) == 1)
+    shape, strides = _full(c, *missing)
+    batch = shape[:-2]
+    left = _matrix(a, (*a.shape[:-2], rows, inner), _two(a, first=True), batch)
+    right = _matrix(b, (*b.shape[:-2], inner, columns), _two(b, first=False), batch)
+    result = _matrix(c, shape, strides, batch)
+    addend = None
+    if bias is not None:
+        spread = _broadcast(bias.shape, bias.strides, c.shape)
+        bias_shape, bias_strides = _full(Area(bias.slot, bias.bytes, bias.item, c.shape, spread), *missing)
+        addend = _matrix(bias, bias_shape, bias_strides, batch)
+    return _words(number, dtype, left, right, result, addend, batch, alpha, beta, c.item)
+
+
+def _two(area: Area, first: bool) -> Shape:
+    """Strides with two matrix dims."""
+    if len(area.shape) > 1:
+        return area.strides
+    return (0, area.strides[0]) if first else (area.strides[0], 0)
+
+
+def _full(area: Area, no_rows: bool, no_columns: bool) -> tuple[Shape, Shape]:
+    shape, strides = area.shape, area.strides
+    if no_rows:
+        at = len(shape) - (0 if no_columns else 1)
+        shape, strides = (*shape[:at], 1, *shape[at:]), (*strides[:at], 0, *strides[at:])
+    if no_columns:
+        shape, strides = (*shape, 1), (*strides, 0)
+    return shape, strides
+
+
+def _broadcast(shape: Shape, strides: Shape, wanted: Shape) -> Shape:
+    """Strides of an operand seen at the broadcast shape `wanted`."""
+    padded = (1,) * (len(wanted) - len(shape)) + tuple(shape)
+    padded_strides = (0,) * (len(wanted) - len(shape)) + tuple(strides)
+    return tuple(0 if have == 1 and want != 1 else stride
+                 for have, want, stride in zip(padded, wanted, padded_strides, strict=True))
+
+
+def _matrix(area: Area, shape: Shape, strides: Shape, batch: Shape) -> _Matrix:
+    spread = _broadcast(shape[:-2], strides[:-2], batch)
+    return _Matrix(area.slot, area.bytes, shape[-2], shape[-1], strides[-2], strides[-1], spread)
+
+
+def _ordered(matrix: _Matrix) -> tuple[str, int] | None:
+    """How the library reads a matrix: (plain "N" or transposed "T", leading dim), or None when it cannot."""
+    if (matrix.column == 1 or matrix.columns <= 1) and (matrix.row >= max(matrix.columns, 1) or matrix.rows <= 1):
+        return "N", matrix.row if matrix.rows > 1 else max(matrix.columns, 1)
+    if (matrix.row == 1 or matrix.rows <= 1) and (matrix.column >= max(matrix.rows, 1) or matrix.columns <= 1):
+        return "T", matrix.column if matrix.columns > 1 else max(matrix.rows, 1)
+    return None
+
+
+def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _Matrix | None, batch: Shape,
+           alpha: float, beta: float, item: int) -> list[int] | None:
+    order = _ordered(c)
+    if order is None:
+        return None
+    if order[0] == "T":  # the result is column-major: compute its transpose
+        a, b, c, bias = b.turned(), a.turned(), c.turned(), bias.turned() if bias else None
+    dims = [(size, *(m.batch[i] if m else 0 for m in (a, b, c, bias))) for i, size in enumerate(batch) if size != 1]
+    rows = c.rows
+    row_strides = [a.row, c.row, bias.row if bias else 0]
+    # a batch of left operands against one right operand is one taller matrix
+    while dims and dims[-1][2] == 0:
+        size, a_step, _, c_step, bias_step = dims[-1]
+        steps = [a_step, c_step, bias_step]
+        if rows > 1 and steps != [rows * stride for stride in row_strides]:
+            break
+        row_strides = row_strides if rows > 1 else steps
+        rows *= size
+        dims.pop()
+    a = _Matrix(a.slot, a.bytes, rows, a.columns, row_strides[0], a.column, a.batch)
+    c = _Matrix(c.slot, c.bytes, rows, c.columns, row_strides[1], c.column, c.batch)
+    a_order, b_order, c_order = _ordered(a), _ordered(b), _ordered(c)
+    if a_order is None or b_order is None or c_order is None or c_order[0] != "N":
+        return None
+    sizes = (c.columns, rows, a.columns, a_order[1], b_order[1], c_order[1])
+    if max(sizes) >= 2**31:
+        return None
+    function, vector, many, code = LIBRARY[dtype]
+    small = c.columns * rows * a.columns < SMALL_MATRIX
+    has_many = library().sgemm_batch if dtype == "f32" else library().dgemm_batch
+    batches = 1
+    for dim in dims:
+        batches *= dim[0]
+    place = (bias.slot, bias.bytes, row_strides[2] * item, bias.column * item) if bias else (-1, 0, 0, 0)
+    words = [host.MATMUL, 0, number, function, c.columns, rows, a.columns, ord(b_order[0]), ord(a_order[0]),
+             b_order[1], a_order[1], c_order[1], _bits(alpha, code), _bits(beta, code), item,
+             b.slot, b.bytes, a.slot, a.bytes, c.slot, c.bytes, *place, batches, len(dims),
+             *_vector(vector, a, b, c, a_order, b_order, c_order), many if small and has_many else 0]
+    for size, a_step, b_step, c_step, bias_step in dims:
+        words += [size, b_step * item, a_step * item, c_step * item, bias_step * item]
+    words[1] = len(words)
+    return words
+
+
+def _vector(function: int, a: _Matrix, b: _Matrix, c: _Matrix, a_order: tuple[str, int], b_order: tuple[str, int],
+            c_order: tuple[str, int]) -> tuple[int, ...]:
+    """The words of a matrix-vector product, when the result has one row or one column.
+
+    Column-major, operand A of the library is our b turned, B our a turned, and the result c turned.
+    """
+    if a.columns == 0 or (c.rows > 1 and c.columns > 1):
+        return (0,) * 7
+    if c.rows == 1:
+        # c' (columns) = b' a': the stored matrix is columns x k when plain, k x columns when transposed
+        shape = (b.columns, b.rows) if b_order[0] == "N" else (b.rows, b.columns)
+        step = 1 if a_order[0] == "N" else a_order[1]
+        return function, 0, ord(b_order[0]), *shape, step, 1
+    # one column: c (rows) = a b, seen through the library as the transpose of what is stored
+    shape = (a.columns, a.rows) if a_order[0] == "N" else (a.rows, a.columns)
+    step = b_order[1] if b_order[0] == "N" else 1
+    return function, 1, ord("T" if a_order[0] == "N" else "N"), *shape, step, c_order[1]
+
+
+def _bits(value: float, code: str) -> int:
+    return int.from_bytes(struct.pack(f"<{code}", value), "little")
+
+
+def copy_words(number: int, source: Area, target: Area) -> list[int]:
+    """A strided copy between windows of one shape and dtype; [] when there is nothing to copy."""
+    if 0 in target.shape:
+        return []
+    item = target.item
+    dims = [(size, t * item, s * item)
+            for size, t, s in zip(target.shape, target.strides, source.strides, strict=True) if size != 1]
+    dims.sort(key=lambda dim: (-abs(dim[1]), -abs(dim[2])))
+    merged: list[tuple[int, int, int]] = []
+    for size, t, s in dims:
+        if merged and merged[-1][1] == size * t and merged[-1][2] == size * s:
+            merged[-1] = (merged[-1][0] * size, t, s)
+        else:
+            merged.append((size, t, s))
+    inner = merged.pop() if merged else (1, item, item)
+    outer = 1
+    for size, _, _ in merged:
+        outer *= size
+    words = [host.COPY, 0, number, item, target.slot, target.bytes, source.slot, source.bytes, outer, len(merged),
+             *inner]
+    for dim in merged:
+        words += dim
+    words[1] = len(words)
+    return words

@@ -1,0 +1,233 @@
+"""The models of the suite: each entry's function returns a `BenchModel`, which makes steps and inputs."""
+from __future__ import annotations
+
+import importlib
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from anyshape.base.errors import ConfigError
+
+from . import networks
+from .suite import SUITE, Shape
+
+Inputs = tuple[Tensor, ...]
+Compiled = Callable[..., Any]
+Compile = Callable[[nn.Module], Compiled]
+
+
+class Step(Protocol):
+    """What is timed: one call with the inputs of one shape."""
+
+    def __call__(self, inputs: Inputs) -> object: ...
+
+    def check(self, inputs: Inputs) -> dict[str, Tensor]:
+        """The same work with its results named, and nothing updated, to be compared with another backend's."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers, so that a second step can start from the same point."""
+        ...
+
+    def load(self, state: dict[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModel:
+    """One benchmark.
+
+    Attributes:
+        name: for reports.
+        make: builds the model from a fixed seed, has it compiled by the function given, and returns the step.
+        inputs: the inputs of one shape, the same each time.
+        shapes: every shape, in the order of the first pass; the first two are the warm-up calls.
+        trains: a step updates parameters.
+        repeats: passes over the shapes when repeated shapes are measured.
+    """
+
+    name: str
+    make: Callable[[Compile], Step]
+    inputs: Callable[[Shape], Inputs]
+    shapes: tuple[Shape, ...]
+    trains: bool = False
+    repeats: int = 2
+
+
+def flatten(value: object) -> list[Tensor]:
+    """The tensors of an output in order: of a tensor, of sequences, of mappings and of transformers' outputs."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in flatten(item)]
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in flatten(item)]
+    return []
+
+
+class InferenceStep:
+    """One forward call without gradients."""
+
+    def __init__(self, module: nn.Module, compile_module: Compile) -> None:
+        self.module = module.eval()
+        self.compiled = compile_module(self.module)
+
+    def __call__(self, inputs: Inputs) -> object:
+        with torch.no_grad():
+            return self.compiled(*inputs)
+
+    def check(self, inputs: Inputs) -> dict[str, Tensor]:
+        return {f"output {i}": tensor.clone() for i, tensor in enumerate(flatten(self(inputs)))}
+
+    def state(self) -> dict[str, Tensor]:
+        return {name: tensor.clone() for name, tensor in self.module.state_dict().items()}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.module.load_state_dict(state)
+
+
+class CausalTrainStep(InferenceStep):
+    """One train step of a language model: forward with loss (compiled), backward, and AdamW, which is always torch's
+    fused one. Moments exist from the start, so that memory before the first step is parameters and optimiser state."""
+
+    def __init__(self, module: nn.Module, compile_module: Compile) -> None:
+        module.train()
+        self.optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
+        make_moments(self.optimizer)
+        self.module = module
+        self.compiled = compile_module(module)
+
+    def __call__(self, inputs: Inputs) -> object:
+        loss = self._loss(inputs)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def check(self, inputs: Inputs) -> dict[str, Tensor]:
+        loss = self._loss(inputs)
+        loss.backward()
+        found = {"loss": loss.detach().clone()}
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None:
+                found[f"gradient of {name}"] = parameter.grad.detach().clone()
+        self.optimizer.zero_grad(set_to_none=True)
+        return found
+
+    def _loss(self, inputs: Inputs) -> Tensor:
+        (tokens,) = inputs
+        return self.compiled(input_ids=tokens, labels=tokens).loss
+
+
+def make_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Lets the optimiser make its state without moving a parameter: one step of learning rate 0 on zero gradients."""
+    groups = optimizer.param_groups
+    rates = [group["lr"] for group in groups]
+    for group in groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def _seeded(name: str, shape: Shape) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(f"{name} {shape}".encode()))
+
+
+def _model(name: str, build: Callable[[], nn.Module], inputs: Callable[[Shape, torch.Generator], Inputs],
+           step: type[InferenceStep] = InferenceStep) -> BenchModel:
+    """Ties an entry of the suite to the function that builds its module and the one that draws its inputs."""
+    entry = SUITE[name]
+
+    def make(compile_module: Compile) -> Step:
+        torch.manual_seed(0)
+        return step(build(), compile_module)
+
+    def inputs_of(shape: Shape) -> Inputs:
+        return inputs(shape, _seeded(name, shape))
+
+    return BenchModel(name, make, inputs_of, entry.shapes, entry.trains, entry.repeats)
+
+
+def _tokens(vocabulary: int) -> Callable[[Shape, torch.Generator], Inputs]:
+    return lambda shape, draw: (torch.randint(0, vocabulary, shape, generator=draw),)
+
+
+def _image(shape: Shape, draw: torch.Generator) -> Inputs:
+    batch, height, width = shape
+    return (torch.randn(batch, 3, height, width, generator=draw),)
+
+
+def _decode_inputs(shape: Shape, draw: torch.Generator) -> Inputs:
+    (past,) = shape
+    cache = (networks.DECODE_LAYERS, 1, networks.DECODE_HEADS, past, networks.DECODE_WIDTH // networks.DECODE_HEADS)
+    token = torch.randint(0, networks.DECODE_VOCABULARY, (1, 1), generator=draw)
+    return token, torch.randn(cache, generator=draw), torch.randn(cache, generator=draw)
+
+
+def llama() -> BenchModel:
+    """Llama as transformers writes it; tokens int64[batch, length] are also the labels."""
+    return _model("llama", lambda: networks.llama(512, 4, 8, 1408, 8192), _tokens(8192), CausalTrainStep)
+
+
+def demo_llama() -> BenchModel:
+    """A small Llama for quick runs."""
+    return _model("demo-llama", lambda: networks.llama(64, 2, 4, 176, 256), _tokens(256), CausalTrainStep)
+
+
+def bert() -> BenchModel:
+    """BERT as transformers writes it; tokens int64[batch, length]."""
+    return _model("bert", lambda: networks.bert(512, 6, 8, 8192), _tokens(8192))
+
+
+def gpt2_decode() -> BenchModel:
+    """One step of decoding; token int64[1, 1], keys and values float32[layers, 1, heads, past, width / heads]."""
+    return _model("gpt2-decode", networks.DecodeGPT, _decode_inputs)
+
+
+def resnet() -> BenchModel:
+    """ResNet-18; image float32[batch, 3, height, width]."""
+    return _model("resnet", networks.ResNet18, _image)
+
+
+def vit() -> BenchModel:
+    """Vision transformer; image float32[batch, 3, height, width]."""
+    return _model("vit", networks.VisionTransformer, _image)
+
+
+def mlp() -> BenchModel:
+    """Three linear layers; float32[batch, 64]."""
+    return _model("mlp", networks.perceptron, lambda shape, draw: (torch.randn(*shape, 64, generator=draw),))
+
+
+MODELS: dict[str, Callable[[], BenchModel]] = {
+    "llama": llama, "bert": bert, "gpt2-decode": gpt2_decode, "resnet": resnet, "mlp": mlp, "vit": vit,
+    "demo-llama": demo_llama,
+}
+
+
+def load(name: str) -> BenchModel:
+    """The benchmark of a name: one of the suite, or `module:function` (a user's own, imported here).
+
+    Raises:
+        ConfigError: the module or function does not exist, or returns something without make, inputs and shapes.
+    """
+    if name in MODELS:
+        return MODELS[name]()
+    module_name, _, function_name = name.partition(":")
+    try:
+        model = getattr(importlib.import_module(module_name), function_name)()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"cannot load the benchmark {name}", why=str(error),
+                          do="give module:function, importable from the current folder") from error
+    missing = [field for field in ("make", "inputs", "shapes") if not hasattr(model, field)]
+    if missing:
+        raise ConfigError(f"{name} does not return a benchmark", why=f"its result has no {', '.join(missing)}",
+                          do="return anyshape.tools.bench.models.BenchModel(name, make, inputs, shapes)")
+    return model

@@ -1,0 +1,317 @@
+"""Shows results: a table for the terminal, a table in Markdown, the document, and charts."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .results import (
+    Cell,
+    Results,
+    backends_of,
+    cells,
+    geometric_mean,
+    models_of,
+    records_of,
+)
+from .suite import SUITE
+
+MISSING = "-"
+
+
+def seconds(value: float | None) -> str:
+    """A duration with its unit: 3 us, 1.20 ms, 4.1 s."""
+    if value is None:
+        return MISSING
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"
+
+
+def size(value: float | None) -> str:
+    """Bytes in MB (10^6)."""
+    return MISSING if value is None else f"{value / 1e6:.1f} MB"
+
+
+def ratio(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.2f}x"
+
+
+def programs(cell: Cell) -> str:
+    """Compiled programs; parts that a backend ran uncompiled are said, as they are no faster than eager."""
+    if cell.programs is None:
+        return MISSING
+    return f"{cell.programs}, {cell.fallbacks} uncompiled" if cell.fallbacks else str(cell.programs)
+
+
+def arena(cell: Cell) -> str:
+    """Predicted and counted peak of the arena: one number where they are equal."""
+    if cell.arena is None:
+        return MISSING
+    predicted, counted = cell.arena
+    return f"{size(predicted)} =" if predicted == counted else f"{predicted} B predicted, {counted} B counted"
+
+
+def verdict(cell: Cell) -> str:
+    if cell.errors:
+        return "failed"
+    if cell.mismatches:
+        return "WRONG"
+    if cell.backend == "eager":
+        return "reference"
+    return "yes" if cell.checked else "not compared"
+
+
+Column = tuple[str, Callable[[Cell], str]]
+
+NAMES: tuple[Column, ...] = (("model", lambda c: c.model), ("backend", lambda c: c.backend))
+SPEED: tuple[Column, ...] = (
+    ("cold first step", lambda c: seconds(c.cold)),
+    ("warm first step", lambda c: seconds(c.warm)),
+    ("new shapes", lambda c: ratio(c.fresh)),
+    ("seen shapes", lambda c: ratio(c.repeated)),
+    ("p50", lambda c: seconds(c.p50)),
+    ("p99", lambda c: seconds(c.p99)),
+)
+MEMORY: tuple[Column, ...] = (
+    ("programs", programs),
+    ("peak memory", lambda c: size(c.peak)),
+    ("of eager's", lambda c: ratio(c.peak_ratio)),
+    ("arena predicted", arena),
+    ("same as eager", verdict),
+)
+COLUMNS = NAMES + SPEED + MEMORY
+
+
+def table(results: Results, title: str, columns: tuple[Column, ...]) -> Table:
+    """One part of the summary for a terminal; headers break at their spaces, to leave room for the numbers."""
+    shown = Table(title=title, title_justify="left")
+    for i, (name, _) in enumerate(NAMES + columns):
+        shown.add_column(name.replace(" ", "\n"), justify="left" if i < len(NAMES) else "right")
+    before = ""
+    for cell in cells(results):
+        if before and cell.model != before:
+            shown.add_section()
+        before = cell.model
+        style = "bold red" if cell.errors or cell.mismatches else None
+        shown.add_row(*(read(cell) for _, read in NAMES + columns), style=style)
+    return shown
+
+
+def problems(results: Results) -> list[str]:
+    """Everything that went wrong, one line or block each; empty when nothing did."""
+    found = []
+    for cell in cells(results):
+        name = f"{cell.model} on {cell.backend}"
+        found += [f"WRONG RESULT: {name}: {text}" for text in cell.mismatches]
+        found += [f"FAILED: {name}: {text}" for text in cell.errors]
+    return found
+
+
+def show(results: Results, console: Console) -> None:
+    """Prints the table, notes and problems."""
+    console.print(table(results, "Time; throughput relative to eager (more is faster)", SPEED))
+    console.print(table(results, "Programs, memory above parameters and optimiser state, results", MEMORY))
+    note = results.options.get("memory_note")
+    if note:
+        console.print(f"Peak memory is resident memory, which is coarse: {note}.", style="yellow", markup=False)
+    if results.options.get("interrupted"):
+        console.print("Interrupted: only what had finished is shown.", style="yellow")
+    for text in problems(results):
+        console.print(text, style="bold red", markup=False, highlight=False)
+
+
+def markdown(results: Results) -> str:
+    """The summary as a Markdown table, ready for a README."""
+    head = "| " + " | ".join(name for name, _ in COLUMNS) + " |"
+    rule = "|" + "|".join("---" if i < 2 else "---:" for i in range(len(COLUMNS))) + "|"
+    rows = ["| " + " | ".join(read(cell) for _, read in COLUMNS) + " |" for cell in cells(results)]
+    return "\n".join([head, rule, *rows]) + "\n"
+
+
+def averages(results: Results) -> str:
+    """Geometric means over the models that every backend finished, as a Markdown table."""
+    backends = [b for b in backends_of(results) if b != "eager"]
+    by_name = {(c.model, c.backend): c for c in cells(results)}
+    wanted: tuple[tuple[str, str], ...] = (("new shapes", "fresh"), ("seen shapes", "repeated"),
+                                           ("peak memory of eager's", "peak_ratio"))
+    lines = ["| backend | " + " | ".join(name for name, _ in wanted) + " |", "|---|" + "---:|" * len(wanted)]
+    for backend in backends:
+        row = [backend]
+        for _, field in wanted:
+            common = [m for m in models_of(results)
+                      if all((m, b) in by_name and getattr(by_name[m, b], field) for b in backends)]
+            mean = geometric_mean(getattr(by_name[m, backend], field) for m in common)
+            row.append(f"{ratio(mean)} ({len(common)} model{'s' if len(common) > 1 else ''})" if common else MISSING)
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines) + "\n"
+
+
+INTRODUCTION = """\
+# Benchmarks
+
+This file is written by `anyshape bench --write-document` from stored results; it is not edited by hand.
+
+"""
+
+METHOD = """\
+## How it is measured
+
+- Every model and backend runs in fresh processes, the backends in turn. Ratios compare processes of the same round;
+  with several rounds the median of the ratios is shown. More than 1.00x means faster than eager (new shapes, seen
+  shapes) or more memory than eager (of eager's).
+- *cold first step*: from before compile to the first result, with empty cache folders. *warm first step*: the same
+  in a later process that finds the caches filled.
+- *new shapes*: total time over shapes met for the first time, after two warm-up calls, in the process that began with
+  empty caches; a stall for a recompilation counts. *seen shapes*: the same shapes again, median per shape.
+- *p50*, *p99*: of single steps at seen shapes. *programs*: compiled programs, where forward and backward of one graph
+  are two; with "uncompiled", parts that ran as in eager.
+- *peak memory*: most bytes alive during a step above parameters and optimiser state, the greatest over the shapes;
+  what a backend keeps between steps is included. {memory}
+- *arena predicted*: the peak the compiler predicts for its arena; "=" says that the counted one is equal to the byte.
+- *same as eager*: at two shapes, results (for training the loss and every gradient) equal eager's within 1e-3.
+- eager is PyTorch as it is; inductor is `torch.compile(model, dynamic=True)`; anyshape is `anyshape.compile(model)`.
+  In training only the model's forward with its loss is compiled; the optimiser is torch's fused AdamW everywhere.
+
+"""
+
+
+def memory_words(results: Results) -> str:
+    note = results.options.get("memory_note")
+    if note:
+        return f"Here it is resident memory, which is coarse ({note})."
+    return "Blocks of 64 KiB and more are counted one by one, by an allocator in front (`tools/heapcount.c`)."
+
+
+def document(results: Results) -> str:
+    """The text of docs/benchmarks.md."""
+    machine = results.machine
+    memory = machine.get("memory_bytes")
+    threads = sorted({r["threads"] for r in results.records if not r["error"]})
+    lines = [INTRODUCTION, "## Machine\n\n"]
+    facts: list[tuple[str, Any]] = [
+        ("processor", machine.get("processor")), ("cores", machine.get("cores")),
+        ("memory", f"{memory / 1e9:.0f} GB" if memory else "unknown"),
+        ("threads of torch", ", ".join(map(str, threads)) or MISSING), ("system", machine.get("system")),
+        ("torch", machine.get("torch")), ("transformers", machine.get("transformers")),
+        ("python", machine.get("python")), ("date", machine.get("date")),
+    ]
+    lines += [f"- {name}: {value}\n" for name, value in facts]
+    lines += ["\n## Results\n\n", markdown(results), "\n### Geometric means\n\n", averages(results), "\n"]
+    wrong = problems(results)
+    if wrong:
+        lines.append("### What went wrong\n\n" + "".join(f"- {' '.join(text.split())}\n" for text in wrong) + "\n")
+    if results.options.get("interrupted"):
+        lines.append("The run was interrupted; only what had finished is shown.\n\n")
+    lines.append("## Models\n\n" + "".join(f"- `{m}`: {describe(results, m)}\n" for m in models_of(results)) + "\n")
+    lines.append(METHOD.format(memory=memory_words(results)))
+    lines.append(f"Rounds: {results.options.get('rounds')}. Run again with `anyshape bench`.\n")
+    return "".join(lines)
+
+
+def describe(results: Results, model: str) -> str:
+    """The model in a line, and the sizes that were really run."""
+    shapes = {tuple(s) for r in results.records if r["model"] == model for s in r["shapes"]}
+    entry = SUITE.get(model)
+    text = entry.summary if entry else "a user's own"
+    if not shapes:
+        return text
+    names = entry.dims if entry else tuple(f"size {i}" for i in range(len(next(iter(shapes)))))
+    ranges = (f"{name} {min(column)}-{max(column)}" if min(column) != max(column) else f"{name} {min(column)}"
+              for name, column in zip(names, zip(*shapes, strict=True), strict=True))
+    return f"{text}; {', '.join(ranges)}; {len(shapes)} shape{'s' if len(shapes) > 1 else ''}"
+
+
+def write_document(results: Results, path: Path) -> None:
+    """Writes the document, and what it shows, for example to docs/benchmarks.md."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(document(results))
+
+
+def charts(results: Results, folder: Path) -> list[Path]:
+    """Draws throughput, first step, memory, and step time by shape as PNG files; empty without matplotlib."""
+    try:
+        import matplotlib
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    bars: tuple[tuple[str, str, str, bool], ...] = (
+        ("fresh", "throughput at new shapes, eager = 1", "new_shapes.png", False),
+        ("repeated", "throughput at seen shapes, eager = 1", "seen_shapes.png", False),
+        ("cold", "cold first step, seconds", "cold_first_step.png", True),
+        ("warm", "warm first step, seconds", "warm_first_step.png", True),
+        ("peak_ratio", "peak memory above parameters and optimiser state, eager = 1", "peak_memory.png", False),
+    )
+    written = [path for field, title, file, logarithmic in bars
+               if (path := _bars(pyplot, results, field, title, folder / file, logarithmic))]
+    return written + [path for model in models_of(results) if (path := _steps(pyplot, results, model, folder))]
+
+
+def _bars(pyplot: Any, results: Results, field: str, title: str, path: Path, logarithmic: bool) -> Path | None:
+    """Groups of bars, a group per model, a bar per backend."""
+    values = {(c.model, c.backend): getattr(c, field) for c in cells(results)}
+    models = [m for m in models_of(results) if any(values.get((m, b)) for b in backends_of(results))]
+    if not models:
+        return None
+    backends = backends_of(results)
+    figure, axes = pyplot.subplots(figsize=(1.6 * len(models) + 3, 3.6))
+    width = 0.8 / len(backends)
+    for i, backend in enumerate(backends):
+        heights = [values.get((m, backend)) or 0.0 for m in models]
+        places = [x + (i - (len(backends) - 1) / 2) * width for x in range(len(models))]
+        drawn = axes.bar(places, heights, width, label=backend)
+        axes.bar_label(drawn, labels=[f"{h:.2g}" if h else "" for h in heights], fontsize=7)
+    axes.set_xticks(range(len(models)), models)
+    axes.set_title(title, fontsize=10)
+    if logarithmic:
+        axes.set_yscale("log")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path
+
+
+def _steps(pyplot: Any, results: Results, model: str, folder: Path) -> Path | None:
+    """Every backend's step time at each shape of its first process: first met (dots) and met again (line)."""
+    figure, axes = pyplot.subplots(figsize=(7, 3.6))
+    drawn = False
+    for backend in backends_of(results):
+        records = [r for r in records_of(results, model, backend) if r["mode"] == "time" and not r["error"]]
+        if not records or len(records[0]["shapes"]) < 2:
+            continue
+        record = records[0]
+        shapes = [tuple(s) for s in record["shapes"]]
+        order = sorted(range(len(shapes)), key=lambda i: _volume(shapes[i]))
+        fresh = dict(zip(shapes[len(shapes) - len(record["fresh"]):], record["fresh"], strict=True))
+        (line,) = axes.plot([_volume(shapes[i]) for i in order], [record["repeated"][i] * 1e3 for i in order],
+                            label=f"{backend}, seen", linewidth=1.2)
+        met = sorted(fresh, key=_volume)
+        axes.scatter([_volume(s) for s in met], [fresh[s] * 1e3 for s in met], s=10, color=line.get_color(),
+                     label=f"{backend}, new")
+        drawn = True
+    if drawn:
+        axes.set_yscale("log")
+        axes.set_xlabel("product of the sizes")
+        axes.set_ylabel("step, ms")
+        axes.set_title(model, fontsize=10)
+        axes.legend(fontsize=7)
+        figure.tight_layout()
+    path = folder / f"steps_{''.join(c if c.isalnum() else '_' for c in model)}.png"
+    if drawn:
+        figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    return path if drawn else None
+
+
+def _volume(shape: tuple[int, ...]) -> int:
+    product = 1
+    for extent in shape:
+        product *= extent
+    return product

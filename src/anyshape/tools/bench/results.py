@@ -1,0 +1,222 @@
+"""Results on disk, and the numbers that are read off them: ratios of medians within one run."""
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anyshape.base.errors import InputError
+
+FILE = "results.json"
+FORMAT = 1
+
+
+@dataclass(slots=True)
+class Results:
+    """A run: where it ran, how, and the record of every process, in the order they ended."""
+
+    machine: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def save(self, folder: Path) -> Path:
+        """Writes `results.json`; another process never sees half a file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE
+        half = folder / (FILE + ".part")
+        half.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
+        half.replace(path)
+        return path
+
+
+def load(path: Path) -> Results:
+    """Reads the results of a folder or file.
+
+    Raises:
+        InputError: there is no such file, or it is no result of this benchmark.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text())
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}, expected {FORMAT}")
+        return Results(data["machine"], data["options"], data["records"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"cannot read benchmark results from {file}", why=f"{type(error).__name__}: {error}",
+                         do="give a folder written by `anyshape bench --out FOLDER`") from error
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers depend on: processor, cores, memory, versions, date."""
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": _memory(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": _version("torch"),
+        "transformers": _version("transformers"),
+        "anyshape": _version("anyshape"),
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed as a package"
+
+
+def median(values: Iterable[float]) -> float | None:
+    """The middle value; None of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One model on one backend, summed up over its processes. Seconds and bytes.
+
+    Attributes:
+        cold, warm: first step with empty caches, and with the caches of an earlier process.
+        fresh: throughput at shapes seen for the first time (empty caches), relative to eager.
+        fresh_warm: the same in a later process with the caches filled.
+        repeated: throughput at shapes seen before, relative to eager.
+        fallbacks: parts of the model the backend says it ran uncompiled.
+        peak: greatest peak above parameters and optimiser state.
+        peak_ratio: peak relative to eager's.
+        arena: predicted and counted peak of the arena in bytes, where the backend says them.
+    """
+
+    model: str
+    backend: str
+    cold: float | None = None
+    warm: float | None = None
+    fresh: float | None = None
+    fresh_warm: float | None = None
+    repeated: float | None = None
+    p50: float | None = None
+    p99: float | None = None
+    programs: int | None = None
+    fallbacks: int = 0
+    peak: int | None = None
+    peak_ratio: float | None = None
+    memory_method: str = ""
+    arena: tuple[int, int] | None = None
+    checked: int = 0
+    mismatches: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+def records_of(results: Results, model: str, backend: str) -> list[dict[str, Any]]:
+    return [r for r in results.records if r["model"] == model and r["backend"] == backend]
+
+
+def models_of(results: Results) -> list[str]:
+    return list(dict.fromkeys(r["model"] for r in results.records))
+
+
+def backends_of(results: Results) -> list[str]:
+    return list(dict.fromkeys(r["backend"] for r in results.records))
+
+
+def speedup(results: Results, model: str, backend: str, base: str, what: str,
+            numbers: Iterable[int] | None = None) -> float | None:
+    """How many times faster `backend` is than `base`: the median over rounds of total time by total time.
+
+    `what` is "fresh" or "repeated". Both totals of a ratio come from the same round, whose processes ran one after
+    the other, so that a slow minute of the machine does not favour either.
+    """
+    wanted = None if numbers is None else set(numbers)
+
+    def totals(name: str) -> dict[int, float]:
+        return {r["number"]: math.fsum(r[what]) for r in records_of(results, model, name)
+                if r["mode"] == "time" and not r["error"] and r[what]}
+
+    ours, theirs = totals(backend), totals(base)
+    common = [n for n in ours if n in theirs and (wanted is None or n in wanted)]
+    return median(theirs[n] / ours[n] for n in common)
+
+
+def cell(results: Results, model: str, backend: str, base: str = "eager") -> Cell:
+    """The summary of one model on one backend."""
+    records = records_of(results, model, backend)
+    good = [r for r in records if not r["error"]]
+    timed = [r for r in good if r["mode"] == "time"]
+    counted = [r for r in good if r["mode"] == "memory"]
+    later = [r["first_step"] for r in timed if r["number"] > 0] or [r["first_step"] for r in counted]
+    peak = max((b for r in counted for b in r["memory"]), default=None)
+    base_peak = max((b for r in records_of(results, model, base) if r["mode"] == "memory" and not r["error"]
+                     for b in r["memory"]), default=None)
+    same = {r["memory_method"] for r in counted} == {r["memory_method"] for r in records_of(results, model, base)
+                                                     if r["mode"] == "memory"}
+    numbers = {r["number"] for r in timed}
+    return Cell(
+        model, backend,
+        cold=median(r["first_step"] for r in timed if r["number"] == 0),
+        warm=median(later),
+        fresh=speedup(results, model, backend, base, "fresh", [0]),
+        fresh_warm=speedup(results, model, backend, base, "fresh", numbers - {0}),
+        repeated=speedup(results, model, backend, base, "repeated"),
+        p50=median(r["p50"] for r in timed), p99=median(r["p99"] for r in timed),
+        programs=max((r["programs"] for r in timed if r["programs"] is not None), default=None),
+        fallbacks=max((r["stats"].get("fallbacks", 0) for r in good), default=0),
+        peak=peak, peak_ratio=peak / base_peak if peak is not None and base_peak and same else None,
+        memory_method=counted[0]["memory_method"] if counted else "",
+        arena=_arena(records), checked=sum(len(r["checked"]) for r in records),
+        mismatches=tuple(m for r in records for m in r["mismatches"]),
+        errors=tuple(dict.fromkeys(r["error"] for r in records if r["error"])),
+    )
+
+
+def _arena(records: list[dict[str, Any]]) -> tuple[int, int] | None:
+    """Predicted and counted peak, of the record with the greatest prediction."""
+    pairs = [(r["stats"]["predicted_peak"], r["stats"]["counted_peak"]) for r in records
+             if isinstance(r["stats"].get("predicted_peak"), int) and isinstance(r["stats"].get("counted_peak"), int)]
+    return max(pairs, default=None)
+
+
+def cells(results: Results) -> list[Cell]:
+    """Every summary, models in the order they ran, backends likewise."""
+    return [cell(results, model, backend) for model in models_of(results) for backend in backends_of(results)
+            if records_of(results, model, backend)]
+
+
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """The mean of ratios; None of nothing."""
+    logs = [math.log(v) for v in values if v]
+    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+
+
+def failed(results: Results) -> bool:
+    """Did a process fail, or a result differ from eager's?"""
+    return any(r["error"] or r["mismatches"] for r in results.records)

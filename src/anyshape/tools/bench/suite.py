@@ -1,0 +1,164 @@
+"""The suite as data: what is measured, at which shapes, in which order. Needs no torch, so listing it is instant."""
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from anyshape.base.errors import ConfigError
+
+Shape = tuple[int, ...]
+
+FULL_SHAPES = 40
+QUICK_SHAPES = 8
+WARM_UP_CALLS = 2
+BACKENDS = ("eager", "inductor", "anyshape")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the suite.
+
+    Attributes:
+        name: what the user types.
+        summary: one line for `--list` and for the document.
+        dims: the names of a shape's numbers.
+        trains: a step is forward, backward and update; otherwise forward without gradients.
+        shapes: every shape of the full run, first the two of the warm-up calls.
+        repeats: passes over all shapes when repeated shapes are measured, in one process.
+        in_default: measured when no name is given.
+    """
+
+    name: str
+    summary: str
+    dims: tuple[str, ...]
+    trains: bool
+    shapes: tuple[Shape, ...]
+    repeats: int = 2
+    in_default: bool = True
+
+
+def primes(low: int, high: int) -> list[int]:
+    """The primes p with low <= p <= high."""
+    return [n for n in range(max(low, 2), high + 1) if all(n % d for d in range(2, int(n**0.5) + 1))]
+
+
+def spread(ranges: tuple[tuple[int, int], ...], seed: str, number: int = FULL_SHAPES) -> tuple[Shape, ...]:
+    """Picks `number` different shapes from a box of inclusive ranges, the same ones each time.
+
+    The first two are ordinary (no size is 1 or an end of its range), for the warm-up calls. The third is the least
+    of every size and the last the greatest. Between them lie each size at its least and at its greatest alone,
+    shapes of primes, and random ones.
+    """
+    draw = random.Random(seed)
+    middle = tuple((low + high) // 2 for low, high in ranges)
+    second = tuple(min(high - 1, size + 1 + draw.randrange(max(1, (high - low) // 4))) for size, (low, high)
+                   in zip(middle, ranges, strict=True))
+    least = tuple(low for low, _ in ranges)
+    greatest = tuple(high for _, high in ranges)
+    chosen = dict.fromkeys([middle, second, least])
+    for i, (low, high) in enumerate(ranges):
+        for end in (low, high):
+            chosen[tuple(end if i == j else _any(draw, *ranges[j]) for j in range(len(ranges)))] = None
+    room = 1
+    for low, high in ranges:
+        room *= high - low + 1
+    while len(chosen) < min(number, room) - 1:
+        of_primes = len(chosen) % 3 == 0
+        shape = tuple(_prime(draw, *bounds) if of_primes else _any(draw, *bounds) for bounds in ranges)
+        if shape != greatest:
+            chosen[shape] = None
+    chosen.pop(greatest, None)
+    return (*chosen, greatest)
+
+
+def _any(draw: random.Random, low: int, high: int) -> int:
+    return draw.randint(low, high)
+
+
+def _prime(draw: random.Random, low: int, high: int) -> int:
+    return draw.choice(primes(low, high) or [low])
+
+
+def growing(low: int, high: int, warm_up: tuple[int, int], number: int = FULL_SHAPES) -> tuple[Shape, ...]:
+    """One size that grows from `low` to `high` over `number` - 2 calls, after two warm-up calls inside the range."""
+    steps = number - len(warm_up)
+    ratio = (high / low) ** (1 / (steps - 1))
+    sizes: list[int] = []
+    for i in range(steps):
+        wanted = round(low * ratio**i)
+        size = max(wanted, sizes[-1] + 1) if sizes else low
+        while size in warm_up:
+            size += 1
+        sizes.append(size)
+    sizes[-1] = high
+    return tuple((size,) for size in (*warm_up, *sizes))
+
+
+def pick(shapes: tuple[Shape, ...], number: int) -> tuple[Shape, ...]:
+    """A shorter list with the same two warm-up shapes, and the least and the greatest of the rest."""
+    if number >= len(shapes):
+        return shapes
+    if number <= WARM_UP_CALLS:
+        return shapes[:max(1, number)]
+    rest = shapes[WARM_UP_CALLS:]
+    wanted = number - WARM_UP_CALLS
+    last = len(rest) - 1
+    places = [round(i * last / max(1, wanted - 1)) for i in range(wanted)]
+    return shapes[:WARM_UP_CALLS] + tuple(rest[place] for place in places)
+
+
+SUITE: dict[str, Entry] = {
+    entry.name: entry
+    for entry in (
+        Entry(
+            "llama", "transformers LlamaForCausalLM, hidden 512, 4 layers, vocabulary 8192; train step with AdamW",
+            ("batch", "length"), True, spread(((2, 6), (48, 256)), "llama"), repeats=1,
+        ),
+        Entry(
+            "bert", "transformers BertModel, hidden 512, 6 layers; inference",
+            ("batch", "length"), False, spread(((1, 8), (16, 320)), "bert"),
+        ),
+        Entry(
+            "gpt2-decode", "GPT-2 blocks, hidden 512, 6 layers; one token over a growing key/value cache",
+            ("past",), False, growing(1, 400, (16, 23)), repeats=5,
+        ),
+        Entry(
+            "resnet", "ResNet-18, 1000 classes; inference",
+            ("batch", "height", "width"), False, spread(((1, 4), (96, 320), (96, 320)), "resnet"),
+        ),
+        Entry(
+            "mlp", "three-layer perceptron, width 64, batch 1; inference, call overhead",
+            ("batch",), False, ((1,),), repeats=3000,
+        ),
+        Entry(
+            "vit", "vision transformer, patch 16, hidden 256, 6 layers; inference",
+            ("batch", "height", "width"), False, spread(((1, 4), (64, 256), (64, 256)), "vit"),
+        ),
+        Entry(
+            "demo-llama", "transformers LlamaForCausalLM, hidden 64, 2 layers, vocabulary 256; train step with AdamW",
+            ("batch", "length"), True, spread(((1, 4), (2, 96)), "demo-llama"), in_default=False,
+        ),
+    )
+}
+
+
+def default_names(quick: bool) -> tuple[str, ...]:
+    """The entries measured when none is named: all of the suite, or with `quick` the two smallest."""
+    if quick:
+        return ("demo-llama", "mlp")
+    return tuple(name for name, entry in SUITE.items() if entry.in_default)
+
+
+def check_name(name: str) -> None:
+    """Accepts a name of the suite or `module:function`.
+
+    Raises:
+        ConfigError: the name is neither.
+    """
+    if name in SUITE or (name.count(":") == 1 and all(name.split(":"))):
+        return
+    raise ConfigError(
+        f"no benchmark is called {name!r}",
+        why=f"the suite has {', '.join(SUITE)}",
+        do="name one of these, or module:function for a function that returns a BenchModel",
+    )

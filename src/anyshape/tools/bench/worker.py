@@ -1,0 +1,311 @@
+"""One process of the benchmark: one model, one backend, timed or with its memory counted; writes one JSON record."""
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import anyshape
+from anyshape.base.errors import AnyShapeError
+
+from . import models
+from .memory import Meter, meter, settled
+from .suite import WARM_UP_CALLS, Shape, pick
+
+TOLERANCE = 1e-3
+FLOOR = 1e-6
+MEMORY_SHAPES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker does.
+
+    Attributes:
+        model: a name of the suite or module:function.
+        backend: eager, inductor, anyshape, or another backend of torch.compile.
+        number: rounds count from 0; round 0 has empty cache folders.
+        mode: "time" or "memory" (memory counted and results compared with eager).
+        shapes: how many shapes; 0 for all.
+        repeats: passes over repeated shapes; 0 for the model's own.
+        threads: of torch; 0 for its default.
+    """
+
+    model: str
+    backend: str
+    number: int = 0
+    mode: str = "time"
+    shapes: int = 0
+    repeats: int = 0
+    threads: int = 0
+
+
+@dataclass(slots=True)
+class Record:
+    """What a worker found. Seconds and bytes; lists follow `shapes`.
+
+    Attributes:
+        first_step: from before compile to the first result.
+        second_step: the other warm-up call.
+        fresh: one time per shape after the warm-up calls, seen for the first time.
+        repeated: per shape, the median of the passes.
+        p50, p99: of all repeated steps.
+        programs: compiled programs or graphs; None where the backend has no such number.
+        memory: per shape of `memory_shapes`, the peak above parameters and optimiser state.
+        idle: bytes kept between steps, at the end.
+        mismatches: differences from eager's results, each in words.
+    """
+
+    model: str
+    backend: str
+    number: int
+    mode: str
+    trains: bool = False
+    shapes: list[Shape] = field(default_factory=list)
+    first_step: float | None = None
+    second_step: float | None = None
+    fresh: list[float] = field(default_factory=list)
+    repeated: list[float] = field(default_factory=list)
+    p50: float | None = None
+    p99: float | None = None
+    programs: int | None = None
+    memory_shapes: list[Shape] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    idle: int | None = None
+    baseline: int | None = None
+    memory_method: str = ""
+    checked: list[Shape] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+    threads: int = 0
+    error: str = ""
+
+
+class Compiler:
+    """Compiles a module with a backend, and remembers when it was asked to and what was held right before: the
+    parameters and, in training, the optimiser's state."""
+
+    def __init__(self, backend: str, counter: Meter | None = None) -> None:
+        self.backend = backend
+        self.counter = counter
+        self.started = 0.0
+        self.held = 0
+        self.compiled: models.Compiled | None = None
+
+    def __call__(self, module: nn.Module) -> models.Compiled:
+        if self.counter is not None:
+            self.held = settled(self.counter)[1]
+        self.started = time.perf_counter()
+        if self.backend == "eager":
+            self.compiled = module
+        elif self.backend == "anyshape":
+            self.compiled = anyshape.compile(module)
+        else:
+            self.compiled = torch.compile(module, dynamic=True, backend=self.backend)
+        return self.compiled
+
+    def explain(self) -> str:
+        """What the backend says about its own work; empty when it says nothing."""
+        tell = getattr(self.compiled, "explain", None)
+        return str(tell()) if callable(tell) else ""
+
+
+def programs(backend: str) -> int | None:
+    """How many programs were compiled so far in this process; forward and backward of one graph are two."""
+    if backend == "eager":
+        return None
+    if backend == "anyshape":
+        return int(anyshape.stats()["programs"])
+    counters = torch._dynamo.utils.counters
+    if backend == "inductor":
+        return sum(counters["inductor"][f"fxgraph_cache_{how}"] for how in ("hit", "miss", "bypass"))
+    return counters["stats"]["unique_graphs"]
+
+
+def quantile(times: list[float], share: float) -> float:
+    """The smallest time that at least `share` of all times do not exceed."""
+    ordered = sorted(times)
+    return ordered[min(len(ordered) - 1, max(0, -(-int(share * 1000) * len(ordered) // 1000) - 1))]
+
+
+def median(times: list[float]) -> float:
+    ordered = sorted(times)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def timed(step: models.Step, inputs: models.Inputs) -> float:
+    start = time.perf_counter()
+    step(inputs)
+    return time.perf_counter() - start
+
+
+def report(event: str, done: int, total: int) -> None:
+    """One line for the process that started this one."""
+    print(json.dumps({"event": event, "done": done, "total": total}), flush=True)
+
+
+def start(model: models.BenchModel, record: Record, compiler: Compiler) -> models.Step:
+    """Makes the step and takes the two warm-up calls."""
+    first = model.inputs(record.shapes[0])
+    second = model.inputs(record.shapes[min(1, len(record.shapes) - 1)])
+    report("compiling", 0, 1)
+    step = model.make(compiler)
+    step(first)
+    record.first_step = time.perf_counter() - compiler.started
+    record.second_step = timed(step, second)
+    return step
+
+
+def measure_time(model: models.BenchModel, job: Job, record: Record, compiler: Compiler) -> None:
+    """First step, fresh shapes, repeated shapes."""
+    step = start(model, record, compiler)
+    fresh = record.shapes[WARM_UP_CALLS:]
+    for i, shape in enumerate(fresh):
+        inputs = model.inputs(shape)
+        record.fresh.append(timed(step, inputs))
+        report("fresh shapes", i + 1, len(fresh))
+    gc.collect()
+    repeats = job.repeats or getattr(model, "repeats", 2)
+    times: dict[Shape, list[float]] = {shape: [] for shape in record.shapes}
+    if len(record.shapes) == 1:
+        inputs = model.inputs(record.shapes[0])
+        times[record.shapes[0]] = [timed(step, inputs) for _ in range(repeats)]
+    else:
+        for i in range(repeats):
+            for shape in record.shapes:
+                inputs = model.inputs(shape)
+                times[shape].append(timed(step, inputs))
+            report("repeated shapes", i + 1, repeats)
+    record.repeated = [median(times[shape]) for shape in record.shapes]
+    every = [seconds for of_shape in times.values() for seconds in of_shape]
+    record.p50, record.p99 = quantile(every, 0.5), quantile(every, 0.99)
+
+
+def measure_memory(model: models.BenchModel, record: Record, counter: Meter, compiler: Compiler) -> None:
+    """Peak per shape above parameters and optimiser state, then results against eager's at two shapes.
+
+    The peak of a step is what was kept before it (idle arena, packed weights; tensor memory only, so that what a
+    compiler leaves in Python objects does not count) and what the step took on top (every kind of block).
+    """
+    record.memory_method = counter.method
+    record.memory_shapes = list(pick(tuple(record.shapes), MEMORY_SHAPES))
+    step = start(model, record, compiler)
+    for shape in record.memory_shapes:
+        step(model.inputs(shape))  # so that a compilation for this shape is not counted as the step's own memory
+    for i, shape in enumerate(record.memory_shapes):
+        record.memory.append(step_peak(step, model, shape, counter, compiler.held))
+        report("memory", i + 1, len(record.memory_shapes))
+    record.idle = max(0, settled(counter)[1] - compiler.held)
+    record.baseline = compiler.held
+    compare(model, step, record)
+    if counter.note():
+        record.stats["memory_note"] = counter.note()
+
+
+def step_peak(step: models.Step, model: models.BenchModel, shape: Shape, counter: Meter, baseline: int) -> int:
+    """Peak bytes of one step, its inputs not counted."""
+    idle = settled(counter)[1] - baseline
+    inputs = model.inputs(shape)
+    before = settled(counter)[0]
+    counter.reset()
+    result = step(inputs)
+    peak = counter.peak()
+    del result
+    return max(0, idle) + peak - before
+
+
+def compare(model: models.BenchModel, step: models.Step, record: Record) -> None:
+    """Runs two shapes, the least one and the greatest one, on this backend and on eager from the same parameters."""
+    if not hasattr(step, "check"):
+        record.mismatches.append(f"{record.model}: its step has no check(inputs), results were not compared")
+        return
+    reference = model.make(lambda module: module)
+    reference.load(step.state())
+    least = record.shapes[min(WARM_UP_CALLS, len(record.shapes) - 1)]
+    shapes = list(dict.fromkeys((least, record.shapes[-1], record.shapes[0])))[:2]
+    for i, shape in enumerate(shapes):
+        inputs = model.inputs(shape)
+        found, wanted = step.check(inputs), reference.check(inputs)
+        record.mismatches += differences(found, wanted, shape)
+        record.checked.append(shape)
+        report("checking", i + 1, len(shapes))
+
+
+def differences(found: dict[str, Tensor], wanted: dict[str, Tensor], shape: Shape) -> list[str]:
+    """Where results differ by more than `TOLERANCE`, relative to the element or to the tensor's root mean square."""
+    said = [f"{name} is missing at {shape}" for name in wanted if name not in found]
+    for name, value in found.items():
+        expected = wanted.get(name)
+        if expected is None:
+            said.append(f"{name} exists only in the compiled model at {shape}")
+        elif value.shape != expected.shape or value.dtype != expected.dtype:
+            said.append(f"{name} at {shape} is {value.dtype}{list(value.shape)}, eager gives "
+                        f"{expected.dtype}{list(expected.shape)}")
+        elif value.numel():
+            value, expected = value.double(), expected.double()
+            scale = expected.nan_to_num().square().mean().sqrt()
+            close = torch.isclose(value, expected, rtol=TOLERANCE, atol=float(TOLERANCE * scale + FLOOR),
+                                  equal_nan=True)
+            if not bool(close.all()):
+                worst = (value - expected).abs()[~close].max()
+                said.append(f"{name} at {shape} differs in {int((~close).sum())} of {close.numel()} elements, by up "
+                            f"to {float(worst):.3g} (values of size {float(scale):.3g})")
+    return said
+
+
+def run(job: Job) -> Record:
+    """Does the job. An error of the model or the backend is recorded: one broken cell must not end the run."""
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    record = Record(job.model, job.backend, job.number, job.mode, threads=torch.get_num_threads())
+    try:
+        model = models.load(job.model)
+        record.shapes = list(pick(tuple(model.shapes), job.shapes or len(model.shapes)))
+        record.trains = bool(getattr(model, "trains", False))
+        if job.mode == "memory":
+            counter = meter()
+            compiler = Compiler(job.backend, counter)
+            measure_memory(model, record, counter, compiler)
+        else:
+            compiler = Compiler(job.backend)
+            measure_time(model, job, record, compiler)
+        record.programs = programs(job.backend)
+        if job.backend == "anyshape":
+            record.stats |= plain(anyshape.stats())
+            print(compiler.explain(), file=sys.stderr)
+    except AnyShapeError as error:
+        record.error = str(error)
+    except Exception as error:
+        traceback.print_exc()
+        record.error = f"{type(error).__name__}: {error}"[:2000]
+    return record
+
+
+def plain(value: Any) -> Any:
+    """The part of a value that JSON can hold."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value if isinstance(value, (int, float, str, bool, type(None))) else str(value)
+
+
+def main(arguments: list[str]) -> int:
+    """Reads the job from the first file and writes the record to the second."""
+    job = Job(**json.loads(Path(arguments[0]).read_text()))
+    record = run(job)
+    Path(arguments[1]).write_text(json.dumps(asdict(record)))
+    return 1 if record.error else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

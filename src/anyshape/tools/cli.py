@@ -1,0 +1,86 @@
+"""The command `anyshape`. A subcommand's module is imported when it is asked for, so that --help comes at once."""
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from anyshape import __version__
+from anyshape.base.config import Config
+from anyshape.base.errors import AnyShapeError
+
+# name -> (module with add_arguments and main, help)
+COMMANDS = {
+    "demo": ("anyshape.tools.demo", "train a small language model on batches of every shape"),
+    "bench": ("anyshape.tools.bench", "compare with eager PyTorch and Inductor"),
+    "explain": ("anyshape.tools.explain", "compile a program and say what was decided"),
+    "repro": ("anyshape.tools.repro", "run a program that failed to compile again"),
+    "opt": ("anyshape.tools.passes", "run passes over the text form of a graph"),
+    "cache": ("", "show or clear the compiled code kept on disk"),
+    "version": ("", "versions of everything a result depends on"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `anyshape ...`; returns the exit code: 0 done, 1 failed with a message, 2 wrong arguments."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    name = next((word for word in given if word in COMMANDS), "")
+    parser = argparse.ArgumentParser("anyshape", description="A compiler and runtime for PyTorch programs whose shapes "
+                                                             "change from call to call.")
+    parser.add_argument("--version", action="version", version=f"anyshape {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command, (module, text) in COMMANDS.items():
+        sub = commands.add_parser(command, help=text, description=text[0].upper() + text[1:] + ".")
+        if command == "cache":
+            _cache_arguments(sub)
+        elif command == name and module:
+            importlib.import_module(module).add_arguments(sub)
+    parsed = parser.parse_args(given)
+    try:
+        if parsed.command == "cache":
+            return _cache(parsed)
+        if parsed.command == "version":
+            return _version()
+        return int(importlib.import_module(COMMANDS[parsed.command][0]).main(parsed))
+    except AnyShapeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _cache_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("show", "clear"), nargs="?", default="show")
+    parser.add_argument("--dir", default="", help="default: ANYSHAPE_CACHE_DIR, or the user's cache folder")
+
+
+def _cache(parsed: argparse.Namespace) -> int:
+    from anyshape.run.cache import default_folder
+    folder = Path(parsed.dir or Config.make().cache_dir or default_folder()).expanduser()
+    entries = [path for path in folder.glob("??/*") if path.is_file()]
+    size = sum(path.stat().st_size for path in entries)
+    if parsed.action == "show":
+        print(f"{folder}: {len(entries)} entries, {size / 2**20:.1f} MB")
+        return 0
+    for path in entries:
+        path.unlink(missing_ok=True)
+    for path in folder.glob("??"):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+    print(f"{folder}: removed {len(entries)} entries, {size / 2**20:.1f} MB")
+    return 0
+
+
+def _version() -> int:
+    from anyshape.frontend.repro import versions
+    for name, version in versions().items():
+        print(f"{name:<10} {version}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""The demo from the first line to the last: documents, session, training, summary."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from anyshape.base.errors import AnyShapeError
+from anyshape.tools.demo import backends, checkpoint, data, display, report
+from anyshape.tools.demo.compare import compare
+from anyshape.tools.demo.model import complete
+from anyshape.tools.demo.status import STOPPED
+from anyshape.tools.demo.training import (
+    Recipe,
+    Session,
+    StopRequest,
+    go_on,
+    held_out_loss,
+    recipe_of,
+    start,
+    train,
+)
+
+STEPS = 250
+PROMPT = "def get_name(self"
+SAMPLE_TOKENS = 96
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo with parsed options; prints errors as messages and returns the exit code."""
+    console = Console()
+    errors = Console(stderr=True)
+    try:
+        return _run(args, console)
+    except AnyShapeError as error:
+        errors.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
+        return 1
+    except OSError as error:
+        errors.print(f"error: {error.strerror or error}: {error.filename}\n  do:    give another folder with --out",
+                     highlight=False, markup=False, soft_wrap=True)
+        return 1
+
+
+def _run(args: argparse.Namespace, console: Console) -> int:
+    begin = time.perf_counter()
+    folder = args.out
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    stored = None
+    if args.resume is not None:
+        folder = args.out if args.resume == Path() else args.resume
+        stored = checkpoint.load(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    session = _session(args, stored, console)
+    steps = args.steps or max(STEPS, session.step)
+    backend = backends.make(args.backend, session.model)
+    if session.held_out_before is None:
+        session.held_out_before = held_out_loss(session)
+    _describe(console, session, backend.name, steps)
+
+    shown = display.make(console, backend.name, session.step, steps)
+    with shown, StopRequest(lambda: shown.note("stopping after this step; Ctrl-C again stops at once")) as stop:
+        outcome = train(session, backend, steps, folder, args.save_every, stop,
+                        lambda now: shown.show(_status(now)))
+    if outcome.unsaved:
+        Console(stderr=True).print(f"error: {outcome.unsaved}", highlight=False, markup=False, soft_wrap=True)
+    if not outcome.finished:
+        if not outcome.unsaved:
+            console.print(f"stopped after step {session.step}; go on with --resume {folder}",
+                          highlight=False, markup=False, soft_wrap=True)
+        return STOPPED
+    summary = _summarise(session, backend, begin)
+    report.print_summary(console, summary)
+    report.write_summary(folder, summary)
+    if session.history.loss:
+        report.draw(folder / "training.png", session.history, backend.name)
+    console.print(f"{folder / 'training.png'} and {folder / 'summary.json'} written; {summary.seconds:.0f} s in all",
+                  highlight=False, markup=False, soft_wrap=True)
+    return 1 if outcome.unsaved else 0
+
+
+def _session(args: argparse.Namespace, stored: checkpoint.Checkpoint | None, console: Console) -> Session:
+    """A session from the options, or from a checkpoint that the options must not contradict."""
+    where = args.documents or "Python's own library"
+    console.print(f"reading the functions and classes of {where} ...", highlight=False, markup=False)
+    if stored is None:
+        if args.documents and not args.documents.is_dir():
+            raise AnyShapeError(f"--documents {args.documents} is not a folder", do="give a folder with Python files")
+        default = Recipe()
+        recipe = Recipe(default.seed if args.seed is None else args.seed, args.tokens or default.tokens)
+        return start(recipe, data.read_documents(args.documents))
+    recipe = recipe_of(stored)
+    for name, given, kept in (("--seed", args.seed, recipe.seed), ("--tokens", args.tokens, recipe.tokens)):
+        if given is not None and given != kept:
+            raise checkpoint.CheckpointError(
+                f"{name} {given} contradicts the checkpoint",
+                why=f"the run was started with {name} {kept}, and a resumed run goes on exactly where it stopped",
+                do=f"leave {name} out, or start afresh without --resume",
+            )
+    return go_on(stored, data.read_documents(args.documents))
+
+
+def _describe(console: Console, session: Session, backend: str, steps: int) -> None:
+    weights = sum(parameter.numel() for parameter in session.model.parameters())
+    begin = f"goes on after step {session.step}" if session.step else "starts"
+    console.print(
+        f"{len(session.corpus.training):,} documents, a Llama of {weights / 1e6:.1f} million weights, "
+        f"batches of at most {session.recipe.tokens} tokens, {torch.get_num_threads()} threads, backend {backend}; "
+        f"{begin}, {max(steps - session.step, 0)} steps to go",
+        highlight=False, markup=False,
+    )
+
+
+def _status(session: Session) -> display.Status:
+    history = session.history
+    return display.Status(
+        session.step, history.loss[-1], history.speed(), history.rows[-1], history.length[-1],
+        report.shapes_of(history), history.programs[-1], history.arena[-1], history.resident[-1],
+    )
+
+
+def _summarise(session: Session, backend: backends.Backend, begin: float) -> report.Summary:
+    history = session.history
+    counters = backend.counters()
+    after = held_out_loss(session)
+    prompt = [data.END, *session.tokenizer.encode(PROMPT).ids]
+    written = complete(session.model, prompt, SAMPLE_TOKENS, data.END, session.recipe.seed)
+    compared = compare(session, backend) if backend.name != "eager" else None
+    return report.Summary(
+        backend=backend.name,
+        steps=session.step,
+        seconds=time.perf_counter() - begin,
+        shapes=report.shapes_of(history),
+        counters=counters,
+        held_out_before=session.held_out_before or 0.0,
+        held_out_after=after,
+        speed=history.speed(len(history.seconds)),
+        resident_peak=max(history.resident, default=0),
+        arena_peak=max(int(counters.get("arena_peak_bytes", 0)), max(history.arena, default=0)),
+        comparison=compared,
+        sample=session.tokenizer.decode(written),
+    )

@@ -1,0 +1,142 @@
+"""What a person sees while the demo runs: a live table on a terminal, a plain line now and then anywhere else."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+PLAIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One step's line. speed: tokens per second; arena, resident: bytes; arena 0 means that there is none."""
+
+    step: int
+    loss: float
+    speed: float
+    rows: int
+    length: int
+    shapes: int
+    programs: int
+    arena: int
+    resident: int
+
+
+class Display(Protocol):
+    """A place for status and notes; enter it around the training loop."""
+
+    def __enter__(self) -> Display: ...
+    def __exit__(self, *error: Any) -> None: ...
+    def show(self, status: Status) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+def readable_bytes(count: int) -> str:
+    """A number of bytes in decimal units, three digits: 1.23 GB."""
+    value = float(count)
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.2f} GB"
+
+
+class LiveDisplay:
+    """A progress bar over a table that is redrawn in place."""
+
+    def __init__(self, console: Console, backend: str, done: int, steps: int) -> None:
+        self._console = console
+        self._backend = backend
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(),
+            TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, expand=True,
+        )
+        self._task = self._progress.add_task("first step: compiling" if backend != "eager" else "training",
+                                             total=steps, completed=done)
+        self._live = Live(self._progress, console=console, refresh_per_second=8)
+
+    def __enter__(self) -> LiveDisplay:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._live.__exit__(*error)
+
+    def show(self, status: Status) -> None:
+        """Redraw with the numbers of the step just done."""
+        self._progress.update(self._task, completed=status.step, description=f"training, {self._backend}")
+        self._live.update(Group(self._progress, status_table(status)))
+
+    def note(self, text: str) -> None:
+        """A line above the table."""
+        self._console.print(text, highlight=False, markup=False)
+
+
+class PlainDisplay:
+    """One line for the first step, one about every five seconds, one for the last."""
+
+    def __init__(self, console: Console, backend: str, steps: int) -> None:
+        self._console = console
+        self._backend = backend
+        self._steps = steps
+        self._printed = float("-inf")
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        return
+
+    def show(self, status: Status) -> None:
+        """Print the status when it is due."""
+        now = time.monotonic()
+        if now - self._printed < PLAIN_SECONDS and status.step != self._steps:
+            return
+        self._printed = now
+        memory = f"resident {readable_bytes(status.resident)}"
+        if status.arena:
+            memory = f"arena {readable_bytes(status.arena)}, {memory}"
+        self.note(
+            f"step {status.step:>4}/{self._steps}  loss {status.loss:6.3f}  {status.speed:7,.0f} tokens/s  "
+            f"shape {status.rows:>3} x {status.length:<4} shapes {status.shapes:<4} programs {status.programs}  "
+            f"{memory}"
+        )
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def status_table(status: Status) -> Table:
+    """The live table: a row of names and a row of numbers."""
+    table = Table(expand=True, box=None, padding=(0, 1))
+    for name in ("step", "loss", "tokens/s", "this shape", "shapes so far", "programs", "arena", "resident"):
+        table.add_column(name, justify="right", header_style="dim", no_wrap=True)
+    table.add_row(
+        str(status.step), f"[bold]{status.loss:.3f}[/]", f"{status.speed:,.0f}", f"{status.rows} x {status.length}",
+        str(status.shapes), str(status.programs), readable_bytes(status.arena) if status.arena else "none",
+        readable_bytes(status.resident),
+    )
+    return table
+
+
+def make(console: Console, backend: str, done: int, steps: int) -> Display:
+    """The display that fits where `console` writes."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        return LiveDisplay(console, backend, done, steps)
+    return PlainDisplay(console, backend, steps)

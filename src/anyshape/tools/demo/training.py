@@ -1,0 +1,260 @@
+"""The demo's training run: what it is fixed by, its state, one step, saving, going on, and stopping at Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import torch
+from tokenizers import Tokenizer
+
+from anyshape.base.errors import AnyShapeError
+from anyshape.tools.demo import checkpoint, data, measure
+from anyshape.tools.demo.backends import Backend
+from anyshape.tools.demo.model import DemoConfig, DemoLlama
+
+WARM_UP = 20  # steps
+HELD_OUT_BATCHES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """All that the numbers of a run depend on; a resumed run must have the same.
+
+    tokens: the budget of a batch. longest: documents are cut to this many tokens.
+    """
+
+    seed: int = 0
+    tokens: int = 2048
+    longest: int = 512
+    learning_rate: float = 2e-3
+    model: DemoConfig = field(default_factory=DemoConfig)
+
+
+@dataclass(slots=True)
+class History:
+    """One value per step: loss, shape, targets that are no padding, seconds, and bytes."""
+
+    loss: list[float] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    length: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    resident: list[int] = field(default_factory=list)
+    arena: list[int] = field(default_factory=list)
+    programs: list[int] = field(default_factory=list)
+
+    def speed(self, steps: int = 10) -> float:
+        """Tokens per second over the last `steps` steps."""
+        return sum(self.tokens[-steps:]) / max(sum(self.seconds[-steps:]), 1e-9)
+
+
+@dataclass(slots=True)
+class Session:
+    """A run in progress: the fixed part first, then what every step changes."""
+
+    recipe: Recipe
+    corpus: data.Corpus
+    tokenizer: Tokenizer
+    stream: data.BatchStream
+    model: DemoLlama
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    cursor: data.Cursor = field(default_factory=data.Cursor)
+    history: History = field(default_factory=History)
+    held_out_before: float | None = None
+
+    def save(self, folder: Path) -> None:
+        """Write the checkpoint; CheckpointError when the disk does not take it."""
+        values = {
+            "step": self.step,
+            "cursor": asdict(self.cursor),
+            "recipe": asdict(self.recipe),
+            "fingerprint": self.corpus.fingerprint,
+            "held_out_before": self.held_out_before,
+            "history": asdict(self.history),
+            "vocabulary": self.tokenizer.to_str(),
+        }
+        tensors = checkpoint.pack_state(self.model, self.optimizer)
+        checkpoint.save(folder, checkpoint.Checkpoint(tensors, values), self.step)
+
+
+def start(recipe: Recipe, documents: Sequence[str]) -> Session:
+    """A new session at step 0: vocabulary, batches, model and optimiser, all from the recipe's seed."""
+    return _session(recipe, documents, data.train_vocabulary(documents, recipe.model.vocabulary))
+
+
+def _session(recipe: Recipe, documents: Sequence[str], tokenizer: Tokenizer) -> Session:
+    corpus = data.encode(documents, tokenizer)
+    if not corpus.training or not corpus.held_out:
+        raise AnyShapeError(
+            "there is too little to train on",
+            why=f"{len(documents)} functions and classes were found, {data.HELD_OUT_EVERY} are the least",
+            do="give --documents a folder with more Python files",
+        )
+    torch.manual_seed(recipe.seed)
+    model = DemoLlama(recipe.model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.05,
+                                  fused=True)
+    stream = data.BatchStream(corpus.training, recipe.tokens, recipe.longest, recipe.seed)
+    return Session(recipe, corpus, tokenizer, stream, model, optimizer)
+
+
+def recipe_of(stored: checkpoint.Checkpoint) -> Recipe:
+    """The recipe a checkpoint was made with."""
+    try:
+        values = dict(stored.values["recipe"])
+        return Recipe(**{**values, "model": DemoConfig(**values["model"])})
+    except (KeyError, TypeError) as error:
+        raise checkpoint.CheckpointError(
+            "the checkpoint's recipe cannot be read", why=str(error), do="leave --resume out to start afresh"
+        ) from error
+
+
+def go_on(stored: checkpoint.Checkpoint, documents: Sequence[str]) -> Session:
+    """The session a checkpoint was taken of; CheckpointError when the documents are not the ones it was trained on."""
+    values = stored.values
+    try:
+        session = _session(recipe_of(stored), documents, Tokenizer.from_str(values["vocabulary"]))
+        if session.corpus.fingerprint != values["fingerprint"]:
+            raise checkpoint.CheckpointError(
+                "the checkpoint was trained on other documents",
+                why="this Python's library, or the --documents folder, differs from the one at the start",
+                do="resume with the Python and the folder it was started with, or start afresh without --resume",
+            )
+        checkpoint.unpack_state(stored.tensors, session.model, session.optimizer)
+        session.step = values["step"]
+        session.cursor = data.Cursor(**values["cursor"])
+        session.history = History(**values["history"])
+        session.held_out_before = values["held_out_before"]
+    except (KeyError, TypeError) as error:
+        raise checkpoint.CheckpointError(
+            "the checkpoint cannot be read", why=f"{error} is missing or wrong", do="leave --resume out to start afresh"
+        ) from error
+    return session
+
+
+def learning_rate(step: int, peak: float) -> float:
+    """Linear warm-up, then one over the square root of the step (Vaswani et al. 2017, section 5.3).
+
+    It does not know the last step, so a run made longer by --resume equals one that was long from the start.
+    """
+    return peak * min((step + 1) / WARM_UP, (WARM_UP / (step + 1)) ** 0.5)
+
+
+def train_step(session: Session, backend: Backend) -> None:
+    """Take the next batch and train on it; the session moves on only when the whole step is done."""
+    batch, following = session.stream.take(session.cursor)
+    for group in session.optimizer.param_groups:
+        group["lr"] = learning_rate(session.step, session.recipe.learning_rate)
+    measure.forget_peak()
+    begin = time.perf_counter()
+    loss = backend.forward(batch.tokens, batch.targets)
+    loss.backward()
+    arena = backend.arena_bytes()
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise AnyShapeError(
+            f"the loss is {value} at step {session.step + 1}",
+            why="the weights or the backend's arithmetic ran out of range; the weights of the step before are kept",
+            do="run with --backend eager and the same --seed to tell which",
+        )
+    session.optimizer.step()
+    session.optimizer.zero_grad(set_to_none=True)
+    seconds = time.perf_counter() - begin
+    history = session.history
+    history.loss.append(value)
+    history.rows.append(batch.tokens.shape[0])
+    history.length.append(batch.tokens.shape[1])
+    history.tokens.append(batch.real)
+    history.seconds.append(seconds)
+    history.resident.append(measure.resident_peak())
+    history.arena.append(max(arena, backend.arena_bytes()))
+    history.programs.append(backend.programs())
+    session.cursor = following
+    session.step += 1
+
+
+def held_out_loss(session: Session) -> float:
+    """Mean loss per token on documents that are never trained on, by the plain model, without gradients."""
+    recipe = session.recipe
+    stream = data.BatchStream(session.corpus.held_out, recipe.tokens, recipe.longest, seed=0)
+    total = 0.0
+    count = 0
+    with torch.no_grad():
+        for batch in stream.first(HELD_OUT_BATCHES):
+            total += float(session.model(batch.tokens, batch.targets)) * batch.real
+            count += batch.real
+    return total / count
+
+
+class StopRequest:
+    """While entered, the first Ctrl-C (or SIGTERM) sets `asked` and calls `told`; the second interrupts at once."""
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, told: Callable[[], None] = lambda: None) -> None:
+        self.asked = False
+        self._told = told
+        self._before: list[Callable[[int, FrameType | None], object] | int | None] = []
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._told()
+
+    def __enter__(self) -> StopRequest:
+        self._before = [signal.signal(number, self._ask) for number in self.SIGNALS]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in zip(self.SIGNALS, self._before, strict=True):
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run of `train` ended; `unsaved` says why the last checkpoint could not be written."""
+
+    finished: bool
+    unsaved: str = ""
+
+
+def train(
+    session: Session,
+    backend: Backend,
+    steps: int,
+    folder: Path,
+    save_every: int,
+    stop: StopRequest,
+    after_step: Callable[[Session], None],
+) -> Outcome:
+    """Train up to `steps`, saving on the way and at the end or the stop.
+
+    A checkpoint that cannot be written does not end the training: the next one may find room.
+    """
+    unsaved = ""
+    saved = -1
+    while session.step < steps and not stop.asked:
+        train_step(session, backend)
+        after_step(session)
+        if session.step % save_every == 0:
+            unsaved = _try_save(session, folder)
+            saved = session.step
+    if saved != session.step or unsaved:
+        unsaved = _try_save(session, folder)
+    return Outcome(session.step >= steps, unsaved)
+
+
+def _try_save(session: Session, folder: Path) -> str:
+    try:
+        session.save(folder)
+    except checkpoint.CheckpointError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,455 @@
+"""The benchmark: its shapes, its counter of memory, its arithmetic, and one small run from end to end."""
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from anyshape.base.errors import AnyShapeError
+from anyshape.tools.bench import memory, models, report, runner, suite, worker
+from anyshape.tools.bench.results import Results, cell, failed, geometric_mean, load
+
+SOURCES = str(Path(suite.__file__).resolve().parents[3])
+
+
+# ---- shapes ----
+
+def columns(entry: suite.Entry) -> list[tuple[int, ...]]:
+    return list(zip(*entry.shapes, strict=True))
+
+
+@pytest.mark.parametrize("name", [name for name in suite.SUITE if name != "mlp"])
+def test_shapes_cover_their_range(name: str) -> None:
+    entry = suite.SUITE[name]
+    assert len(entry.shapes) == len(set(entry.shapes)) == suite.FULL_SHAPES
+    assert all(size > 1 for shape in entry.shapes[:suite.WARM_UP_CALLS] for size in shape)
+    rest = entry.shapes[suite.WARM_UP_CALLS:]
+    assert rest[0] == tuple(map(min, columns(entry)))
+    assert rest[-1] == tuple(map(max, columns(entry)))
+    primes = set(suite.primes(2, 500))
+    assert any(all(size in primes for size in shape) for shape in rest)
+
+
+def test_ranges_are_those_of_the_suite() -> None:
+    ranges = {name: [(min(c), max(c)) for c in columns(entry)] for name, entry in suite.SUITE.items()}
+    assert ranges["llama"] == [(2, 6), (48, 256)]
+    assert ranges["bert"] == [(1, 8), (16, 320)]
+    assert ranges["gpt2-decode"] == [(1, 400)]
+    assert ranges["resnet"] == [(1, 4), (96, 320), (96, 320)]
+
+
+def test_shapes_are_the_same_in_every_process() -> None:
+    text = "from anyshape.tools.bench import suite; print(" \
+           "suite.SUITE['bert'].shapes)"
+    answers = {subprocess.run([sys.executable, "-c", text], env=os.environ | {"PYTHONPATH": SOURCES,
+               "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout for seed in "12"}
+    assert answers == {f"{suite.SUITE['bert'].shapes}\n"}
+
+
+def test_pick_keeps_warm_up_least_and_greatest() -> None:
+    shapes = suite.SUITE["bert"].shapes
+    for number in (3, 4, 8, 39, 40, 100):
+        few = suite.pick(shapes, number)
+        assert len(few) == len(set(few)) == min(number, 40)
+        assert few[:2] == shapes[:2]
+        assert few[2] == shapes[2]
+        assert number == 3 or few[-1] == shapes[-1]
+
+
+def test_decoding_grows() -> None:
+    sizes = [size for (size,) in suite.SUITE["gpt2-decode"].shapes[2:]]
+    assert sizes == sorted(set(sizes))
+    assert (sizes[0], sizes[-1]) == (1, 400)
+
+
+# ---- the counter ----
+
+RANDOM_CALLS = """
+import ctypes, mmap, random, sys
+c = ctypes.CDLL(None)
+for name in ("malloc", "calloc", "realloc", "memalign", "aligned_alloc", "mmap"):
+    getattr(c, name).restype = ctypes.c_void_p
+for name in ("live", "peak", "held", "lost"):
+    getattr(c, "heapcount_" + name).restype = ctypes.c_long
+size, pointer, LEAST = ctypes.c_size_t, ctypes.c_void_p, 1 << 16
+draw, blocks = random.Random(int(sys.argv[1])), {}
+
+def take(kind, n):
+    if kind == "malloc":
+        return c.malloc(size(n))
+    if kind == "calloc":
+        return c.calloc(size(n // 8), size(8))
+    if kind == "posix_memalign":
+        out = pointer()
+        assert c.posix_memalign(ctypes.byref(out), size(64), size(n)) == 0
+        return out.value
+    return getattr(c, kind)(size(64), size(n))
+
+start, start_held = c.heapcount_live(), c.heapcount_held()
+c.heapcount_reset()
+live = peak = held = 0
+KINDS = ("malloc", "calloc", "posix_memalign", "memalign", "aligned_alloc")
+for _ in range(4000):
+    if blocks and draw.random() < 0.48:
+        at = draw.choice(list(blocks))
+        n, aligned = blocks.pop(at)
+        if draw.random() < 0.3:
+            m = draw.choice((100, LEAST - 8, LEAST, 3 * LEAST, 1 << 20))
+            at = c.realloc(pointer(at), size(m))
+            # a block that was not counted has no kind to keep
+            blocks[at] = (m, aligned and n >= LEAST)
+        else:
+            c.free(pointer(at))
+    else:
+        kind = draw.choice(KINDS)
+        n = 64 * draw.choice((1, 1023, 1024, 1025, 5000))
+        blocks[take(kind, n)] = (n, kind not in ("malloc", "calloc"))
+    live = sum(n for n, _ in blocks.values() if n >= LEAST)
+    held = sum(n for n, aligned in blocks.values() if n >= LEAST and aligned)
+    peak = max(peak, live)
+    assert c.heapcount_live() - start == live, (c.heapcount_live() - start, live)
+    assert c.heapcount_held() - start_held == held
+assert c.heapcount_peak() - start == peak, (c.heapcount_peak() - start, peak)
+c.heapcount_reset()
+assert c.heapcount_peak() == c.heapcount_live()
+
+before = c.heapcount_live()
+at = c.mmap(None, size(1 << 20), 3, 0x22, -1, ctypes.c_long(0))
+assert c.heapcount_live() - before == 1 << 20
+c.munmap(pointer(at + (1 << 18)), size(1 << 18))
+assert c.heapcount_live() - before == 3 << 18
+c.munmap(pointer(at), size(1 << 20))
+assert c.heapcount_live() == before
+area = mmap.mmap(-1, 1 << 21)
+assert c.heapcount_live() - before == 1 << 21
+area.close()
+assert c.heapcount_live() == before
+assert c.heapcount_lost() == 0
+print("counted")
+"""
+
+
+@pytest.fixture(scope="module")
+def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library, why = memory.build_counter(tmp_path_factory.mktemp("counter"))
+    if library is None:
+        pytest.skip(why)
+    return library
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_counter_agrees_with_a_model_of_the_heap(counter: Path, seed: str) -> None:
+    done = subprocess.run([sys.executable, "-c", RANDOM_CALLS, seed], env=os.environ | {"LD_PRELOAD": str(counter)},
+                          capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "counted\n", done.stderr
+
+
+def test_counter_survives_threads_and_forks(counter: Path) -> None:
+    text = """
+        import ctypes, os, threading
+        stop = False
+        def work():
+            while not stop:
+                bytearray(1 << 20)
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        [t.start() for t in threads]
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                bytearray(1 << 20)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        stop = True
+        [t.join() for t in threads]
+        print("alive")
+    """
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(text)],
+                          env=os.environ | {"LD_PRELOAD": str(counter)}, capture_output=True, text=True, check=False,
+                          timeout=60)
+    assert done.stdout == "alive\n", done.stderr
+
+
+def test_without_a_compiler_resident_memory_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    library, why = memory.build_counter(tmp_path)
+    assert library is None
+    assert "compiler" in why
+    meter = memory.ResidentMeter()
+    meter.reset()
+    before = meter.live()
+    block = bytearray(os.urandom(1 << 16)) * 512
+    assert meter.peak() - before > 30e6
+    del block
+    assert "resident" in report.memory_words(Results(options={"memory_note": why}))
+
+
+# ---- comparing with eager ----
+
+def test_differences_are_found_and_told() -> None:
+    right = {"y": torch.tensor([1.0, 2.0, 0.0, float("nan")])}
+    assert worker.differences({"y": right["y"] * (1 + 1e-5)}, right, (4,)) == []
+    assert "1 of 4" in worker.differences({"y": torch.tensor([1.0, 2.1, 0.0, float("nan")])}, right, (4,))[0]
+    assert "1 of 4" in worker.differences({"y": torch.tensor([1.0, 2.0, 0.0, 0.0])}, right, (4,))[0]
+    assert "float64" in worker.differences({"y": right["y"].double()}, right, (4,))[0]
+    assert worker.differences({}, right, (4,)) == ["y is missing at (4,)"]
+
+
+def test_making_moments_moves_no_parameter() -> None:
+    linear = torch.nn.Linear(8, 8)
+    before = linear.weight.detach().clone()
+    optimizer = torch.optim.AdamW(linear.parameters(), lr=0.1, weight_decay=0.1, fused=True)
+    models.make_moments(optimizer)
+    assert torch.equal(linear.weight, before)
+    assert linear.weight.grad is None
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert not optimizer.state[linear.weight]["exp_avg"].any()
+
+
+def test_train_step_checks_gradients_and_updates() -> None:
+    model = models.load("demo-llama")
+    step = model.make(lambda module: module)
+    inputs = model.inputs((2, 7))
+    found = step.check(inputs)
+    assert {"loss", "gradient of lm_head.weight"} <= set(found)
+    before = step.state()
+    assert worker.differences(step.check(inputs), found, (2, 7)) == []
+    step(inputs)
+    assert not torch.equal(step.state()["lm_head.weight"], before["lm_head.weight"])
+
+
+def test_decoding_gives_a_longer_cache() -> None:
+    model = models.load("gpt2-decode")
+    logits, keys, values = model.make(lambda module: module)(model.inputs((5,)))
+    assert logits.shape == (1, 1, 8192)
+    assert keys.shape == values.shape == (6, 1, 8, 6, 64)
+
+
+# ---- arithmetic ----
+
+def record(backend: str, number: int, mode: str = "time", **found: object) -> dict[str, object]:
+    job = {"model": "bert", "backend": backend, "number": number, "mode": mode, "threads": 1}
+    return runner.empty_record(job) | {"shapes": [[2, 3], [4, 5], [1, 1]]} | found
+
+
+def synthetic() -> Results:
+    timed = {"p50": 0.1, "p99": 0.2}
+    return Results({"processor": "test", "cores": 2, "memory_bytes": 8e9}, {"rounds": 3}, [
+        record("eager", 0, first_step=0.1, fresh=[1.0, 3.0], repeated=[1.0, 1.0, 2.0], **timed),
+        record("anyshape", 0, first_step=9.0, fresh=[1.0, 1.0], repeated=[1.0, 0.5, 0.5], programs=2, **timed),
+        record("anyshape", 1, first_step=3.0, fresh=[0.5, 0.5], repeated=[2.0, 2.0, 4.0], **timed),
+        record("eager", 1, first_step=0.1, fresh=[1.0, 3.0], repeated=[1.0, 1.0, 2.0], **timed),
+        record("eager", 2, first_step=0.1, fresh=[1.0, 3.0], repeated=[3.0, 1.0, 2.0], **timed),
+        record("anyshape", 2, first_step=5.0, fresh=[1.0, 1.0], repeated=[1.0, 1.0, 2.0], **timed),
+        record("eager", 3, "memory", memory=[100, 4000], memory_method="heap", checked=[[1, 1]]),
+        record("anyshape", 3, "memory", memory=[1000, 500], memory_method="heap", checked=[[1, 1]],
+               stats={"predicted_peak": 10, "counted_peak": 10}),
+    ])
+
+
+def test_ratios_are_medians_over_rounds() -> None:
+    summary = cell(synthetic(), "bert", "anyshape")
+    assert summary.cold == 9.0
+    assert summary.warm == 4.0
+    assert summary.fresh == 2.0
+    assert summary.fresh_warm == 3.0
+    assert summary.repeated == 1.5
+    assert (summary.peak, summary.peak_ratio, summary.programs) == (1000, 0.25, 2)
+    assert summary.arena == (10, 10)
+    assert not failed(synthetic())
+
+
+def test_a_broken_round_is_left_out_and_fails_the_run() -> None:
+    results = synthetic()
+    results.records[0] |= {"error": "died", "first_step": None, "fresh": [], "repeated": []}
+    results.records[-1]["mismatches"] = ["output 0 at (1, 1) differs"]
+    assert cell(results, "bert", "anyshape").fresh is None
+    assert cell(results, "bert", "anyshape").repeated == 0.5 * (0.5 + 1.5)
+    assert failed(results)
+    assert report.problems(results) == ["FAILED: bert on eager: died",
+                                        "WRONG RESULT: bert on anyshape: output 0 at (1, 1) differs"]
+    assert "| WRONG |" in report.markdown(results)
+
+
+def test_geometric_mean() -> None:
+    assert geometric_mean([2.0, 8.0, None]) == pytest.approx(4.0)
+    assert geometric_mean([None]) is None
+
+
+def test_numbers_in_words() -> None:
+    assert [report.seconds(s) for s in (None, 2.5, 0.0123, 4e-6)] == ["-", "2.5 s", "12.3 ms", "4 us"]
+    assert worker.quantile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.0
+    assert worker.quantile([float(i) for i in range(1, 101)], 0.99) == 99.0
+    assert worker.median([3.0, 1.0, 2.0]) == 2.0
+
+
+def test_document_names_the_machine_and_every_model(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    synthetic().save(folder)
+    results = load(folder)
+    assert results == load(folder / "results.json")
+    report.write_document(results, tmp_path / "docs" / "benchmarks.md")
+    text = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "processor: test" in text
+    assert "| bert | anyshape | 9 s | 4 s | 2.00x | 1.50x |" in text
+    assert "batch 1-4, length 1-5; 3 shapes" in text
+
+
+def test_charts(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = synthetic()
+    for entry in results.records:
+        entry["fresh"] = entry["fresh"][:1]
+    written = report.charts(results, tmp_path)
+    assert {path.name for path in written} == {"new_shapes.png", "seen_shapes.png", "cold_first_step.png",
+                                               "warm_first_step.png", "peak_memory.png", "steps_bert.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+def test_stored_results_of_another_format_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"format": 0}')
+    with pytest.raises(AnyShapeError, match="cannot read"):
+        load(tmp_path)
+
+
+# ---- processes ----
+
+def test_backends_alternate() -> None:
+    jobs = list(runner.Plan(("mlp",), ("eager", "inductor", "anyshape"), rounds=2).jobs())
+    assert [j["backend"] for j in jobs] == ["eager", "inductor", "anyshape", "inductor", "anyshape", "eager",
+                                            "eager", "inductor", "anyshape"]
+    assert [j["mode"] for j in jobs] == ["time"] * 6 + ["memory"] * 3
+
+
+OWN = """
+import time, torch
+from anyshape.tools.bench.models import BenchModel, InferenceStep
+
+class Net(torch.nn.Module):
+    calls = 0
+    def forward(self, x):
+        {body}
+
+def model():
+    return BenchModel("own", lambda compile_module: InferenceStep(Net(), compile_module),
+                      lambda shape: (torch.ones(shape),), ((3, 30000), (4, 30000), (1, 30000), (8, 30000)))
+"""
+
+
+def bench(folder: Path, body: str, *options: str) -> tuple[int, Results, str]:
+    """Runs the command in a fresh process on a user's own model whose forward is `body`."""
+    (folder / "own_model.py").write_text(OWN.format(body=body))
+    done = subprocess.run(
+        [sys.executable, "-m", "anyshape.tools.bench", "own_model:model", "--threads", "1", "--rounds", "1", "--out",
+         "out", *options], cwd=folder, env=os.environ | {"PYTHONPATH": SOURCES, "COLUMNS": "200"}, capture_output=True,
+        text=True, check=False, timeout=120)
+    return done.returncode, load(folder / "out"), done.stdout + done.stderr
+
+
+def test_end_to_end_with_counted_memory(tmp_path: Path, counter: Path) -> None:
+    status, results, said = bench(tmp_path, "return (x + 1) * 2", "--backends", "eager", "--markdown")
+    assert status == 0, said
+    timed, counted = results.records
+    assert len(timed["fresh"]) == 2
+    assert len(timed["repeated"]) == 4
+    assert timed["first_step"] > 0
+    assert counted["memory_method"] == "heap"
+    # x + 1 and its double live together at the end
+    assert counted["memory"] == [2 * 4 * rows * 30000 for rows in (3, 4, 1, 8)]
+    assert counted["idle"] == 0
+    assert counted["checked"] == [[1, 30000], [8, 30000]]
+    assert "| own_model:model | eager |" in said
+
+
+def test_wrong_results_fail_loudly(tmp_path: Path) -> None:
+    body = "Net.calls += 1; return x * Net.calls"
+    status, results, said = bench(tmp_path, body, "--backends", "eager")
+    assert status == 1
+    assert "WRONG RESULT" in said
+    assert results.records[1]["mismatches"]
+
+
+def test_a_dead_process_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+    body = "import os; os._exit(7) if x.shape[0] == 1 else None; return x"
+    status, results, said = bench(tmp_path, body, "--backends", "eager")
+    assert status == 1
+    assert [("status 7" in r["error"]) for r in results.records] == [True, True]
+    assert "FAILED" in said
+
+
+def test_interrupt_keeps_what_finished_and_ends_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_model.py").write_text(OWN.format(body="time.sleep(1000)"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    seen: list[str] = []
+
+    def progress(job: dict[str, object]) -> runner.Progress:
+        def tell(event: str, done: int, total: int) -> None:
+            seen.append(event)
+            raise KeyboardInterrupt
+        return tell
+
+    results = Results()
+    results.records.append(record("eager", 0))
+    begun = time.monotonic()
+    plan = runner.Plan(("own_model:model",), ("eager",), rounds=1, memory=False)
+    assert not runner.run(plan, results, tmp_path / "out", progress)
+    assert time.monotonic() - begun < 60
+    assert seen == ["compiling"]
+    stored = load(tmp_path / "out")
+    assert len(stored.records) == 1
+    assert stored.options["interrupted"] is True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_command_and_its_child(tmp_path: Path, number: int) -> None:
+    body = "import os; open('pid', 'w').write(f'{os.getpid()} '); time.sleep(1000)"
+    (tmp_path / "own_model.py").write_text(OWN.format(body=body))
+    command = subprocess.Popen([sys.executable, "-m", "anyshape.tools.bench", "own_model:model", "--backends", "eager",
+                                "--out", "out"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": SOURCES},
+                               stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    pid_file = tmp_path / "pid"
+    while not (pid_file.exists() and pid_file.read_text().endswith(" ")) and time.monotonic() < until:
+        time.sleep(0.05)
+    child = int(pid_file.read_text())
+    command.send_signal(number)
+    assert command.wait(timeout=30) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)
+    assert load(tmp_path / "out").options["interrupted"] is True
+
+
+def test_a_process_over_its_limit_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_model.py").write_text(OWN.format(body="time.sleep(1000)"))
+    monkeypatch.chdir(tmp_path)
+    results = Results()
+    plan = runner.Plan(("own_model:model",), ("eager",), rounds=1, memory=False, limit=5.0)
+    assert runner.run(plan, results, tmp_path / "out", lambda job: lambda event, done, total: None)
+    assert "longer than 5 s" in results.records[0]["error"]
+
+
+@pytest.mark.parametrize("arguments", [["nonsense"], ["mlp", "--backends", ""], ["--show", "no-such-folder"]])
+def test_wrong_arguments_are_explained(tmp_path: Path, arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "anyshape.tools.bench", *arguments], cwd=tmp_path, check=False,
+                          env=os.environ | {"PYTHONPATH": SOURCES}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "do:" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_records_are_plain_json() -> None:
+    value = {"a": (1, 2.5, {"b": torch.Size([2])}), 3: None}
+    assert json.loads(json.dumps(worker.plain(value))) == {"a": [1, 2.5, {"b": [2]}], "3": None}
+
+
+def test_an_empty_record_has_every_field_of_a_record() -> None:
+    job = {"model": "mlp", "backend": "eager", "number": 0, "mode": "time", "threads": 1}
+    assert set(runner.empty_record(job)) == set(worker.Record.__dataclass_fields__)

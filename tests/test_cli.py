@@ -1,0 +1,125 @@
+"""The command `anyshape`, as a person runs it."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from anyshape.tools import cli
+
+GRAPH = """graph twice(x: f32[n, 4]) where 1 <= n, n near 8
+  a = mul(x, 2.0)  f32[n, 4]
+  b = mul(x, 2.0)  f32[n, 4]
+  c = add(a, b)    f32[n, 4]
+  return c
+"""
+NET = """import torch
+def make():
+    return torch.nn.Linear(3, 2), [(torch.randn(4, 3),), (torch.randn(5, 3),)]
+def wrong():
+    return 5
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    torch._dynamo.reset()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "graph.txt").write_text(GRAPH)
+    (tmp_path / "some_net.py").write_text(NET)
+
+
+def test_help_needs_no_torch():
+    code = "import sys\nfrom anyshape.tools import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n" \
+           "assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          env={"PYTHONPATH": ":".join(sys.path)})
+    assert done.returncode == 0, done.stderr
+    assert all(command in done.stdout for command in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", ["demo", "bench", "explain", "repro", "opt", "cache", "version"])
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "--help"])
+    assert ended.value.code == 0 and f"anyshape {command}" in capsys.readouterr().out
+
+
+def test_explain(capsys):
+    assert cli.main(["explain", "some_net:make", "--size", "input0_0=1024"]) == 0
+    told = capsys.readouterr().out
+    assert "1 program, from 1 captured graph" in told and "8.0 KB" in told
+    assert cli.main(["explain", "some_net:make", "--train", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["role"] for one in found["programs"]] == ["forward", "backward"]
+
+
+def test_explain_of_an_exported_program(tmp_path, capsys):
+    exported = torch.export.export(torch.nn.Linear(3, 2), (torch.randn(4, 3),),
+                                   dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    torch.export.save(exported, tmp_path / "linear.pt2")
+    assert cli.main(["explain", "linear.pt2"]) == 0
+    assert "input_0 (dim 0 of input)" in capsys.readouterr().out
+
+
+def test_opt(capsys):
+    assert cli.main(["opt", "graph.txt"]) == 0
+    assert capsys.readouterr().out.count("mul(x, 2.0)") == 1
+    assert cli.main(["opt", "graph.txt", "--passes", "dce", "--every"]) == 0
+    assert capsys.readouterr().out == "# dce: no change\n"
+    assert cli.main(["opt", "graph.txt", "--to", "plan"]) == 0
+    assert capsys.readouterr().out.startswith("plan twice")
+    assert cli.main(["opt", "graph.txt", "--to", "kernels"]) == 0
+    assert capsys.readouterr().out.startswith("kernel k")
+
+
+def test_repro_of_a_plain_graph(capsys):
+    assert cli.main(["repro", "graph.txt"]) == 0
+    assert "1 results agree" in capsys.readouterr().out
+
+
+def test_repro_reports_what_still_fails(monkeypatch, capsys):
+    def fail(*arguments):
+        raise KeyError("still broken")
+
+    monkeypatch.setattr("anyshape.tools.repro.compile_graph", fail)
+    assert cli.main(["repro", "graph.txt", "--traceback"]) == 1
+    told = capsys.readouterr().out
+    assert "compiling: KeyError: 'still broken'" in told and "Traceback" in told
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["repro", "none.repro"], "cannot read none.repro"),
+    (["repro", "some_net.py"], "some_net.py"),
+    (["opt", "none.txt"], "cannot read none.txt"),
+    (["opt", "graph.txt", "--passes", "fold,melt"], "there is no pass melt"),
+    (["explain", "nothing"], "neither a .pt2 file nor module:function"),
+    (["explain", "none.pt2"], "there is no file none.pt2"),
+    (["explain", "some_net:none"], "cannot load some_net:none"),
+    (["explain", "some_net:wrong"], "does not return (model, inputs)"),
+    (["explain", "some_net:make", "--size", "x"], "is not NAME=N"),
+    (["explain", "some_net:make", "--size", "rows=4"], "no program has a size 'rows'"),
+])
+def test_errors_say_what_to_do(arguments, words, capsys):
+    assert cli.main(arguments) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: ") and words in told and "do:" in told and "Traceback" not in told
+
+
+def test_cache(tmp_path, capsys):
+    folder = tmp_path / "cache"
+    (folder / "ab").mkdir(parents=True)
+    (folder / "ab" / "cdef").write_bytes(b"x" * 2048)
+    (folder / "notes.txt").write_text("mine")
+    assert cli.main(["cache", "--dir", str(folder)]) == 0
+    assert "1 entries" in capsys.readouterr().out
+    assert cli.main(["cache", "clear", "--dir", str(folder)]) == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["notes.txt"]
+
+
+def test_version(capsys):
+    assert cli.main(["version"]) == 0
+    assert torch.__version__ in capsys.readouterr().out

@@ -1,0 +1,283 @@
+"""The demo: batches keep their budget, a resumed run is bit-equal, Ctrl-C and a full disk keep the checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+pytest.importorskip("tokenizers", reason="the demo trains a vocabulary: install anyshape[demo]")
+pytest.importorskip("safetensors", reason="the demo writes safetensors: install anyshape[demo]")
+pytest.importorskip("matplotlib", reason="the demo draws a picture: install anyshape[demo]")
+
+from anyshape.tools import demo
+from anyshape.tools.demo import backends, checkpoint, compare, data, report, training
+from anyshape.tools.demo.model import IGNORED, DemoConfig, DemoLlama
+
+TINY = training.Recipe(
+    seed=3, tokens=320, longest=160, model=DemoConfig(vocabulary=320, hidden=32, inner=48, layers=2, heads=2)
+)
+LIBRARY = Path(json.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def documents() -> list[str]:
+    """The functions and classes of a few packages: enough to hold some out, read in a blink."""
+    found = data.read_documents(LIBRARY) + data.read_documents(LIBRARY.parent / "email")
+    return found[:100]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of Python files for runs through the command line."""
+    for name in ("decoder.py", "encoder.py", "scanner.py"):
+        (tmp_path / name).write_text((LIBRARY / name).read_text(encoding="utf-8"))
+    for name in ("header.py", "message.py", "utils.py", "_header_value_parser.py"):
+        (tmp_path / name).write_text((LIBRARY.parent / "email" / name).read_text(encoding="utf-8"))
+    return tmp_path
+
+
+def run_to(documents: list[str], steps: int, out: Path, session: training.Session | None = None) -> training.Session:
+    """Train a session with eager up to `steps`, saving in `out`."""
+    session = session or training.start(TINY, documents)
+    backend = backends.make("eager", session.model)
+    outcome = training.train(session, backend, steps, out, 1000, training.StopRequest(), lambda _: None)
+    assert outcome == training.Outcome(True)
+    return session
+
+
+def same_weights(left: training.Session, right: training.Session) -> bool:
+    """Whether weights and optimiser state are equal bit for bit."""
+    first = checkpoint.pack_state(left.model, left.optimizer)
+    second = checkpoint.pack_state(right.model, right.optimizer)
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def options(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_documents_are_functions_and_classes_in_a_fixed_order() -> None:
+    source = "import os\n\n@cached\ndef first():\n    return 1\n\n"
+    source += "class Long:\n    x = 1\n\n    def method(self):\n        return 2\n"
+    source += "\n" * data.LONGEST_CLASS + "    def last(self): pass\n"
+    assert list(data.documents_of(source)) == [
+        "@cached\ndef first():\n    return 1\n",
+        "def method(self):\n    return 2\n",
+        "def last(self): pass\n",
+    ]
+    assert data.read_documents(LIBRARY) == data.read_documents(LIBRARY)
+
+
+def test_batches_keep_the_budget_and_vary(documents: list[str]) -> None:
+    corpus = data.encode(documents, data.train_vocabulary(documents, 320))
+    stream = data.BatchStream(corpus.training, budget=TINY.tokens, longest=TINY.longest, seed=3)
+    batches = stream.first(60)
+    assert all(batch.tokens.numel() <= TINY.tokens for batch in batches)
+    assert max(batch.tokens.shape[1] for batch in batches) == TINY.longest
+    assert len({batch.tokens.shape for batch in batches}) >= 10
+
+
+def test_an_epoch_gives_every_document_once(documents: list[str]) -> None:
+    corpus = data.encode(documents, data.train_vocabulary(documents, 320))
+    stream = data.BatchStream(corpus.training, budget=TINY.tokens, longest=TINY.longest, seed=3)
+    cursor = data.Cursor()
+    tokens = 0
+    while cursor.epoch == 0:
+        batch, cursor = stream.take(cursor)
+        tokens += batch.real
+    assert tokens == sum(min(len(document) - 1, TINY.longest) for document in corpus.training)
+    first, second = stream.take(data.Cursor(0, 0))[0], stream.take(data.Cursor(1, 0))[0]
+    assert not torch.equal(first.tokens, second.tokens)
+
+
+def test_padding_is_masked_and_does_not_reach_the_loss() -> None:
+    short, long = np.array([0, 5, 0], np.int32), np.array([0, 7, 8, 9, 0], np.int32)
+    batch = data.collate([short, long])
+    assert batch.tokens.tolist() == [[0, 5, 0, 0], [0, 7, 8, 9]]
+    assert batch.targets.tolist() == [[5, 0, IGNORED, IGNORED], [7, 8, 9, 0]]
+    assert batch.real == 6
+    torch.manual_seed(0)
+    model = DemoLlama(TINY.model)
+    alone = [data.collate([document]) for document in (short, long)]
+    weighted = sum(model(one.tokens, one.targets) * one.real for one in alone) / batch.real
+    torch.testing.assert_close(model(batch.tokens, batch.targets), weighted)
+
+
+def test_the_model_is_causal() -> None:
+    torch.manual_seed(0)
+    model = DemoLlama(TINY.model)
+    tokens = torch.randint(0, 320, (3, 9))
+    changed = tokens.clone()
+    changed[:, 6:] = 1
+    torch.testing.assert_close(model(tokens)[:, :6], model(changed)[:, :6])
+    assert not torch.allclose(model(tokens)[:, 6:], model(changed)[:, 6:])
+
+
+def test_a_seed_fixes_the_run_and_another_changes_it(documents: list[str], tmp_path: Path) -> None:
+    first = run_to(documents, 4, tmp_path)
+    second = run_to(documents, 4, tmp_path)
+    assert first.history.loss == second.history.loss
+    assert same_weights(first, second)
+    other = run_to(documents, 4, tmp_path, training.start(replace(TINY, seed=4), documents))
+    assert other.history.loss != first.history.loss
+
+
+def test_resume_is_bit_equal(documents: list[str], tmp_path: Path) -> None:
+    whole = run_to(documents, 70, tmp_path / "whole")
+    run_to(documents, 33, tmp_path / "parts")
+    torch.manual_seed(99)  # the checkpoint, not this process, says what the random numbers are
+    resumed = training.go_on(checkpoint.load(tmp_path / "parts"), documents)
+    assert resumed.step == 33
+    run_to(documents, 70, tmp_path / "parts", resumed)
+    assert whole.cursor.epoch > 0, "the run must cross an epoch to test the order after it"
+    assert resumed.history.loss == whole.history.loss
+    assert (resumed.history.rows, resumed.history.length) == (whole.history.rows, whole.history.length)
+    assert same_weights(resumed, whole)
+    assert sum(whole.history.loss[-10:]) < sum(whole.history.loss[:10])
+
+
+def test_interrupt_stops_after_the_step_and_keeps_the_checkpoint(documents: list[str], tmp_path: Path) -> None:
+    session = training.start(TINY, documents)
+    backend = backends.make("eager", session.model)
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(now: training.Session) -> None:
+        if now.step == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    with training.StopRequest() as stop:
+        outcome = training.train(session, backend, 100, tmp_path, 1000, stop, interrupt)
+    assert outcome == training.Outcome(False)
+    assert signal.getsignal(signal.SIGINT) is before
+    resumed = training.go_on(checkpoint.load(tmp_path), documents)
+    assert resumed.step == 5
+    assert same_weights(resumed, session)
+
+
+def test_a_second_interrupt_leaves_the_last_checkpoint(documents: list[str], tmp_path: Path) -> None:
+    session = training.start(TINY, documents)
+    backend = backends.make("eager", session.model)
+
+    def interrupt(now: training.Session) -> None:
+        if now.step == 5:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), training.StopRequest() as stop:
+        training.train(session, backend, 100, tmp_path, 3, stop, interrupt)
+    assert checkpoint.load(tmp_path).values["step"] == 3
+
+
+def test_a_full_disk_keeps_the_previous_checkpoint(documents: list[str], tmp_path: Path) -> None:
+    session = run_to(documents, 2, tmp_path)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # the real thing: write() fails half way
+        session.step = 3
+        with pytest.raises(checkpoint.CheckpointError, match="the previous checkpoint is whole"):
+            session.save(tmp_path)
+        backend = backends.make("eager", session.model)
+        outcome = training.train(session, backend, 4, tmp_path, 1000, training.StopRequest(), lambda _: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert outcome.finished
+    assert "could not be written" in outcome.unsaved
+    assert training.go_on(checkpoint.load(tmp_path), documents).step == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-000002.safetensors", "checkpoint.json"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "checkpoint-000001.safetensors").write_bytes(b"short"), "cannot be read"),
+        (lambda folder: (folder / "checkpoint-000001.safetensors").unlink(), "cannot be read"),
+        (lambda folder: (folder / "checkpoint.json").write_text("{"), "cannot be read"),
+        (lambda folder: (folder / "checkpoint.json").write_text('{"format": "other"}'), "cannot be read"),
+        (lambda folder: (folder / "checkpoint.json").unlink(), "has no checkpoint.json"),
+    ],
+)
+def test_a_broken_checkpoint_is_named(documents: list[str], tmp_path: Path, damage, message: str) -> None:
+    run_to(documents, 1, tmp_path)
+    damage(tmp_path)
+    with pytest.raises(checkpoint.CheckpointError, match=message):
+        checkpoint.load(tmp_path)
+
+
+def test_other_documents_are_refused(documents: list[str], tmp_path: Path) -> None:
+    run_to(documents, 1, tmp_path)
+    with pytest.raises(checkpoint.CheckpointError, match="other documents"):
+        training.go_on(checkpoint.load(tmp_path), documents[:-1])
+
+
+def test_eager_against_eager_is_the_same_function(documents: list[str], tmp_path: Path) -> None:
+    session = run_to(documents, 1, tmp_path)
+    found = compare.compare(session, backends.make("eager", session.model))
+    assert found.loss_difference == 0.0
+    assert found.gradient_difference == 0.0
+    assert found.slowest_ratio <= found.ratio <= found.fastest_ratio
+    assert found.length == TINY.longest
+
+
+def test_the_summary_says_what_was_not_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    counters = {"programs": 1, "fallbacks": 0}
+    summary = report.Summary("anyshape", 1, 1.0, 1, counters, 2.0, 1.0, 10.0, 5, 0, None, "def x")
+    report.print_summary(Console(), summary)
+    assert "not compiled" not in capsys.readouterr().out
+    report.print_summary(Console(), replace(summary, counters={"programs": 0, "fallbacks": 2}))
+    assert "2 programs ran as PyTorch would" in capsys.readouterr().out
+
+
+def test_a_bad_resume_folder_is_a_clear_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(options("--backend", "eager", "--resume", str(tmp_path / "nowhere"))) == 1
+    printed = capsys.readouterr().err
+    assert "cannot resume" in printed
+    assert "there is no such folder" in printed
+    assert "do:" in printed
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_too_few_documents_is_a_clear_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.py").write_text("def one():\n    return 1\n")
+    assert demo.main(options("--backend", "eager", "--documents", str(tmp_path), "--out", str(tmp_path / "out"))) == 1
+    assert "too little to train on" in capsys.readouterr().err
+
+
+def test_the_command_from_start_to_resume(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tiny(seed: int = 0, tokens: int = 256) -> training.Recipe:
+        return replace(TINY, seed=seed, tokens=tokens)
+
+    monkeypatch.setattr("anyshape.tools.demo.command.Recipe", tiny)
+    out = folder / "out"
+    words = ("--backend", "eager", "--documents", str(folder), "--out", str(out))
+    assert demo.main(options(*words, "--steps", "3", "--seed", "3", "--tokens", "256")) == 0
+    printed = capsys.readouterr().out
+    assert "step    1/3" in printed
+    assert "held-out loss" in printed
+    assert json.loads((out / "summary.json").read_text())["steps"] == 3
+    assert (out / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert demo.main(options(*words, "--steps", "4", "--resume")) == 0
+    assert "goes on after step 3" in capsys.readouterr().out
+    assert demo.main(options(*words, "--seed", "5", "--resume")) == 1
+    assert "--seed 5 contradicts the checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--steps", "0"), ("--tokens", "many"), ("--backend", "xla"), ("--seed", "-1")])
+def test_bad_options_are_refused(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options(*words)
+    assert words[0] in capsys.readouterr().err

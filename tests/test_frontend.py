@@ -1,0 +1,702 @@
+"""The doors from PyTorch: whatever goes through them gives eager PyTorch's values, gradients, aliases and errors."""
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import anyshape
+from anyshape.base.errors import ConfigError, InputError
+from anyshape.frontend import dynamo, sizes
+from anyshape.frontend.compilation import Compilation
+from anyshape.frontend.program import compile_program
+from anyshape.run.tape import Tape
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def graphs(fast) -> int:
+    return fast._anyshape.compilation.graphs
+
+
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def close(found, wanted, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+def check(function, *shapes: tuple[int, ...], fast=None, **settings):
+    """Compiles `function` once; values, strides and gradients of float inputs equal eager's at each shape."""
+    fast = fast or anyshape.compile(function, **settings)
+    for shape in shapes:
+        x = leaf(*shape)
+        y = x.detach().clone().requires_grad_()
+        wanted, found = function(x), fast(y)
+        close(found, wanted)
+        if wanted.numel():
+            assert found.stride() == wanted.stride()
+        close(torch.autograd.grad(found.sum(), y), torch.autograd.grad(wanted.sum(), x))
+    return fast
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def test_one_program_for_all_sizes():
+    block = Block()
+    fast = anyshape.compile(block)
+    for shape in [(3, 5, 8), (5, 1, 8), (1, 20, 8), (1, 1, 8), (0, 4, 8), (7, 2, 8)]:
+        x = torch.randn(*shape)
+        close(fast(x), block(x))
+        close(torch.autograd.grad(fast(x).sum(), list(block.parameters())),
+              torch.autograd.grad(block(x).sum(), list(block.parameters())))
+    assert graphs(fast) == 1
+
+
+def test_first_call_with_size_one_serves_all():
+    fast = check(Block(), (1, 1, 8), (5, 3, 8), (1, 4, 8), (2, 1, 8))
+    assert graphs(fast) == 1
+
+
+def test_squeeze_of_a_size_one_is_not_the_general_program():
+    def f(x):
+        return x.squeeze(0) + 1
+    fast = check(f, (3, 5), (1, 5), (1, 1), (5, 1), (4, 4))
+    assert "squeeze has shape" in str(fast.explain())
+
+
+def test_every_broadcast():
+    def f(x, y):
+        return x * y
+    fast = anyshape.compile(f)
+    for one, other in [((3, 5), (3, 5)), ((3, 1), (3, 5)), ((1, 5), (3, 5)), ((1, 1), (4, 4)), ((4, 4), (1, 1)),
+                       ((2, 2), (2, 1)), ((7, 1), (7, 1)), ((0, 3), (1, 3)), ((1, 3), (1, 3))]:
+        x, y = torch.randn(one), torch.randn(other)
+        close(fast(x, y), f(x, y))
+
+
+def test_python_branch_on_a_size():
+    def f(x):
+        return x * 2 if x.shape[0] == 1 else x.sum(0)
+    check(f, (3, 4), (1, 4), (5, 1), (1, 1))
+
+
+def test_wrong_shapes_raise_as_in_eager():
+    fast = anyshape.compile(lambda x, y: x @ y)
+    with pytest.raises(Exception, match="shape"):
+        fast(torch.randn(3, 4), torch.randn(5, 6))
+    close(fast(torch.eye(2), torch.eye(2)), torch.eye(2))
+    close(fast(torch.ones(1, 1), torch.ones(1, 3)), torch.ones(1, 3))
+    assert graphs(fast) == 1
+    assert "fallback" not in str(fast.explain())
+
+
+def test_settings_are_restored():
+    check(lambda x: x.sin(), (3, 4))
+    import torch.fx.experimental._config as symbolic_config
+    assert symbolic_config.use_duck_shape and not symbolic_config.backed_size_oblivious
+
+
+def test_buffers_are_mutated():
+    class Count(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(4))
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            self.seen.add_(x.detach().sum(0))
+            return x * self.weight + self.seen
+    eager, other = Count(), Count()
+    fast = anyshape.compile(other)
+    for rows in (3, 1, 5):
+        x = torch.randn(rows, 4)
+        close(fast(x), eager(x))
+        close(other.seen, eager.seen)
+        close(torch.autograd.grad(fast(x).sum(), other.weight), torch.autograd.grad(eager(x).sum(), eager.weight))
+        close(other.seen, eager.seen)
+
+
+def test_batch_norm_statistics():
+    eager = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    other = copy.deepcopy(eager)
+    fast = anyshape.compile(other)
+    for shape in [(2, 3, 8, 8), (3, 3, 7, 9)]:
+        x = torch.randn(shape)
+        close(fast(x), eager(x))
+        close(other[1].running_var, eager[1].running_var)
+    fast.eval()
+    eager.eval()
+    close(fast(x), eager(x))
+    assert other[1].num_batches_tracked == 2
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_inputs_are_mutated(tracked):
+    def f(x, y):
+        x.mul_(y)
+        x[:, 0].zero_()
+        return x.sum() * y
+    fast = anyshape.compile(f)
+    for rows in (3, 1, 4):
+        y = leaf(rows, 4)
+        base = torch.randn(rows, 4, requires_grad=tracked)
+        one, two = base * 1, base * 1
+        wanted, found = f(one, y), fast(two, y)
+        close(found, wanted)
+        close(two, one)
+        close(torch.autograd.grad(found.sum(), y), torch.autograd.grad(wanted.sum(), y))
+
+
+def test_sin_in_place_keeps_the_old_value():
+    def f(x):
+        return x.sin_()
+    fast = anyshape.compile(f)
+    x = leaf(3, 4)
+    wanted, = torch.autograd.grad(f(x * 1).sum(), x)
+    found, = torch.autograd.grad(fast(x * 1).sum(), x)
+    close(found, wanted)
+
+
+def test_outputs_that_alias():
+    def f(x):
+        y = x + 1
+        return x.view(-1), x, y, y[0], y.t()
+    fast = anyshape.compile(f)
+    for shape in [(3, 4), (1, 4), (2, 1)]:
+        x = torch.randn(shape)
+        found = fast(x)
+        close(found, f(x))
+        assert found[0].data_ptr() == x.data_ptr()
+        assert found[1] is x
+        assert found[3].untyped_storage().data_ptr() == found[2].untyped_storage().data_ptr()
+        assert [part.stride() for part in found] == [part.stride() for part in f(x)]
+
+
+def test_strides_of_inputs():
+    def f(x):
+        return x.transpose(0, 1) * 2 + x.sum()
+    fast = anyshape.compile(f)
+    wide = torch.randn(8, 10)
+    for x in (wide, wide.t(), wide[::2, 1::3], wide[:1].expand(5, 10), torch.randn(1, 6), torch.randn(6, 1).t()):
+        close(fast(x), f(x))
+        assert fast(x).stride() == f(x).stride()
+
+
+def test_channels_last():
+    block = nn.Conv2d(3, 6, 3, padding=1)
+    fast = anyshape.compile(block)
+    for shape in [(2, 3, 8, 8), (1, 3, 5, 7)]:
+        x = torch.randn(shape).to(memory_format=torch.channels_last)
+        close(fast(x), block(x))
+
+
+def test_tied_weights():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(11, 8)
+            self.head = nn.Linear(8, 11, bias=False)
+            self.head.weight = self.table.weight
+
+        def forward(self, index):
+            return self.head(self.table(index))
+    model = Tied()
+    fast = anyshape.compile(model)
+    for shape in [(2, 3), (1, 7), (4, 1)]:
+        index = torch.randint(0, 11, shape)
+        close(torch.autograd.grad(fast(index).sin().sum(), model.table.weight),
+              torch.autograd.grad(model(index).sin().sum(), model.table.weight))
+    assert len(list(fast.parameters())) == 1
+
+
+def test_autocast():
+    block = Block()
+
+    def f(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = block.up(x)
+        return block.down(y.float()) + x
+    converted = anyshape.compile(f)
+    for shape in [(3, 8), (1, 8), (9, 8)]:
+        x = torch.randn(shape)
+        close(converted(x), f(x), 2e-2)
+    fast = anyshape.compile(block)
+    x = torch.randn(4, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, wanted = fast(x), block(x)
+    assert found.dtype == wanted.dtype
+    close(found, wanted, 2e-2)
+
+
+def test_refused_call_leaves_no_autocast_behind():
+    def f(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return (x @ x.t()).squeeze(0)
+    fast = anyshape.compile(f)
+    for shape in [(3, 8), (1, 8)]:
+        x = torch.randn(shape)
+        close(fast(x), f(x), 2e-2)
+        assert not torch.is_autocast_enabled("cpu")
+    assert "squeeze has shape" in str(fast.explain())
+
+
+def test_vmap_and_functional_gradients():
+    def f(x):
+        return torch.func.vmap(lambda row: row.sin().sum())(x) + torch.func.grad(lambda z: (z ** 2).sum())(x).sum()
+    fast = anyshape.compile(f)
+    for shape in [(3, 4), (1, 4), (5, 1)]:
+        x = torch.randn(shape)
+        close(fast(x), f(x))
+
+
+def test_data_dependent_sizes():
+    def f(x):
+        kept = x[x > 0]
+        return kept * 2, int(x.argmax()) + x.sum()
+    fast = anyshape.compile(f)
+    for shape in [(3, 4), (1, 4), (5, 7)]:
+        x = torch.randn(shape)
+        close(fast(x), f(x))
+
+
+def test_dropout_follows_the_seed():
+    block = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5), nn.Linear(64, 8))
+    fast = anyshape.compile(block)
+    for rows in (3, 1, 6):
+        x = torch.randn(rows, 8)
+        torch.manual_seed(7)
+        wanted = torch.autograd.grad(block(x).sum(), block[0].weight)
+        torch.manual_seed(7)
+        found = torch.autograd.grad(fast(x).sum(), block[0].weight)
+        close(found, wanted)
+
+
+def test_mixed_requires_grad():
+    def f(x, y, z):
+        return (x * y).sum() + (y * z).exp().sum()
+    fast = anyshape.compile(f)
+    x, y, z = leaf(3, 4), torch.randn(3, 4), leaf(3, 4)
+    close(torch.autograd.grad(fast(x, y, z), (x, z)), torch.autograd.grad(f(x, y, z), (x, z)))
+    y.requires_grad_()
+    close(torch.autograd.grad(fast(x, y, z), y), torch.autograd.grad(f(x, y, z), y))
+    assert not fast(x.detach(), y.detach(), z.detach()).requires_grad
+
+
+def test_outputs_without_gradients():
+    def f(x):
+        return x.exp(), x.argmax(-1), x.detach() * 2, None, 3
+    fast = anyshape.compile(f)
+    x = leaf(3, 4)
+    found = fast(x)
+    close(found[:3], f(x)[:3])
+    assert found[3:] == (None, 3)
+    assert [part.requires_grad for part in found[:3]] == [True, False, False]
+
+
+def test_several_forwards_before_a_backward():
+    block = Block()
+    fast = anyshape.compile(block)
+    inputs = [leaf(rows, 8) for rows in (3, 5, 1, 7)]
+    losses = [fast(x).sin().sum() for x in inputs]
+    for x, loss in reversed(list(zip(inputs, losses, strict=True))):
+        close(torch.autograd.grad(loss, x), torch.autograd.grad(block(x).sin().sum(), x))
+
+
+def test_gradients_accumulate():
+    eager = Block()
+    other = copy.deepcopy(eager)
+    fast = anyshape.compile(other)
+    for rows in (3, 5):
+        x = torch.randn(rows, 8)
+        fast(x).sum().backward()
+        eager(x).sum().backward()
+    for one, two in zip(other.parameters(), eager.parameters(), strict=True):
+        close(one.grad, two.grad)
+
+
+def test_retain_graph():
+    fast = anyshape.compile(Block())
+    x = leaf(3, 8)
+    loss = fast(x).sum()
+    first, = torch.autograd.grad(loss, x, retain_graph=True)
+    second, = torch.autograd.grad(loss, x)
+    close(first, second)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(loss, x)
+
+
+def test_change_in_place_before_backward_raises():
+    fast = anyshape.compile(lambda x, y: x * y)
+    x, y = leaf(3, 4), torch.randn(3, 4)
+    out = fast(x, y)
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    out = anyshape.compile(lambda x: x.exp())(x)
+    out.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_tape_is_dropped_with_its_output():
+    fast = anyshape.compile(lambda x: x.exp())
+    gc.disable()
+    try:
+        out = fast(leaf(3, 4))
+        tape = weakref.ref(out.grad_fn.opaque_objects[0])
+        assert isinstance(tape(), Tape)
+        assert not tape().released
+        del out
+        assert tape() is None
+    finally:
+        gc.enable()
+
+
+def test_tape_releases_its_owner_once():
+    class Owner:
+        count = 0
+
+        def release(self) -> None:
+            self.count += 1
+    owner = Owner()
+    tape = Tape([torch.ones(2), 5], owner=owner)
+    assert tape.open()[1] == 5
+    tape.close()
+    assert owner.count == 0
+    tape.release()
+    tape.release()
+    del tape
+    assert owner.count == 1
+    Tape([1], owner=owner)
+    assert owner.count == 2
+
+
+def test_no_grad_and_inference_mode():
+    block = Block()
+    fast = anyshape.compile(block)
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        assert not fast(x).requires_grad
+    assert fast(x).requires_grad
+    with torch.inference_mode():
+        close(fast(torch.randn(3, 8) * 0 + x), block(x))
+
+
+def test_graph_breaks():
+    def f(x):
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y * y.shape[0]
+    fast = check(f, (3, 4), (1, 4), (6, 1))
+    assert graphs(fast) >= 2
+    with pytest.raises(Exception, match="graph_break"):
+        anyshape.compile(f, fullgraph=True)(torch.randn(3, 4))
+
+
+def test_fullgraph():
+    check(Block(), (3, 8), (5, 8), fullgraph=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.int32,
+                                   torch.int64, torch.uint8, torch.bool])
+def test_dtypes(dtype):
+    def f(x):
+        return (x + x) * x, x.sum(0), x.t()
+    fast = anyshape.compile(f)
+    for shape in [(3, 4), (1, 4)]:
+        x = (torch.randn(shape) * 3).abs().to(dtype)
+        found = fast(x)
+        close(found, f(x))
+        assert [part.dtype for part in found] == [part.dtype for part in f(x)]
+
+
+def test_numbers_as_inputs():
+    def f(x, scale, count):
+        return x * scale + count
+    fast = anyshape.compile(f)
+    for scale, count in [(0.5, 1), (2.0, 3), (0.5, 0), (1.0, 1)]:
+        x = torch.randn(3, 4)
+        close(fast(x, scale, count), f(x, scale, count))
+
+
+def test_saved_sizes():
+    def f(x):
+        return x.mean(0) * x.shape[1] + x.new_ones(x.shape[1])
+    check(f, (3, 4), (5, 7), (2, 1), (1, 3))
+
+
+def test_attention():
+    def f(x):
+        q = x.view(x.shape[0], x.shape[1], 2, 4).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2).reshape(x.shape)
+    check(f, (2, 5, 8), (3, 7, 8), (1, 6, 8), (2, 1, 8))
+
+
+def test_cross_entropy_and_embedding():
+    table = nn.Embedding(9, 4)
+
+    def f(index):
+        return nn.functional.cross_entropy(table(index), index % 4)
+    fast = anyshape.compile(f)
+    for count in (5, 1, 8):
+        index = torch.randint(0, 9, (count,))
+        close(fast(index), f(index))
+        close(torch.autograd.grad(fast(index), table.weight), torch.autograd.grad(f(index), table.weight))
+
+
+def test_module_wrapper_is_the_module():
+    block = Block()
+    fast = anyshape.compile(block)
+    assert isinstance(fast, Block)
+    assert list(fast.state_dict()) == list(block.state_dict())
+    fast.eval()
+    assert not block.training
+    fast.extra = 3
+    assert block.extra == 3
+    assert type(pickle.loads(pickle.dumps(fast))) is Block
+    twin = copy.deepcopy(fast)
+    x = torch.randn(2, 8)
+    close(twin(x), block(x))
+    assert twin.up.weight is not block.up.weight
+    fast.double()
+    assert block.up.weight.dtype == torch.float64
+    seen = []
+    block.register_forward_hook(lambda module, inputs, output: seen.append(1))
+    close(fast(x.double()), block(x.double()))
+    assert len(seen) == 2
+
+
+def test_decorator_on_function_and_method():
+    @anyshape.compile(check=1)
+    def f(x):
+        """Doubles."""
+        return x * 2
+    assert f.__doc__ == "Doubles."
+    assert f.__name__ == "f"
+    close(f(torch.ones(3)), torch.full((3,), 2.0))
+
+    class Scale:
+        factor = 3
+
+        @anyshape.compile
+        def run(self, x):
+            return x * self.factor
+    close(Scale().run(torch.ones(2)), torch.full((2,), 3.0))
+    assert f.programs
+    assert "1 program" in str(f.explain())
+
+
+def test_unknown_setting_and_target():
+    with pytest.raises(ConfigError, match="unknown setting"):
+        anyshape.compile(Block(), speed=11)
+    with pytest.raises(ConfigError, match="cannot compile a int"):
+        anyshape.compile(3)
+
+
+def broken(request):
+    raise ValueError("no such op")
+
+
+def compiled_by(compiler, strict: bool):
+    compilation = Compilation(anyshape.Config.make(strict=strict), compiler)
+    fast = torch.compile(
+        Block(), dynamic=True,
+        backend=lambda gm, inputs: dynamo.compile_fx(gm, inputs, compilation=compilation))
+    return fast, compilation
+
+
+def test_failure_inside_the_compiler_falls_back():
+    fast, compilation = compiled_by(broken, strict=False)
+    x = leaf(3, 8)
+    with pytest.warns(dynamo.FallbackWarning, match="no such op"):
+        loss = fast(x).sum()
+    with pytest.warns(dynamo.FallbackWarning, match="no such op"):
+        loss.backward()
+    wanted = torch.autograd.grad(fast._orig_mod(x).sum(), x)[0]
+    close(x.grad, wanted)
+    assert [one.name.split(".")[1] for one in compilation.fallbacks] == ["forward", "backward"]
+
+
+def test_compiler_cannot_add_guards():
+    def compiler(request):
+        first = next(node for node in request.gm.graph.nodes if isinstance(node.meta.get("val"), torch.SymInt))
+        assert first.meta["val"] > 2
+        return compile_program(request)
+    fast, compilation = compiled_by(compiler, strict=False)
+    with pytest.warns(dynamo.FallbackWarning):
+        fast(torch.randn(3, 8))
+    assert len(compilation.fallbacks) == 1
+
+
+def test_failure_of_the_backward_only():
+    def compiler(request):
+        return broken(request) if request.role == "backward" else compile_program(request)
+    fast, compilation = compiled_by(compiler, strict=False)
+    x = leaf(3, 8)
+    with pytest.warns(dynamo.FallbackWarning):
+        fast(x).sum().backward()
+    close(x.grad, torch.autograd.grad(fast._orig_mod(x).sum(), x)[0])
+    assert [one.name.split(".")[1] for one in compilation.fallbacks] == ["backward"]
+
+
+def test_strict_raises(monkeypatch):
+    from anyshape.frontend import api
+    monkeypatch.setattr(api, "compile_program", broken)
+    with pytest.raises(anyshape.AnyShapeError, match="no such op"):
+        anyshape.compile(Block(), strict=True)(torch.randn(3, 8))
+
+
+def test_backend_of_torch_compile():
+    block = Block()
+    fast = torch.compile(block, backend=dynamo.backend, dynamic=True, options={"check": 1})
+    x = torch.randn(3, 8)
+    close(fast(x), block(x))
+    with pytest.raises(Exception, match="unknown setting"):
+        torch.compile(Block(), backend=dynamo.backend, options={"speed": 1})(x)
+
+
+def test_request_describes_the_tape():
+    seen = {}
+
+    def compiler(request):
+        seen[request.role] = request
+        return compile_program(request)
+    fast, _ = compiled_by(compiler, strict=True)
+    fast(leaf(3, 8)).sum().backward()
+    forward, backward = seen["forward"], seen["backward"]
+    tape = forward.gm.graph.output_node().args[0][-1]
+    assert tape.name == "tape"
+    assert len(tape.args) == forward.tape.size == backward.tape.size
+    assert set(forward.tape.borrowed) <= set(range(forward.tape.size))
+    first = next(iter(backward.gm.graph.nodes))
+    assert (first.op, first.target) == ("placeholder", "tape")
+    assert forward.partner is not None
+    assert forward.static_inputs
+
+
+def test_plain_saved_tensors_where_torch_has_no_opaque_objects(monkeypatch):
+    from anyshape.run import torch_api
+    monkeypatch.setattr(torch_api, "HAS_OPAQUE", False)
+    fast = check(Block(), (3, 8), (1, 8), (5, 8))
+    assert graphs(fast) == 1
+
+
+def test_small_sizes_are_checked_once_per_pattern(monkeypatch):
+    calls = []
+    original = sizes.PredictedShapes.differs
+
+    def counted(self, inputs, strides):
+        calls.append(1)
+        return original(self, inputs, strides)
+    monkeypatch.setattr(sizes.PredictedShapes, "differs", counted)
+    fast = anyshape.compile(lambda x: x + 1)
+    for shape in [(3, 4), (1, 4), (1, 9), (1, 1), (1, 1), (5, 1)]:
+        fast(torch.randn(shape))
+    assert len(calls) == 3
+
+
+class Exported(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("scratch", torch.ones(3), persistent=False)
+
+    def forward(self, x, options):
+        self.seen.add_(1)
+        return {"y": self.linear(x) * options["scale"] + self.scratch, "count": self.seen * 1}
+
+
+def exported():
+    model = Exported().eval()
+    rows = torch.export.Dim("rows", min=2, max=64)
+    program = torch.export.export(model, (torch.randn(5, 4), {"scale": torch.ones(5, 1)}),
+                                  dynamic_shapes=({0: rows}, {"scale": {0: rows}}))
+    return model, anyshape.compile(program, strict=True)
+
+
+def test_exported_program():
+    model, fast = exported()
+    for index, rows in enumerate((5, 9, 64)):
+        x, scale = torch.randn(rows, 4), torch.randn(rows, 1)
+        found = fast(x, {"scale": scale})
+        assert set(found) == {"y", "count"}
+        close(found["y"], model.linear(x) * scale + 1)
+        assert found["count"] == index + 1
+
+
+@pytest.mark.parametrize(("x", "scale", "words"), [
+    (torch.randn(5, 4).double(), torch.ones(5, 1), "has dtype torch.float64"),
+    (torch.randn(5, 4, 1), torch.ones(5, 1), "has 3 dimensions"),
+    (torch.randn(5, 3), torch.ones(5, 1), "dimension 1, is 3"),
+    (torch.randn(5, 4), torch.ones(6, 1), "dimension 0, is 6"),
+    (torch.randn(65, 4), torch.ones(65, 1), "is 65"),
+    (3, torch.ones(5, 1), "is a int"),
+])
+def test_exported_program_refuses(x, scale, words):
+    _, fast = exported()
+    with pytest.raises(InputError, match=words) as caught:
+        fast(x, {"scale": scale})
+    assert "do:" in str(caught.value)
+    assert float(fast.state[-1].sum() if fast.state[-1].dim() == 0 else 0) == 0
+
+
+def test_exported_program_wrong_number_of_arguments():
+    _, fast = exported()
+    with pytest.raises(InputError, match="nesting"):
+        fast(torch.randn(5, 4))
+
+
+def test_exported_program_writes_its_input():
+    class Writes(nn.Module):
+        def forward(self, x, y):
+            x.add_(y)
+            return x * 2
+    rows = torch.export.Dim("rows", min=2)
+    program = torch.export.export(Writes(), (torch.zeros(3, 2), torch.ones(3, 2)),
+                                  dynamic_shapes=({0: rows}, {0: rows}))
+    fast = anyshape.compile(program)
+    x = torch.zeros(5, 2)
+    close(fast(x, torch.ones(5, 2)), torch.full((5, 2), 2.0))
+    close(x, torch.ones(5, 2))
+
+
+def test_import_is_light():
+    code = "import sys, anyshape; assert 'torch' not in sys.modules; assert anyshape.compile and anyshape.Config"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_no_inductor():
+    code = ("import torch, sys, anyshape\n"
+            "from anyshape.frontend import api\n"
+            "assert 'torch._inductor.compile_fx' not in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_warning_free():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", dynamo.FallbackWarning)
+        check(Block(), (3, 8))

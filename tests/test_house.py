@@ -1,0 +1,165 @@
+"""The rules of the house: imports run one way, torch only in its rooms, one place reads the environment, sizes."""
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "anyshape"
+FILES = sorted(path for path in SOURCE.rglob("*.py"))
+
+# a room imports from rooms of lower rank, and from itself; rooms of one rank are strangers
+RANK = {"base": 0, "sym": 1, "ir": 2, "ops": 3, "passes": 3, "kernel": 3, "plan": 3, "backend": 4, "run": 5,
+        "assemble": 6, "road": 7, "frontend": 8, "": 9, "tools": 10}
+TORCH_ROOMS = ("frontend", "run", "route", "tools")
+TORCH_FILES = ("backend/torchlib.py",)
+# (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
+BORDERS = ("frontend/", "tools/", "run/context.py", "run/executable.py")
+# base/config.py reads every knob; the disk cache asks for the user's cache folder; the bench starts processes
+ENVIRONMENT = ("base/config.py", "run/cache.py", "tools/bench/runner.py")
+LINES = 450
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(SOURCE).as_posix()
+
+
+def module_of(path: Path) -> str:
+    parts = ["anyshape", *path.relative_to(SOURCE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def room(module: str) -> str:
+    """The room of a module of the package; "" is the package's own front."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def is_typing_only(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, in functions too: (name, line). `from a import b` gives a.b if it is one."""
+    stack: list[ast.AST] = [tree(path)]
+    while stack:
+        node = stack.pop()
+        if is_typing_only(node):
+            continue
+        stack.extend(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = ["anyshape", *path.relative_to(SOURCE).parts[:-1]]
+                base = ".".join([*package[:len(package) - node.level + 1], *base.split(".")]).rstrip(".")
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield (inner if inner in MODULES else base), node.lineno
+
+
+def test_every_room_has_a_rank() -> None:
+    assert {room(module) for module in MODULES} <= RANK.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_run_one_way(path: Path) -> None:
+    own = room(module_of(path))
+    for module, line in imports(path):
+        if not module.startswith("anyshape"):
+            continue
+        other = room(module)
+        assert other in RANK, f"{name_of(path)}:{line} imports {module}, which is no part of the house"
+        assert own == other or RANK[other] < RANK[own], f"{name_of(path)}:{line} ({own}) imports {module} ({other})"
+
+
+def test_no_circles() -> None:
+    edges = {module: {name for name, _ in imports(path) if name in MODULES and name != module}
+             for module, path in MODULES.items()}
+    done: set[str] = set()
+    trail: list[str] = []
+
+    def visit(module: str) -> None:
+        if module in done:
+            return
+        assert module not in trail, " -> ".join([*trail[trail.index(module):], module])
+        trail.append(module)
+        for other in sorted(edges[module]):
+            visit(other)
+        trail.pop()
+        done.add(module)
+
+    for module in sorted(edges):
+        visit(module)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_torch_stays_in_its_rooms(path: Path) -> None:
+    if room(module_of(path)) in TORCH_ROOMS or name_of(path) in TORCH_FILES:
+        return
+    for module, line in imports(path):
+        assert module.split(".")[0] not in ("torch", "transformers"), f"{name_of(path)}:{line} imports {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_is_caught_broadly(path: Path) -> None:
+    if name_of(path).startswith(BORDERS):
+        return
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ExceptHandler):
+            names = [n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)] if node.type else ["everything"]
+            broad = {"Exception", "BaseException", "everything"} & set(names)
+            assert not broad, f"{name_of(path)}:{node.lineno} catches {broad}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_the_environment_is_read_in_one_place(path: Path) -> None:
+    if name_of(path) in ENVIRONMENT:
+        return
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"):
+            pytest.fail(f"{name_of(path)}:{node.lineno} reads the environment; make it a field of Config")
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_file_is_of_readable_size_and_says_what_it_is_for(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= LINES, f"{name_of(path)} has {len(lines)} lines"
+    assert not lines or ast.get_docstring(tree(path)), f"{name_of(path)} does not say what it is for"
+    wide = [number for number, line in enumerate(lines, 1) if len(line) > 120]
+    assert not wide, f"{name_of(path)}: lines {wide} are wider than 120 columns"
+
+
+def test_importing_is_fast_and_leaves_torch_alone() -> None:
+    program = ("import sys, time; start = time.process_time(); import anyshape; seconds = time.process_time() - start; "
+               "print(seconds, 'torch' in sys.modules, 'llvmlite' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
+                          env={"PYTHONPATH": str(SOURCE.parent), "PATH": ""})
+    seconds, torch_is_there, llvm_is_there = done.stdout.split()
+    assert float(seconds) < 0.3 and torch_is_there == "False" and llvm_is_there == "False"
+
+
+def test_the_core_works_without_torch() -> None:
+    program = ("import sys; sys.modules['torch'] = None; import anyshape.ops\n"
+               "from anyshape.passes import pipeline; from anyshape.ir.parse import parse; "
+               "from anyshape.ir.show import show; from anyshape.base.config import Config\n"
+               "g = parse('graph g(x: f32[n])\\n  y = mul(x, 1.0)  f32[n]\\n  z = exp(y)  f32[n]\\n  return z\\n')\n"
+               "print(show(pipeline.run(pipeline.ROAD, g, Config(check=1))))")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
+                          env={"PYTHONPATH": str(SOURCE.parent), "PATH": ""})
+    assert "z = exp(x)" in done.stdout

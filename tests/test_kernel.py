@@ -1,0 +1,310 @@
+"""Fusion and lowering: the loop programs of the usual patterns as golden text, and their numbers at awkward sizes."""
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import anyshape.ops  # noqa: F401  (fills the op table)
+from anyshape.base.config import Config
+from anyshape.base.errors import IndexRangeError
+from anyshape.ir.graph import Graph, Value
+from anyshape.ir.parse import parse
+from anyshape.ir.types import TensorType
+from anyshape.kernel.fuse import fuse
+from anyshape.kernel.fusion import Fusion, Kernel, NotFusable, Refused, fusable
+from anyshape.kernel.loop import Instruction, Stage
+from anyshape.kernel.nest import Nest, program_of
+from anyshape.kernel.order import ordered
+from anyshape.kernel.show import show
+from anyshape.road import compile_graph
+from anyshape.run.dtypes import TORCH_DTYPES
+from anyshape.run.interp import interpret
+from anyshape.sym.expr import evaluate, symbol
+
+SIZES = (0, 1, 3, 17, 64)
+GRAPHS = {name: textwrap.dedent(text) for name, text in {
+    "softmax": """
+        graph softmax(x: f32[b, n]) where 0 <= b, 1 <= n
+          m = amax(x | dims=[1], keep)  f32[b, 1]
+          d = sub(x, m)                 f32[b, n]
+          e = exp(d)                    f32[b, n]
+          s = sum(e | dims=[1], keep)   f32[b, 1]
+          y = div(e, s)                 f32[b, n]
+          return y
+        """,
+    "layer_norm": """
+        graph layer_norm(x: f32[b, n], w: f32[n], v: f32[n]) where 0 <= b, 1 <= n
+          c = full(n | shape=[], dtype="f32")  f32[]
+          s = sum(x | dims=[1], keep)          f32[b, 1]
+          m = div(s, c)                        f32[b, 1]
+          d = sub(x, m)                        f32[b, n]
+          q = mul(d, d)                        f32[b, n]
+          r = sum(q | dims=[1], keep)          f32[b, 1]
+          a = div(r, c)                        f32[b, 1]
+          e = add(a, 0.5)                      f32[b, 1]
+          i = rsqrt(e)                         f32[b, 1]
+          h = mul(d, i)                        f32[b, n]
+          g = mul(h, w)                        f32[b, n]
+          y = add(g, v)                        f32[b, n]
+          return y, m, i
+        """,
+    "layer_norm_backward": """
+        graph backward(g: f32[b, n], x: f32[b, n], w: f32[n], m: f32[b, 1], i: f32[b, 1]) where 0 <= b, 1 <= n
+          c = full(n | shape=[], dtype="f32")  f32[]
+          d = sub(x, m)                        f32[b, n]
+          h = mul(d, i)                        f32[b, n]
+          u = mul(g, w)                        f32[b, n]
+          s = sum(u | dims=[1], keep)          f32[b, 1]
+          p = mul(u, h)                        f32[b, n]
+          t = sum(p | dims=[1], keep)          f32[b, 1]
+          a = div(s, c)                        f32[b, 1]
+          e = div(t, c)                        f32[b, 1]
+          f = mul(h, e)                        f32[b, n]
+          j = sub(u, a)                        f32[b, n]
+          k = sub(j, f)                        f32[b, n]
+          gx = mul(k, i)                       f32[b, n]
+          o = mul(g, h)                        f32[b, n]
+          gw = sum(o | dims=[0], keep=False)              f32[n]
+          gv = sum(g | dims=[0], keep=False)              f32[n]
+          return gx, gw, gv
+        """,
+    "rotary": """
+        graph rotary(x: f32[b, t, 8], cosine: f32[t, 8], sine: f32[t, 8]) where 0 <= b, 0 <= t
+          l = slice(x | dim=2, start=0, count=4, step=1)  f32[b, t, 4]
+          r = slice(x | dim=2, start=4, count=4, step=1)  f32[b, t, 4]
+          o = neg(r)                                      f32[b, t, 4]
+          h = concat(o, l | dim=2)                        f32[b, t, 8]
+          p = mul(x, cosine)                              f32[b, t, 8]
+          q = mul(h, sine)                                f32[b, t, 8]
+          y = add(p, q)                                   f32[b, t, 8]
+          return y
+        """,
+    "transposes": """
+        graph transposes(x: f32[b, t, n], y: f32[n, t, b]) where 0 <= b, 0 <= t, 0 <= n
+          p = permute(x | dims=[2, 1, 0])  f32[n, t, b]
+          s = add(p, y)                    f32[n, t, b]
+          r = permute(s | dims=[1, 0, 2])  f32[t, n, b]
+          z = exp(r)                       f32[t, n, b]
+          return z
+        """,
+    "embedding": """
+        graph embedding(w: f32[n, 6], i: i64[b], x: f32[b, 6]) where 0 <= b, 1 <= n
+          e = index(w, i | dims=[0])  f32[b, 6]
+          y = add(e, x)               f32[b, 6]
+          return y
+        """,
+    "split": """
+        graph split(x: f32[b, t, 12], y: f32[b, 3, t, 4]) where 0 <= b, 0 <= t
+          r = reshape(x | shape=[b, t, 3, 4])    f32[b, t, 3, 4]
+          p = permute(r | dims=[0, 2, 1, 3])     f32[b, 3, t, 4]
+          a = add(p, y)                          f32[b, 3, t, 4]
+          q = permute(a | dims=[0, 2, 1, 3])     f32[b, t, 3, 4]
+          z = reshape(q | shape=[b, t, 12])      f32[b, t, 12]
+          e = exp(z)                             f32[b, t, 12]
+          return e
+        """,
+    "column_sum": """
+        graph column_sum(x: f32[b, n], y: f32[n]) where 0 <= b, 0 <= n
+          q = mul(x, x)            f32[b, n]
+          s = sum(q | dims=[0], keep=False)   f32[n]
+          z = add(s, y)            f32[n]
+          return z
+        """,
+    "siblings": """
+        graph siblings(x: f32[b, n], y: f32[n]) where 0 <= b, 0 <= n
+          e = exp(x)     f32[b, n]
+          m = mul(x, y)  f32[b, n]
+          return e, m
+        """,
+    "between": """
+        graph between(x: f32[n, n]) where 0 <= n
+          e = exp(x)        f32[n, n]
+          m = matmul(e, e)  f32[n, n]
+          y = add(m, x)     f32[n, n]
+          return y
+        """,
+    "refused": """
+        graph refused(x: f32[b, n]) where 0 <= b, 1 <= n
+          s = sum(x | dims=[1], keep)      f32[b, 1]
+          t = tanh(s)                      f32[b, 1]
+          d = mul(x, t)                    f32[b, n]
+          r = sum(d | dims=[0], keep)      f32[1, n]
+          y = add(d, r)                    f32[b, n]
+          return y
+        """,
+    "row_buffer": """
+        graph row_buffer(t0: f32[b, n], t1: f32[b, n]) where 0 <= b, 1 <= n
+          e = tanh(t0)                     f32[b, n]
+          m = amax(e | dims=[1], keep)     f32[b, 1]
+          d = sub(e, m)                    f32[b, n]
+          y = add(d, t1)                   f32[b, n]
+          return y
+        """,
+}.items()}
+
+
+def fused(graph: Graph, limit: int = 128, refused: Refused | None = None, enabled: bool = True) -> Fusion:
+    """The fusion of a graph, of which only the results and the operands of other nodes must be stored."""
+    refused = refused or Refused()
+    outside = [value for node in graph.nodes if not fusable(node, refused) for value in node.values()]
+    required = {value.name: value for value in (*graph.outputs, *outside) if isinstance(value, Value)}
+    return fuse(graph, required, {}, {}, limit=limit, refused=refused, enabled=enabled)
+
+
+def text_of(fusion: Fusion) -> str:
+    """Kernels with the values behind their parameters and sizes, single nodes, refusals."""
+    parts = []
+    for item in fusion.items:
+        if isinstance(item, Kernel):
+            names = ", ".join(f"p{k} {name or 'status'}" for k, name in enumerate(item.lowered.values))
+            parts.append(f"{show(item.lowered.program)}\n  binds {names}; {', '.join(map(str, item.lowered.sizes))}\n")
+        else:
+            parts.append(f"node {item.op} -> {', '.join(v.name for v in item.outputs)}\n")
+    parts += [f"refused {refusal.value}: {refusal.reason}\n" for refusal in fusion.refusals]
+    return "\n".join(parts)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
+    graph = parse(GRAPHS[name])
+    text = text_of(fused(graph))
+    assert text == text_of(fused(parse(GRAPHS[name])))
+    golden(f"kernel/{name}.txt", text)
+
+
+# ---- numbers
+
+
+def inputs_of(graph: Graph, sizes: dict[str, int]) -> list[torch.Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    found = []
+    for value in graph.inputs:
+        assert isinstance(value.type, TensorType)
+        shape = [int(evaluate(size, sizes)) for size in value.type.shape]
+        if value.type.dtype == "i64":
+            found.append(torch.randint(-sizes["n"], sizes["n"], shape, generator=draw))
+        else:
+            found.append(torch.randn(shape, generator=draw, dtype=TORCH_DTYPES[value.type.dtype]))
+    return found
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["fused", "plain"])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_numbers(name: str, enabled: bool) -> None:
+    """What the road makes of a graph equals the reference, each symbol at each size, the others at 3 or 17."""
+    graph = parse(GRAPHS[name])
+    run = compile_graph(graph, Config(check=1, fuse=enabled)).executable
+    ranges = {low_name: low for low_name, low, _ in graph.facts.ranges}
+    for moving in ranges:
+        for size in SIZES:
+            for other in (3, 17):
+                sizes = {**dict.fromkeys(ranges, other), moving: size}
+                if size < ranges[moving]:
+                    continue
+                inputs = inputs_of(graph, sizes)
+                wanted = interpret(graph, inputs)[0]
+                for own, reference in zip(run(list(inputs)), wanted, strict=True):
+                    assert torch.allclose(own, reference, rtol=2e-5, atol=2e-5), f"{name} at {sizes}"
+                    assert own.dtype == reference.dtype and own.is_contiguous()
+
+
+def test_an_index_out_of_range_is_found() -> None:
+    graph = parse(GRAPHS["embedding"])
+    run = compile_graph(graph, Config()).executable
+    w, x = torch.randn(5, 6), torch.randn(3, 6)
+    run([w, torch.tensor([0, -5, 4]), x])
+    for wrong in (5, -6):
+        with pytest.raises(IndexRangeError):
+            run([w, torch.tensor([0, wrong, 1]), x])
+
+
+# ---- fusion
+
+
+def kernels(fusion: Fusion) -> list[Kernel]:
+    return [item for item in fusion.items if isinstance(item, Kernel)]
+
+
+def operations(fusion: Fusion) -> list[list[str]]:
+    """The equations of each item."""
+    return [[n.op for n in item.group.nodes] if isinstance(item, Kernel) else [item.op] for item in fusion.items]
+
+
+def test_a_kernel_is_no_larger_than_the_limit() -> None:
+    """Equations beyond the limit go into another kernel, and the refusal says so."""
+    lines = [f"  v{k + 1} = exp(v{k})  f32[n]\n" for k in range(10)]
+    graph = parse(f"graph g(v0: f32[n]) where 0 <= n\n{''.join(lines)}  return v10\n")
+    assert len(kernels(fused(graph))) == 1
+    fusion = fused(graph, limit=4)
+    assert [len(item.group.nodes) for item in kernels(fusion)] == [2, 4, 4]
+    assert {refusal.reason for refusal in fusion.refusals} == {"the kernel already has 4 equations"}
+    assert not [item for item in kernels(fused(graph, enabled=False)) if len(item.group.nodes) > 1]
+
+
+def test_nothing_is_merged_around_a_library_call() -> None:
+    """e and y both read x over one space, but the product stands between them."""
+    assert operations(fused(parse(GRAPHS["between"]))) == [["exp"], ["matmul"], ["add"]]
+
+
+def test_what_is_refused_stays_out() -> None:
+    graph = parse(GRAPHS["softmax"])
+    by_op = fused(graph, refused=Refused(ops=frozenset(["exp"])))
+    by_value = fused(graph, refused=Refused(values=frozenset(["e"])))
+    assert operations(by_op) == operations(by_value) == [["amax", "sub"], ["exp"], ["sum", "div"]]
+
+
+def test_a_value_is_stored_where_its_readers_cannot_all_have_it() -> None:
+    """Two sums over different dimensions cannot share a kernel; the refusal says which value and why."""
+    fusion = fused(parse(GRAPHS["refused"]))
+    assert len(kernels(fusion)) >= 2
+    assert all(refusal.reason for refusal in fusion.refusals) and fusion.refusals
+
+
+def test_kernels_that_wait_for_each_other_are_an_error() -> None:
+    first, second = (node for text in ("b = exp(a)", "a = exp(b)") for node in
+                     parse(f"graph g({text[-2]}: f32[n])\n  {text}  f32[n]\n  return {text[0]}\n").nodes)
+    with pytest.raises(NotFusable, match="circle"):
+        ordered([first, second], [0, 1], {})
+
+
+# ---- the finished nest
+
+
+def nest_of(instructions: list[Instruction], rows: tuple[str, ...] = ("i0", "i1"), sizes: str = "bn") -> Nest:
+    loops = tuple((variable, symbol(size)) for variable, size in zip(rows, sizes, strict=True))
+    return Nest(loops, (), True, (Stage("row", tuple(instructions)),), {"x": "f32", "y": "f32"}, frozenset("y"), ())
+
+
+def test_loops_that_step_as_one_are_one() -> None:
+    b, n, i, j = (symbol(name) for name in ("b", "n", "i0", "i1"))
+    flat = i * n + j
+    code = [Instruction(0, "load", (), "f32", "x", flat), Instruction(-1, "store", (0,), "f32", "y", flat)]
+    program, sizes = program_of(nest_of(code))
+    assert [(v, str(e)) for v, e in program.rows] == [("i1", "n0*n1")] and not program.columns
+    assert sizes == ("b", "n")
+    turned = [dataclasses.replace(code[0], offset=j * b + i), code[1]]
+    program, _ = program_of(nest_of(turned))
+    assert len(program.rows) == len(program.columns) == 1, "a transpose needs both loops"
+
+
+def test_dead_code_is_dropped_and_what_an_offset_uses_is_kept() -> None:
+    i, j = symbol("i0"), symbol("i1")
+    code = [Instruction(0, "load", (), "i64", "x", i), Instruction(1, "load", (), "f32", "x", j),
+            Instruction(2, "load", (), "f32", "x", symbol("%0")), Instruction(3, "exp", (1,), "f32"),
+            Instruction(-1, "store", (2,), "f32", "y", i * symbol("n") + j)]
+    program, _ = program_of(nest_of(code))
+    assert [one.result for stage in program.stages for one in stage.instructions] == [0, 2, -1]
+
+
+def test_equal_kernels_of_different_graphs_are_equal() -> None:
+    """The names of values and sizes leave no trace; the size that stands for a name does not matter."""
+    text = GRAPHS["softmax"]
+    other = re.sub(r"\bn\b", "width", re.sub(r"\bb\b", "rows", text)).replace("e =", "f =").replace("(e", "(f")
+    first, second = (kernels(fused(parse(source))) for source in (text, other))
+    assert [k.lowered.program for k in first] == [k.lowered.program for k in second]
+    assert first[0].lowered.sizes != second[0].lowered.sizes

@@ -1,0 +1,79 @@
+"""Quick tracing: the same numbers, one graph past a message, no duplicates saved, nothing left changed in torch."""
+from __future__ import annotations
+
+import copy
+import logging
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import anyshape
+from anyshape.frontend.duplicates import remove_duplicates
+from anyshape.run.torch_quick import BINARY, quick_tracing
+
+
+def methods() -> list[object]:
+    from torch._dynamo import symbolic_convert
+    from torch._dynamo.variables.misc import LoggingLoggerVariable
+    from torch.fx.experimental.sym_node import SymNode
+    from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts
+    return [*[getattr(SymNode, name) for name in (*BINARY, "wrap_int", "maybe_as_int")],
+            PropagateUnbackedSymInts.run, symbolic_convert.get_funcname, LoggingLoggerVariable.call_method]
+
+
+def test_torch_is_as_before_afterwards():
+    before = methods()
+    with pytest.raises(KeyError), quick_tracing():
+        inside = methods()
+        raise KeyError
+    assert methods() == before
+    assert all(one is not other for one, other in zip(inside, before, strict=True))
+
+
+def test_forward_does_not_read_the_tangents():
+    # The count of the convolution's elements equals the tangent's; the statistics must use the former.
+    eager = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    fast = anyshape.compile(copy.deepcopy(eager), strict=True)
+    for shape in [(2, 3, 8, 8), (3, 3, 7, 9)]:
+        x = torch.randn(shape)
+        eager(x).sum().backward()
+        fast(x).sum().backward()
+        torch.testing.assert_close(fast[1].running_var, eager[1].running_var)
+    torch.testing.assert_close(fast[0].weight.grad, eager[0].weight.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_a_message_does_not_cut_the_program(monkeypatch):
+    said = []
+    monkeypatch.setattr(logging.Logger, "warning_once", lambda self, text: said.append(text), raising=False)
+    logger = logging.getLogger("test_quick")
+
+    def f(x):
+        y = x.exp()
+        logger.warning_once("small steps")
+        return y * 2
+
+    fast = anyshape.compile(f, fullgraph=True)
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(fast(x), x.exp() * 2)
+    assert said == ["small steps"] and len(fast.programs) == 1
+
+
+def test_duplicates():
+    def f(x):
+        return x.sin() + x.sin(), torch.rand_like(x) + torch.rand_like(x), x.cos(), x.cos()
+    gm = torch.fx.experimental.proxy_tensor.make_fx(f, tracing_mode="fake")(torch.randn(4))
+    assert remove_duplicates(gm.graph) == 1
+    names = [str(node.target) for node in gm.graph.nodes if node.op == "call_function"]
+    assert names.count("aten.sin.default") == 1
+    assert names.count("aten.cos.default") == 2
+    assert sum("rand" in name for name in names) == 2
+
+
+def test_inductor_is_not_loaded():
+    program = ("import sys, torch, anyshape\nf = anyshape.compile(lambda x: (x.exp() * 2).sum(), strict=True)\n"
+               "f(torch.randn(3, 4, requires_grad=True)).backward()\nprint('torch._inductor.lowering' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,253 @@
+"""Sizes: the normal form, its identities against brute force, proofs that are never wrong."""
+from __future__ import annotations
+
+import itertools
+import pickle
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anyshape.base.errors import ParseError
+from anyshape.sym.expr import (
+    Size,
+    ceildiv,
+    coefficient_of,
+    divide,
+    evaluate,
+    floordiv,
+    maximum,
+    minimum,
+    mod,
+    product,
+    substitute,
+    symbol,
+    symbols_of,
+)
+from anyshape.sym.facts import Facts
+from anyshape.sym.text import parse, to_python
+
+NAMES = ("a", "b", "n")
+A, B, N = (symbol(name) for name in NAMES)
+POINTS = [dict(zip(NAMES, point)) for point in itertools.product((0, 1, 2, 3, 5, 8, 13), repeat=3)]
+
+# a tree that gives both a size and the Python number it must have
+Tree = tuple
+
+
+def trees(divisors: bool = True) -> st.SearchStrategy[Tree]:
+    leaves = st.one_of(st.integers(-6, 9).map(lambda v: ("number", v)),
+                       st.sampled_from(NAMES).map(lambda name: ("symbol", name)))
+
+    def grow(inner: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
+        choices = [st.tuples(st.sampled_from(("add", "sub", "mul", "max", "min")), inner, inner)]
+        if divisors:
+            positive = st.one_of(st.integers(1, 6).map(lambda v: ("number", v)),
+                                 st.sampled_from(NAMES).map(lambda x: ("add", ("symbol", x), ("number", 1))))
+            choices.append(st.tuples(st.sampled_from(("floordiv", "mod")), inner, positive))
+        return st.one_of(choices)
+
+    return st.recursive(leaves, grow, max_leaves=8)
+
+
+def build(tree: Tree) -> Size:
+    if tree[0] == "number":
+        return tree[1]
+    if tree[0] == "symbol":
+        return symbol(tree[1])
+    x, y = build(tree[1]), build(tree[2])
+    operations = {"add": lambda: x + y, "sub": lambda: x - y, "mul": lambda: x * y, "max": lambda: maximum(x, y),
+                  "min": lambda: minimum(x, y), "floordiv": lambda: floordiv(x, y), "mod": lambda: mod(x, y)}
+    return operations[tree[0]]()
+
+
+def number(tree: Tree, values: dict[str, int]) -> int:
+    if tree[0] == "number":
+        return tree[1]
+    if tree[0] == "symbol":
+        return values[tree[1]]
+    x, y = number(tree[1], values), number(tree[2], values)
+    return {"add": lambda: x + y, "sub": lambda: x - y, "mul": lambda: x * y, "max": lambda: max(x, y),
+            "min": lambda: min(x, y), "floordiv": lambda: x // y, "mod": lambda: x % y}[tree[0]]()
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees(), st.sampled_from(POINTS))
+def test_a_size_has_the_value_of_its_formula(tree: Tree, values: dict[str, int]) -> None:
+    size = build(tree)
+    assert evaluate(size, values) == number(tree, values)
+    assert substitute(size, values) == number(tree, values)
+    assert eval(to_python(size), {}, dict(values)) == number(tree, values)
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees())
+def test_text_reads_back(tree: Tree) -> None:
+    size = build(tree)
+    assert parse(str(size)) == size
+    assert isinstance(size, int) or symbols_of(size)
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees(), trees(), st.sampled_from(NAMES), st.sampled_from(POINTS))
+def test_substitute_is_evaluate_in_two_steps(outer: Tree, inner: Tree, name: str, values: dict[str, int]) -> None:
+    moved = {**values, name: number(inner, values)}
+    if moved[name] < 0:
+        return  # sizes are not negative, so a divisor of the outer formula is positive
+    replaced = substitute(build(outer), {name: build(inner)})
+    wanted = number(outer, moved)
+    assert evaluate(replaced, values) == wanted
+
+
+@settings(max_examples=200, deadline=None)
+@given(trees(divisors=False), trees(divisors=False))
+def test_equal_polynomials_are_equal(first: Tree, second: Tree) -> None:
+    x, y = build(first), build(second)
+    assert (x + y) - y == x
+    assert (x + y) * (x + y) == x * x + 2 * x * y + y * y
+    if x == y:
+        assert hash(x) == hash(y) and str(x) == str(y)
+    elif isinstance(x - y, int):
+        assert x - y != 0
+
+
+@pytest.mark.parametrize(("left", "right"), [
+    (floordiv(5 * N, 4), N + floordiv(N, 4)),
+    (floordiv(floordiv(N, 3), 5), floordiv(N, 15)),
+    (floordiv(floordiv(N, 3) + 2, 5), floordiv(N + 6, 15)),
+    (floordiv(4 * N + 3, 8), floordiv(N, 2)),
+    (floordiv(6 * N * A, 4 * N), floordiv(3 * A, 2)),
+    (floordiv(N * A + A, N + 1), A),
+    (ceildiv(N, 4), -floordiv(-N, 4)),
+    (mod(mod(N, 4), 4), mod(N, 4)),
+    (4 * floordiv(N, 4) + mod(N, 4), N),
+    (mod(N + 8, 4), mod(N, 4)),
+    (maximum(N + 3, A + 3), maximum(A, N) + 3),
+    (maximum(A, maximum(B, N)), maximum(maximum(A, B), N)),
+    (maximum(2 * N, 2 * A), 2 * maximum(N, A)),
+    (minimum(N + 5, N + 2), N + 2),
+    (product((A, B, A)), A * A * B),
+])
+def test_normal_form_is_unique(left: Size, right: Size) -> None:
+    assert left == right and str(left) == str(right)
+
+
+def test_floor_of_negatives_is_pythons() -> None:
+    for scale, offset, divisor in itertools.product((-5, -4, -1, 1, 3, 7), (-9, -1, 0, 2, 5), (1, 2, 3, 4, 6)):
+        size = floordiv(scale * N + offset, divisor)
+        rest = mod(scale * N + offset, divisor)
+        for n in range(12):
+            assert evaluate(size, {"n": n}) == (scale * n + offset) // divisor, (scale, offset, divisor, n)
+            assert evaluate(rest, {"n": n}) == (scale * n + offset) % divisor
+
+
+@settings(max_examples=200, deadline=None)
+@given(trees(divisors=False), trees(divisors=False))
+def test_divide_leaves_a_remainder_that_fits(first: Tree, second: Tree) -> None:
+    x, y = build(first), build(second)
+    q, r = divide(x, y)
+    assert q * y + r == x
+
+
+def test_coefficient_of() -> None:
+    assert coefficient_of(3 * A * N + B + 2, "n") == (3 * A, B + 2)
+    assert coefficient_of(N * N, "n") is None
+    assert coefficient_of(A * floordiv(N, 2), "n") is None
+    assert coefficient_of(7, "n") == (0, 7)
+
+
+def test_a_size_survives_pickling_and_has_no_truth() -> None:
+    size = A * floordiv(N, 2) + 1
+    assert pickle.loads(pickle.dumps(size)) == size
+    with pytest.raises(TypeError, match="no truth value"):
+        bool(size)
+
+
+@pytest.mark.parametrize("text", ["", "n +", "(n", "n n", "n // 0", "n ** x", "4 $ n", "max(n)", ")"])
+def test_wrong_sizes_are_refused(text: str) -> None:
+    with pytest.raises(ParseError):
+        parse(text)
+
+
+# ---- facts
+
+LIMITS = {"a": (0, 3), "b": (1, 4), "n": (2, 9)}
+FACTS = Facts(ranges=tuple((name, low, high) for name, (low, high) in LIMITS.items()))
+IN_RANGE = [dict(zip(LIMITS, point)) for point in
+            itertools.product(*(range(low, high + 1) for low, high in LIMITS.values()))]
+HALF_OPEN = Facts(ranges=(("a", 0, None), ("b", 1, 4), ("n", 2, None)))
+
+
+@settings(max_examples=400, deadline=None)
+@given(trees(), trees())
+def test_proofs_are_never_wrong(first: Tree, second: Tree) -> None:
+    x, y = build(first), build(second)
+    at_most = [evaluate(x, values) <= evaluate(y, values) for values in IN_RANGE]
+    for facts in (FACTS, HALF_OPEN):
+        answer = facts.prove_at_most(x, y)
+        assert answer is None or all(truth is answer for truth in at_most), (str(x), str(y), answer)
+        equal = facts.prove_equal(x, y)
+        assert equal is None or all((evaluate(x, v) == evaluate(y, v)) is equal for v in IN_RANGE)
+        low, high = facts.bounds(x)
+        numbers = [evaluate(x, values) for values in IN_RANGE]
+        assert (low is None or low <= min(numbers)) and (high is None or high >= max(numbers))
+        for k in (2, 3, 4):
+            divides = facts.divides(x, k)
+            assert divides is None or all((number % k == 0) is divides for number in numbers)
+
+
+@settings(max_examples=200, deadline=None)
+@given(trees(), trees())
+def test_proofs_with_divisibility_and_inequalities(first: Tree, second: Tree) -> None:
+    facts = Facts(ranges=FACTS.ranges, divisible=((N, 4), (A + B, 2)), known=(N - 2 * B,))
+    points = [v for v in IN_RANGE if v["n"] % 4 == 0 and (v["a"] + v["b"]) % 2 == 0 and v["n"] >= 2 * v["b"]]
+    x, y = build(first), build(second)
+    answer = facts.prove_at_most(x, y)
+    assert answer is None or all((evaluate(x, v) <= evaluate(y, v)) is answer for v in points)
+    equal = facts.prove_equal(x, y)
+    assert equal is None or all((evaluate(x, v) == evaluate(y, v)) is equal for v in points)
+    divides = facts.divides(x, 4)
+    assert divides is None or all((evaluate(x, v) % 4 == 0) is divides for v in points)
+
+
+@pytest.mark.parametrize(("left", "right"), [
+    ("n", "n*m"), ("n*m", "4096*m"), ("mod(n, 4)", "3"), ("0", "mod(n, 4)"), ("min(n, m)", "n"), ("max(n, m)", "n + m"),
+    ("4*(n//4)", "n"), ("n//m", "n"), ("m*(n//m)", "n"), ("n - m*(n//m)", "m - 1"), ("max(n - 5, 0)", "n"),
+    ("8", "m"), ("3*k", "m"), ("n*k", "7*4096"), ("b*n", "2*n"), ("k*n + k", "7*n + 7"), ("n + 1", "n*m + m"),
+    ("4*b*n + 8", "8*n + 8*m"), ("(n + 3)//4*4", "n + 3"),
+])
+def test_what_can_be_proved(left: str, right: str) -> None:
+    facts = Facts(ranges=(("n", 1, 4096), ("m", 1, None), ("k", 0, 7), ("b", 2, 2)), divisible=((symbol("m"), 8),),
+                  known=(symbol("m") - 3 * symbol("k"),))
+    assert facts.prove_at_most(parse(left), parse(right)) is True
+
+
+def test_unknown_is_unknown() -> None:
+    facts = Facts()
+    assert facts.prove_at_most(A, B) is None
+    assert facts.prove_at_most(A + 1, A) is False
+    assert facts.prove_at_most(N, N * A) is None  # a may be 0
+    assert facts.prove_equal(4 * floordiv(N, 4), N) is None
+    assert Facts(divisible=((N, 4),)).prove_equal(4 * floordiv(N, 4), N) is True
+    assert facts.divides(2 * N, 4) is None and facts.divides(4 * N + 2, 4) is False
+
+
+def test_hints_rank_only() -> None:
+    facts = Facts(ranges=(("a", 1, 10), ("b", 1, None)), hints=(("b", 512),))
+    assert facts.hint(A * B) == 10 * 512
+    assert facts.prove_at_most(B, 512) is None
+
+
+def test_ten_thousand_comparisons_take_under_a_second() -> None:
+    names = [symbol(f"s{i}") for i in range(8)]
+    facts = Facts(ranges=tuple((f"s{i}", 1, 4096 if i % 2 else None) for i in range(8)))
+    sizes = [4 * (i % 5 + 1) * names[i % 8] * names[(3 * i + 1) % 8] + i % 3 * names[5 * i % 8] for i in range(100)]
+    start = time.process_time()
+    for x, y in itertools.product(sizes, sizes):
+        facts.prove_at_most(x, y)
+    assert time.process_time() - start < 2.5, "twice the wanted time, for slow machines"
+    start = time.process_time()
+    for x, y in itertools.product(sizes, sizes):
+        facts.prove_at_most(x, y)
+    assert time.process_time() - start < 0.5, "answers are remembered"
