@@ -414,7 +414,9 @@ def test_a_signal_ends_the_command_and_its_child(tmp_path: Path, number: int) ->
     (tmp_path / "own_model.py").write_text(OWN.format(body=body))
     command = subprocess.Popen([sys.executable, "-m", "anyshape.tools.bench", "own_model:model", "--backends", "eager",
                                 "--out", "out"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": SOURCES},
-                               stdout=subprocess.DEVNULL)
+                               stdout=subprocess.DEVNULL,
+                               # where the tests run in the background, SIGINT is ignored, and children inherit that
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     until = time.monotonic() + 60
     pid_file = tmp_path / "pid"
     while not (pid_file.exists() and pid_file.read_text().endswith(" ")) and time.monotonic() < until:
