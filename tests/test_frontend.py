@@ -604,18 +604,24 @@ def test_plain_saved_tensors_where_torch_has_no_opaque_objects(monkeypatch):
     assert graphs(fast) == 1
 
 
-def test_small_sizes_are_checked_once_per_pattern(monkeypatch):
+def test_small_sizes_are_checked_once_per_pattern_and_single_ones_beforehand(monkeypatch):
     calls = []
     original = sizes.PredictedShapes.differs
 
     def counted(self, inputs, strides):
-        calls.append(1)
+        calls.append(tuple(inputs[-1].shape))
         return original(self, inputs, strides)
     monkeypatch.setattr(sizes.PredictedShapes, "differs", counted)
     fast = anyshape.compile(lambda x: x + 1)
-    for shape in [(3, 4), (1, 4), (1, 9), (1, 1), (1, 1), (5, 1)]:
+    for shape in [(3, 4), (1, 4), (1, 9), (1, 1), (1, 1), (5, 1), (0, 4), (0, 5)]:
         fast(torch.randn(shape))
-    assert len(calls) == 3
+    assert calls == [(1, 1), (0, 4)]
+    calls.clear()
+    fast = anyshape.compile(lambda x: x.squeeze(0) + 1)  # another program where the size is 1, foreseen or not
+    for shape in [(3, 4), (5, 1), (1, 4)]:
+        torch.testing.assert_close(fast(x := torch.randn(shape)), x.squeeze(0) + 1)
+    assert calls == [(1, 4)]
+    assert "squeeze has shape [4]" in fast.explain().to_dict()["fallbacks"][0]["reason"]
 
 
 class Exported(nn.Module):

@@ -21,6 +21,7 @@ from anyshape.frontend.reasons import size_names
 from anyshape.run import torch_api
 
 SMALL = 2
+FORESEEN = 6  # different sizes up to which patterns are judged before a call has them
 
 
 def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: Compilation) -> Callable[..., Any]:
@@ -66,6 +67,8 @@ def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: C
              "        try:", f"            return program({given})",
              "        except InputError as error:", "            refuse(pattern, error)",
              f"    return program({given})"]
+    if not strided:
+        covered.update(predicted.foreseen(list(places)))
     space: dict[str, Any] = {"covered": covered, "judge": judge, "program": program, "refuse": refuse, "order": _order,
                              "InputError": InputError}
     exec(compile("\n".join(lines), "<sizes of a program>", "exec"), space)
@@ -73,15 +76,16 @@ def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: C
 
 
 def _size_texts(examples: Sequence[Any], symbolic: Sequence[int]) -> dict[Any, str]:
-    """Symbolic size -> where it is read, as Python text over i0, i1, ...; equal sizes once, whole numbers first."""
+    """Symbolic size -> where it is read, as Python text over i0, i1, ...; equal sizes once, whole numbers first.
+    Sizes that the trace made constants are not among them."""
     found: dict[Any, str] = {}
     for index in symbolic:
-        if isinstance(examples[index], torch.SymInt):
+        if isinstance(examples[index], torch.SymInt) and examples[index].node.expr.free_symbols:
             found.setdefault(examples[index].node.expr, f"i{index}")
     for index in symbolic:
         if isinstance(examples[index], torch.Tensor):
             for dim, size in enumerate(examples[index].shape):
-                if isinstance(size, torch.SymInt):
+                if isinstance(size, torch.SymInt) and size.node.expr.free_symbols:
                     found.setdefault(size.node.expr, f"i{index}.shape[{dim}]")
     return found
 
@@ -125,7 +129,26 @@ class PredictedShapes:
         symbols = self._bind(inputs)
         if symbols is None:
             return "the sizes contradict each other"
-        with torch_api.shapes_only() as to_fake:
+        return self._run(symbols, inputs, strides)
+
+    def foreseen(self, sizes: Sequence[Any]) -> dict[tuple[int, ...], bool]:
+        """Patterns with one more size of 1 than the first call had, for which all comes out as predicted, so that the
+        first call that has one need not wait for the answer. Sizes that were equal in the first call change together.
+        Other answers are left to `differs`, which says them in the words of the call."""
+        patterns: dict[tuple[int, ...], bool] = {}
+        hints = torch_api.hints(self.placeholders)
+        candidates = sorted({hint for hint in hints.values() if hint >= SMALL})
+        if self.switches or len(candidates) > FORESEEN or not all(size in hints for size in sizes):
+            return patterns
+        for candidate in candidates:
+            symbols = {symbol: 1 if hint == candidate else hint for symbol, hint in hints.items()}
+            if not self._run(symbols, self.placeholders, False):
+                patterns[tuple(min(symbols[size], SMALL) for size in sizes)] = True
+        return patterns
+
+    def _run(self, symbols: dict[Any, int], inputs: Sequence[Any], strides: bool) -> str:
+        """Why the shapes differ at these values of the symbols; `inputs` are real, or the trace's placeholders."""
+        with torch_api.shapes_only(lambda size: _value(size, symbols)) as to_fake:
             comparison = _Compare(self.gm, symbols, strides)
             try:
                 comparison.run(*[to_fake(value) for value in inputs])
@@ -207,6 +230,10 @@ class _Compare(Interpreter):
             raise _Differs(f"{node.name} has strides {list(found.stride())}, the general program gives {strides}")
 
     def _value(self, size: Any) -> int:
-        if not isinstance(size, torch.SymInt):
-            return int(size)
-        return int(size.node.expr.xreplace(self.symbols))
+        return _value(size, self.symbols)
+
+
+def _value(size: Any, symbols: dict[Any, int]) -> int:
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    return int(size.node.expr.xreplace(symbols))
