@@ -120,6 +120,26 @@ def test_matmul_uses_the_library_in_place():
     torch.testing.assert_close(batch([x, y])[0], x @ y)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("few", [1, 2, 3, 4, 5, 8, 9])
+def test_matrix_with_few_vectors(few, dtype):
+    """Either operand is the matrix, stored either way, its rows shared out among threads; with and without addend."""
+    torch_dtype = {"f32": torch.float32, "f64": torch.float64}[dtype]
+    for inner, many in ((300, 2100), (1, 70), (17, 5000)):
+        for left, right in (((few, inner), (inner, many)), ((many, inner), (inner, few))):
+            for turned in (False, True):
+                x = torch.randint(-4, 5, left).to(torch_dtype)
+                y = torch.randint(-4, 5, right[::-1] if turned else right).to(torch_dtype)
+                bias = torch.randint(-4, 5, right[1:]).to(torch_dtype)
+                strides = (1, k) if turned else None
+                for addend, attrs in ((None, ()), (tensor(n, dtype=dtype), (("beta", 2), ("alpha", 3)))):
+                    run = Executable(matmul_plan(tensor(m, k, dtype=dtype), tensor(k, n, strides=strides, dtype=dtype),
+                                                 tensor(m, n, dtype=dtype), addend, attrs, dtype), threads=3)
+                    y_seen = y.T if turned else y
+                    wanted = x @ y_seen if addend is None else 3 * (x @ y_seen) + 2 * bias
+                    assert torch.equal(run([x, y_seen] + ([bias] if addend else []))[0], wanted)
+
+
 # ---- kernels
 
 

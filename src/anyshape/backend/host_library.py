@@ -33,19 +33,22 @@ from anyshape.backend.host_words import (
     MATMUL_M,
     MATMUL_N,
     MATMUL_RANK,
+    MATMUL_THIN,
+    MATMUL_THIN_COUNT,
+    MATMUL_THIN_ELEMENT,
+    MATMUL_THIN_RESULT,
+    MATMUL_THIN_RESULT_STEP,
+    MATMUL_THIN_ROWS,
+    MATMUL_THIN_SECOND,
+    MATMUL_THIN_STEP,
+    MATMUL_THIN_VECTOR,
     MATMUL_TRANSPOSE_A,
     MATMUL_TRANSPOSE_B,
-    MATMUL_VECTOR,
-    MATMUL_VECTOR_COLUMNS,
-    MATMUL_VECTOR_RESULT_STEP,
-    MATMUL_VECTOR_ROWS,
-    MATMUL_VECTOR_SECOND,
-    MATMUL_VECTOR_STEP,
-    MATMUL_VECTOR_TRANSPOSE,
     PARALLEL_BYTES,
     PARALLEL_FLOPS,
     SLOTS,
     TEAM_SIZE,
+    THIN_ROWS,
     THREAD_NUMBER,
     THREADS,
 )
@@ -76,7 +79,8 @@ def address(block: int, place: int) -> int:
 
 
 def run_matmul(block: int, step: int) -> int:
-    """A batch of matrix products by the library: in parallel over the batch, or inside each product."""
+    """A batch of matrix products: in parallel over the batch, over the rows of a matrix that meets few vectors, or
+    inside the library."""
     batches = word(step, MATMUL_BATCHES)
     m = word(step, MATMUL_M)
     n = word(step, MATMUL_N)
@@ -85,30 +89,43 @@ def run_matmul(block: int, step: int) -> int:
     functions = word(block, FUNCTIONS)
     threads = minimum(word(block, THREADS), batches)
     cost = m * n * maximum(word(step, MATMUL_K), 1)
-    data = words(3)
+    data = words(4)
     set_word(data, 0, functions)
     set_word(data, 1, block)
     set_word(data, 2, step)
-    worth = cost < LARGE_MATRIX or batches >= 4 * threads
-    if threads < 2 or word(functions, GOMP_PARALLEL) == 0 or not worth or cost * batches < PARALLEL_FLOPS:
-        matmul_range(data, 0, batches)
+    rows = word(step, MATMUL_THIN_ROWS)
+    thin = word(step, MATMUL_THIN)
+    if thin != 0 and batches < word(block, THREADS):  # the matrix is what there is to share out
+        threads = minimum(word(block, THREADS), (rows + THIN_ROWS - 1) // THIN_ROWS)
+    elif thin == 0 and cost >= LARGE_MATRIX and batches < 4 * threads:  # the library shares out each product
+        threads = 1
+    set_word(data, 3, threads)
+    if threads < 2 or word(functions, GOMP_PARALLEL) == 0 or cost * batches < PARALLEL_FLOPS:
+        matmul_range(data, 0, batches, 0, rows)
         return 0
     call_void(word(functions, GOMP_PARALLEL), matmul_part, data, threads, 0)
     return 0
 
 
 def matmul_part(data: int) -> int:
-    """One thread's share of the batch."""
+    """One thread's share: of the batch, or of the rows of a matrix that meets few vectors."""
     functions = word(data, 0)
+    step = word(data, 2)
     number = call(word(functions, THREAD_NUMBER)) & 4294967295
     team = call(word(functions, TEAM_SIZE)) & 4294967295
-    batches = word(word(data, 2), MATMUL_BATCHES)
-    matmul_range(data, batches * number // team, batches * (number + 1) // team)
+    batches = word(step, MATMUL_BATCHES)
+    rows = word(step, MATMUL_THIN_ROWS)
+    if word(step, MATMUL_THIN) != 0 and batches < word(data, 3):
+        begin = (rows * number // team + THIN_ROWS - 1) // THIN_ROWS * THIN_ROWS
+        end = (rows * (number + 1) // team + THIN_ROWS - 1) // THIN_ROWS * THIN_ROWS
+        matmul_range(data, 0, batches, minimum(begin, rows), minimum(end, rows))
+        return 0
+    matmul_range(data, batches * number // team, batches * (number + 1) // team, 0, rows)
     return 0
 
 
-def matmul_range(data: int, begin: int, end: int) -> int:
-    """The products begin..end-1 of the batch."""
+def matmul_range(data: int, begin: int, end: int, first_row: int, end_row: int) -> int:
+    """The products begin..end-1 of the batch; of a matrix with few vectors these rows."""
     block = word(data, 1)
     step = word(data, 2)
     a_first = address(block, step + 8 * MATMUL_A)
@@ -136,25 +153,26 @@ def matmul_range(data: int, begin: int, end: int) -> int:
             c += position * word(dim, 3)
             bias += position * word(dim, 4)
         if bias_first != 0:
-            spread_bias(step, c, bias)
+            spread_bias(step, c, bias, first_row, end_row)
         set_word(places, count, a)
         set_word(places, BATCH + count, b)
         set_word(places, 2 * BATCH + count, c)
         count += 1
         if count == BATCH or index + 1 == end:
-            multiply(word(data, 0), step, places, count, bias_first)
+            multiply(word(data, 0), step, places, count, bias_first, first_row, end_row)
             count = 0
     return 0
 
 
-def multiply(functions: int, step: int, places: int, count: int, bias: int) -> int:
+def multiply(functions: int, step: int, places: int, count: int, bias: int, first_row: int, end_row: int) -> int:
     """The products of `count` pairs of matrices at `places`."""
     inner = word(step, MATMUL_K)
     batch = word(step, MATMUL_BATCH)
     sizes = words(2)
     set_word(sizes, 0, 1)
     set_word(sizes, 1, count)
-    if inner > 0 and batch != 0 and count > 1:
+    thin = word(step, MATMUL_THIN)
+    if inner > 0 and batch != 0 and count > 1 and thin == 0:
         call_void(word(functions, batch), step + 8 * MATMUL_TRANSPOSE_A, step + 8 * MATMUL_TRANSPOSE_B,
                   step + 8 * MATMUL_M, step + 8 * MATMUL_N, step + 8 * MATMUL_K, step + 8 * MATMUL_ALPHA, places,
                   step + 8 * MATMUL_LDA, places + 8 * BATCH, step + 8 * MATMUL_LDB, step + 8 * MATMUL_BETA,
@@ -164,8 +182,8 @@ def multiply(functions: int, step: int, places: int, count: int, bias: int) -> i
         a = word(places, i)
         b = word(places, BATCH + i)
         c = word(places, 2 * BATCH + i)
-        if inner > 0 and word(step, MATMUL_VECTOR) != 0:
-            multiply_vector(functions, step, a, b, c)
+        if inner > 0 and thin != 0:
+            multiply_thin(functions, step, a, b, c, first_row, end_row)
         elif inner > 0:
             call_void(word(functions, word(step, MATMUL_FUNCTION)), step + 8 * MATMUL_TRANSPOSE_A,
                       step + 8 * MATMUL_TRANSPOSE_B, step + 8 * MATMUL_M, step + 8 * MATMUL_N, step + 8 * MATMUL_K,
@@ -176,15 +194,18 @@ def multiply(functions: int, step: int, places: int, count: int, bias: int) -> i
     return 0
 
 
-def multiply_vector(functions: int, step: int, a: int, b: int, c: int) -> int:
-    """A product whose result is one row or one column."""
-    matrix = b if word(step, MATMUL_VECTOR_SECOND) != 0 else a
-    vector = a if word(step, MATMUL_VECTOR_SECOND) != 0 else b
-    order = MATMUL_LDB if word(step, MATMUL_VECTOR_SECOND) != 0 else MATMUL_LDA
-    call_void(word(functions, word(step, MATMUL_VECTOR)), step + 8 * MATMUL_VECTOR_TRANSPOSE,
-              step + 8 * MATMUL_VECTOR_ROWS, step + 8 * MATMUL_VECTOR_COLUMNS, step + 8 * MATMUL_ALPHA, matrix,
-              step + 8 * order, vector, step + 8 * MATMUL_VECTOR_STEP, step + 8 * MATMUL_BETA, c,
-              step + 8 * MATMUL_VECTOR_RESULT_STEP, 1)
+def multiply_thin(functions: int, step: int, a: int, b: int, c: int, begin: int, end: int) -> int:
+    """Rows begin..end-1 of a matrix times a few vectors."""
+    matrix = b if word(step, MATMUL_THIN_SECOND) != 0 else a
+    vectors = a if word(step, MATMUL_THIN_SECOND) != 0 else b
+    places = words(16)
+    for i in range(8):
+        vector = minimum(i, word(step, MATMUL_THIN_COUNT) - 1)
+        set_word(places, i, vectors + vector * word(step, MATMUL_THIN_VECTOR))
+        set_word(places, 8 + i, c + vector * word(step, MATMUL_THIN_RESULT))
+    call_void(word(functions, word(step, MATMUL_THIN)), matrix, word(step, MATMUL_THIN_STEP), word(step, MATMUL_K),
+              begin, end, places, word(step, MATMUL_THIN_ELEMENT), word(step, MATMUL_THIN_RESULT_STEP),
+              step + 8 * MATMUL_ALPHA)
     return 0
 
 
@@ -196,14 +217,25 @@ def clear_matrix(step: int, c: int) -> int:
     return 0
 
 
-def spread_bias(step: int, c: int, bias: int) -> int:
-    """Writes the (broadcast) addend into C; the product is added to it."""
+def spread_bias(step: int, c: int, bias: int, first: int, end: int) -> int:
+    """Writes the (broadcast) addend into C, to which the product is added; of a matrix with few vectors, where its
+    rows first..end-1 give results."""
     item = word(step, MATMUL_ITEM)
+    first_column = 0
     columns = word(step, MATMUL_M)
+    first_row = 0
+    end_row = word(step, MATMUL_N)
+    if word(step, MATMUL_THIN) != 0:
+        if word(step, MATMUL_THIN_SECOND) != 0:
+            first_row = first
+            end_row = end
+        else:
+            first_column = first
+            columns = end - first
     inner = word(step, MATMUL_BIAS_COLUMN)
-    for row in range(word(step, MATMUL_N)):
-        target = c + row * word(step, MATMUL_LDC) * item
-        source = bias + row * word(step, MATMUL_BIAS_ROW)
+    for row in range(first_row, end_row):
+        target = c + row * word(step, MATMUL_LDC) * item + first_column * item
+        source = bias + row * word(step, MATMUL_BIAS_ROW) + first_column * inner
         if inner == item:
             copy_bytes(target, source, columns * item)
         else:
@@ -296,5 +328,5 @@ def copy_range(data: int, begin: int, end: int) -> int:
     return 0
 
 
-LIBRARY_ROUTINES = (address, run_matmul, matmul_part, matmul_range, multiply, multiply_vector, clear_matrix,
+LIBRARY_ROUTINES = (address, run_matmul, matmul_part, matmul_range, multiply, multiply_thin, clear_matrix,
                     spread_bias, copy_run, run_copy, copy_part, copy_range)

@@ -6,6 +6,8 @@
 """
 from __future__ import annotations
 
+from anyshape.backend.llvm_thin import routines
+
 # words of a call block
 STATUS = 0  # 0, or the value of a failed check
 STATE = 1  # number of the call, given back to the callback
@@ -36,11 +38,10 @@ TEAM_SIZE = 2
 SGEMM = 3
 DGEMM = 4
 CLOCK = 5  # clock_gettime
-SGEMV = 6
-DGEMV = 7
-SGEMM_BATCH = 8
-DGEMM_BATCH = 9
-KERNELS = 10
+SGEMM_BATCH = 6
+DGEMM_BATCH = 7
+THIN = 8  # the routines of backend/llvm_thin.py in their order
+KERNELS = THIN + len(routines())
 
 MONOTONIC = 1  # the clock's number
 # processor time, which other programs do not disturb, where one thread does everything
@@ -79,15 +80,17 @@ MATMUL_BIAS_ROW = 23  # bytes from one column of C (a row, seen row-major) to th
 MATMUL_BIAS_COLUMN = 24
 MATMUL_BATCHES = 25  # number of matrices
 MATMUL_RANK = 26  # batch dims; then per dim: size, bytes of A, B, C, bias from one to the next
-MATMUL_VECTOR = 27  # 0, or the library's matrix-vector product, when the result has one row or one column; then:
-MATMUL_VECTOR_SECOND = 28  # the matrix is operand B
-MATMUL_VECTOR_TRANSPOSE = 29
-MATMUL_VECTOR_ROWS = 30  # of the matrix as it is stored
-MATMUL_VECTOR_COLUMNS = 31
-MATMUL_VECTOR_STEP = 32  # elements from one of the vector's to the next, and of the result's
-MATMUL_VECTOR_RESULT_STEP = 33
-MATMUL_BATCH = 34  # 0, or the library's product of many matrices at once
-MATMUL_DIMS = 35
+MATMUL_THIN = 27  # 0, or the entry of the routine for a matrix and a few vectors (backend/llvm_thin.py); then:
+MATMUL_THIN_SECOND = 28  # the matrix is operand B, the vectors are A
+MATMUL_THIN_ROWS = 29  # results of each vector
+MATMUL_THIN_STEP = 30  # bytes from row to row of the matrix, as it is stored
+MATMUL_THIN_COUNT = 31  # vectors
+MATMUL_THIN_VECTOR = 32  # bytes from vector to vector, and from one element of it to the next
+MATMUL_THIN_ELEMENT = 33
+MATMUL_THIN_RESULT = 34  # bytes from the results of one vector to those of the next, and from one to the next
+MATMUL_THIN_RESULT_STEP = 35
+MATMUL_BATCH = 36  # 0, or the library's product of many matrices at once
+MATMUL_DIMS = 37
 
 BATCH = 64  # matrices given to the library at once
 
@@ -103,4 +106,5 @@ COPY_DIMS = 13  # per outer dim: size, stride in the target, stride in the sourc
 PARALLEL_WORK = 131072  # scalar operations (a few microseconds) below which one more thread costs more than it gives
 PARALLEL_FLOPS = 262144  # the same for multiply-adds of a batch of matrices
 PARALLEL_BYTES = 262144  # the same for a copy
+THIN_ROWS = 64  # results of a thread come in multiples of these, so that no two write into one line of the cache
 LARGE_MATRIX = 16777216  # multiply-adds from which a single matrix keeps all threads busy on its own

@@ -14,7 +14,7 @@ import torch
 class Library:
     """Addresses; 0 where this build of torch lacks the routine, and then PyTorch is called instead.
 
-    sgemm, dgemm, sgemv, dgemv: Fortran BLAS (column-major, every argument a pointer, 32-bit integers);
+    sgemm, dgemm: Fortran BLAS (column-major, every argument a pointer, 32-bit integers);
     sgemm_batch, dgemm_batch: MKL's own, many products in one call.
     parallel, thread_number, team_size: GOMP_parallel, omp_get_thread_num, omp_get_num_threads of the OpenMP runtime
         that torch itself runs on, so that both share one pool of threads.
@@ -23,8 +23,6 @@ class Library:
 
     sgemm: int
     dgemm: int
-    sgemv: int
-    dgemv: int
     sgemm_batch: int
     dgemm_batch: int
     parallel: int
@@ -45,7 +43,7 @@ def library() -> Library:
     if not (parallel and number and team):
         parallel = number = team = 0
     products = {name: _address(math, f"{name}_")
-                for name in ("sgemm", "dgemm", "sgemv", "dgemv", "sgemm_batch", "dgemm_batch")}
+                for name in ("sgemm", "dgemm", "sgemm_batch", "dgemm_batch")}
     return Library(**products, parallel=parallel, thread_number=number, team_size=team,
                    clock=_address(ctypes.CDLL(None), "clock_gettime"))
 

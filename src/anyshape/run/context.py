@@ -6,7 +6,7 @@ import itertools
 from functools import lru_cache
 from typing import Protocol
 
-from anyshape.backend import limits, llvm_build
+from anyshape.backend import limits, llvm_build, llvm_thin
 from anyshape.backend.base import Kernel, ObjectCache
 from anyshape.backend.host import emit_host
 from anyshape.backend.torchlib import library
@@ -41,6 +41,9 @@ class Context:
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
         self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, WORD)(address["place"])
+        thin = llvm_thin.routines()
+        self.products = llvm_build.load(llvm_thin.emit_thin(limits.host()), thin, limits.host(), cache)
+        self.thin = [self.products.address[name] for name in thin]
         self.calls: dict[int, Running] = {}
         self.numbers = itertools.count(1)
         self._callback = ctypes.CFUNCTYPE(WORD, WORD, WORD)(self._step)
@@ -50,7 +53,7 @@ class Context:
         """The table of addresses that a program's words refer to; see backend/host.py."""
         torch = library()
         table = [torch.parallel, torch.thread_number, torch.team_size, torch.sgemm, torch.dgemm, torch.clock,
-                 torch.sgemv, torch.dgemv, torch.sgemm_batch, torch.dgemm_batch]
+                 torch.sgemm_batch, torch.dgemm_batch, *self.thin]
         for kernel in kernels:
             table += [kernel.run, kernel.blocks, kernel.scratch, kernel.work]
         return (WORD * len(table))(*table)

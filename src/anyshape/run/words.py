@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass
 
 from anyshape.backend import host_words as host
+from anyshape.backend import llvm_thin
 from anyshape.backend.torchlib import library
 
 Shape = tuple[int, ...]
@@ -41,15 +42,14 @@ class _Matrix:
 
 
 SMALL_MATRIX = 1 << 20  # multiply-adds below which many products in one call are quicker than one by one
-# dtype -> products of matrices, of a matrix and a vector, of many matrices, struct code of a scalar
-LIBRARY = {"f32": (host.SGEMM, host.SGEMV, host.SGEMM_BATCH, "f"),
-           "f64": (host.DGEMM, host.DGEMV, host.DGEMM_BATCH, "d")}
-
+# dtype -> products of matrices, of many matrices, struct code of a scalar
+LIBRARY = {"f32": (host.SGEMM, host.SGEMM_BATCH, "f"), "f64": (host.DGEMM, host.DGEMM_BATCH, "d")}
+THIN = {name: host.THIN + index for index, name in enumerate(llvm_thin.routines())}
 
 def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area | None, alpha: float,
                  beta: float) -> list[int] | None:
     """c = alpha * (a @ b) + beta * bias, batched over leading dims; [] when there is nothing to compute."""
-    if dtype not in LIBRARY or not (library().sgemm and library().sgemv and library().dgemm and library().dgemv):
+    if dtype not in LIBRARY or not (library().sgemm and library().dgemm):
         return None
     if 0 in c.shape:
         return []
@@ -141,7 +141,7 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
     sizes = (c.columns, rows, a.columns, a_order[1], b_order[1], c_order[1])
     if max(sizes) >= 2**31:
         return None
-    function, vector, many, code = LIBRARY[dtype]
+    function, many, code = LIBRARY[dtype]
     small = c.columns * rows * a.columns < SMALL_MATRIX
     has_many = library().sgemm_batch if dtype == "f32" else library().dgemm_batch
     batches = 1
@@ -151,30 +151,31 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
     words = [host.MATMUL, 0, number, function, c.columns, rows, a.columns, ord(b_order[0]), ord(a_order[0]),
              b_order[1], a_order[1], c_order[1], _bits(alpha, code), _bits(beta, code), item,
              b.slot, b.bytes, a.slot, a.bytes, c.slot, c.bytes, *place, batches, len(dims),
-             *_vector(vector, a, b, c, a_order, b_order, c_order), many if small and has_many else 0]
+             *_thin(dtype, item, a, b, c), many if small and has_many else 0]
     for size, a_step, b_step, c_step, bias_step in dims:
         words += [size, b_step * item, a_step * item, c_step * item, bias_step * item]
     words[1] = len(words)
     return words
 
 
-def _vector(function: int, a: _Matrix, b: _Matrix, c: _Matrix, a_order: tuple[str, int], b_order: tuple[str, int],
-            c_order: tuple[str, int]) -> tuple[int, ...]:
-    """The words of a matrix-vector product, when the result has one row or one column.
-
-    Column-major, operand A of the library is our b turned, B our a turned, and the result c turned.
-    """
-    if a.columns == 0 or (c.rows > 1 and c.columns > 1):
-        return (0,) * 7
-    if c.rows == 1:
-        # c' (columns) = b' a': the stored matrix is columns x k when plain, k x columns when transposed
-        shape = (b.columns, b.rows) if b_order[0] == "N" else (b.rows, b.columns)
-        step = 1 if a_order[0] == "N" else a_order[1]
-        return function, 0, ord(b_order[0]), *shape, step, 1
-    # one column: c (rows) = a b, seen through the library as the transpose of what is stored
-    shape = (a.columns, a.rows) if a_order[0] == "N" else (a.rows, a.columns)
-    step = b_order[1] if b_order[0] == "N" else 1
-    return function, 1, ord("T" if a_order[0] == "N" else "N"), *shape, step, c_order[1]
+def _thin(dtype: str, item: int, a: _Matrix, b: _Matrix, c: _Matrix) -> tuple[int, ...]:
+    """The words of a product of a matrix with few vectors: the rows of a, or the columns of b. None: all zero."""
+    nothing = (0,) * 9
+    if a.columns == 0:
+        return nothing
+    second = c.rows > c.columns  # in the library's terms, where our a is operand B
+    matrix, vectors, result = (a.turned(), b.turned(), c.turned()) if second else (b, a, c)
+    # now: result (vectors x results) = vectors (vectors x k) times matrix (k x results)
+    if matrix.row == 1 and vectors.column == 1:
+        way, step = "dot", matrix.column
+    elif matrix.column == 1 and (result.column == 1 or result.columns == 1):
+        way, step = "spread", matrix.row
+    else:
+        return nothing
+    if vectors.rows > max(llvm_thin.COUNTS[way]):
+        return nothing
+    return (THIN[llvm_thin.routine(way, dtype, vectors.rows)], 1 if second else 0, result.columns, step * item,
+            vectors.rows, vectors.row * item, vectors.column * item, result.row * item, result.column * item)
 
 
 def _bits(value: float, code: str) -> int:
