@@ -1,6 +1,7 @@
 """The doors from PyTorch: whatever goes through them gives eager PyTorch's values, gradients, aliases and errors."""
 from __future__ import annotations
 
+import collections
 import copy
 import gc
 import pickle
@@ -706,3 +707,51 @@ def test_warning_free():
     with warnings.catch_warnings():
         warnings.simplefilter("error", dynamo.FallbackWarning)
         check(Block(), (3, 8))
+
+
+def homes(fast):
+    """Home -> names of buffers of the only program."""
+    (program,) = fast.programs
+    found = collections.defaultdict(set)
+    for buffer in program.compiled.plan.buffers:
+        found[buffer.home].add(buffer.name)
+    return found
+
+
+def test_values_lie_in_the_result_before_it_is_written():
+    fast = anyshape.compile(lambda x, w: x @ w @ w @ w)
+    for rows in (300, 5, 1, 0):
+        x, w = torch.randn(rows, 64), torch.randn(64, 64) / 8
+        torch.testing.assert_close(fast(x, w), x @ w @ w @ w, rtol=1e-4, atol=1e-5)
+    used = homes(fast)
+    assert (len(used["output"]), len(used["arena"])) == (1, 1), used  # the first product lies in the result
+
+
+def test_kernels_write_over_what_pytorch_made_and_over_nothing_else():
+    conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+
+    def images(x):
+        return torch.relu(conv(torch.relu(conv(x)[:, :3] * 2))) + 1
+    fast = anyshape.compile(images)
+    with torch.no_grad():
+        for size in (8, 13, 1):
+            x = torch.randn(2, 3, size, size + 1)
+            torch.testing.assert_close(fast(x), images(x), rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_custom_operator_keeps_is_not_written():
+    kept = torch.arange(12.0).reshape(3, 4)
+
+    @torch.library.custom_op("anyshape_test::kept_table", mutates_args=())
+    def kept_table(x: torch.Tensor) -> torch.Tensor:
+        return kept
+
+    @kept_table.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    fast = anyshape.compile(lambda x: (torch.exp(kept_table(x)) @ x.T).sum(0))
+    x = torch.ones(3, 4)
+    for _ in range(2):
+        torch.testing.assert_close(fast(x), (torch.exp(torch.arange(12.0).reshape(3, 4)) @ x.T).sum(0))
+    assert torch.equal(kept, torch.arange(12.0).reshape(3, 4))

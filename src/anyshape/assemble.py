@@ -21,11 +21,11 @@ from anyshape.plan.plan import (
     ExternStep,
     KernelStep,
     LibraryStep,
-    MemoryStep,
     Plan,
     Regime,
     Step,
     Window,
+    touched,
 )
 from anyshape.sym.expr import Expr, Size
 
@@ -330,15 +330,3 @@ class _Assembly:
             result.append(Buffer(name, kind.bytes, home, index, self.born.get(name, 0),
                                  last.get(name, self.born.get(name, 0))))
         return tuple(result)
-
-
-def touched(step: Step) -> list[Window]:
-    """The windows that a step reads or writes."""
-    if isinstance(step, KernelStep):
-        return [w for w in step.params if w.buffer != "status"]
-    if isinstance(step, CopyStep):
-        return [step.source, step.target]
-    if isinstance(step, MemoryStep):
-        return []
-    windows = [*step.inputs, *step.outputs]
-    return [w for w in windows if isinstance(w, Window)]

@@ -25,6 +25,7 @@ from anyshape.plan.hold import hold_less
 from anyshape.plan.inplace import reuse_inputs
 from anyshape.plan.judge import judge
 from anyshape.plan.plan import Plan
+from anyshape.plan.rooms import use_rooms
 from anyshape.plan.show import show as show_plan
 from anyshape.run.cache import cache_of
 from anyshape.run.context import shared_context
@@ -68,15 +69,14 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None)
     kernels = build(texts, host(), cache_of(config))
     clock.mark("build")
 
-    plan = reuse_inputs(assemble(graph, fusion, store, names))
-    plan = allocate(plan, forward.plan if forward is not None else None)
-    plan = hold_less(plan, forward.plan if forward is not None else None)
+    before = forward.plan if forward is not None else None
+    plan = use_rooms(reuse_inputs(assemble(graph, fusion, store, names)), before)
+    plan = hold_less(allocate(plan, before), before)
     publish(config, graph.name, 92, "plan", lambda: show_plan(plan))
     if config.check >= 1:
         hints = dict(plan.facts.hints)
         judge(plan, {name: hints.get(name, 64) for name in _symbols(plan)})
-    executable = Executable(plan, kernels, shared_context(), forward.plan if forward is not None else None,
-                            config.threads)
+    executable = Executable(plan, kernels, shared_context(), before, config.threads)
     clock.mark("plan")
     events.count("compile_seconds", clock.total())
     return Compiled(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from anyshape.plan.plan import Buffer, MemoryStep, Plan, Step, Window
+from anyshape.plan.plan import MemoryStep, Plan, Step, Window
 
 WORTH = 262144  # bytes at the hints below which a buffer is not worth a step of its own
 
@@ -19,7 +19,7 @@ def hold_less(plan: Plan, forward: Plan | None) -> Plan:
     """`plan` (allocated) with memory steps. `forward`: of a backward program; tells which tape entries own memory
     outside the kept block."""
     placed = {name for name, _ in plan.offsets}
-    homes = {b.name: b.home for b in forward.buffers} if forward is not None else {}
+    elsewhere = owned_elsewhere(plan, forward)
     ends = {o.buffer for o in (*plan.outputs, *plan.saved) if isinstance(o, Window)}
     take: dict[int, list[str]] = {}
     drop: dict[int, list[str]] = {}
@@ -28,7 +28,7 @@ def hold_less(plan: Plan, forward: Plan | None) -> Plan:
             continue
         if buffer.home == "output" and buffer.first > 0:
             take.setdefault(buffer.first, []).append(buffer.name)
-        elif _own(buffer, forward, homes) and buffer.name not in ends and buffer.last + 1 < len(plan.steps):
+        elif buffer.name in elsewhere and buffer.name not in ends and buffer.last + 1 < len(plan.steps):
             drop.setdefault(buffer.last + 1, []).append(buffer.name)
     if not take and not drop:
         return plan
@@ -45,12 +45,14 @@ def hold_less(plan: Plan, forward: Plan | None) -> Plan:
     return dataclasses.replace(plan, steps=tuple(steps), buffers=buffers)
 
 
-def _own(buffer: Buffer, forward: Plan | None, homes: dict[str, str]) -> bool:
-    """A tensor that nobody but the call need hold: what PyTorch made, a gradient that comes in, or a result that only
-    the tape kept."""
-    if buffer.home == "extern" or forward is None:
-        return buffer.home == "extern"
-    if buffer.home == "input":
-        return True
-    saved = forward.saved[buffer.index] if buffer.home == "tape" else None
-    return isinstance(saved, Window) and homes.get(saved.buffer) in ("output", "extern")
+def owned_elsewhere(plan: Plan, forward: Plan | None) -> set[str]:
+    """Tensors outside the arena that nobody but the call need hold: what PyTorch made, a gradient that comes in, or a
+    result that only the tape kept."""
+    homes = {b.name: b.home for b in forward.buffers} if forward is not None else {}
+    found = set()
+    for buffer in plan.buffers:
+        saved = forward.saved[buffer.index] if forward is not None and buffer.home == "tape" else None
+        if buffer.home == "extern" or (buffer.home == "input" and forward is not None) or (
+                isinstance(saved, Window) and homes.get(saved.buffer) in ("output", "extern")):
+            found.add(buffer.name)
+    return found

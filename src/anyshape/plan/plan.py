@@ -145,3 +145,15 @@ class Plan:
     facts: Facts
     restored: tuple[int, ...] = ()
     kept: Size = 0
+
+
+def touched(step: Step) -> list[Window]:
+    """The windows that a step reads or writes."""
+    if isinstance(step, KernelStep):
+        return [w for w in step.params if w.buffer != "status"]
+    if isinstance(step, CopyStep):
+        return [step.source, step.target]
+    if isinstance(step, MemoryStep):
+        return []
+    windows = [*step.inputs, *step.outputs]
+    return [w for w in windows if isinstance(w, Window)]

@@ -171,7 +171,7 @@ class Call:
         results = results_of(returned, len(step.outputs))
         for window, view, result in zip(step.outputs, views[len(step.inputs):], results, strict=True):
             if window is not None:
-                self._receive(step, window, view, result)
+                self._receive(step, window, view, result, operands)
 
     def _own(self, step: ExternStep, operands: list[Any]) -> tuple[Any, ...]:
         """One of our own ops that no kernel does."""
@@ -183,7 +183,7 @@ class Call:
         attrs: Any = step.template
         return state.call(Node(step.target.removeprefix(OWN), inputs, attrs, (), step.where))
 
-    def _receive(self, step: Step, window: Window, view: View, result: Any) -> None:
+    def _receive(self, step: Step, window: Window, view: View, result: Any, operands: Sequence[Any]) -> None:
         """Puts a result of PyTorch where the plan wants it."""
         shape, strides, _ = view
         if not isinstance(result, torch.Tensor) or tuple(result.shape) != shape \
@@ -197,9 +197,10 @@ class Call:
             self.tensor(window, view).copy_(result)
             return
         result = restrided(result, strides)
-        # an operator may return its operand; places of the arena are used again before the result dies
+        # an operator may return its operand; that place is used again before the result dies, or the result's is
         storage = result.untyped_storage()._cdata
-        if storage in (self.kept.tensor.untyped_storage()._cdata, self.temporary.tensor.untyped_storage()._cdata):
+        if any(operand.untyped_storage()._cdata == storage for operand in operands
+               if isinstance(operand, torch.Tensor)):
             result = torch.empty_strided(shape, strides, dtype=result.dtype).copy_(result)
         self.externs[window.buffer] = result
         self.block[host.SLOTS + self.shared.slots[window.buffer]] = result.data_ptr()
