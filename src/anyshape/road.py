@@ -22,10 +22,9 @@ from anyshape.passes import pipeline
 from anyshape.passes.pipeline import History, publish
 from anyshape.plan.alloc import allocate
 from anyshape.plan.hold import hold_less
-from anyshape.plan.inplace import reuse_inputs
 from anyshape.plan.judge import judge
 from anyshape.plan.plan import Plan
-from anyshape.plan.rooms import use_rooms
+from anyshape.plan.rooms import share
 from anyshape.plan.show import show as show_plan
 from anyshape.run.cache import cache_of
 from anyshape.run.context import shared_context
@@ -70,7 +69,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None)
     clock.mark("build")
 
     before = forward.plan if forward is not None else None
-    plan = use_rooms(reuse_inputs(assemble(graph, fusion, store, names)), before)
+    plan = share(assemble(graph, fusion, store, names), before)
     plan = hold_less(allocate(plan, before), before)
     publish(config, graph.name, 92, "plan", lambda: show_plan(plan))
     if config.check >= 1:

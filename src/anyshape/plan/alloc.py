@@ -162,6 +162,18 @@ def kept_regions(plan: Plan, forward: Plan) -> list[Region]:
     return [Region(places[b.name], b.bytes, last.get(b.name, -1)) for b in forward.buffers if b.home == "saved"]
 
 
+def least_bytes(plan: Plan, forward: Plan | None) -> int:
+    """Bytes at the hints that every layout of the arena needs, and that layouts for given sizes come close to."""
+    hint = plan.facts.hint
+    items = [(hint(b.bytes), b.first, len(plan.steps) if b.home == "saved" else b.last) for b in plan.buffers
+             if b.home in ("arena", "saved")]
+    kept = 0
+    if forward is not None:
+        kept = hint(forward.kept)
+        items += [(hint(region.bytes), 0, region.last) for region in kept_regions(plan, forward)]
+    return max(kept, live_bytes([item[0] for item in items], [item[1:] for item in items], len(plan.steps)))
+
+
 def live_bytes(sizes: Iterable[int], lives: Iterable[tuple[int, int]], steps: int) -> int:
     """The largest sum of sizes alive at one step: no layout needs less. `lives` are (first, last), inclusive."""
     change = [0] * (steps + 3)

@@ -12,27 +12,32 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anyshape.plan.alloc import allocate
+from anyshape.plan.alloc import least_bytes
 from anyshape.plan.hold import owned_elsewhere
-from anyshape.plan.inplace import dtypes_of, may_be_written, renamed_buffers
-from anyshape.plan.plan import Buffer, ExternStep, Plan, Window
+from anyshape.plan.inplace import in_place, written_over
+from anyshape.plan.merge import dtypes_of, merged
+from anyshape.plan.plan import Buffer, Plan
 
 LEAST = 4096  # bytes at the hints below which a buffer is not worth the search
 
 
-def use_rooms(plan: Plan, forward: Plan | None) -> Plan:
-    """`plan` (not allocated) with such values moved, if the whole call then needs less memory at the hints."""
-    search = _Search(plan, forward)
-    search.run()
-    if not search.moves:
-        return plan
-    moved = renamed_buffers(plan, search.moves, search.buffers())
-    return moved if _total(moved, forward) < _total(plan, forward) else plan
+def share(plan: Plan, forward: Plan | None) -> Plan:
+    """`plan` (not allocated) with buffers made one: what a kernel can write in place, and values moved into rooms, if
+    the whole call then needs less memory at the hints."""
+    candidates = []
+    for results in (False, True):
+        names = in_place(plan, results)
+        moves = _Search(plan, names, forward).run()
+        for candidate in (names, names | moves) if moves else (names,):
+            if candidate not in candidates:
+                candidates.append(candidate)
+    plans = [merged(plan, names) for names in candidates]
+    return plans[0] if len(plans) == 1 else min(plans, key=lambda one: _total(one, forward))
 
 
 def _total(plan: Plan, forward: Plan | None) -> int:
     """Bytes of the arena and of the tensors beside it, at the hints."""
-    return plan.facts.hint(allocate(plan, forward).arena) + max(_beside(plan, forward), default=0)
+    return least_bytes(plan, forward) + max(_beside(plan, forward), default=0)
 
 
 def _beside(plan: Plan, forward: Plan | None) -> list[int]:
@@ -60,74 +65,83 @@ class _Room:
 
 
 class _Search:
-    """Moves values out of the step where most of the arena is alive, until it cannot be relieved any more."""
+    """Moves values out of the step where most of the arena is alive, until it cannot be relieved any more.
 
-    def __init__(self, plan: Plan, forward: Plan | None) -> None:
+    What is one buffer by writing in place is a chain of values, each made from the one before. A move takes a chain
+    from one of its values on.
+    """
+
+    def __init__(self, plan: Plan, names: dict[str, str], forward: Plan | None) -> None:
         self.plan = plan
         self.dtypes = dtypes_of(plan)
         self.moves: dict[str, str] = {}
-        self.beside = _beside(plan, forward)
+        self.beside = _beside(merged(plan, names), forward)
         self.cap = max(self.beside, default=0)
-        written = {w.buffer for step in plan.steps if isinstance(step, ExternStep) and may_be_written(step)
-                   for w in step.outputs if w is not None}
-        ends = {w.buffer for w in (*plan.outputs, *plan.saved) if isinstance(w, Window)}
-        self.rooms = [_Room(b, plan.facts.hint(b.bytes), [(b.first, b.last)]) for b in plan.buffers
-                      if (b.home == "output" and b.first > 0)
-                      or (b.home == "extern" and b.name in written and b.name not in ends)]
+        chains: dict[str, list[Buffer]] = {}
+        for buffer in plan.buffers:
+            chains.setdefault(names.get(buffer.name, buffer.name), []).append(buffer)
+        self.hints = {name: plan.facts.hint(chain[0].bytes) for name, chain in chains.items()}
+        owned = written_over(plan)
+        self.rooms = [_Room(b, self.hints[b.name], [(one.first, one.last) for one in chains[b.name]])
+                      for b in plan.buffers if (b.home == "output" and b.first > 0) or b.name in owned]
         self.rooms.sort(key=lambda room: room.hint)
         self.alive = [0] * (len(plan.steps) + 1)
-        self.inside = [b for b in plan.buffers if b.home == "arena" and b.first <= b.last]
-        for buffer in self.inside:
-            self.change(buffer, plan.facts.hint(buffer.bytes))
-        self.inside.sort(key=lambda b: -plan.facts.hint(b.bytes))
+        self.chains = [sorted(chain, key=lambda b: b.first) for name, chain in chains.items()
+                       if all(b.home == "arena" and b.first <= b.last for b in chain) and self.hints[name] >= LEAST]
+        for chain in self.chains:
+            self.change(chain[0].first, chain[-1].last, plan.facts.hint(chain[0].bytes))
+        self.chains.sort(key=lambda chain: -plan.facts.hint(chain[0].bytes))
 
-    def change(self, buffer: Buffer, amount: int) -> None:
-        for step in range(buffer.first, buffer.last + 1):
+    def change(self, first: int, last: int, amount: int) -> None:
+        for step in range(first, last + 1):
             self.alive[step] += amount
 
-    def run(self) -> None:
+    def run(self) -> dict[str, str]:
+        """Value -> the room it moves into."""
         while self.rooms and self.relieve(self.alive.index(max(self.alive))):
             pass
+        return self.moves
 
     def relieve(self, step: int) -> bool:
         """Moves one value that is alive at `step`."""
-        for buffer in self.inside:
-            hint = self.plan.facts.hint(buffer.bytes)
-            if hint < LEAST or buffer.name in self.moves or not buffer.first <= step <= buffer.last:
+        for chain in self.chains:
+            if not chain or not chain[0].first <= step <= chain[-1].last:
                 continue
-            for room in self.rooms:
-                if room.hint >= hint and self.fits(buffer, room):
-                    self.move(buffer, room, hint)
-                    return True
+            hint = self.plan.facts.hint(chain[0].bytes)
+            for position, value in enumerate(chain):
+                if value.first + (position > 0) > step:
+                    break  # what is left behind would be alive at the step
+                for room in self.rooms:
+                    if room.hint >= hint and self.fits(chain[position:], room):
+                        self.move(chain, position, room, hint)
+                        return True
         return False
 
-    def fits(self, buffer: Buffer, room: _Room) -> bool:
+    def fits(self, values: list[Buffer], room: _Room) -> bool:
         """Free meanwhile, of that dtype, provably large enough, and nowhere more beside the arena than there was."""
-        if any(first <= buffer.last and buffer.first <= last for first, last in room.taken):
+        value, last = values[0], values[-1].last
+        if any(begin <= last and value.first <= end for begin, end in room.taken):
             return False
-        if room.buffer.home == "extern" and buffer.first < room.buffer.first:
+        if room.buffer.home == "extern" and value.first < room.buffer.first:
             return False
-        if self.dtypes.get(buffer.name) != self.dtypes.get(room.buffer.name):
+        if any(self.dtypes.get(one.name) != self.dtypes.get(room.buffer.name) for one in values):
             return False
-        if any(self.beside[step] + room.hint > self.cap for step in self.longer(buffer, room)):
+        if any(self.beside[step] + room.hint > self.cap for step in self.longer(value.first, last, room)):
             return False
-        return buffer.bytes == room.buffer.bytes or \
-            self.plan.facts.prove_at_most(buffer.bytes, room.buffer.bytes) is True
+        return value.bytes == room.buffer.bytes or \
+            self.plan.facts.prove_at_most(value.bytes, room.buffer.bytes) is True
 
-    def longer(self, buffer: Buffer, room: _Room) -> list[int]:
+    def longer(self, begin: int, end: int, room: _Room) -> list[int]:
         """Steps in which the room would have to exist, and does not yet."""
         first, last = room.life
-        return [*range(min(first, buffer.first), first), *range(last + 1, max(last, buffer.last) + 1)]
+        return [*range(min(first, begin), first), *range(last + 1, max(last, end) + 1)]
 
-    def move(self, buffer: Buffer, room: _Room, hint: int) -> None:
-        for step in self.longer(buffer, room):
+    def move(self, chain: list[Buffer], position: int, room: _Room, hint: int) -> None:
+        """Moves a chain from the value at `position` on; the values before it keep the place."""
+        first, last = chain[position].first, chain[-1].last
+        for step in self.longer(first, last, room):
             self.beside[step] += room.hint
-        room.taken.append((buffer.first, buffer.last))
-        self.change(buffer, -hint)
-        self.moves[buffer.name] = room.buffer.name
-
-    def buffers(self) -> tuple[Buffer, ...]:
-        """The buffers of the plan after the moves."""
-        lives = {room.buffer.name: room.life for room in self.rooms}
-        return tuple(Buffer(b.name, b.bytes, b.home, b.index, *lives.get(b.name, (b.first, b.last)))
-                     for b in self.plan.buffers if b.name not in self.moves)
+        room.taken.append((first, last))
+        self.change(first + (position > 0), last, -hint)
+        self.moves |= {value.name: room.buffer.name for value in chain[position:]}
+        del chain[position:]
