@@ -12,6 +12,7 @@ import torch
 
 from anyshape.base import events
 from anyshape.base.errors import AnyShapeError
+from anyshape.run.pages import prefer_large
 
 PAGE = 4096  # blocks are whole pages
 WINDOW = 256  # takes over which the need is observed
@@ -29,6 +30,7 @@ class Block:
         self.bytes = bytes_
         self.tensor = torch.empty(bytes_ + 64, dtype=torch.uint8) if bytes_ else torch.empty(0, dtype=torch.uint8)
         start = self.tensor.data_ptr()
+        prefer_large(start, bytes_)
         skip = -start % 64
         self.tensor = self.tensor[skip:skip + bytes_]
         self.address = start + skip

@@ -17,6 +17,7 @@ from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.extern import compile_extern, results_of
 from anyshape.run.interp import Interpreter
 from anyshape.run.layout import Layout
+from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, View
 from anyshape.sym.expr import Expr, evaluate
 
@@ -158,6 +159,7 @@ class Call:
             index = shared.output_of[name]
             result = shared.allocate(*self.record.allocations[index], shared.dtypes[index])
             self.outputs[index] = result
+            prefer_large(result.data_ptr(), result.nbytes)
             self.block[host.SLOTS + shared.slots[name]] = result.data_ptr()
 
     def _extern(self, number: int, step: ExternStep, views: tuple[Any, ...]) -> None:

@@ -28,6 +28,7 @@ from anyshape.run.context import Context, shared_context
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.entry import make_enter
 from anyshape.run.layout import layout_of
+from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, Records, counted_peak
 from anyshape.run.tape import Tape
 
@@ -166,6 +167,9 @@ class Executable:
         else:
             outputs = [self.allocate(sizes, strides, dtype)
                        for (sizes, strides), dtype in zip(record.allocations, self.dtypes)]  # noqa: B905
+        for i, bytes_ in record.large:
+            if outputs[i] is not None:
+                prefer_large(outputs[i].data_ptr(), bytes_)
         threads = self.threads or torch.get_num_threads()
         temporary = context.temporary.take(record.temporary + record.scratch * threads)
         call: Call | None = None

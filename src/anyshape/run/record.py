@@ -12,6 +12,7 @@ from anyshape.base.errors import Unsupported, VerifyError
 from anyshape.ir.types import size_of
 from anyshape.plan.alloc import kept_regions, live_bytes
 from anyshape.plan.plan import Buffer, CopyStep, KernelStep, MemoryStep, Plan, Window
+from anyshape.run import pages
 from anyshape.run.context import Context
 from anyshape.run.layout import NO_REGIME, Layout
 from anyshape.sym.expr import evaluate
@@ -29,8 +30,8 @@ class Record:
     kept, temporary: bytes of the two blocks that a run takes, without scratch; scratch: bytes per thread, at
     `temporary` in the temporary block. bound: no layout needs fewer bytes. overwrites: steps write into the kept block
     of a backward's tape, so that it cannot run again. allocations: (sizes, strides) of each output buffer, by slot;
-    exact: these are the outputs' own. calls: some step is
-    done by PyTorch.
+    exact: these are the outputs' own; large: (slot, bytes) of those on large pages. calls: some step is done by
+    PyTorch.
     """
 
     values: dict[str, int]
@@ -47,6 +48,7 @@ class Record:
     outputs: tuple[Any, ...]
     allocations: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     exact: bool
+    large: tuple[tuple[int, int], ...]
     calls: bool
     saved: tuple[Any, ...]
     windows: tuple[tuple[Any, ...], ...]
@@ -75,15 +77,9 @@ class Records:
         self.lives = [(b.first, end if b.home == "saved" else b.last) for b in homes.values()]
         self.outputs = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
         self.regions = kept_regions(plan, forward) if forward is not None else []
-
-    @property
-    def workspace_words(self) -> int:
-        """Words of the longest kernel block of the plan."""
-        longest = 0
-        for step in self.plan.steps:
-            if isinstance(step, KernelStep):
-                longest = max(longest, len(step.params) + max(len(regime.sizes) for regime in step.regimes))
-        return longest
+        # words of the longest kernel block of the plan
+        self.workspace_words = max((len(step.params) + max(len(regime.sizes) for regime in step.regimes)
+                                    for step in plan.steps if isinstance(step, KernelStep)), default=0)
 
     def make(self, values: dict[str, int]) -> Record:
         """The record at the symbols' `values`.
@@ -112,6 +108,8 @@ class Records:
         self.context.measure(address, ctypes.addressof(self.functions), ctypes.addressof(room))
         events.count("plans")
         allocations = tuple(self._allocation(b, outputs[b.index], output_bytes[b.index]) for b in self.outputs)
+        large = tuple((i, output_bytes[b.index]) for i, b in enumerate(self.outputs)
+                      if output_bytes[b.index] >= pages.WORTH)
         exact = all(allocated == outputs[b.index][:2]
                     for allocated, b in zip(allocations, self.outputs, strict=True))
         return Record(
@@ -120,7 +118,8 @@ class Records:
             scratch=program[host.HEAD_SCRATCH], bound=bound,
             overwrites=bool(self.regions) and any(offsets[i] < kept for i in self.moving),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
-            outputs=outputs, allocations=allocations, exact=exact, calls=calls, saved=saved, windows=windows)
+            outputs=outputs, allocations=allocations, exact=exact, large=large, calls=calls, saved=saved,
+            windows=windows)
 
     def _allocation(self, buffer: Buffer, view: View, bytes_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What to allocate for an output: its own sizes and strides, or something flat when they do not span it."""
