@@ -41,6 +41,11 @@ class Binder:
             raise Unsupported(f"{plan.name} computes with the size {', '.join(missing)}",
                               why="no input has it as a size: it is only known while the program runs",
                               do="split the program there")
+        # most inputs are parameters, whose sizes are numbers: looked at quickly, and closely when they do not fit
+        self.fixed = [(i, TORCH_DTYPES[kind.dtype], kind.shape) for i, kind in enumerate(plan.inputs)
+                      if isinstance(kind, TensorType) and all(isinstance(n, int) for n in kind.shape)]
+        closed = {position for position, _, _ in self.fixed}
+        self.open = [i for i in range(len(plan.inputs)) if i not in closed]
         # inputs whose strides must be looked at to know the symbols
         self.strided = frozenset(source.position for source in self.sources if source.stride)
 
@@ -54,17 +59,24 @@ class Binder:
         Raises:
             InputError: an argument does not fit.
         """
-        for position, (kind, argument) in enumerate(zip(self.plan.inputs, arguments, strict=True)):
-            self._kind(position, kind, argument)
+        rest = self.open
+        for position, dtype, shape in self.fixed:
+            one = arguments[position]
+            if not (isinstance(one, torch.Tensor) and one.dtype is dtype and one.shape == shape and one.is_cpu
+                    and one.layout is torch.strided):
+                rest = sorted((*rest, position))
+        for position in rest:
+            self._kind(position, self.plan.inputs[position], arguments[position])
         values = dict(known)
         for source in self.sources:
             if source.name not in values or source.dim < 0:
                 values[source.name] = self._read(source, arguments[source.position], values)
-        for position, (kind, argument) in enumerate(zip(self.plan.inputs, arguments, strict=True)):
+        for position in rest:
+            kind = self.plan.inputs[position]
             if isinstance(kind, TensorType):
-                wanted = tuple(evaluate(size, values) for size in kind.shape)
-                if tuple(argument.shape) != wanted:
-                    self._fail(position, f"its sizes are {list(argument.shape)}; {kind} means {list(wanted)} here"
+                found, wanted = tuple(arguments[position].shape), tuple(evaluate(n, values) for n in kind.shape)
+                if found != wanted:
+                    self._fail(position, f"its sizes are {list(found)}; {kind} means {list(wanted)} here"
                                + self._origin(kind))
         for name, low, high in self.plan.facts.ranges:
             if name in values and (values[name] < low or (high is not None and values[name] > high)):

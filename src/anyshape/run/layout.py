@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from anyshape.backend import host_words as host
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType, size_of
 from anyshape.plan.plan import Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
-from anyshape.run.words import Area, copy_words, matmul_words
+from anyshape.run.words import Area, Shape, copy_words, matmul_words
 from anyshape.sym.expr import Call, Expr, Size, symbols_of
 
 STATUS_BUFFER = "status"
 NO_REGIME = -1
+MATMUL_PLACES = (host.MATMUL_A, host.MATMUL_B, host.MATMUL_C, host.MATMUL_BIAS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +98,30 @@ def _areas(spec: _Spec, windows: tuple[Any, ...]) -> list[Area]:
 
 
 def _matmul(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
-    a, b, c, *rest = _areas(spec, windows)
-    words = matmul_words(spec.number, spec.dtype, a, b, c, rest[0] if rest else None, spec.alpha, spec.beta)
-    return [host.CALL, 3, spec.number] if words is None else words
+    words = _product(spec.dtype, spec.alpha, spec.beta, spec.places[0][1],
+                     tuple([(shape, strides) for shape, strides, _ in windows]))
+    if words is None:
+        return [host.CALL, 3, spec.number]
+    result = [*words]
+    if result:
+        result[2] = spec.number
+        for at in MATMUL_PLACES:
+            window = words[at]
+            if window >= 0:
+                slot, item = spec.places[window]
+                result[at] = slot
+                result[at + 1] = windows[window][2] * item
+    return result
+
+
+@lru_cache(maxsize=4096)
+def _product(dtype: str, alpha: float, beta: float, item: int, types: tuple[tuple[Shape, Shape], ...]
+             ) -> tuple[int, ...] | None:
+    """The words of a product of windows at such sizes and strides; slots are positions among the windows. Layers that
+    repeat ask for the same ones."""
+    a, b, c, *rest = (Area(position, 0, item, *kind) for position, kind in enumerate(types))
+    words = matmul_words(0, dtype, a, b, c, rest[0] if rest else None, alpha, beta)
+    return None if words is None else tuple(words)
 
 
 def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
