@@ -171,9 +171,10 @@ class Call:
         function = self.shared.functions.get(number)
         returned = self._own(step, operands) if function is None else function(operands)
         results = results_of(returned, len(step.outputs))
+        storages = {one.untyped_storage()._cdata for one in operands if isinstance(one, torch.Tensor)}
         for window, view, result in zip(step.outputs, views[len(step.inputs):], results, strict=True):
             if window is not None:
-                self._receive(step, window, view, result, operands)
+                self._receive(step, window, view, result, storages)
 
     def _own(self, step: ExternStep, operands: list[Any]) -> tuple[Any, ...]:
         """One of our own ops that no kernel does."""
@@ -185,8 +186,8 @@ class Call:
         attrs: Any = step.template
         return state.call(Node(step.target.removeprefix(OWN), inputs, attrs, (), step.where))
 
-    def _receive(self, step: Step, window: Window, view: View, result: Any, operands: Sequence[Any]) -> None:
-        """Puts a result of PyTorch where the plan wants it."""
+    def _receive(self, step: Step, window: Window, view: View, result: Any, storages: set[int]) -> None:
+        """Puts a result of PyTorch where the plan wants it. `storages`: of the operands and of earlier results."""
         shape, strides, _ = view
         if not isinstance(result, torch.Tensor) or tuple(result.shape) != shape \
                 or result.dtype != TORCH_DTYPES[window.type.dtype]:
@@ -199,11 +200,10 @@ class Call:
             self.tensor(window, view).copy_(result)
             return
         result = restrided(result, strides)
-        # an operator may return its operand; that place is used again before the result dies, or the result's is
-        storage = result.untyped_storage()._cdata
-        if any(operand.untyped_storage()._cdata == storage for operand in operands
-               if isinstance(operand, torch.Tensor)):
+        # an operator may return its operand, or parts of one tensor; each place is used again by itself
+        if result.untyped_storage()._cdata in storages:
             result = torch.empty_strided(shape, strides, dtype=result.dtype).copy_(result)
+        storages.add(result.untyped_storage()._cdata)
         self.externs[window.buffer] = result
         self.block[host.SLOTS + self.shared.slots[window.buffer]] = result.data_ptr()
 
