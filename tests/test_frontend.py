@@ -563,6 +563,38 @@ def test_failure_of_the_backward_only():
     assert [one.name.split(".")[1] for one in compilation.fallbacks] == ["backward"]
 
 
+class SavedAsGradient(torch.autograd.Function):
+    """Its gradients are what it saved, as it is and turned."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        product = x @ w
+        ctx.save_for_backward(product)
+        return product.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (product,) = ctx.saved_tensors
+        return product, product.t()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_gradients_never_lie_in_memory_that_the_next_call_takes(fails):
+    def compiler(request):
+        return broken(request) if fails and request.role == "backward" else compile_program(request)
+    fast = anyshape.compile(lambda x, w: SavedAsGradient.apply(x, w), strict=False)
+    fast._anyshape.compilation.compiler = compiler
+    x, w = leaf(4, 4), leaf(4, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dynamo.FallbackWarning)
+        found = torch.autograd.grad(fast(x, w).sum(), (x, w))
+    later = fast(leaf(4, 4), w)
+    wanted = (x @ w).detach()
+    close(found[0], wanted)
+    close(found[1], wanted.t())
+    del later
+
+
 def test_strict_raises(monkeypatch):
     from anyshape.frontend import api
     monkeypatch.setattr(api, "compile_program", broken)

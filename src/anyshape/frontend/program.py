@@ -43,7 +43,8 @@ class PlainProgram:
         tape = inputs[0]
         tape.open()
         with torch.no_grad():
-            outputs = list(self.run(inputs))
+            # a gradient may be a saved value itself, or a view of one, in memory that the tape is about to give back
+            outputs = [tape.apart(result) for result in self.run(inputs)]
         tape.close()
         return outputs
 

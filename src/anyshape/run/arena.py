@@ -144,6 +144,10 @@ class Lease:
         self.block = block
         self.record = record
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies in the block."""
+        return tensor.untyped_storage()._cdata == self.block.tensor.untyped_storage()._cdata
+
     def release(self) -> None:
         """Gives the block back to the pool; the tape calls it once."""
         self.pool.give(self.block)

@@ -10,11 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch
+
 from anyshape.run import torch_api
 
 
 class Owner(Protocol):
     """Whoever owns the memory that a tape's tensors live in."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies in that memory."""
 
     def release(self) -> None:
         """Gives the memory back; called once."""
@@ -63,6 +68,11 @@ class Tape(torch_api.OpaqueBase):
                     f"[{tensor.type()} {list(tensor.shape)}], saved value {index} of a compiled forward, is at "
                     f"version {found}; expected version {version} instead.")
         return self.values
+
+    def apart(self, result: Any) -> Any:
+        """`result` of a backward, copied if it lies in the owner's memory, which the next call may take."""
+        inside = self.owner is not None and isinstance(result, torch.Tensor) and self.owner.holds(result)
+        return result.clone() if inside else result
 
     def close(self) -> None:
         """Ends one backward: releases the tape unless autograd was told to keep the graph."""
