@@ -88,6 +88,68 @@ def test_squeeze_of_a_size_one_is_not_the_general_program():
     assert "squeeze has shape" in str(fast.explain())
 
 
+def test_squeeze_of_a_size_that_becomes_one():
+    check(lambda x: nn.functional.avg_pool2d(x, 2).squeeze(-1) + 1, (2, 3, 8, 8), (2, 3, 2, 3), (2, 3, 5, 2))
+    check(lambda x: x[:, 1:].squeeze(1) * 2, (3, 5), (3, 2), (4, 3))
+    fast = check(lambda x: x[:, ::2].squeeze() * 2, (3, 5), (3, 2), (2, 2), (2, 7))
+    assert "squeeze has shape" in str(fast.explain())
+
+
+def test_results_share_memory_with_inputs_as_in_eager():
+    def f(x):
+        return x.transpose(0, 1).contiguous()
+
+    def g(x):
+        y = x.transpose(0, 1).reshape(-1)
+        y.add_(1)
+        return x.sum() + y
+    first, second = anyshape.compile(f), anyshape.compile(g)
+    for shape in [(3, 4), (1, 4), (4, 1), (1, 1)]:
+        x = torch.randn(shape)
+        assert (first(x).data_ptr() == x.data_ptr()) == (1 in shape)
+        y = x.clone()
+        close(second(y), g(x))
+        close(y, x)
+
+
+class Heads(nn.Module):
+    """Attention by matmul, folding of heads, an einsum, a recurrent cell, cut weights: operators that ask for 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(8, 24)
+        self.cell = nn.LSTMCell(8, 8)
+        self.places = nn.Parameter(torch.randn(9, 9))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, time, _ = x.shape
+        q, k, v = self.mix(x).view(batch, time, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        scores = q @ k.transpose(-1, -2) + self.places[:time, :time]
+        y = torch.einsum("bhts,bhsd->bthd", scores.softmax(-1), v).reshape(batch, time, 8)
+        state, _ = self.cell(y.mean(1))
+        return y + state[:, None]
+
+
+@pytest.mark.parametrize("first", [(3, 5, 8), (1, 5, 8), (3, 1, 8)])
+def test_operators_that_ask_for_one(first):
+    fast = check(Heads(), first, (1, 1, 8), (2, 9, 8), (1, 4, 8), (5, 1, 8), (0, 3, 8), (4, 4, 8))
+    assert graphs(fast) == 1 and not fast._anyshape.compilation.fallbacks
+
+
+def test_convolutions_of_any_batch():
+    fast = check(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 3, 2, 1)), (3, 3, 5, 5), (1, 3, 4, 7), (17, 3, 3, 3),
+                 (2, 3, 1, 1))
+    assert graphs(fast) == 1
+
+
+def test_a_condition_given_as_a_flag():
+    def f(x):
+        causal = x.shape[-2] > 1 and x.shape[-1] == 4
+        return nn.functional.scaled_dot_product_attention(x, x, x, is_causal=causal)
+    fast = check(f, (2, 5, 4), (2, 1, 4), (3, 7, 4), (1, 1, 4))
+    assert not fast._anyshape.compilation.fallbacks
+
+
 def test_every_broadcast():
     def f(x, y):
         return x * y

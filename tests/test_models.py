@@ -92,7 +92,7 @@ def check_shapes(case: Case, shapes: list[tuple[int, ...]]) -> None:
     record = compilation_of(fast)
     assert record.graphs <= case.programs, f"{record.graphs} graphs: {fast.explain()}"
     assert len(record.programs) >= 2
-    assert not [item for item in record.fallbacks if item.name != "trace" or case.programs == 1], record.fallbacks
+    assert not record.fallbacks, record.fallbacks
 
 
 @pytest.mark.parametrize("name", ZOO)

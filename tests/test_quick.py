@@ -12,21 +12,23 @@ from torch import nn
 
 import anyshape
 from anyshape.frontend.duplicates import remove_duplicates
-from anyshape.run.torch_quick import BINARY, quick_tracing
+from anyshape.run.torch_quick import BINARY, general_tracing, quick_tracing
 
 
 def methods() -> list[object]:
-    from torch._dynamo import symbolic_convert
+    from torch._dynamo import symbolic_convert, utils
     from torch._dynamo.variables.misc import LoggingLoggerVariable
+    from torch._functorch import aot_autograd
     from torch.fx.experimental.sym_node import SymNode
     from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts
-    return [*[getattr(SymNode, name) for name in (*BINARY, "wrap_int", "maybe_as_int")],
+    return [*[getattr(SymNode, name) for name in (*BINARY, "wrap_int", "maybe_as_int", "guard_bool", "expect_true")],
+            utils.run_node, aot_autograd.aot_module_simplified, torch._C._select_conv_backend,
             PropagateUnbackedSymInts.run, symbolic_convert.get_funcname, LoggingLoggerVariable.call_method]
 
 
 def test_torch_is_as_before_afterwards():
     before = methods()
-    with pytest.raises(KeyError), quick_tracing():
+    with pytest.raises(KeyError), quick_tracing(), general_tracing():
         inside = methods()
         raise KeyError
     assert methods() == before

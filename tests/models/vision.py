@@ -115,11 +115,9 @@ def _rows(width: int):
 
 
 VISION = (
-    # the flattened patches' strides are compared, which a single patch or image decides in another way
-    Case("patches", Patches, _image(3), ((1, 5), (4, 40), (4, 40)), programs=6, step=(1, 4, 4)),
+    Case("patches", Patches, _image(3), ((1, 5), (4, 40), (4, 40)), step=(1, 4, 4)),
     Case("residual", Residual, _image(3), ((1, 5), (1, 23), (1, 23))),
     Case("unet", UNet, _image(2), ((1, 4), (2, 22), (2, 22)), step=(1, 2, 2)),
-    # whether the cut cuts anything, and sizes of 1 after it, are branches of their own
-    Case("mixer", Mixer, _rows(12), ((1, 7), (1, 40)), programs=8),
+    Case("mixer", Mixer, _rows(12), ((1, 7), (1, 40))),
     Case("autoencoder", Autoencoder, _rows(14), ((2, 64),), zero=False),
 )

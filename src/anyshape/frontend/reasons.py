@@ -69,8 +69,20 @@ def _module_path(text: str) -> str:
 
 def miss_words(parts: Sequence[str], values: Mapping[str, Any]) -> str:
     """Why a program could not take a call, from the failed guards (`parts`) and the locals of the call."""
-    said = [_part_words(part.strip(), values) for part in parts if part.strip()]
+    # guards on sizes are checked together, and those that hold are given too
+    failed = [part for part in parts if not _holds(part.partition("  #")[0].strip(), values)] or parts
+    said = [_part_words(part.strip(), values) for part in failed if part.strip()]
     return "; ".join(dict.fromkeys(said)) or "another kind of call"
+
+
+def _holds(condition: str, values: Mapping[str, Any]) -> bool:
+    """Whether a condition on sizes, as Dynamo writes it in Python, holds for the locals of the call."""
+    if not re.search(r"\.(size|stride)\(\)\[", condition):
+        return False
+    try:
+        return bool(eval(condition, {"__builtins__": {"min": min, "max": max}, "L": values}))
+    except (ArithmeticError, AttributeError, LookupError, NameError, SyntaxError, TypeError):
+        return False
 
 
 def _part_words(part: str, values: Mapping[str, Any]) -> str:

@@ -1,19 +1,22 @@
 """Guards the program for all sizes against sizes 0 and 1, where PyTorch's own rules change.
 
 A trace that does not single out 0 and 1 takes the general branch everywhere: `squeeze` keeps the dimension, `expand`
-and broadcasting keep the stride. Where a size really is 0 or 1, that can be another program than eager PyTorch runs.
-So before a new pattern of small sizes runs for the first time, the captured graph is run on shapes alone, at the real
-sizes, and every intermediate shape must be the one the trace predicted. Otherwise the ordinary trace takes the call.
+and broadcasting keep the stride, `reshape` copies. Where a size really is 0 or 1, be it of an input or of something
+computed, that can be another program than eager PyTorch runs. So before a new pattern of small sizes runs for the first
+time, the captured graph is run on shapes alone, at the real sizes. Every intermediate shape must be the one the trace
+predicted, and what the caller can see must share memory as predicted. Otherwise the ordinary trace takes the call.
 The same is done for each new order of strides where an input has strides of its own: a general trace cannot compare
 them, and takes results to be dense.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
 
 from anyshape.base.errors import InputError
 from anyshape.frontend.compilation import Compilation, NotCovered
@@ -33,9 +36,12 @@ def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: C
     strided = _strided(examples)
     if not places and not strided:
         return program
-    sizes = list(places.values())
     words = {symbol: text for symbol, text, _ in size_names(gm)}
     names = [words.get(str(expression), str(expression)) for expression in places]
+    for expression, text in predicted.small_texts(places).items():
+        places[expression] = text
+        names.append(_replaced(str(expression), words))
+    sizes = list(places.values())
     covered: dict[tuple[int, ...], bool] = {}
 
     def judge(pattern: tuple[int, ...], inputs: tuple[Any, ...]) -> None:
@@ -73,6 +79,10 @@ def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: C
                              "InputError": InputError}
     exec(compile("\n".join(lines), "<sizes of a program>", "exec"), space)
     return space["run"]  # type: ignore[no-any-return]
+
+
+def _replaced(text: str, words: Mapping[str, str]) -> str:
+    return re.sub(r"\w+", lambda found: words.get(found.group(), found.group()), text)
 
 
 def _size_texts(examples: Sequence[Any], symbolic: Sequence[int]) -> dict[Any, str]:
@@ -118,8 +128,22 @@ class PredictedShapes:
     def __init__(self, gm: GraphModule) -> None:
         self.gm = gm
         self.placeholders = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
+        self.inner = [value for node in gm.graph.nodes if node.op not in ("placeholder", "output")
+                      for value in pytree.tree_leaves(node.meta.get("example_value"))]
         targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
         self.switches = [target for target in targets if torch_api.changes_mode(target)]
+
+    def small_texts(self, places: Mapping[Any, str]) -> dict[Any, str]:
+        """Sizes of intermediate values that may be 0 or 1 although those of the inputs are not, as formulas and as
+        Python text over the places of the inputs' sizes."""
+        sizes = [size for value in self.inner if isinstance(value, torch.Tensor) for size in value.shape]
+        found: dict[Any, str] = {}
+        for size in {size.node.expr: size for size in sizes if isinstance(size, torch.SymInt)}.values():
+            if size.node.expr not in places and torch_api.may_be_small(size):
+                text = torch_api.size_text(size, {str(symbol): place for symbol, place in places.items()})
+                if text:
+                    found[size.node.expr] = text
+        return found
 
     def differs(self, inputs: Sequence[Any], strides: bool = False) -> str:
         """Why these inputs cannot be served, or empty: every shape comes out as predicted, and with `strides` the
@@ -138,12 +162,12 @@ class PredictedShapes:
         patterns: dict[tuple[int, ...], bool] = {}
         hints = torch_api.hints(self.placeholders)
         candidates = sorted({hint for hint in hints.values() if hint >= SMALL})
-        if self.switches or len(candidates) > FORESEEN or not all(size in hints for size in sizes):
+        if self.switches or len(candidates) > FORESEEN or not all(size.free_symbols <= hints.keys() for size in sizes):
             return patterns
         for candidate in candidates:
             symbols = {symbol: 1 if hint == candidate else hint for symbol, hint in hints.items()}
             if not self._run(symbols, self.placeholders, False):
-                patterns[tuple(min(symbols[size], SMALL) for size in sizes)] = True
+                patterns[tuple(min(int(size.xreplace(symbols)), SMALL) for size in sizes)] = True
         return patterns
 
     def _run(self, symbols: dict[Any, int], inputs: Sequence[Any], strides: bool) -> str:
@@ -152,6 +176,7 @@ class PredictedShapes:
             comparison = _Compare(self.gm, symbols, strides)
             try:
                 comparison.run(*[to_fake(value) for value in inputs])
+                comparison.compare_memory()
             except _Differs as difference:
                 return str(difference).split("\n")[0]
             except Exception as error:  # the border: an op that refuses these sizes is eager PyTorch's to report
@@ -175,6 +200,17 @@ class PredictedShapes:
         return symbols
 
 
+def _sharing(values: Mapping[Node, Any]) -> dict[Node, frozenset[Node]]:
+    """Which nodes have a tensor in the same memory as each node."""
+    keys = {node: [key for one in pytree.tree_leaves(value) if (key := torch_api.storage_key(one)) is not None]
+            for node, value in values.items()}
+    owners: dict[int, set[Node]] = {}
+    for node, own in keys.items():
+        for key in own:
+            owners.setdefault(key, set()).add(node)
+    return {node: frozenset().union(*(owners[key] for key in own)) for node, own in keys.items()}
+
+
 class _Differs(Exception):
     """A shape is not the predicted one."""
 
@@ -185,8 +221,11 @@ class _Compare(Interpreter):
     def __init__(self, gm: GraphModule, symbols: dict[Any, int], strides: bool) -> None:
         super().__init__(gm)
         self.symbols = symbols
-        self.returned = set(gm.graph.output_node().all_input_nodes) if strides else set()
+        self.strides = strides
+        self.returned = set(gm.graph.output_node().all_input_nodes)
         self.entered: list[Any] = []
+        self.values: dict[Node, Any] = {}
+        self.changed: set[Node] = set()
 
     def call_function(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         result = super().call_function(target, arguments, keywords)
@@ -202,17 +241,34 @@ class _Compare(Interpreter):
             torch_api.EXIT_AUTOCAST(self.entered.pop())
 
     def run_node(self, node: Node) -> Any:
+        operands = [(one, value) for one in node.all_input_nodes for value in pytree.tree_leaves(self.values.get(one))
+                    if isinstance(value, torch.Tensor)]
+        versions = [value._version for _, value in operands]
         found = super().run_node(node)
+        if node.op != "output":
+            self.values[node] = found
+        self.changed.update(one for (one, value), version in zip(operands, versions, strict=True)
+                            if value._version != version)
         if node.op not in ("placeholder", "output"):
             self._compare(node, node.meta.get("example_value"), found)
         return found
+
+    def compare_memory(self) -> None:
+        """What shares memory with an input, with a result, or with what is changed in place must do so as predicted."""
+        seen = {node for node in self.values if node.op == "placeholder"} | self.returned | self.changed
+        nodes = [node for node in self.values if self.changed or node in seen]
+        expected = _sharing({node: node.meta.get("example_value") for node in nodes})
+        found = _sharing({node: self.values[node] for node in nodes})
+        for node in nodes:
+            if expected[node] != found[node] and (expected[node] | found[node]) & seen:
+                raise _Differs(f"{node.name} shares memory with other values than in the general program")
 
     def _compare(self, node: Node, expected: Any, found: Any) -> None:
         if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
             shape = [self._value(size) for size in expected.shape]
             if shape != list(found.shape):
                 raise _Differs(f"{node.name} has shape {list(found.shape)}, the general program gives {shape}")
-            if node in self.returned:
+            if self.strides and node in self.returned:
                 self._compare_strides(node, expected, found)
         elif isinstance(expected, torch.SymInt):
             if self._value(expected) != found:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from anyshape.run.torch_quick import quick_tracing
+from anyshape.run.torch_quick import general_tracing, quick_tracing
 
 try:
     from torch._library.fake_class_registry import FakeScriptObject
@@ -119,7 +120,8 @@ def tracing_settings(dynamic: bool, oblivious: bool) -> Iterator[None]:
     if not dynamic:
         dynamo["assume_static_by_default"] = True
     symbolic = {"use_duck_shape": False, "backed_size_oblivious": oblivious}
-    with dynamo_config.patch(dynamo), symbolic_config.patch(symbolic), quick_tracing():
+    general = general_tracing() if oblivious else contextlib.nullcontext()
+    with dynamo_config.patch(dynamo), symbolic_config.patch(symbolic), quick_tracing(), general:
         yield
 
 
@@ -243,6 +245,26 @@ def hints(values: Iterable[Any]) -> dict[Any, int]:
 
 ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+
+
+def may_be_small(size: torch.SymInt) -> bool:
+    """Whether a size of a trace may be 0 or 1 although all sizes of inputs are 2 or more."""
+    node = size.node
+    return node.shape_env._maybe_evaluate_static(node.expr >= 2, size_oblivious=True) is not True \
+        and not node.expr.is_number
+
+
+def size_text(size: torch.SymInt, places: Mapping[str, str]) -> str:
+    """The formula of a size of a trace as Python text, with symbols written as `places` has them; empty if one has no
+    place, or if the formula is no plain arithmetic."""
+    from torch.utils._sympy.printers import PythonPrinter
+
+    formula = size.node.shape_env.replace(size.node.expr)
+    if not {str(symbol) for symbol in formula.free_symbols} <= places.keys():
+        return ""
+    text = str(PythonPrinter().doprint(formula))
+    text = re.sub(r"[A-Za-z_]\w*", lambda found: places.get(found.group(), found.group()), text)
+    return text if set(re.findall(r"[A-Za-z_]\w*(?=\()", text)) <= {"min", "max"} else ""
 
 
 def changes_mode(target: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Cheaper tracing; beside `torch_api`, the second room for what depends on torch's version.
+"""Cheaper and more general tracing; beside `torch_api`, the second room for what depends on torch's version.
 
 Tracing a transformer's training step asks torch for some 80 000 sums, products and comparisons of symbolic sizes, a few
 hundred of them different. `quick_tracing` keeps the results, which are torch's own objects made by torch's own code.
@@ -6,6 +6,10 @@ hundred of them different. `quick_tracing` keeps the results, which are torch's 
 A graph being written knows each such object by where it came from. An object must therefore not be given again where
 its origin would be wrong: what was made before the forward pass begins may come from the tangents, which only the
 backward may use. So everything is forgotten when a pass over the program begins.
+
+`general_tracing` is for traces that serve sizes 0 and 1 too. What the user's own Python asks of a size becomes a guard.
+What torch's operators ask while they are traced mostly decides between a quick way and the general one (is this tensor
+contiguous, may this be folded): there the answer for sizes of 2 and more is given, and no guard is made.
 """
 from __future__ import annotations
 
@@ -89,6 +93,82 @@ def _remembering_values(memory: dict[Any, Any]) -> Callable[..., Any]:
             return value
 
     return remembered
+
+
+@contextlib.contextmanager
+def general_tracing() -> Iterator[None]:
+    """Inside, operators that are traced take the general path where they ask whether sizes are 0 or 1."""
+    import torch
+    from torch._dynamo import utils
+    from torch._functorch import aot_autograd
+    from torch.fx.experimental.sym_node import SymNode
+    depth: list[str] = []  # what is running: "operator", or "layout" where no answer changes a result
+    guard, check = SymNode.guard_bool, SymNode.expect_true
+
+    def guard_bool(self: Any, file: str, line: int) -> bool:
+        answer = _general_answer(self, depth[-1]) if depth else None
+        return guard(self, file, line) if answer is None else answer
+
+    def expect_true(self: Any, file: str, line: int) -> bool:
+        # what must hold is no choice between two ways
+        rest, depth[:] = depth[:], []
+        try:
+            return check(self, file, line)
+        finally:
+            depth[:] = rest
+
+    def within(word: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            depth.append(word)
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                depth.pop()
+
+        return run
+
+    operator_run = within("operator", utils.run_node)
+
+    def run_node(tracer: Any, node: Any, arguments: Any, keywords: Any, *rest: Any) -> Any:
+        flags = {name: bool(value) for name, value in keywords.items() if isinstance(value, torch.SymBool)}
+        if flags:  # `f(flag=n > 1 and ...)` where the condition is false: n is known, the flag is still a formula
+            node.kwargs = {**node.kwargs, **flags}
+            keywords = {**keywords, **flags}
+        return operator_run(tracer, node, arguments, keywords, *rest)
+
+    patches = [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true),
+               (utils, "run_node", run_node),
+               (aot_autograd, "aot_module_simplified", within("operator", aot_autograd.aot_module_simplified)),
+               (torch._C, "_select_conv_backend", within("layout", torch._C._select_conv_backend))]
+    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    try:
+        for owner, name, function in patches:
+            setattr(owner, name, function)
+        yield
+    finally:
+        for owner, name, function in saved:
+            setattr(owner, name, function)
+
+
+def _general_answer(node: Any, place: str) -> bool | None:
+    """What an operator gets to hear when it asks `node`; None when it is a guard after all."""
+    import sympy
+    from torch._C import _current_graph_task_id
+    env = node.shape_env
+    formula = node.expr
+    if getattr(env, "_error_on_new_guards", False) or formula.is_number:
+        return None
+    if place == "layout":
+        return None if node.hint is None else bool(node.hint)
+    known = env._maybe_evaluate_static(formula, size_oblivious=True)
+    if known is not None:
+        return bool(known)
+    if _current_graph_task_id() != -1 and isinstance(formula, (sympy.Eq, sympy.Ne)):
+        # the formulas of derivatives ask which layout is quicker: unequal sizes have no shortcut
+        unequal = isinstance(formula, sympy.Ne)
+        if any(side in (0, 1) for side in formula.args) or bool(node.hint) == unequal:
+            return unequal
+    return None
 
 
 @contextlib.contextmanager
