@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ FULL = 24
 ONE_PROGRAM = ("llama", "bert", "gpt2", "t5")  # in the quick run no size of 1, which costs these programs of their own
 TRAINED_QUICK = ("autoencoder", "conformer", "clicks")
 HALF_QUICK = ("mixer", "conformer")
+DRAWS = 4
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +29,8 @@ def _fresh():
     torch.manual_seed(0)
 
 
-def build(case: Case) -> nn.Module:
-    torch.manual_seed(1)
+def build(case: Case, seed: int = 1) -> nn.Module:
+    torch.manual_seed(seed)
     return case.build()
 
 
@@ -147,15 +150,22 @@ def test_bfloat16_at_more_shapes(name):
 
 
 def check_half(case: Case, count: int) -> None:
-    """The error against the float64 model is no worse than 1.5 times eager's own, output by output, over the shapes."""
+    """The errors against the float64 model are no worse than eager's own, tensor by tensor: in the mean over shapes and
+    `DRAWS` drawings of the weights within a factor of 1.5, and at every shape, over the drawings, within 4.
+
+    The mean is geometric: gradients that are 0 in exact arithmetic (of a bias before a norm) are all rounding, which is
+    a thousand times larger in a batch of two than in others, and one such drawing would decide.
+    """
     own = build(case).bfloat16()
     eager = copy.deepcopy(own)
     exact = copy.deepcopy(own).double()
     fast = compiled(own, strict=True)
-    ours: dict[str, float] = {}
-    theirs: dict[str, float] = {}
-    scale: dict[str, float] = {}
-    for shape in [s for s in case.shapes(count + 1) if 0 not in s][:count]:
+    errors: dict[str, dict[tuple[int, ...], list[tuple[float, float, float]]]] = {}
+    shapes = [s for s in case.shapes(count + 1) if 0 not in s][:count]
+    for seed, shape in itertools.product(range(1, 1 + DRAWS), shapes):
+        drawn = build(case, seed).bfloat16().state_dict()
+        for model in (own, eager, exact):
+            model.load_state_dict(drawn)
         inputs = tuple(x.bfloat16() if x.dtype.is_floating_point else x for x in case.make_inputs(shape))
         wanted = call(eager, eager, inputs)
         found = call(own, fast, inputs)
@@ -165,9 +175,13 @@ def check_half(case: Case, count: int) -> None:
                 continue
             assert found[name].dtype == wanted[name].dtype
             assert found[name].shape == wanted[name].shape
-            for table, tensor in ((ours, found[name]), (theirs, wanted[name])):
-                table[name] = table.get(name, 0.0) + float((tensor.double() - value).square().sum())
-            scale[name] = scale.get(name, 0.0) + float(value.square().sum())
-    worse = {name: (ours[name] ** 0.5, theirs[name] ** 0.5) for name in ours
-             if ours[name] ** 0.5 > 1.5 * theirs[name] ** 0.5 + 2.0**-9 * scale[name] ** 0.5}
-    assert not worse, worse
+            ours, theirs = (float((tensor.double() - value).norm()) for tensor in (found[name], wanted[name]))
+            unit = 2.0**-9 * float(value.norm()) + 1e-9
+            errors.setdefault(name, {}).setdefault(shape, []).append((ours, theirs, unit))
+    for name, of_shapes in errors.items():
+        draws = [draw for group in of_shapes.values() for draw in group]
+        mean = math.exp(sum(math.log((ours + unit) / (theirs + unit)) for ours, theirs, unit in draws) / len(draws))
+        assert mean <= 1.5, f"{name}: {mean:.2f} times eager's error"
+        for shape, group in of_shapes.items():
+            ours, theirs, unit = (math.hypot(*column) for column in zip(*group, strict=True))
+            assert ours <= 4 * theirs + unit, f"{name} at {shape}: {ours:.3g}, eager's error is {theirs:.3g}"
