@@ -201,6 +201,8 @@ class _Assembly:
         self.born: dict[str, int] = {}
         self.extern: set[str] = set()
         self.copied: dict[int, str] = {}
+        self.read = {value.name for node in graph.nodes for value in node.values()}
+        self.read.update(value.name for value in graph.roots())
 
     def run(self) -> Plan:
         for value in self.graph.inputs:
@@ -257,8 +259,9 @@ class _Assembly:
 
     def call(self, node: Node) -> None:
         inputs = tuple(self.window(o) if isinstance(o, Value) else o for o in node.inputs)
-        outputs = tuple(self.define(v.name, v.tensor) for v in node.outputs)
-        self.extern.update(v.name for v in node.outputs)
+        # a result that nothing reads is not kept, and may be other than traced
+        outputs = tuple(self.define(v.name, v.tensor) if v.name in self.read else None for v in node.outputs)
+        self.extern.update(v.name for v in node.outputs if v.name in self.read)
         if row(node).kind == "extern":
             target, template = node.attr("target"), node.attr("template")
         else:

@@ -76,7 +76,7 @@ def _step(step: Step) -> str:
     if isinstance(step, MemoryStep):
         return f"memory take {', '.join(step.take) or '-'}, drop {', '.join(step.drop) or '-'}"
     inputs = ", ".join(_entry(entry) for entry in step.inputs)
-    outputs = ", ".join(_entry(entry) for entry in step.outputs)
+    outputs = ", ".join("_" if entry is None else _entry(entry) for entry in step.outputs)
     if isinstance(step, LibraryStep):
         attrs = "".join(f", {name}={value}" for name, value in step.attrs)
         return f"{step.op}({inputs}{attrs}) -> {outputs}"
