@@ -1,6 +1,8 @@
 """Translations of ATen matrix products: one `matmul` row and what is added to it.
 
     aten.addmm(bias [n], x [m, k], w [k, n])  -->  p = matmul(x, w); add(p, bias)
+
+In half precision a product with a sum stays PyTorch's one call: it rounds once, after the sum.
 """
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import torch
 
 from anyshape.frontend.aten_table import Decline, Mismatch, Translator, is_float, translates
 from anyshape.ir.graph import Value
+from anyshape.ir.types import size_of
 from anyshape.sym.expr import product
 
 aten = torch.ops.aten
@@ -34,7 +37,13 @@ def mm(t: Translator, a: Value, b: Value) -> Value:
 
 @translates(aten.addmm.default, aten.baddbmm.default)
 def addmm(t: Translator, c: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    _round_once(a, beta)
     return _plus(t, c, matmul(t, a, b), beta, alpha)
+
+
+def _round_once(a: Value, beta: Any = 1) -> None:
+    if size_of(a.tensor.dtype) < 4 and _is_not(beta, 0):
+        raise Decline("the product would be rounded before the sum")
 
 
 def _plus(t: Translator, c: Value, x: Value, beta: Any, alpha: Any) -> Value:
@@ -79,6 +88,8 @@ def addr(t: Translator, c: Value, a: Value, b: Value, *, beta: Any = 1, alpha: A
 def linear(t: Translator, x: Value, weight: Value, bias: Value | None = None) -> Value:
     if weight.tensor.rank != 2:
         raise Decline("a weight that is no matrix")
+    if bias is not None:
+        _round_once(x)
     shape = x.tensor.shape
     rows = t.reshape(x, (product(shape[:-1]), shape[-1]))
     result = t.reshape(matmul(t, rows, t.permute(weight, (1, 0))), t.out.shape)
