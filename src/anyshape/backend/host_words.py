@@ -58,6 +58,7 @@ COPY = 4
 DONE = 0
 CHECK_FAILED = 1
 CALLBACK_FAILED = 2
+CALLBACK_DONE = 1  # what the callback returns; 0 is what it returns when Ctrl-C stops it before its first line
 
 # words of a matmul step after the head of three; all in the terms of a column-major library
 MATMUL_FUNCTION = 3

@@ -9,7 +9,7 @@ COUNTERS = ("programs", "runs", "plans", "kernels", "extern_calls", "compile_sec
 # what is held now is a level, not a count: a reset must not forget it
 LEVELS = ("arena_bytes",)
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # memory may be let go, and counted, while the thread is in here
 _runs = itertools.count()  # advances in one step of the interpreter
 _runs_before = 0
 _values: dict[str, int | float] = dict.fromkeys(COUNTERS, 0)

@@ -24,6 +24,7 @@ from anyshape.frontend.explain import explain, memory
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.program import check_stages, compile_program
 from anyshape.frontend.reasons import miss_words
+from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
 from anyshape.run import torch_api
 
@@ -186,11 +187,11 @@ class Compiled:
                 except NotCovered:
                     pass
             return self._ordinary_call(failed_before, arguments, keywords)
-        except torch_api.backend_failure() as error:
-            inner = getattr(error, "inner_exception", None)
-            if isinstance(inner, AnyShapeError):
-                raise inner from None
-            raise
+        except Exception as error:  # the border to torch's tracer: what it says of the arguments, in the user's words
+            refused = refusal(error, self.target, arguments, keywords) if plain else None
+            if refused is None:
+                raise
+            raise refused from None
 
     def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""

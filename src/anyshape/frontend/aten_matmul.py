@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from anyshape.base.errors import InputError
 from anyshape.frontend.aten_table import Decline, Mismatch, Translator, is_float, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import size_of
@@ -20,8 +21,11 @@ aten = torch.ops.aten
 
 def matmul(t: Translator, a: Value, b: Value) -> Value:
     """[*B, M, K] @ [*B, K, N] with equal batch dims."""
-    if not is_float(a.tensor.dtype) or a.tensor.dtype != b.tensor.dtype:
-        raise Decline("a product of whole numbers or of two dtypes")
+    if a.tensor.dtype != b.tensor.dtype:
+        raise InputError(f"a product of {a.tensor} and {b.tensor} cannot be taken", where=t.builder.where,
+                         why=f"one matrix is {a.tensor.dtype}, the other {b.tensor.dtype}", do="cast one of them")
+    if not is_float(a.tensor.dtype):
+        raise Decline("a product of whole numbers")
     if a.tensor.shape[-1] != b.tensor.shape[-2]:
         raise Mismatch(a.tensor.shape[-1], b.tensor.shape[-2])
     for have, want in zip(a.tensor.shape[:-2], b.tensor.shape[:-2], strict=True):

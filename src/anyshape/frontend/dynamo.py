@@ -13,7 +13,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from anyshape.base.config import Config
-from anyshape.base.errors import AnyShapeError, ConfigError, Unsupported
+from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsupported
 from anyshape.frontend import decompositions, repro
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.partition import Halves, partition_with_tape
@@ -128,7 +128,7 @@ def compile_or_interpret(request: ProgramRequest) -> Boxed:
         with torch_api.no_new_guards():
             return compilation.compiler(request)
     except Exception as error:
-        if torch_api.is_restart(error) or isinstance(error, ConfigError):
+        if torch_api.is_restart(error) or isinstance(error, (ConfigError, InputError)):
             raise
         path = "" if isinstance(error, Unsupported) else repro.write(request, error)
         report = f"report it with the file {path}" if path else "report it"

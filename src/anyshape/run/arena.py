@@ -6,6 +6,7 @@ backward program has run. A call takes one block of each kind at most.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,11 +23,16 @@ VIEWS = 64  # records whose views of a block are remembered
 
 
 class Block:
-    """One piece of memory; `views` remembers tensors over it by record."""
+    """One piece of memory; `views` remembers tensors over it by record.
 
-    __slots__ = ("address", "bytes", "flat", "tensor", "views")
+    gone: told the number of bytes when nobody has the block any more. So what is counted is what exists, also when
+    Ctrl-C comes between taking a block and noting where it is.
+    """
 
-    def __init__(self, bytes_: int) -> None:
+    __slots__ = ("address", "bytes", "flat", "gone", "tensor", "views")
+
+    def __init__(self, bytes_: int, gone: Callable[[int], None] | None = None) -> None:
+        self.gone = gone
         self.bytes = bytes_
         self.tensor = torch.empty(bytes_ + 64, dtype=torch.uint8) if bytes_ else torch.empty(0, dtype=torch.uint8)
         start = self.tensor.data_ptr()
@@ -36,6 +42,10 @@ class Block:
         self.address = start + skip
         self.views: dict[Any, Any] = {}
         self.flat: dict[torch.dtype, torch.Tensor] = {}
+
+    def __del__(self) -> None:
+        if self.gone is not None and hasattr(self, "flat"):
+            self.gone(self.bytes)
 
     def window(self, dtype: torch.dtype, byte: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
         """A tensor over the block that starts at `byte`; strides in elements."""
@@ -57,7 +67,7 @@ class Pool:
     """Free blocks of one kind. `take` prefers the smallest that fits; thread-safe."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a block may go while the thread is in here
         self.free: list[Block] = []
         self.empty = Block(0)
         self.held = 0  # bytes of all blocks, taken or free
@@ -107,7 +117,7 @@ class Pool:
     def _new(self, bytes_: int) -> Block:
         size = -(-bytes_ // PAGE) * PAGE
         try:
-            block = Block(size)
+            block = Block(size, self._gone)
         except RuntimeError as error:
             self.release_idle()
             raise AnyShapeError(f"there is no memory for an arena of {size} bytes", why=str(error).split("\n")[0],
@@ -121,8 +131,11 @@ class Pool:
 
     def _drop(self, block: Block) -> None:
         self.free.remove(block)
-        self.held -= block.bytes
-        events.arena_changed(-block.bytes)
+
+    def _gone(self, bytes_: int) -> None:
+        with self.lock:
+            self.held -= bytes_
+        events.arena_changed(-bytes_)
 
     def _trim(self) -> None:
         limit = max(IDLE_FACTOR * self.need, SMALL)
@@ -149,5 +162,6 @@ class Lease:
         return tensor.untyped_storage()._cdata == self.block.tensor.untyped_storage()._cdata
 
     def release(self) -> None:
-        """Gives the block back to the pool; the tape calls it once."""
-        self.pool.give(self.block)
+        """Gives the block back to the pool; a second time it does nothing."""
+        block, self.block = self.block, self.pool.empty
+        self.pool.give(block)

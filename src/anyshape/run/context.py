@@ -6,7 +6,7 @@ import itertools
 from functools import lru_cache
 from typing import Protocol
 
-from anyshape.backend import limits, llvm_build, llvm_thin
+from anyshape.backend import host_words, limits, llvm_build, llvm_thin
 from anyshape.backend.base import Kernel, ObjectCache
 from anyshape.backend.host import emit_host
 from anyshape.backend.torchlib import library
@@ -64,8 +64,8 @@ class Context:
             call.step(number)
         except BaseException as error:  # ctypes would print and forget it; the caller of run_plan raises it again
             call.error = error
-            return 1
-        return 0
+            return 0
+        return host_words.CALLBACK_DONE
 
 
 @lru_cache(maxsize=1)

@@ -97,11 +97,11 @@ class Executable:
         if not self.plan.saved:
             return self._run(record, list(inputs), pointers, undo, self.context.kept.empty)
         pool = self.context.kept
-        kept = pool.take(record.kept)
+        lease = Lease(pool, pool.take(record.kept), record)
         try:
-            return self._run(record, list(inputs), pointers, undo, kept)
+            return self._run(record, list(inputs), pointers, undo, lease.block, lease)
         except BaseException:
-            pool.give(kept)
+            lease.release()
             raise
 
     def _backward(self, args: list[Any]) -> list[Any]:
@@ -158,7 +158,7 @@ class Executable:
         return block
 
     def _run(self, record: Record, inputs: list[Any], pointers: tuple[int, ...], undo: tuple[Any, ...],
-             kept: Block) -> list[Any]:
+             kept: Block, lease: Lease | None = None) -> list[Any]:
         context = self.context
         if self.lazy:
             outputs: list[Any] = [None] * len(self.dtypes)
@@ -171,14 +171,15 @@ class Executable:
             if outputs[i] is not None:
                 prefer_large(outputs[i].data_ptr(), bytes_)
         threads = self.threads or torch.get_num_threads()
-        temporary = context.temporary.take(record.temporary + record.scratch * threads)
+        temporary: Block | None = None
         call: Call | None = None
         number = 0
         # torch.no_grad() costs more than the rest of a small call
         graded = torch.is_grad_enabled() and bool(record.calls or undo or not self.plain)
-        if graded:
-            torch_api.set_grad_enabled(False)
         try:
+            temporary = context.temporary.take(record.temporary + record.scratch * threads)
+            if graded:
+                torch_api.set_grad_enabled(False)
             if record.calls:
                 number = next(context.numbers)
                 call = Call(self.calls, record, inputs, outputs, kept, temporary)
@@ -204,21 +205,21 @@ class Executable:
                 call = Call(self.calls, record, inputs, outputs, kept, temporary)
             results = call.results()
             if self.plan.saved:
-                lease = Lease(context.kept, kept, record)
                 results.append(Tape(call.saved(), lease, self.calls.checked))
             return results
         finally:
             if graded:
                 torch_api.set_grad_enabled(True)
             if number:
-                del context.calls[number]
-            context.temporary.give(temporary)
+                context.calls.pop(number, None)
+            if temporary is not None:
+                context.temporary.give(temporary)
             events.count_run()
 
     def _raise(self, code: int, block: Any, call: Call | None) -> None:
         """Turns the host's code into an exception."""
-        if code == host.CALLBACK_FAILED and call is not None and call.error is not None:
-            raise call.error
+        if code == host.CALLBACK_FAILED and call is not None:
+            raise call.error or KeyboardInterrupt("while PyTorch was about to do a step")
         step = self.plan.steps[block[host.STEP]]
         if code == host.CHECK_FAILED:
             raise IndexRangeError(f"an index is out of range in {self.name}", where=step.where,

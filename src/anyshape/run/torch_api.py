@@ -95,10 +95,29 @@ def is_restart(error: BaseException) -> bool:
     return isinstance(error, tuple(kinds))
 
 
-def backend_failure() -> type[BaseException]:
-    """The exception in which Dynamo wraps what a backend raised; its `inner_exception` is the original."""
-    from torch._dynamo.exc import BackendCompilerFailed
-    return BackendCompilerFailed
+def trace_failure(error: BaseException) -> tuple[str, str, dict[str, str]] | None:
+    """What an operator said that refused its operands while Dynamo traced, the user's line, and the place of every
+    symbol in the caller's arguments, such as L['x'].size()[0]. None for any other error."""
+    from torch._dynamo.exc import TorchRuntimeError
+    if not isinstance(error, TorchRuntimeError):
+        return None
+    found = re.search(r"got (\w+)\((['\"])(.*?)\2\)\s*$", str(error), re.MULTILINE | re.DOTALL)
+    message = found.group(3) if found else str(error).split("\n")[0]
+    stack = list(getattr(error, "real_stack", None) or ())
+    stack = [line for line in stack if not re.search(r"/(site|dist)-packages/torch/", line.filename)] or stack
+    where = ""
+    if stack:
+        where = f"{stack[-1].filename.rsplit('/', 1)[-1]}:{stack[-1].lineno}  {stack[-1].line or ''}".strip()
+    sources: dict[str, str] = {}
+    trace = error.__traceback__
+    while trace is not None:
+        env = getattr(getattr(trace.tb_frame.f_locals.get("tx"), "output", None), "shape_env", None)
+        for symbol, places in getattr(env, "var_to_sources", {}).items():
+            if places:
+                name = places[0].name
+                sources[str(symbol)] = name() if callable(name) else name
+        trace = trace.tb_next
+    return message, where, sources
 
 
 DYNAMO_SETTINGS: dict[str, Any] = {
