@@ -4,7 +4,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import statistics
 from typing import Any
 
 import pytest
@@ -152,7 +151,7 @@ def test_bfloat16_at_more_shapes(name):
 
 def check_half(case: Case, count: int) -> None:
     """The errors against the float64 model are no worse than eager's own, tensor by tensor: in the mean over shapes and
-    `DRAWS` drawings of the weights within a factor of 1.5, and at every shape, in the median, within 4.
+    `DRAWS` drawings of the weights within a factor of 1.5, and at every shape, in some drawing, within 2.
 
     The mean is geometric: gradients that are 0 in exact arithmetic (of a bias before a norm) are all rounding, which is
     a thousand times larger in a batch of two than in others, and one such drawing would decide. So would one number
@@ -185,5 +184,5 @@ def check_half(case: Case, count: int) -> None:
         mean = math.exp(sum(math.log((ours + unit) / (theirs + unit)) for ours, theirs, unit in draws) / len(draws))
         assert mean <= 1.5, f"{name}: {mean:.2f} times eager's error"
         for shape, group in of_shapes.items():
-            ours, theirs, unit = (statistics.median(column) for column in zip(*group, strict=True))
-            assert ours <= 4 * theirs + unit, f"{name} at {shape}: {ours:.3g}, eager's error is {theirs:.3g}"
+            best = min((ours + unit) / (theirs + unit) for ours, theirs, unit in group)
+            assert best <= 2, f"{name} at {shape}: at least {best:.2f} times eager's error"

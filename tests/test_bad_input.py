@@ -1,0 +1,340 @@
+"""Wrong arguments, Ctrl-C, threads, and cache folders that are shared, closed or full: nothing breaks, all is said."""
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import anyshape
+from anyshape.base.errors import InputError
+from anyshape.run.context import shared_context
+
+SOURCE = Path(__file__).parent.parent / "src"
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+class Reader(nn.Module):
+    """Counts its calls in a buffer; looks tokens up, multiplies, scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, 8)
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, ids: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(self.table(ids)) * scale
+
+
+def held() -> int:
+    gc.collect()
+    return shared_context().temporary.held + shared_context().kept.held
+
+
+# ---- arguments
+
+IDS, SCALE = torch.arange(15).reshape(3, 5) % 11, torch.ones(5, 4)
+WRONG = {
+    "dtype": (IDS.float(), SCALE, r"got torch.float32.*ids: f32\[3, 5\]"),
+    "size": (IDS, torch.ones(6, 4), r"dim 1 of ids = 5.*dim 0 of scale = 6"),
+    "fixed size": (IDS, torch.ones(5, 3), r"\(4\).*dim 1 of scale = 3"),
+    "rank": (IDS, torch.ones(2, 2, 5, 4), r"dim 0 of ids = 3.*dim 1 of scale = 2.*scale: f32\[2, 2, 5, 4\]"),
+    "device": (IDS.to("meta"), SCALE, "ids is on meta"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_arguments_are_refused_before_anything_runs(kind):
+    ids, scale, words = WRONG[kind]
+    model = Reader()
+    fast = anyshape.compile(model, strict=True)
+    fast(IDS, SCALE)
+    state, before = {name: value.clone() for name, value in model.state_dict().items()}, held()
+    with pytest.raises(InputError) as caught:
+        fast(ids, scale)
+    error = caught.value
+    assert re.search(words, error.why), error.why
+    assert error.what == "Reader does not take these arguments" and error.do
+    assert kind == "device" or "test_bad_input.py" in error.where
+    assert held() == before
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name])
+    torch.testing.assert_close(fast(IDS, SCALE), model.linear(model.table(IDS)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_a_product_of_two_dtypes(dtype):
+    fast = anyshape.compile(nn.Linear(8, 4))
+    with pytest.raises(InputError, match=r"one matrix is .64, the other f32 \(input: .64\[3, 8\]\)"):
+        fast(torch.ones(3, 8, dtype=dtype))
+
+
+def test_a_call_that_fails_in_the_middle_leaves_all_as_it_was():
+    model = Reader()
+    fast = anyshape.compile(model, strict=True)
+    fast(IDS, SCALE).sum().backward()
+    before, calls = held(), model.calls.clone()
+    for _ in range(3):
+        with pytest.raises(IndexError, match="out of range"):
+            fast(IDS + 11, SCALE)
+    assert held() == before and torch.equal(model.calls, calls)
+
+
+def test_nan_and_infinity_flow():
+    def f(x):
+        return torch.softmax(x, -1), x.clamp(-1, 1), x.amax(0), nn.functional.relu(x) * 0, x.exp() - x
+    x = torch.tensor([[1.0, float("nan"), -2.0], [float("inf"), 3.0, -float("inf")], [0.0, -0.0, 1e38]])
+    for found, wanted in zip(anyshape.compile(f, strict=True)(x), f(x), strict=True):
+        torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+# ---- Ctrl-C
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Raises KeyboardInterrupt inside, as Ctrl-C does; it may come too late."""
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Slow(nn.Module):
+    """Kernels, products, and an operator that PyTorch does in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.convolution = nn.Conv1d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.convolution(torch.softmax(self.linear(x), -1).transpose(1, 2))
+        return torch.cumsum(y, -1).transpose(1, 2) * x
+
+
+def check_slow(model: Slow, fast: nn.Module, x: torch.Tensor) -> None:
+    parameters = list(model.parameters())
+    wanted, found = model(x), fast(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    for one, other in zip(torch.autograd.grad(found.sum(), parameters), torch.autograd.grad(wanted.sum(), parameters),
+                          strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_ctrl_c_while_compiling():
+    stopped = 0
+    for seconds in (0.02, 0.1, 0.25, 0.45):
+        torch._dynamo.reset()
+        model = Slow()
+        fast = anyshape.compile(model, strict=True)
+        try:
+            with interrupted_after(seconds):
+                fast(torch.randn(2, 7, 16)).sum().backward()
+        except KeyboardInterrupt:
+            stopped += 1
+        check_slow(model, fast, torch.randn(3, 5, 16))
+        assert torch.is_grad_enabled() and not fast._anyshape.compilation.fallbacks
+    assert stopped
+
+
+def check_interrupted_runs(times: int) -> None:
+    model = Slow()
+    fast = anyshape.compile(model, strict=True)
+    x = torch.randn(4, 33, 16)
+    check_slow(model, fast, x)
+    context, draw = shared_context(), random.Random(0)
+    before, stopped = held(), 0
+    start = time.perf_counter()
+    fast(x).sum().backward()
+    usual = time.perf_counter() - start
+    for _ in range(times):
+        try:
+            with interrupted_after(draw.uniform(1e-5, 1.2 * usual + 1e-4)):
+                fast(x).sum().backward()
+        except KeyboardInterrupt:
+            stopped += 1
+        assert torch.is_grad_enabled()
+    check_slow(model, fast, x)
+    assert stopped > times // 10
+    assert not context.calls
+    assert held() <= before
+    assert sum(block.bytes for pool in (context.temporary, context.kept) for block in pool.free) == held()
+
+
+# ctypes prints what it cannot hand on, when Ctrl-C comes at the first line of a call back
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_while_running():
+    check_interrupted_runs(150)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_while_running_many_times():
+    check_interrupted_runs(5000)
+
+
+# ---- threads
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_threads_share_a_program(count):
+    """Each its own shapes, forward and backward; some make records, some use those of others."""
+    model = Slow()
+    fast = anyshape.compile(model, strict=True)
+    check_slow(model, fast, torch.randn(2, 7, 16))
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        for _ in range(12):
+            rows, columns = (int(n) for n in torch.randint(1, 9, (2,), generator=draw))
+            try:
+                check_slow(model, fast, torch.randn(rows, columns, 16, generator=draw))
+            except Exception as error:
+                wrong.append(f"{seed}: {rows}, {columns}: {error}")
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong, wrong[0]
+    assert not shared_context().calls and fast._anyshape.compilation.graphs == 1
+
+
+def test_threads_compile_at_once():
+    """The first call of a program comes from several threads at the same time."""
+    model = Slow()
+    fast = anyshape.compile(model, strict=True)
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        try:
+            check_slow(model, fast, torch.randn(seed + 1, 5 + seed, 16))
+        except Exception as error:
+            wrong.append(str(error))
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong, wrong[0]
+
+
+# ---- the cache folder
+
+PROGRAM = """
+import resource, sys, warnings
+import torch, anyshape
+if len(sys.argv) > 1:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+torch.manual_seed(0)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    fast = anyshape.compile(lambda x: torch.softmax(x * 2, -1) + 1, strict=True)
+    for shape in [(3, 5), (1, 7)]:
+        x = torch.randn(shape)
+        torch.testing.assert_close(fast(x), torch.softmax(x * 2, -1) + 1)
+print([str(one.message) for one in said if "cannot keep" in str(one.message)])
+print({key: value for key, value in anyshape.stats().items() if key.startswith("cache")})
+"""
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    environment = dict(os.environ, ANYSHAPE_CACHE_DIR=str(folder), OMP_NUM_THREADS="1",
+                       PYTHONPATH=os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]))
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def told(process: subprocess.Popen[str]) -> str:
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return out
+
+
+def entries(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def check_processes(folder: Path, count: int) -> None:
+    for process in [start(folder) for _ in range(count)]:
+        assert told(process).startswith("[]")
+    assert entries(folder) and not [path for path in entries(folder) if path.name.startswith("new-")]
+    assert "'cache_misses': 0" in told(start(folder))
+
+
+@pytest.mark.full
+def test_ten_processes_compile_into_one_folder(tmp_path):
+    check_processes(tmp_path, 10)
+
+
+@pytest.mark.full
+def test_damaged_entries_are_replaced(tmp_path):
+    """Emptied, cut, changed, and not an entry at all: every file is made anew, the next process finds all."""
+    told(start(tmp_path))
+    for number, path in enumerate(sorted(entries(tmp_path))):
+        data = path.read_bytes()
+        path.write_bytes((b"", data[:len(data) // 2], data[:-9] + b"\0" * 9, b"something else")[number % 4])
+    assert "'cache_hits': 0" in told(start(tmp_path))
+    assert "'cache_misses': 0" in told(start(tmp_path))
+
+
+@pytest.mark.full
+def test_a_full_folder_costs_a_warning(tmp_path):
+    """No file may grow beyond 100 bytes, as on a full disk: one warning, nothing half-written left behind."""
+    assert told(start(tmp_path, "100")).count("cannot keep compiled code") == 1
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.full
+def test_a_closed_folder_costs_a_warning(tmp_path):
+    if os.geteuid() == 0:  # root may write anywhere but where there is no folder
+        tmp_path = Path("/proc/1/anyshape")
+    else:
+        tmp_path.chmod(0o500)
+    assert told(start(tmp_path)).count("cannot keep compiled code") == 1
+
+
+def test_a_full_folder_in_this_process(tmp_path, monkeypatch):
+    from anyshape.run.cache import DiskCache
+    cache = DiskCache(str(tmp_path))
+
+    def full(handle: int, *_: object) -> object:
+        os.close(handle)
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(os, "fdopen", full)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            cache.put("ab" * 32, b"code")
+    assert len(said) == 1 and "No space left" in str(said[0].message)
+    assert entries(tmp_path) == [] and cache.get("ab" * 32) is None
