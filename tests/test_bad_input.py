@@ -188,14 +188,20 @@ def check_interrupted_runs(times: int) -> None:
     assert sum(block.bytes for pool in (context.temporary, context.kept) for block in pool.free) == held()
 
 
-# ctypes prints what it cannot hand on, when Ctrl-C comes at the first line of a call back
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.fixture
+def _quiet(monkeypatch):
+    """ctypes reports what it cannot hand on, when Ctrl-C comes at the first line of a call back; pytest would keep the
+    report, and with it the frames and their memory."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: None)
+
+
+@pytest.mark.usefixtures("_quiet")
 def test_ctrl_c_while_running():
     check_interrupted_runs(150)
 
 
 @pytest.mark.full
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("_quiet")
 def test_ctrl_c_while_running_many_times():
     check_interrupted_runs(5000)
 

@@ -13,7 +13,6 @@ from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, r
 from anyshape.backend.host_words import (
     CALL,
     CALLBACK,
-    CALLBACK_DONE,
     CALLBACK_FAILED,
     CHECK_FAILED,
     CLOCK,
@@ -39,6 +38,7 @@ from anyshape.backend.host_words import (
     STATE,
     STATUS,
     STEP,
+    STEP_DONE,
     TEAM_SIZE,
     TEMP,
     THREAD_NUMBER,
@@ -79,7 +79,8 @@ def run_plan(block: int) -> int:
         elif op == COPY:
             run_copy(block, step)
         elif op == CALL:
-            if call(word(block, CALLBACK), word(block, STATE), word(step, 2)) != CALLBACK_DONE:
+            call(word(block, CALLBACK), word(block, STATE), word(step, 2))
+            if word(block, STEP) != STEP_DONE:
                 return CALLBACK_FAILED
         time = read_clock(block, time, word(step, 2))
         step += 8 * word(step, 1)

@@ -17,10 +17,11 @@ THREADS = 4
 CALLBACK = 5
 FUNCTIONS = 6  # address of the table of functions
 PROGRAM = 7
-STEP = 8  # number of the step that runs
+STEP = 8  # number of the step that runs; the callback writes STEP_DONE there when it has done one
 TIMES = 9  # 0, or where the clock is written after every step: (seconds, nanoseconds,
            # number of the step) each, the first before all steps
 SLOTS = 10  # slot 0 is the status; buffers follow
+STEP_DONE = -1
 
 # words of a program's head
 HEAD_KEPT = 0  # bytes of the kept block: arena offsets from here on lie in the temporary block
@@ -58,7 +59,6 @@ COPY = 4
 DONE = 0
 CHECK_FAILED = 1
 CALLBACK_FAILED = 2
-CALLBACK_DONE = 1  # what the callback returns; 0 is what it returns when Ctrl-C stops it before its first line
 
 # words of a matmul step after the head of three; all in the terms of a column-major library
 MATMUL_FUNCTION = 3

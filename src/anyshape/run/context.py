@@ -4,7 +4,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from anyshape.backend import host_words, limits, llvm_build, llvm_thin
 from anyshape.backend.base import Kernel, ObjectCache
@@ -24,6 +24,7 @@ class Running(Protocol):
         """Does step `number` by PyTorch."""
 
     error: BaseException | None
+    block: Any
 
 
 class Context:
@@ -59,13 +60,15 @@ class Context:
         return (WORD * len(table))(*table)
 
     def _step(self, state: int, number: int) -> int:
+        # Ctrl-C during native code comes out here, perhaps before the first line; then ctypes prints it, and what it
+        # returns to native code is not defined. So a step counts as done when this says so in the call's block.
         call = self.calls[state]
         try:
             call.step(number)
+            call.block[host_words.STEP] = host_words.STEP_DONE
         except BaseException as error:  # ctypes would print and forget it; the caller of run_plan raises it again
             call.error = error
-            return 0
-        return host_words.CALLBACK_DONE
+        return 0
 
 
 @lru_cache(maxsize=1)
