@@ -11,13 +11,14 @@ from anyshape.sym.expr import Size, symbols_of
 
 def overwritable(program: LoopProgram) -> tuple[tuple[int, int], ...]:
     """(input parameter, output parameter) pairs by position: same element size, the one offset at which the output is
-    stored is the only one at which the input is loaded, and no load comes after the store's stage."""
+    stored is the only one at which the input is loaded, and no load comes after the store, also in the same stage."""
     loads: dict[str, set[Size]] = {}
-    last_load: dict[str, int] = {}
-    stores: dict[str, list[tuple[Size, int]]] = {}
+    last_load: dict[str, tuple[int, int]] = {}
+    stores: dict[str, list[tuple[Size, tuple[int, int]]]] = {}
     varying = {v for v, e in (*program.rows, *program.columns) if e != 1}
-    for position, stage in enumerate(program.stages):
-        for i in stage.instructions:
+    for number, stage in enumerate(program.stages):
+        for line, i in enumerate(stage.instructions):
+            position = number, line
             if i.op == "load":
                 loads.setdefault(i.buffer, set()).add(i.offset)
                 last_load[i.buffer] = position
@@ -30,11 +31,11 @@ def overwritable(program: LoopProgram) -> tuple[tuple[int, int], ...]:
         places = stores.get(out.name, [])
         if out.role != "out" or len(places) != 1 or not varying <= symbols_of(places[0][0]):
             continue
-        offset, stage_position = places[0]
+        offset, written = places[0]
         for k, source in enumerate(program.params):
             if source.role != "in" or k in taken or size_of(source.dtype) != size_of(out.dtype):
                 continue
-            if loads.get(source.name) == {offset} and last_load[source.name] <= stage_position:
+            if loads.get(source.name) == {offset} and last_load[source.name] < written:
                 pairs.append((k, o))
                 taken.add(k)
                 break
