@@ -166,6 +166,20 @@ def test_python_branch_on_a_size():
     check(f, (3, 4), (1, 4), (5, 1), (1, 1))
 
 
+@pytest.mark.parametrize("f", [
+    lambda x: x.sum() + 5 if x.shape[0] == 0 else x.sum(),
+    lambda x: x.sum() + 5 if not x.shape[0] * x.shape[1] else x.sum(),
+    lambda x: x.sum() + 5 if x.numel() == 0 else x.sum(),
+    lambda x: x.sum() + 5 if not len(x) else x.sum(),
+    lambda x: x.sum() + 5 if x.shape[0] > 0 else x.sum(),
+    lambda x: x.sum() / max(x.shape[0], 1),
+])
+def test_python_branch_on_no_elements(f):
+    fast = anyshape.compile(f)
+    for shape in [(3, 4), (0, 4), (1, 4), (2, 0), (5, 2)]:
+        close(fast(torch.ones(shape)), f(torch.ones(shape)))
+
+
 def test_wrong_shapes_raise_as_in_eager():
     fast = anyshape.compile(lambda x, y: x @ y)
     with pytest.raises(Exception, match="shape"):

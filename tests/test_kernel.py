@@ -17,9 +17,10 @@ from anyshape.ir.parse import parse
 from anyshape.ir.types import TensorType
 from anyshape.kernel.fuse import fuse
 from anyshape.kernel.fusion import Fusion, Kernel, NotFusable, Refused, fusable
-from anyshape.kernel.loop import Instruction, Stage
+from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
 from anyshape.kernel.nest import Nest, program_of
 from anyshape.kernel.order import ordered
+from anyshape.kernel.reuse import overwritable
 from anyshape.kernel.show import show
 from anyshape.road import compile_graph
 from anyshape.run.dtypes import TORCH_DTYPES
@@ -308,3 +309,16 @@ def test_equal_kernels_of_different_graphs_are_equal() -> None:
     first, second = (kernels(fused(parse(source))) for source in (text, other))
     assert [k.lowered.program for k in first] == [k.lowered.program for k in second]
     assert first[0].lowered.sizes != second[0].lowered.sizes
+
+
+def test_an_output_takes_no_place_that_is_read_later():
+    """Two results in one stage: what is stored before the last load cannot lie where that loads from."""
+    x, y = Instruction(0, "load", buffer="x", offset=symbol("i")), Instruction(1, "exp", (0,))
+    store = Instruction(2, "store", (1,), buffer="out", offset=symbol("i"))
+    params = (Param("x", "f32", "in"), Param("out", "f32", "out"), Param("more", "f32", "out"))
+    again = Instruction(3, "load", buffer="x", offset=symbol("i"))
+    more = Instruction(4, "store", (3,), buffer="more", offset=symbol("i"))
+    for body, wanted in (((x, y, store), ((0, 1),)), ((x, y, store, again, more), ((0, 2),)),
+                         ((x, y, again, store, more), ((0, 1),))):
+        program = LoopProgram("kernel", params, ("n",), (), (("i", symbol("n")),), "i", (Stage("column", body),))
+        assert overwritable(program) == wanted

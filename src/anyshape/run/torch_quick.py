@@ -101,9 +101,11 @@ def general_tracing() -> Iterator[None]:
     import torch
     from torch._dynamo import utils
     from torch._functorch import aot_autograd
+    from torch.fx.experimental import symbolic_shapes
     from torch.fx.experimental.sym_node import SymNode
+    from torch.utils._sympy.symbol import SymT
     depth: list[str] = []  # what is running: "operator", or "layout" where no answer changes a result
-    guard, check = SymNode.guard_bool, SymNode.expect_true
+    guard, check, symbol = SymNode.guard_bool, SymNode.expect_true, symbolic_shapes.make_symbol
 
     def guard_bool(self: Any, file: str, line: int) -> bool:
         answer = _general_answer(self, depth[-1]) if depth else None
@@ -127,6 +129,12 @@ def general_tracing() -> Iterator[None]:
 
         return run
 
+    def make_symbol(prefix: Any, number: int, **assumptions: Any) -> Any:
+        if prefix is SymT.SIZE and assumptions.get("positive"):
+            # torch takes every traced size to be positive, so that `n == 0` and `max(n, 1)` are decided, with no guard
+            assumptions = {**assumptions, "positive": None, "nonnegative": True}
+        return symbol(prefix, number, **assumptions)
+
     operator_run = within("operator", utils.run_node)
 
     def run_node(tracer: Any, node: Any, arguments: Any, keywords: Any, *rest: Any) -> Any:
@@ -137,6 +145,7 @@ def general_tracing() -> Iterator[None]:
         return operator_run(tracer, node, arguments, keywords, *rest)
 
     patches = [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true),
+               (symbolic_shapes, "make_symbol", make_symbol),
                (utils, "run_node", run_node),
                (aot_autograd, "aot_module_simplified", within("operator", aot_autograd.aot_module_simplified)),
                (torch._C, "_select_conv_backend", within("layout", torch._C._select_conv_backend))]
