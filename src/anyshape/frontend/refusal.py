@@ -45,7 +45,7 @@ def refusal(error: BaseException, target: Callable[..., Any], arguments: Sequenc
         message = re.sub(rf"\b{symbol}: hint = (\d+)", rf"{place} = \1", message)
         message = re.sub(rf"\b{symbol}\b", place, message)
     return InputError(what, where=where, why=f"{message} ({given})" if given else message,
-                      do="correct the argument; eager PyTorch refuses it too")
+                      do="correct the argument; if eager PyTorch takes it as it is, report that")
 
 
 def _name(target: Callable[..., Any]) -> str:
