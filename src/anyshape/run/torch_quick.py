@@ -98,6 +98,7 @@ def _remembering_values(memory: dict[Any, Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def general_tracing() -> Iterator[None]:
     """Inside, operators that are traced take the general path where they ask whether sizes are 0 or 1."""
+    import sympy
     import torch
     from torch._dynamo import utils
     from torch._functorch import aot_autograd
@@ -105,19 +106,31 @@ def general_tracing() -> Iterator[None]:
     from torch.fx.experimental.sym_node import SymNode
     from torch.utils._sympy.symbol import SymT
     depth: list[str] = []  # what is running: "operator", or "layout" where no answer changes a result
-    guard, check, symbol = SymNode.guard_bool, SymNode.expect_true, symbolic_shapes.make_symbol
+    guard, check = SymNode.guard_bool, SymNode.expect_true
+    symbol, static = symbolic_shapes.make_symbol, symbolic_shapes._static_eval_sym_bool
 
     def guard_bool(self: Any, file: str, line: int) -> bool:
         answer = _general_answer(self, depth[-1]) if depth else None
         return guard(self, file, line) if answer is None else answer
 
     def expect_true(self: Any, file: str, line: int) -> bool:
-        # what must hold is no choice between two ways
+        # what must hold is no choice between two ways; that a size is not 0 or 1 is asked again of such a call's shapes
+        if depth and self.shape_env._maybe_evaluate_static(self.expr, size_oblivious=True) is sympy.true:
+            return True
         rest, depth[:] = depth[:], []
         try:
             return check(self, file, line)
         finally:
             depth[:] = rest
+
+    def static_value(condition: Any) -> bool | None:
+        answer = static(condition)
+        if answer is None and depth and isinstance(condition, torch.SymBool):
+            formula = condition.node.expr
+            known = formula.xreplace({size: sympy.Symbol(size.name, positive=True, integer=True)
+                                      for size in formula.free_symbols if size.is_nonnegative})
+            answer = bool(known) if known in (sympy.true, sympy.false) else None
+        return answer
 
     def within(word: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **keywords: Any) -> Any:
@@ -145,7 +158,7 @@ def general_tracing() -> Iterator[None]:
         return operator_run(tracer, node, arguments, keywords, *rest)
 
     patches = [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true),
-               (symbolic_shapes, "make_symbol", make_symbol),
+               (symbolic_shapes, "make_symbol", make_symbol), (symbolic_shapes, "_static_eval_sym_bool", static_value),
                (utils, "run_node", run_node),
                (aot_autograd, "aot_module_simplified", within("operator", aot_autograd.aot_module_simplified)),
                (torch._C, "_select_conv_backend", within("layout", torch._C._select_conv_backend))]
@@ -175,7 +188,7 @@ def _general_answer(node: Any, place: str) -> bool | None:
     if _current_graph_task_id() != -1 and isinstance(formula, (sympy.Eq, sympy.Ne)):
         # the formulas of derivatives ask which layout is quicker: unequal sizes have no shortcut
         unequal = isinstance(formula, sympy.Ne)
-        if any(side in (0, 1) for side in formula.args) or bool(node.hint) == unequal:
+        if bool(node.hint) == unequal:
             return unequal
     return None
 
