@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from anyshape.backend import llvm_build, llvm_thin
 from anyshape.backend.base import Kernel
 from anyshape.backend.limits import Target, host, target_of
 from anyshape.backend.llvm import emit
@@ -341,6 +342,36 @@ def test_older_processors(vector_bytes: int) -> None:
         run(kernel, [x, y], [3, width])
         e = np.exp(x.astype(np.float64))
         np.testing.assert_allclose(y, e / e.sum(1, keepdims=True), rtol=3e-6)
+
+
+@pytest.mark.skipif(not host().triple.startswith("x86_64"), reason="older x86 processors")
+@pytest.mark.parametrize("vector_bytes", [16, 32, 64])
+@pytest.mark.parametrize("way", ["dot", "spread"])
+def test_a_matrix_and_few_vectors(vector_bytes: int, way: str) -> None:
+    """Every routine, with beta and without, at sizes that leave rests; a part of the results only."""
+    late = {16: ("avx", "fma", "f16c", "amx", "vaes", "vpcl"), 32: ("avx512", "amx", "avx10", "evex"), 64: ()}
+    target = narrow({16: "nehalem", 32: "haswell"}.get(vector_bytes, host().cpu), *late[vector_bytes])
+    if target.vector_bytes != vector_bytes:
+        pytest.skip("a processor without such vectors")
+    routines = llvm_build.load(llvm_thin.emit_thin(target), llvm_thin.routines(), target)
+    random = np.random.default_rng(0)
+    for dtype, kind in (("f32", np.float32), ("f64", np.float64)):
+        for count in range(1, max(llvm_thin.COUNTS[way]) + 1):
+            name = llvm_thin.routine(way, dtype, count)
+            call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(routines.address[name])
+            for inner, results, beta in ((37, 2100, 0.0), (70, 9, 0.5), (1, 1, 0.5), (0, 5, 0.0)):
+                matrix = random.standard_normal((results, inner) if way == "dot" else (inner, results)).astype(kind)
+                vectors = random.standard_normal((count, inner)).astype(kind)
+                found = random.standard_normal((count, results)).astype(kind)
+                wanted = 2 * vectors @ (matrix.T if way == "dot" else matrix) + beta * found
+                wanted[:, :results // 3] = found[:, :results // 3]
+                rows = [min(i, count - 1) for i in range(llvm_thin.PLACES)]
+                places = np.array([*(vectors[i].ctypes.data for i in rows), *(found[i].ctypes.data for i in rows)])
+                scalars = np.zeros(16 // kind().itemsize, kind)
+                scalars[0], scalars[8 // kind().itemsize] = 2, beta
+                call(matrix.ctypes.data, matrix.strides[0], inner, results // 3, results, places.ctypes.data,
+                     kind().itemsize, kind().itemsize, scalars.ctypes.data)
+                np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_text_for_neon() -> None:
