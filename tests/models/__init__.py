@@ -2,8 +2,9 @@
 from models.case import Case
 from models.language import LANGUAGE
 from models.other import OTHER
+from models.unseen import UNSEEN
 from models.vision import VISION
 
-ZOO: dict[str, Case] = {case.name: case for case in (*LANGUAGE, *VISION, *OTHER)}
+ZOO: dict[str, Case] = {case.name: case for case in (*LANGUAGE, *VISION, *OTHER, *UNSEEN)}
 
 __all__ = ["Case", "ZOO"]
