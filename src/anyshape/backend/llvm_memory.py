@@ -8,6 +8,7 @@ from anyshape.backend.llvm_text import ELEMENT, Code, Value, constant
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop import Instruction
 from anyshape.sym.expr import Call, Size, coefficient_of, symbols_of
+from anyshape.sym.floats import float_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,10 @@ class Space:
 
     def _atom(self, atom: str | Call, wide: bool) -> Value:
         if isinstance(atom, Call):
+            if atom.op == "scaled":
+                number = self.code.convert("sitofp", self.size(atom.args[0], wide), "f64")
+                factor = constant("f64", float_of(atom.args[1]), number.lanes)
+                return self.code.convert("fptosi", self.code.binary("fmul", number, factor), "i64")
             a, b = (self.size(argument, wide) for argument in atom.args)
             if atom.op == "floordiv":
                 return self._floor(a, b)

@@ -24,13 +24,15 @@ from anyshape.sym.expr import Expr
 _EFFECTS = frozenset(("aten._assert_async.default", "aten._assert_async.msg", "aten._print.default"))
 
 
-def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, resolve: Callable[[Any], Any], types: Any,
-           floats: set[str]) -> Any:
+def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, given: tuple[Any, ...],
+           resolve: Callable[[Any], Any], types: Any, floats: set[str], effect: bool = False) -> Any:
     """Appends the call and returns its result in the op's own structure.
 
     Args:
+        given: the positional arguments; those by keyword are the node's.
         types: the traced types: one, a tuple (with None or a number where the op returns one), or None.
         floats: names of values that stand for Python floats; the template has no entry for those.
+        effect: the call does more than give its results, whatever is known of the op itself.
 
     Raises:
         Unsupported: an argument that a template cannot hold.
@@ -51,10 +53,10 @@ def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, resolve:
             return ("list", *(entry(x) for x in argument))
         return _leaf(node, value)
 
-    arguments = tuple(entry(x) for x in node.args)
+    arguments = tuple(entry(x) for x in given)
     keywords = tuple((key, entry(x)) for key, x in node.kwargs.items())
     flat = [kind for kind in (types if isinstance(types, tuple) else (types,)) if isinstance(kind, TensorType)]
-    effect = torch.Tag.nondeterministic_seeded in target.tags or str(target) in _EFFECTS
+    effect = effect or torch.Tag.nondeterministic_seeded in target.tags or str(target) in _EFFECTS
     results = iter(builder.multi(
         "extern", *operands, name=target._opname.strip("_"), types=tuple(flat), target=str(target),
         template=(("args", *arguments), ("kwargs", *keywords)), effect=effect))
@@ -69,6 +71,8 @@ def _leaf(node: Node, value: Any) -> tuple[Attr, ...]:
     for kind, tag in ((bool, "bool"), (int, "int"), (float, "float"), (str, "str")):
         if isinstance(value, kind):
             return (tag, value)
+    if isinstance(value, complex):
+        return ("complex", value.real, value.imag)
     if isinstance(value, torch.dtype) and value in DTYPE_NAMES:
         return ("dtype", DTYPE_NAMES[value])
     if isinstance(value, torch.device):

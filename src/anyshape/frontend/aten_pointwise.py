@@ -256,8 +256,8 @@ def power(t: Translator, x: Any, exponent: Any) -> Value:
                 return t.op("reciprocal", base)
             if exponent == -2:
                 return t.op("reciprocal", t.op("mul", base, base))
-    if kind == "bool":
-        raise Decline("power of bools")
+    if not is_float(kind):
+        raise Decline("a power of whole numbers")
     return t.pointwise("pow", x, exponent)
 
 

@@ -130,6 +130,8 @@ class _Walk(Inputs):
             self.env[node] = Skipped("the tape")
         elif target is tape_get:
             return
+        elif target is torch_api.WITH_EFFECTS:
+            self._with_effects(node)
         elif isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
             self.env[node] = self._known_size(node, value)
         elif isinstance(value, (torch.SymBool, bool)):
@@ -138,6 +140,17 @@ class _Walk(Inputs):
             self.env[node] = float_value(self.t, node, [self._resolved(x) for x in node.args])
         else:
             raise self.trace.unsupported(node, f"a call of {getattr(target, '__name__', target)}")
+
+    def _with_effects(self, node: Node) -> None:
+        """A call that AOTAutograd orders by tokens: with_effects(token, op, ...) gives (token, results...). Equations
+        with effects keep their order here, so tokens stand for nothing."""
+        target, given = node.args[1], node.args[2:]
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            raise self.trace.unsupported(node, f"a call of {target} with effects")
+        self.notes.externs.append((str(target), "it has effects", self.builder.where))
+        types = self.trace.tensor_types(node.meta["val"][1:], node)
+        results = extern(self.builder, node, target, given, self._resolved, types, self.t.floats, effect=True)
+        self.env[node] = (Skipped("a token"), *results)
 
     def _known_size(self, node: Node, value: int | torch.SymInt) -> Size:
         bound = node.meta.get("unbacked_bindings")
@@ -149,6 +162,9 @@ class _Walk(Inputs):
         name = str(target)
         if name == "aten.copy_.default" and node.args[0] in self.placeholders:
             self._write(node)
+            return
+        if name in _TOKENS:
+            self.env[node] = Skipped("a token")
             return
         if name in _ASSERTS:
             self.notes.asserts.append(f"{name}: {node.args}")
@@ -176,7 +192,7 @@ class _Walk(Inputs):
             raise self.trace.unsupported(node, f"{name}, whose result has sizes that are only known from the data")
         self.notes.externs.append((name, why, self.builder.where))
         types = self.trace.result_types(node)
-        self.env[node] = extern(self.builder, node, target, self._resolved, types, self.t.floats)
+        self.env[node] = extern(self.builder, node, target, node.args, self._resolved, types, self.t.floats)
 
     def _require_dense(self, node: Node, name: str) -> None:
         """Refuses an op that reads storage by strides, unless the traced operand lies there as our dense value does."""
@@ -333,5 +349,6 @@ class _Walk(Inputs):
 
 _MISSING = object()
 _BY_STORAGE = frozenset(("as_strided", "as_strided_copy", "as_strided_scatter"))
+_TOKENS = frozenset(("prims._make_token.default", "prims._sink_tokens.default"))
 _ASSERTS = frozenset(("aten._assert_scalar.default", "aten._assert_tensor_metadata.default",
                       "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default"))

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,10 +82,14 @@ class Trace:
         if isinstance(value, torch.Tensor):
             return self.tensor_type(value, node)
         if isinstance(value, (tuple, list)):
-            return tuple(self.tensor_type(v, node) if isinstance(v, torch.Tensor) else v for v in value)
+            return self.tensor_types(value, node)
         if value is None:
             return None
         raise self.unsupported(node, f"a result of type {type(value).__name__}")
+
+    def tensor_types(self, values: Sequence[Any], node: Node) -> tuple[Any, ...]:
+        """The types of several results; other Python values stay as they are."""
+        return tuple(self.tensor_type(v, node) if isinstance(v, torch.Tensor) else v for v in values)
 
     def unsupported(self, node: Node, what: str) -> Unsupported:
         """The error for a node that the IR has no form for."""

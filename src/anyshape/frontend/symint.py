@@ -350,6 +350,8 @@ def _extreme(pick: Callable[[Size, Size], Size], larger: bool) -> Callable[[Size
 def _rounded(up: bool, nearest: bool = False) -> Callable[[Sizes, sympy.Basic], Size]:
     def convert(sizes: Sizes, value: sympy.Basic) -> Size:
         ratio = _ratio(value.args[0])
+        if ratio is None and not up and not nearest:
+            return _scaled(sizes, value)
         if ratio is None:
             raise _cannot(value)
         top, bottom = ratio
@@ -393,10 +395,25 @@ def _ratio(value: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
     return None
 
 
+def _scaled(sizes: Sizes, value: sympy.Basic) -> Size:
+    """A size times a float, rounded down, neither below 0."""
+    product = value.args[0]
+    numbers = [part for part in product.args if isinstance(part, sympy.Float)]
+    others = [part.args[0] for part in product.args if isinstance(part, ops.ToFloat)]
+    if not isinstance(product, sympy.Mul) or len(numbers) != 1 or len(others) != 1 \
+            or len(product.args) != 2:
+        raise _cannot(value)
+    size, factor = sizes.from_sympy(others[0]), float(numbers[0])
+    low, _ = sizes.range_of(size)
+    if low is None or low < 0 or not 0 <= factor < math.inf:
+        raise _cannot(value)
+    return expr.scaled(size, factor)
+
+
 def _trunc(sizes: Sizes, value: sympy.Basic) -> Size:
     ratio = _ratio(value.args[0])
     if ratio is None:
-        raise _cannot(value)
+        return _scaled(sizes, value)
     top = sizes.from_sympy(ratio[0])
     low, _ = sizes.range_of(top)
     if ratio[1] != 1 and (low is None or low < 0):

@@ -4,7 +4,8 @@ attributes:
     target    the overload, e.g. "aten.convolution.default"
     template  (("args", t, ...), ("kwargs", (name, t), ...)), the call's arguments, with t one of
               ("operand", i) | ("list", t, ...) | ("none",) | ("int", n) | ("float", x) | ("bool", b) | ("str", s) |
-              ("dtype", "f32") | ("device", "cpu") | ("layout", "strided") | ("memory_format", "contiguous_format")
+              ("complex", x, y) | ("dtype", "f32") | ("device", "cpu") | ("layout", "strided") |
+              ("memory_format", "contiguous_format")
     effect    bool: random, or changes an operand: never merged, dropped or reordered
 The result types are those that were traced; no rule here can know them.
 """
@@ -28,6 +29,8 @@ def _check_entry(name: str, entry: Attr, operands: int) -> None:
     if tag == "list":
         for item in entry[1:]:
             _check_entry(name, item, operands)
+        return
+    if tag == "complex" and [type(part) for part in entry[1:]] == [float, float]:
         return
     if tag == "none" and len(entry) == 1:
         return

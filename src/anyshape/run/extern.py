@@ -55,6 +55,8 @@ def compile_extern(target: str, template: Attr) -> Callable[[Sequence[Any]], Any
             return repr(entry[1])
         if tag in ("float", "str"):
             return constant(entry[1])
+        if tag == "complex":
+            return constant(complex(entry[1], entry[2]))
         if tag == "dtype":
             return constant(TORCH_DTYPES[entry[1]])
         if tag == "device":

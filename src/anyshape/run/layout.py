@@ -20,6 +20,7 @@ from anyshape.ir.types import TensorType, size_of
 from anyshape.plan.plan import Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.run.words import Area, Shape, copy_words, matmul_words
 from anyshape.sym.expr import Call, Expr, Size, symbols_of
+from anyshape.sym.floats import float_of
 
 STATUS_BUFFER = "status"
 NO_REGIME = -1
@@ -169,6 +170,8 @@ class _Writer:
 
     def call(self, atom: Call) -> str:
         a, b = (self.number(argument) for argument in atom.args)
+        if atom.op == "scaled":
+            return f"int({a} * {float_of(atom.args[1])!r})"
         if atom.op == "floordiv":
             # a divisor of 0 occurs only in sizes that a zero-sized program never uses
             return f"({a} // ({b} or 1))"

@@ -262,6 +262,7 @@ def hints(values: Iterable[Any]) -> dict[Any, int]:
     return found
 
 
+WITH_EFFECTS = torch.ops.higher_order.with_effects  # a call that AOTAutograd keeps in order by tokens
 ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 

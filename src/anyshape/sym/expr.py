@@ -1,8 +1,8 @@
 """Sizes in normal form: an `int` when it is one, else a sorted sum of products over symbols.
 
 An `Expr` is a polynomial with integer coefficients. Its factors (atoms) are symbol names, or `Call`s: floor division,
-maximum and minimum of expressions. There is no modulo atom: `mod(x, m)` is `x - m*(x//m)`, so that
-`m*(x//m) + mod(x, m)` is `x` by construction.
+maximum and minimum of expressions, and an expression times a float as float64 arithmetic gives it. There is no modulo
+atom: `mod(x, m)` is `x - m*(x//m)`, so that `m*(x//m) + mod(x, m)` is `x` by construction.
 """
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from functools import lru_cache
 from math import gcd
 from typing import Union
 
+from anyshape.sym.floats import bits_of, scaled_number
+from anyshape.sym.show import call_text, text_of
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A factor that is no polynomial: `op` is one of "floordiv", "max", "min"; `args` are two sizes."""
+    """A factor that is no polynomial: `op` is one of "floordiv", "max", "min", "scaled"; `args` are two sizes.
+
+    Of "scaled" the second one is the bits of a float64 as a whole number (see `scaled`).
+    """
 
     op: str
     args: tuple[Size, ...]
 
     def __str__(self) -> str:
-        if self.op == "floordiv":
-            a, b = (str(x) if str(x).isalnum() else f"({x})" for x in self.args)
-            return f"{a}//{b}"
-        return f"{self.op}({', '.join(str(a) for a in self.args)})"
+        return call_text(self.op, self.args)
 
 
 Atom = Union[str, Call]
@@ -83,7 +86,7 @@ class Expr:
         raise TypeError(f"a symbolic size has no truth value: {self}; ask Facts.prove")
 
     def __str__(self) -> str:
-        return _text(self)
+        return text_of(self.terms)
 
     def __repr__(self) -> str:
         return f"Expr({self})"
@@ -345,7 +348,18 @@ def _flat(op: str, size: Size) -> list[Size]:
     return [part for x in atom.args for part in _flat(op, rest + factor * x)]
 
 
-OPERATIONS: dict[str, Callable[[Size, Size], Size]] = {"floordiv": floordiv, "max": maximum, "min": minimum}
+def scaled(size: Size, factor: float) -> Size:
+    """`size * factor` rounded to float64, then toward zero; both at least 0. It has no exact polynomial form: 0.6 is no
+    ratio of small numbers, and 0.6*5 is 3 all the same."""
+    return _scaled(size, bits_of(factor))
+
+
+def _scaled(size: Size, bits: Size) -> Size:
+    return scaled_number(size, bits) if isinstance(size, int) and isinstance(bits, int) else _call("scaled", size, bits)
+
+
+OPERATIONS: dict[str, Callable[[Size, Size], Size]] = {"floordiv": floordiv, "max": maximum, "min": minimum,
+                                                       "scaled": _scaled}
 
 
 def product(sizes: Iterable[Size]) -> Size:
@@ -392,6 +406,10 @@ def substitute(size: Size, values: Mapping[str, Size]) -> Size:
     return result
 
 
+NUMBERS: dict[str, Callable[[int, int], int]] = {
+    "floordiv": int.__floordiv__, "max": max, "min": min, "scaled": scaled_number}
+
+
 def evaluate(size: Size, values: Mapping[str, int]) -> int:
     """The number that `size` has when every symbol has the value in `values` (KeyError if one is missing)."""
     if isinstance(size, int):
@@ -404,7 +422,7 @@ def evaluate(size: Size, values: Mapping[str, int]) -> int:
                 value = values[atom]
             else:
                 a, b = (evaluate(argument, values) for argument in atom.args)
-                value = a // b if atom.op == "floordiv" else max(a, b) if atom.op == "max" else min(a, b)
+                value = NUMBERS[atom.op](a, b)
             term *= value**power
         total += term
     return total
@@ -426,24 +444,3 @@ def coefficient_of(size: Size, name: str) -> tuple[Size, Size] | None:
         else:
             return None
     return _make(k), _make(rest)
-
-
-def _is_quotient(atom: Atom) -> bool:
-    return isinstance(atom, Call) and atom.op == "floordiv"
-
-
-def _text(size: Expr) -> str:
-    out = ""
-    for mono, coefficient in size.terms:
-        alone = len(mono) == 1 and mono[0][1] == 1 and (coefficient == 1 or (coefficient == -1 and bool(out)))
-        factors = []
-        for atom, power in mono:
-            text = f"({atom})" if _is_quotient(atom) and not alone else str(atom)
-            factors.append(text if power == 1 else f"{text}**{power}")
-        magnitude = abs(coefficient)
-        if magnitude != 1 or not factors:
-            factors.insert(0, str(magnitude))
-        sign = "-" if coefficient < 0 else "+"
-        body = "*".join(factors)
-        out += f" {sign} {body}" if out else (f"-{body}" if sign == "-" else body)
-    return out

@@ -11,7 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from anyshape.sym.expr import Call, Expr, Monomial, Size, coefficient_of, evaluate, mod, substitute, symbol, symbols_of
+from anyshape.sym.expr import (
+    NUMBERS,
+    Call,
+    Expr,
+    Monomial,
+    Size,
+    coefficient_of,
+    evaluate,
+    mod,
+    substitute,
+    symbol,
+    symbols_of,
+)
 
 _DEPTH = 2
 _Interval = tuple[int | None, int | None]
@@ -206,6 +218,8 @@ class Facts:
                 else:
                     calls[atom] = None
         for call in calls:
+            if call.op == "scaled":
+                continue
             if call.op == "floordiv":
                 yield self._split_floordiv(size, call, depth)
             else:
@@ -304,6 +318,10 @@ class Facts:
                 return 0, None if end is None else end - start
             return self._symbol_range(atom)
         (al, ah), (bl, bh) = (self._interval(x) for x in atom.args)
+        if atom.op == "scaled":
+            assert bl is not None
+            return (None if al is None else NUMBERS["scaled"](al, bl)), (
+                None if ah is None else NUMBERS["scaled"](ah, bl))
         if atom.op == "floordiv":
             if bl is None or bl < 1:
                 return None, None

@@ -5,13 +5,14 @@ import re
 from collections.abc import Callable
 
 from anyshape.base.errors import ParseError
-from anyshape.sym.expr import Size, floordiv, maximum, minimum, mod, product, symbol
+from anyshape.sym.expr import Size, floordiv, maximum, minimum, mod, product, scaled, symbol
+from anyshape.sym.floats import float_of
 
-_TOKEN = re.compile(r"\s*(//|\*\*|[-+*(),]|\d+|[%A-Za-z_][A-Za-z0-9_]*)")
+_TOKEN = re.compile(r"\s*(//|\*\*|[-+*(),]|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|[%A-Za-z_][A-Za-z0-9_]*)")
 
 
 def parse(text: str) -> Size:
-    """The size written as `text`: numbers, names, + - * ** // and max(a, b), min(a, b), mod(a, b)."""
+    """The size written as `text`: numbers, names, + - * ** // and max(a, b), min(a, b), mod(a, b), scaled(a, 0.5)."""
     tokens: list[str] = []
     position = 0
     stripped = text.rstrip()
@@ -100,6 +101,16 @@ class _Reader:
             b = self.sum()
             self.take(")")
             return {"max": maximum, "min": minimum, "mod": mod}[token](a, b)
+        if token == "scaled" and self.peek() == "(":
+            self.take("(")
+            a = self.sum()
+            self.take(",")
+            factor = self.take()
+            self.take(")")
+            if not factor[0].isdigit():
+                raise ParseError(f"cannot read the size {self.text!r}", why=f"{factor!r} is no number",
+                                 do="write a decimal number as the second argument of scaled")
+            return scaled(a, float(factor))
         if not (token[0].isalpha() or token[0] in "_%"):
             raise ParseError(f"cannot read the size {self.text!r}", why=f"expected a name or number, found {token!r}",
                              do="write a polynomial such as 4*b*n + 8")
@@ -118,7 +129,10 @@ def to_python(size: Size, name: Callable[[str], str] = lambda symbol_name: symbo
                 text = name(atom)
             else:
                 a, b = (to_python(argument, name) for argument in atom.args)
-                text = f"(({a})//({b}))" if atom.op == "floordiv" else f"{atom.op}({a},{b})"
+                if atom.op == "scaled":
+                    text = f"int(({a})*{float_of(atom.args[1])!r})"
+                else:
+                    text = f"(({a})//({b}))" if atom.op == "floordiv" else f"{atom.op}({a},{b})"
             factors.extend([text] * power)
         parts.append("*".join(factors))
     return "(" + "+".join(parts) + ")"
