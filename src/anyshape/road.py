@@ -18,6 +18,7 @@ from anyshape.kernel.fusion import Fusion, Kernel, NotFusable, Refused
 from anyshape.kernel.loop import LoopProgram
 from anyshape.kernel.show import content_name
 from anyshape.kernel.show import show as show_kernel
+from anyshape.ops.needs import uncertain_sizes
 from anyshape.passes import pipeline
 from anyshape.passes.pipeline import History, publish
 from anyshape.plan.alloc import allocate
@@ -53,6 +54,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None)
     """Compile one graph. `forward`: for a backward graph, the compiled forward whose memory and tape it shares."""
     clock = _Clock()
     history = History()
+    nonnegative = uncertain_sizes(graph)
     graph = pipeline.run(pipeline.ROAD, graph, config, history)
     clock.mark("passes")
 
@@ -69,8 +71,8 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None)
     clock.mark("build")
 
     before = forward.plan if forward is not None else None
-    plan = share(assemble(graph, fusion, store, names), before)
-    plan = hold_less(allocate(plan, before), before)
+    plan = dataclasses.replace(assemble(graph, fusion, store, names), nonnegative=nonnegative)
+    plan = hold_less(allocate(share(plan, before), before), before)
     publish(config, graph.name, 92, "plan", lambda: show_plan(plan))
     if config.check >= 1:
         hints = dict(plan.facts.hints)

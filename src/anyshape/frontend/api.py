@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.frontend import export
 from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
 from anyshape.frontend.direct import MISS, Door
-from anyshape.frontend.dynamo import compile_fx
+from anyshape.frontend.dynamo import FallbackWarning, compile_fx
 from anyshape.frontend.explain import explain, memory
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.program import check_stages, compile_program
@@ -27,6 +28,8 @@ from anyshape.frontend.reasons import miss_words
 from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
 from anyshape.run import torch_api
+
+PLAIN = "these sizes run as plain PyTorch"
 
 
 def compile_target(target: Any, config: Config) -> Any:
@@ -56,7 +59,10 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 
 
 class Tracing:
-    """What runs on a cache miss of Dynamo: the trace, under our settings."""
+    """What runs on a cache miss of Dynamo: the trace, under our settings.
+
+    plain: why frames of the call in hand run as plain PyTorch.
+    """
 
     def __init__(self, compilation: Compilation, inner: torch_api.FrameCallback, oblivious: bool) -> None:
         self.compilation = compilation
@@ -64,6 +70,7 @@ class Tracing:
         self.oblivious = oblivious
         self.failure = ""
         self.codes: list[Any] = []
+        self.plain: list[str] = []
 
     def __call__(self, *arguments: Any) -> Any:
         """Traces one frame.
@@ -74,7 +81,7 @@ class Tracing:
         dynamic = self.compilation.config.dynamic
         self.compilation.tracing = self._told(arguments[0])
         if not self.oblivious:
-            return self._trace(arguments, dynamic)
+            return self._trace_or_run(arguments, dynamic)
         if self.failure:
             raise NotCovered(self.failure)
         try:
@@ -85,6 +92,17 @@ class Tracing:
             self.failure = f"{type(error).__name__}: {_first_lines(str(error))}"
             raise NotCovered(self.failure) from error
 
+    def _trace_or_run(self, arguments: tuple[Any, ...], dynamic: bool) -> Any:
+        """The trace; a frame that torch's tracer refuses at these sizes runs as plain PyTorch, this one time. (Eager
+        PyTorch takes more: a loss over no elements, statistics over one. What it refuses too, it reports itself.)"""
+        config = self.compilation.config
+        try:
+            return self._trace(arguments, dynamic)
+        except torch_api.tracer_failures() as error:
+            if config.strict or config.fullgraph or isinstance(getattr(error, "inner_exception", None), AnyShapeError):
+                raise
+            self.plain.append(f"{type(error).__name__}: {_first_lines(str(error))}")
+            return torch_api.plain_frame()
 
     def _trace(self, arguments: tuple[Any, ...], dynamic: bool) -> Any:
         with torch_api.tracing_settings(dynamic, oblivious=self.oblivious):
@@ -196,17 +214,29 @@ class Compiled:
     def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""
         done = False
+        plain = self.ordinary.tracing.plain
+        plain.clear()
         try:
             result = self.ordinary.run(self.target, arguments, keywords)
             done = True
             return result
         finally:
+            for reason in plain if done else ():
+                self._note_plain(reason)
             if not failed_before and self.oblivious is not None and self.oblivious.tracing.failure:
                 tracing = self.oblivious.tracing
-                if done:
+                if done and not plain:
                     self.compilation.record("trace", "all sizes in one program", tracing.failure)
                 else:
                     tracing.failure = ""
+
+    def _note_plain(self, reason: str) -> None:
+        """Records, and says once, that a call ran as plain PyTorch."""
+        if any(known.stage == PLAIN and known.reason == reason for known in self.compilation.fallbacks):
+            return
+        self.compilation.record("trace", PLAIN, reason)
+        warnings.warn(f"torch's tracer refuses a call with these sizes; it runs as PyTorch would.\n  why: {reason}\n"
+                      "  do:  set strict=True to stop here, and see explain()", FallbackWarning, stacklevel=4)
 
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; see `anyshape.frontend.explain`."""

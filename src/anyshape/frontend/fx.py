@@ -36,6 +36,7 @@ from anyshape.frontend.symint import Sizes
 from anyshape.ir.graph import Graph, Operand, Value
 from anyshape.ir.types import NATIVE, TensorType, ValueType
 from anyshape.run import torch_api
+from anyshape.run.extern import BY_STORAGE
 from anyshape.run.tape import make_tape, tape_get
 from anyshape.sym.expr import Expr, Size, coefficient_of, symbols_of
 
@@ -171,7 +172,7 @@ class _Walk(Inputs):
             return
         if target._schema.is_mutable:
             raise self.trace.unsupported(node, f"{name}, which changes its operand")
-        if target._opname in _BY_STORAGE:
+        if target._opname in BY_STORAGE:
             self._require_dense(node, name)
         self._set_result(node)
         translation = TABLE.get(target)
@@ -237,12 +238,22 @@ class _Walk(Inputs):
                 return self._checked(result, traced)
             except Mismatch as found:
                 del self.builder.nodes[mark:]
-                self._try_unify(found)
-                if self.same.get(found.b, found.b) == found.a:
-                    raise
-                self.same[found.b] = self.same.get(found.a, found.a)
-                self.notes.equalities.append((str(found.b), str(found.a)))
+                self._equate(found)
         raise Decline("too many sizes that differ")
+
+    def _equate(self, found: Mismatch) -> None:
+        """Takes two sizes as one from here on, by the number where one is a number.
+
+        Raises:
+            Decline: they are not equal in the trace.
+        """
+        hint = self.sizes.facts().hint
+        kept, replaced = (found.b, found.a) if isinstance(found.b, int) else (found.a, found.b)
+        if isinstance(replaced, int) or hint(kept) != hint(replaced) or self.same.get(replaced) == kept:
+            raise Decline(f"the sizes {found}")
+        self._try_unify(found)
+        self.same[replaced] = self.same.get(kept, kept)
+        self.notes.equalities.append((str(replaced), str(kept)))
 
     def _settled(self, argument: Any) -> Any:
         """The argument with one formula for sizes that are equal in the trace; a tensor is cut to its own length."""
@@ -274,7 +285,7 @@ class _Walk(Inputs):
             return result
         for dim, want in enumerate(kind.shape):
             have = result.tensor.shape[dim]
-            if have != want and have != self.same.get(want):
+            if self.same.get(have, have) != self.same.get(want, want):
                 raise Mismatch(have, want)
             result = self.t.window(result, dim, 0, want)
         return result
@@ -348,7 +359,6 @@ class _Walk(Inputs):
 
 
 _MISSING = object()
-_BY_STORAGE = frozenset(("as_strided", "as_strided_copy", "as_strided_scatter"))
 _TOKENS = frozenset(("prims._make_token.default", "prims._sink_tokens.default"))
 _ASSERTS = frozenset(("aten._assert_scalar.default", "aten._assert_tensor_metadata.default",
                       "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default"))

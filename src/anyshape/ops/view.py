@@ -140,17 +140,17 @@ def _infer_slice(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     return (TensorType(source.dtype, shape, None, source.device),)
 
 
-def _slice_parts(node: Node) -> tuple[int, Size, int]:
+def slice_parts(node: Node) -> tuple[int, Size, int]:
     return int_attr(node, "dim"), size_attr(node, "start"), int_attr(node, "step")
 
 
 def _slice_body(body: Body[Any], node: Node, index: Index) -> object:
-    at, start, step = _slice_parts(node)
+    at, start, step = slice_parts(node)
     return body.read(node.inputs[0], index[:at] + (start + index[at] * step,) + index[at + 1:])
 
 
 def _slice_strided(shape: Sizes, strides: Sizes, offset: Size, node: Node) -> Strided:
-    at, start, step = _slice_parts(node)
+    at, start, step = slice_parts(node)
     return strides[:at] + (strides[at] * step,) + strides[at + 1:], offset + start * strides[at]
 
 

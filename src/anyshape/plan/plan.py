@@ -132,6 +132,7 @@ class Plan:
         called with the tape, then the other inputs.
     kept: bytes at the bottom of the arena that hold the saved values; a block of memory of its own, which lives until
         the backward program has run. The rest, [kept, arena), is free after the call. No buffer crosses the border.
+    nonnegative: sizes of tensors inside that the facts do not show to be at least 0; below, the program does not apply.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Plan:
     facts: Facts
     restored: tuple[int, ...] = ()
     kept: Size = 0
+    nonnegative: tuple[Size, ...] = ()
 
 
 def touched(step: Step) -> list[Window]:

@@ -33,10 +33,26 @@ def resolve(target: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+# operators that read the storage of their first operand by strides and an offset from its start
+BY_STORAGE = frozenset(("as_strided", "as_strided_copy", "as_strided_scatter"))
+
+
+def _in_own_storage(target: Any) -> Callable[..., Any]:
+    """A call of `target` whose first operand lies dense at the start of its storage, as the trace had it: here it may
+    be a window into a block."""
+    def call(tensor: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
+        dense = tensor.contiguous()
+        return target(dense.clone() if dense.storage_offset() else dense, *rest, **keywords)
+
+    return call
+
+
 @lru_cache(maxsize=4096)
 def compile_extern(target: str, template: Attr) -> Callable[[Sequence[Any]], Any]:
     """The call of `target` as a function of the list of operands (tensors and numbers); template: ops/extern.py."""
-    constants: dict[str, Any] = {"target": resolve(target)}
+    found = resolve(target)
+    constants: dict[str, Any] = {
+        "target": _in_own_storage(found) if getattr(found, "_opname", "") in BY_STORAGE else found}
 
     def constant(value: Any) -> str:
         name = f"constant_{len(constants)}"

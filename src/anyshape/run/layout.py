@@ -35,8 +35,8 @@ class Layout:
     slots: buffer name -> slot of the host's block.
     placed: names of the buffers with a place in the arena, in the order of `sizes` and `offsets` in shape's result.
     shape: symbols -> (words of the steps, sizes of placed buffers, their offsets, kept, arena, types of inputs,
-        of outputs, of saved, of steps' windows, bytes of output buffers by output); a type is (sizes, strides, offset
-        in elements).
+        of outputs, of saved, of steps' windows, bytes of output buffers by output, the plan's `nonnegative`); a type
+        is (sizes, strides, offset in elements).
     """
 
     symbols: tuple[str, ...]
@@ -66,6 +66,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
         writer.types(plan.saved),
         "(" + "".join(writer.windows(step) + ", " for step in plan.steps) + ")",
         writer.tuple_of(outputs.get(i, 0) for i in range(len(plan.outputs))),
+        writer.tuple_of(plan.nonnegative),
     ]
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(_name(s) for s in symbols)}):", *writer.lines,

@@ -8,7 +8,7 @@ from typing import Any
 
 from anyshape.backend import host_words as host
 from anyshape.base import events
-from anyshape.base.errors import Unsupported, VerifyError
+from anyshape.base.errors import InputError, Unsupported, VerifyError
 from anyshape.ir.types import size_of
 from anyshape.plan.alloc import kept_regions, live_bytes
 from anyshape.plan.plan import Buffer, CopyStep, KernelStep, MemoryStep, Plan, Window
@@ -87,6 +87,7 @@ class Records:
         Raises:
             VerifyError: no version of a kernel fits these sizes: a bug of the compiler.
             Unsupported: a symbol has no value: a backward was given a tape of another program.
+            InputError: a tensor inside would have a size below 0: eager PyTorch goes another way at these sizes.
         """
         layout = self.layout
         missing = [name for name in layout.symbols if name not in values]
@@ -94,8 +95,13 @@ class Records:
             raise Unsupported(f"{self.plan.name} computes with the size {', '.join(missing)}",
                               why="neither its inputs nor its tape say what it is",
                               do="run the forward that was compiled with this backward")
-        (steps, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes) = layout.shape(
+        (steps, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain) = layout.shape(
             *[values[name] for name in layout.symbols])
+        if min(uncertain, default=0) < 0:
+            raise InputError(f"{self.plan.name} does not take these sizes",
+                             why=", ".join(f"the size {size} of a tensor inside would be {number}" for size, number
+                                           in zip(self.plan.nonnegative, uncertain, strict=True) if number < 0),
+                             do="compile the program again for these sizes")
         calls = self._check(steps)
         offsets, arena, bound = self._place(list(sizes), list(offsets), kept, arena, values)
         pairs = [word for name, offset in zip(layout.placed, offsets, strict=True)

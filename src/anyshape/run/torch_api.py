@@ -120,6 +120,19 @@ def trace_failure(error: BaseException) -> tuple[str, str, dict[str, str]] | Non
     return message, where, sources
 
 
+def tracer_failures() -> tuple[type[BaseException], ...]:
+    """The exceptions by which Dynamo says that a trace failed: in torch's tracer, on shapes, or in a backend."""
+    from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError
+    return BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError
+
+
+def plain_frame() -> Any:
+    """The answer to Dynamo that lets one call of a frame, and all that it calls, run as it is."""
+    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+    return ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP),
+                              apply_to_code=False)
+
+
 DYNAMO_SETTINGS: dict[str, Any] = {
     "specialize_float": True,
     "assume_static_by_default": False,

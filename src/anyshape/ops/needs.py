@@ -1,0 +1,31 @@
+"""What must hold of its sizes for a graph to mean what eager PyTorch computes.
+
+A trace that does not single out the sizes 0 and 1 takes the general way: x[-1:] is one element from n - 1, also of
+nothing. Where eager would have gone another way, a size inside the graph comes out below 0, or a slice reads outside.
+"""
+from __future__ import annotations
+
+from anyshape.ir.graph import Graph, Node, Value
+from anyshape.ops.view import slice_parts
+from anyshape.sym.expr import Expr, Size
+
+
+def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
+    """Sizes that must be at least 0 and that the facts do not show to be."""
+    found: dict[Size, None] = {}
+    for node in graph.nodes:
+        for value in node.outputs:
+            found.update(dict.fromkeys(value.tensor.shape))
+        if node.op == "slice":
+            found.update(dict.fromkeys(_inside(node)))
+    return tuple(size for size in found if isinstance(size, Expr) and not graph.facts.prove_nonnegative(size))
+
+
+def _inside(node: Node) -> tuple[Size, ...]:
+    """At least 0 where a slice stays inside of its operand; one of no elements may start right behind the end."""
+    operand = node.inputs[0]
+    assert isinstance(operand, Value)
+    dim, start, step = slice_parts(node)
+    last = start + step * (node.outputs[0].tensor.shape[dim] - 1)
+    lowest, highest = (start, last) if step > 0 else (last, start)
+    return lowest, operand.tensor.shape[dim] - 1 - highest
