@@ -1,6 +1,7 @@
 """`anyshape.compile` for modules and functions: two ways of tracing behind one callable.
 
-The first way (`Tracing.oblivious`) makes one program for all sizes, 0 and 1 included. It is given up, for this object,
+The first way (`Tracing.oblivious`) makes one program for all sizes, 0 and 1 included (with dynamic=False: for fixed
+sizes, and as one graph, also where sizes are found in the data). It is given up, for this object,
 when a trace fails, and for a single call when the call's sizes do not fit its programs; then the ordinary way serves:
 PyTorch's usual symbolic tracing, which makes extra programs for sizes 0 and 1.
 """
@@ -61,6 +62,7 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 class Tracing:
     """What runs on a cache miss of Dynamo: the trace, under our settings.
 
+    way: what `Capture` calls it.
     plain: why frames of the call in hand run as plain PyTorch.
     """
 
@@ -68,6 +70,7 @@ class Tracing:
         self.compilation = compilation
         self.inner = inner
         self.oblivious = oblivious
+        self.way = "ordinary" if not oblivious else "all sizes" if compilation.config.dynamic else "one graph"
         self.failure = ""
         self.codes: list[Any] = []
         self.plain: list[str] = []
@@ -121,7 +124,7 @@ class Tracing:
         reason = miss_words(misses, frame.f_locals) if misses else ""
         if not self.oblivious and self.compilation.config.dynamic and not reason:
             reason = self.compilation.fallbacks[-1].reason if self.compilation.fallbacks else ""
-        return where, reason, "all sizes" if self.oblivious else "ordinary"
+        return where, reason, self.way
 
 
 def _first_lines(text: str) -> str:
@@ -176,7 +179,7 @@ class Compiled:
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target
         self.compilation = Compilation(config, compile_program)
-        self.oblivious = Way(target, self.compilation, oblivious=True) if config.dynamic else None
+        self.oblivious = Way(target, self.compilation, oblivious=True)
         self.ordinary = Way(target, self.compilation, oblivious=False)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -185,13 +188,13 @@ class Compiled:
         if plain and torch_api.dispatch_modes():
             return self.target(*arguments, **keywords)  # whoever watches or replaces operators wants to see them
         try:
-            failed_before = oblivious is None or bool(oblivious.tracing.failure)
+            failed_before = bool(oblivious.tracing.failure)
             try:
-                if plain and oblivious is not None and oblivious.door is not None:
+                if plain and oblivious.door is not None:
                     result = oblivious.door(arguments, keywords)
                     if result is not MISS:
                         return result
-                if oblivious is not None and not (failed_before and ordinary.door is not None):
+                if not (failed_before and ordinary.door is not None):
                     return oblivious.run(self.target, arguments, keywords)
             except NotCovered:
                 pass
@@ -199,7 +202,7 @@ class Compiled:
                 result = ordinary.door(arguments, keywords)
                 if result is not MISS:
                     return result
-            if oblivious is not None and failed_before and ordinary.door is not None:
+            if failed_before and ordinary.door is not None:
                 try:
                     return oblivious.run(self.target, arguments, keywords)
                 except NotCovered:
@@ -223,10 +226,11 @@ class Compiled:
         finally:
             for reason in plain if done else ():
                 self._note_plain(reason)
-            if not failed_before and self.oblivious is not None and self.oblivious.tracing.failure:
+            if not failed_before and self.oblivious.tracing.failure:
                 tracing = self.oblivious.tracing
                 if done and not plain:
-                    self.compilation.record("trace", "all sizes in one program", tracing.failure)
+                    stage = "all sizes in one program" if tracing.way == "all sizes" else tracing.way
+                    self.compilation.record("trace", stage, tracing.failure)
                 else:
                     tracing.failure = ""
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from anyshape.base.errors import Unsupported
+from anyshape.frontend.fx_trace import UnsupportedNode
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Attr, Operand, Value
 from anyshape.ir.types import TensorType
@@ -35,7 +35,7 @@ def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, given: t
         effect: the call does more than give its results, whatever is known of the op itself.
 
     Raises:
-        Unsupported: an argument that a template cannot hold.
+        UnsupportedNode: an argument that a template cannot hold.
     """
     operands: list[Operand] = []
 
@@ -84,6 +84,5 @@ def _leaf(node: Node, value: Any) -> tuple[Attr, ...]:
     raise _cannot(node, f"an argument of type {type(value).__name__}")
 
 
-def _cannot(node: Node, what: str) -> Unsupported:
-    return Unsupported(f"AnyShape does not compile {node.target} with {what}", where=node.name,
-                       do="the program runs as PyTorch would")
+def _cannot(node: Node, what: str) -> UnsupportedNode:
+    return UnsupportedNode(node, f"{node.target} with {what}", node.name)

@@ -80,7 +80,8 @@ class Capture:
     Args:
         where: the function that was traced: name, file and line; empty when unknown.
         reason: what forced it, in words; empty for the first one.
-        way: "all sizes" or "ordinary", the two ways of tracing; "backend" for torch.compile's own.
+        way: "all sizes" (or "one graph", for fixed sizes) or "ordinary", the two ways of tracing; "backend" for
+            torch.compile's own.
         sizes: (symbol of the trace, its place in words, a name made of input and dim) for each symbolic size.
     """
     where: str

@@ -14,6 +14,7 @@ from anyshape.frontend.symint import Sizes
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Operand, Value
 from anyshape.ir.types import SizeType, TensorType, ValueType
+from anyshape.run import torch_api
 from anyshape.run.tape import tape_get
 from anyshape.sym.expr import Expr, Size, substitute
 
@@ -146,9 +147,7 @@ class Inputs:
         return None if strides is None else tuple(substitute(stride, self.sizes.equal) for stride in strides)
 
     def _constant(self, node: Node) -> Any:
-        found: Any = self.gm
-        for part in str(node.target).split("."):
-            found = getattr(found, part)
+        found = torch_api.attribute_of(self.gm, str(node.target))
         if not isinstance(found, torch.Tensor):
             return Skipped(f"the attribute {node.target}")
         if isinstance(found, torch._subclasses.FakeTensor):

@@ -37,6 +37,15 @@ def where_of(node: Node, cache: dict[str, str]) -> str:
     return known
 
 
+class UnsupportedNode(Unsupported):
+    """A node that the IR has no form for."""
+
+    def __init__(self, node: Node, what: str, where: str) -> None:
+        super().__init__(f"AnyShape does not compile {what}", where=where, why="the IR has no form for it",
+                         do="the program runs as PyTorch would")
+        self.node = node
+
+
 class Trace:
     """Reads types and source lines off the nodes of one graph."""
 
@@ -91,11 +100,9 @@ class Trace:
         """The types of several results; other Python values stay as they are."""
         return tuple(self.tensor_type(v, node) if isinstance(v, torch.Tensor) else v for v in values)
 
-    def unsupported(self, node: Node, what: str) -> Unsupported:
+    def unsupported(self, node: Node, what: str) -> UnsupportedNode:
         """The error for a node that the IR has no form for."""
-        return Unsupported(f"AnyShape does not compile {what}", where=f"{node.format_node() or node.name}  "
-                           f"{self.where(node)}".strip(), why="the IR has no form for it",
-                           do="the program runs as PyTorch would")
+        return UnsupportedNode(node, what, f"{node.format_node() or node.name}  {self.where(node)}".strip())
 
 
 def check_bound(graph: Graph) -> None:

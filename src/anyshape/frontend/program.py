@@ -12,6 +12,8 @@ from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.frontend.checked import CheckedProgram
 from anyshape.frontend.compilation import Boxed, ProgramRequest
 from anyshape.frontend.fx import Notes, to_graph
+from anyshape.frontend.fx_trace import UnsupportedNode
+from anyshape.frontend.split import split_program
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType, ValueType
 from anyshape.passes import pipeline
@@ -77,18 +79,28 @@ def interpret(request: ProgramRequest) -> Boxed:
 
 
 def compile_program(request: ProgramRequest) -> Boxed:
-    """Compile one captured graph.
+    """Compile one captured graph: whole, or in parts around what the IR does not carry.
 
     Raises:
-        Unsupported: the graph has what the IR does not carry; the caller runs it as PyTorch would.
+        Unsupported: too much of it; the caller runs the graph as PyTorch would.
     """
-    graph, notes, forward = graph_of(request)
-    if request.tape is not None and request.role == "backward" and forward is None:
-        raise Unsupported("the forward of this backward was not compiled", do="see explain() for the forward's reason")
+    first, why = None, ""
+    try:
+        graph, notes, forward = graph_of(request)
+        if request.role != "backward" or request.tape is None or forward is not None:
+            return _built(request, request.name, graph, notes, forward)
+    except UnsupportedNode as error:
+        first, why = error.node, error.what
+    return split_program(
+        request, first, why, translate=lambda gm, name: to_graph(gm, name.replace(".", "_")),
+        build=lambda form, name: _built(request, name, *form))
+
+
+def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forward: Compiled | None = None) -> Boxed:
     _refuse_other_devices(graph)
     with torch_api.outside_tracing():
         compiled = compile_graph(graph, request.config, forward)
-    program = NativeProgram(request.name, compiled, notes)
+    program = NativeProgram(name, compiled, notes)
     request.compilation.register(program)
     if request.config.check >= 2:
         return CheckedProgram(program, graph, notes.constants, request)

@@ -203,6 +203,25 @@ def static_inputs() -> tuple[int, ...]:
     return tuple(getattr(metadata, "static_input_indices", None) or ())
 
 
+def is_random(target: Any) -> bool:
+    """True for operators that draw from torch's generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def attribute_of(gm: torch.fx.GraphModule, target: str) -> Any:
+    """The attribute of a module that a get_attr node names."""
+    found: Any = gm
+    for part in target.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def follow(value: Any, path: Any) -> Any:
+    """The number inside an operator's result, real this time, where the trace met a symbol without a value."""
+    from torch.utils._pytree import key_get
+    return key_get(value, path)
+
+
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many TorchDispatchModes are active
 
 

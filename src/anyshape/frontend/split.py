@@ -1,0 +1,304 @@
+"""Programs in parts: what the IR cannot carry runs as PyTorch, between compiled parts of the same captured graph.
+
+    y = x * 2; k = nonzero(y); z = k + 1   -->   part 0: y = x * 2      compiled
+                                                 k = nonzero(y)         PyTorch; its size becomes known here
+                                                 part 1: z = k + 1      compiled, with k as an input
+
+A size that is only found in the data is a symbol like any other for the parts after it. Python numbers between the
+parts are computed in Python, and so is what the trace asserts of such sizes. The order of the trace is kept.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import torch
+from torch.fx import Graph as FxGraph
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from anyshape.base.errors import InputError, Unsupported
+from anyshape.frontend.compilation import Boxed, NotCovered, ProgramRequest
+from anyshape.frontend.fx_trace import UnsupportedNode
+from anyshape.run import torch_api
+from anyshape.run.tape import make_tape, tape_get
+
+MOST = 64  # nodes that are left to PyTorch, before the whole graph is
+SMALL = 2  # sizes below have rules of their own in eager PyTorch; a general trace does not follow them
+_ASSERTS = ("aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default",
+            "aten.sym_constrain_range.default")
+
+
+@dataclass(eq=False)
+class Part:
+    """Nodes that follow each other and are compiled together.
+
+    gm: the nodes as a graph of its own. inputs, outputs: nodes of the whole graph. origin: node of gm -> of the whole.
+    """
+
+    nodes: list[Node]
+    gm: GraphModule
+    inputs: list[Node]
+    outputs: list[Node]
+    origin: dict[Node, Node]
+    program: Boxed | None = field(default=None)
+
+
+Step = Union[Part, Node]
+
+
+def split_program(request: ProgramRequest, first: Node | None, why: str, translate: Callable[[GraphModule, str], Any],
+                  build: Callable[[Any, str], Boxed]) -> Boxed:
+    """The program of `request` in parts.
+
+    Args:
+        first: a node that cannot be compiled, and why; None for a backward whose forward has no plan.
+        translate: a part's graph and name -> our form of it; raises UnsupportedNode.
+        build: that form and the name -> the compiled part.
+
+    Raises:
+        Unsupported: too much of the graph is not for the IR.
+    """
+    outside: dict[Node, str] = {} if first is None else {first: why}
+    for node in request.gm.graph.nodes:
+        if node.meta.get("unbacked_bindings"):
+            outside[node] = "its result has sizes or numbers that are only known from the data"
+    while len(outside) <= MOST:
+        steps = list(_steps(request.gm, outside))
+        try:
+            forms = [translate(step.gm, _name(request, k)) for k, step in enumerate(steps) if isinstance(step, Part)]
+        except UnsupportedNode as error:
+            part = next(step for step in steps if isinstance(step, Part) and error.node in step.gm.graph.nodes)
+            found = _left_out(error.node, part)
+            if not found:
+                raise
+            outside.update(dict.fromkeys(found, error.what))
+            continue
+        parts = [step for step in steps if isinstance(step, Part)]
+        numbers = [k for k, step in enumerate(steps) if isinstance(step, Part)]
+        for number, part, form in zip(numbers, parts, forms, strict=True):
+            part.program = build(form, _name(request, number))
+        for node, reason in outside.items():
+            request.compilation.record(request.name, "split", f"{node.target} runs as PyTorch between compiled parts: "
+                                                              f"{reason}")
+        program = SplitProgram(request, steps)
+        request.compilation.register(program)
+        return program
+    raise Unsupported(f"{len(outside)} calls of this graph have no form in the IR", do="see explain() for the first")
+
+
+def _name(request: ProgramRequest, number: int) -> str:
+    return f"{request.name}.step{number}"
+
+
+def _left_out(node: Node, part: Part) -> list[Node]:
+    """What must be left to PyTorch when `node` of a part is refused: itself, or what reads it where it is an input."""
+    if node.op == "placeholder":
+        return [part.origin[user] for user in node.users if user in part.origin]
+    return [part.origin[node]] if node in part.origin and node.op == "call_function" else []
+
+
+# ---- cutting
+
+
+def _steps(gm: GraphModule, outside: dict[Node, str]) -> Iterator[Step]:
+    """The graph in order: parts, and nodes that run in Python."""
+    symbols: dict[str, Node] = {}
+    alone: set[Node] = set()
+    pending: list[Node] = []
+
+    def part() -> Iterator[Part]:
+        if pending:
+            yield _part(gm, list(pending), symbols)
+            pending.clear()
+
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            _note_symbol(node, symbols)
+        if node.op != "call_function" or str(node.target) == "aten._assert_tensor_metadata.default":
+            continue
+        if not _runs_alone(node, outside, alone):
+            pending.append(node)
+            continue
+        alone.add(node)
+        if node in outside or any(operand in pending for operand in node.all_input_nodes):
+            yield from part()
+        _note_symbol(node, symbols)
+        yield node
+    yield from part()
+
+
+def _runs_alone(node: Node, outside: dict[Node, str], alone: set[Node]) -> bool:
+    if node in outside or node.target in (make_tape, tape_get) or str(node.target) in _ASSERTS:
+        return True
+    if node.target is operator.getitem and node.args[0] in alone:
+        return True
+    return _is_number(node.meta.get("val"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float))
+
+
+def _note_symbol(node: Node, symbols: dict[str, Node]) -> None:
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
+        symbols.setdefault(str(value.node.expr), node)
+
+
+def known_number() -> None:
+    """Stands in a part for a number that the trace knows by its formula; never called."""
+
+
+def _part(gm: GraphModule, nodes: list[Node], symbols: dict[str, Node]) -> Part:
+    inside = set(nodes)
+    outputs = [node for node in nodes if any(user not in inside for user in node.users)
+               or node.target is torch.ops.aten.copy_.default]
+    operands = list(dict.fromkeys(operand for node in nodes for operand in node.all_input_nodes
+                                  if operand not in inside))
+    given = [operand for operand in operands if operand.op != "get_attr" and not _is_formula(operand)]
+    numbers = [symbols[name] for name in sorted(_symbols_of([*nodes, *given, *operands])) if name in symbols]
+    inputs = list(dict.fromkeys([*numbers, *given]))
+    graph = FxGraph()
+    copies: dict[Node, Node] = {}
+    for node in inputs:
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = {"val": node.meta.get("val")}
+    for node in operands:
+        if node in copies:
+            continue
+        if node.op == "get_attr":
+            copies[node] = graph.node_copy(node)
+        else:
+            copies[node] = graph.call_function(known_number)
+            copies[node].meta = {"val": node.meta["val"]}
+    for node in nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in outputs))
+    return Part(nodes, GraphModule(gm, graph), inputs, outputs, {copy: node for node, copy in copies.items()})
+
+
+def _is_formula(node: Node) -> bool:
+    """A number that the trace knows: a part needs its symbols, not its value."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, bool, int))
+
+
+def _symbols_of(nodes: list[Node]) -> set[str]:
+    found: set[str] = set()
+
+    def visit(value: Any) -> None:
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            found.update(str(symbol) for symbol in value.node.expr.free_symbols)
+        elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            for size in (*value.shape, *value.stride()):
+                visit(size)
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                visit(item)
+
+    for node in nodes:
+        visit(node.meta.get("val"))
+    return found
+
+
+# ---- running
+
+
+class SplitProgram:
+    """Runs the steps in order. Called with one list of inputs, which it empties; returns the list of outputs.
+
+    Raises (when called): NotCovered: a program for all sizes met a size 0 or 1 in the data, or data that its trace
+    does not take; nothing that the caller can see has changed.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, request: ProgramRequest, steps: list[Step]) -> None:
+        nodes = list(request.gm.graph.nodes)
+        self.name = request.name
+        self.steps = steps
+        self.placeholders = [node for node in nodes if node.op == "placeholder"]
+        self.attributes = {node: torch_api.attribute_of(request.gm, str(node.target)) for node in nodes
+                           if node.op == "get_attr"}
+        self.results = request.gm.graph.output_node().args[0]
+        self.takes_tape = request.role == "backward" and request.tape is not None
+        self.general = request.compilation.tracing[2] in ("all sizes", "one graph") and request.role != "backward"
+        self.draws = any(torch_api.is_random(node.target) for node in nodes)
+        self.last = self._last_uses()
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The operators that run as PyTorch."""
+        return tuple(str(step.target) for step in self.steps
+                     if isinstance(step, Node) and isinstance(step.target, torch._ops.OpOverload)
+                     and not _is_number(step.meta.get("val")) and str(step.target) not in _ASSERTS)
+
+    def _last_uses(self) -> list[list[Node]]:
+        """Per step, the values that nothing needs after it."""
+        returned = set(self.results_nodes())
+        seen = set(returned)
+        last: list[list[Node]] = []
+        for step in reversed(self.steps):
+            used = [*step.inputs, *step.outputs] if isinstance(step, Part) else [*step.all_input_nodes, step]
+            last.append([node for node in dict.fromkeys(used) if node not in seen and node.op != "get_attr"])
+            seen.update(used)
+        return last[::-1]
+
+    def results_nodes(self) -> list[Node]:
+        """The nodes that are returned."""
+        found: list[Node] = []
+        map_arg(self.results, lambda node: found.append(node))
+        return found
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        values: dict[Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
+        values.update(self.attributes)
+        tape = inputs[0] if self.takes_tape else None
+        inputs.clear()
+        if tape is not None:
+            tape.open()
+        state = torch.random.get_rng_state() if self.general and self.draws else None
+        with torch.no_grad():
+            try:
+                for step, last in zip(self.steps, self.last, strict=True):
+                    self._run(step, values)
+                    for node in last:
+                        del values[node]
+                outputs = list(map_arg(self.results, values.__getitem__))
+            except NotCovered:
+                if state is not None:
+                    torch.random.set_rng_state(state)
+                raise
+        if tape is not None:
+            tape.close()
+        return outputs
+
+    def _run(self, step: Step, values: dict[Node, Any]) -> None:
+        if isinstance(step, Part):
+            assert step.program is not None
+            try:
+                results = step.program([values[node] for node in step.inputs])
+            except InputError as error:
+                raise self._refusal(error.why) from error
+            values.update(zip(step.outputs, results, strict=True))
+            return
+        try:
+            value = step.target(*map_arg(step.args, values.__getitem__), **map_arg(step.kwargs, values.__getitem__))
+        except RuntimeError as error:
+            if str(step.target) not in _ASSERTS:
+                raise
+            raise self._refusal(str(error)) from error
+        values[step] = value
+        bound = step.meta.get("unbacked_bindings") if self.general else None
+        for symbol, path in (bound or {}).items():
+            number = torch_api.follow(value, path)
+            if type(number) is int and number < SMALL:
+                raise NotCovered(f"the size {symbol}, found in the data, is {number}")
+
+    def _refusal(self, why: str) -> Exception:
+        if self.general:
+            return NotCovered(why)
+        return InputError(f"{self.name} does not take these data", why=why,
+                          do="call the function without fullgraph=True")
