@@ -85,4 +85,4 @@ def _leaf(node: Node, value: Any) -> tuple[Attr, ...]:
 
 
 def _cannot(node: Node, what: str) -> UnsupportedNode:
-    return UnsupportedNode(node, f"{node.target} with {what}", node.name)
+    return UnsupportedNode(node, f"AnyShape does not compile {node.target} with {what}", node.name)

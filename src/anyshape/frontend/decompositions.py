@@ -87,8 +87,14 @@ def _embedding_bag(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.T
     return result, bags.to(offsets.dtype), nothing, nothing.clone()
 
 
+def take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Elements of the flattened `x`. torch's own indexes as Python does, which asks an index without dims for its
+    value."""
+    return aten.index.Tensor(x.reshape(-1), [index])  # type: ignore[no-any-return]
+
+
 # Decompositions of our own, each with the operator.
-OWN = {aten._embedding_bag.default: _embedding_bag}
+OWN: dict[Any, Callable[..., Any]] = {aten._embedding_bag.default: _embedding_bag, aten.take.default: take}
 
 
 @functools.cache

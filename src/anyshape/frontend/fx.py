@@ -100,7 +100,8 @@ class _Walk(Inputs):
         for node in nodes:
             if node.op == "call_function":
                 self.builder.where = self.trace.where(node)
-                self._call(node)
+                with self.trace.at(node):
+                    self._call(node)
             elif node.op == "output":
                 outputs, strides, memory = self._outputs(node)
             elif node.op not in ("placeholder", "get_attr"):

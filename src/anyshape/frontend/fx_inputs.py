@@ -79,7 +79,8 @@ class Inputs:
                 self.notes.tape_input = True
                 self._declare_restored(node, nodes)
             else:
-                self.env[node] = self.placeholders[node] = self._input(node)
+                with self.trace.at(node):
+                    self.env[node] = self.placeholders[node] = self._input(node)
         if tape is not None:
             self.env[tape] = Skipped("the tape")
         for node in nodes:

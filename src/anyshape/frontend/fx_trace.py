@@ -1,8 +1,9 @@
 """What the nodes of a traced graph say about values: types from fake tensors, source lines, refusals in words."""
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -40,9 +41,8 @@ def where_of(node: Node, cache: dict[str, str]) -> str:
 class UnsupportedNode(Unsupported):
     """A node that the IR has no form for."""
 
-    def __init__(self, node: Node, what: str, where: str) -> None:
-        super().__init__(f"AnyShape does not compile {what}", where=where, why="the IR has no form for it",
-                         do="the program runs as PyTorch would")
+    def __init__(self, node: Node, what: str, where: str, why: str = "the IR has no form for it") -> None:
+        super().__init__(what, where=where, why=why, do="the program runs as PyTorch would")
         self.node = node
 
 
@@ -100,9 +100,20 @@ class Trace:
         """The types of several results; other Python values stay as they are."""
         return tuple(self.tensor_type(v, node) if isinstance(v, torch.Tensor) else v for v in values)
 
+    @contextlib.contextmanager
+    def at(self, node: Node) -> Iterator[None]:
+        """Inside, a refusal that does not know its node is one of `node`."""
+        try:
+            yield
+        except UnsupportedNode:
+            raise
+        except Unsupported as error:
+            raise UnsupportedNode(node, error.what, self.where(node), error.why) from error
+
     def unsupported(self, node: Node, what: str) -> UnsupportedNode:
         """The error for a node that the IR has no form for."""
-        return UnsupportedNode(node, what, f"{node.format_node() or node.name}  {self.where(node)}".strip())
+        where = f"{node.format_node() or node.name}  {self.where(node)}".strip()
+        return UnsupportedNode(node, f"AnyShape does not compile {what}", where)
 
 
 def check_bound(graph: Graph) -> None:

@@ -10,6 +10,7 @@ import inspect
 import logging
 import re
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -151,6 +152,8 @@ def tracing_settings(dynamic: bool, oblivious: bool) -> Iterator[None]:
     dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
     if not dynamic:
         dynamo["assume_static_by_default"] = True
+    # a warning does not end the graph: it is given after it
+    dynamo["reorderable_logging_functions"] = {*dynamo_config.reorderable_logging_functions, warnings.warn}
     symbolic = {"use_duck_shape": False, "backed_size_oblivious": oblivious}
     general = general_tracing() if oblivious else contextlib.nullcontext()
     with dynamo_config.patch(dynamo), symbolic_config.patch(symbolic), quick_tracing(), general:
