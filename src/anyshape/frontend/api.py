@@ -27,6 +27,7 @@ from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.program import check_stages, compile_program
 from anyshape.frontend.reasons import miss_words
 from anyshape.frontend.refusal import refusal
+from anyshape.frontend.shape_rules import tracing_settings
 from anyshape.frontend.sizes import checked_program
 from anyshape.run import torch_api
 
@@ -108,7 +109,7 @@ class Tracing:
             return torch_api.plain_frame()
 
     def _trace(self, arguments: tuple[Any, ...], dynamic: bool) -> Any:
-        with torch_api.tracing_settings(dynamic, oblivious=self.oblivious):
+        with tracing_settings(dynamic, oblivious=self.oblivious):
             result = self.inner(*arguments)
         if torch_api.made_program(result):
             self.codes.append(arguments[0].f_code)

@@ -13,7 +13,7 @@ from anyshape.frontend.checked import CheckedProgram
 from anyshape.frontend.compilation import Boxed, ProgramRequest
 from anyshape.frontend.fx import Notes, to_graph
 from anyshape.frontend.fx_trace import UnsupportedNode
-from anyshape.frontend.split import split_program
+from anyshape.frontend.split import found_in_data, split_program
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType, ValueType
 from anyshape.passes import pipeline
@@ -86,9 +86,10 @@ def compile_program(request: ProgramRequest) -> Boxed:
     """
     first, why = None, ""
     try:
-        graph, notes, forward = graph_of(request)
-        if request.role != "backward" or request.tape is None or forward is not None:
-            return _built(request, request.name, graph, notes, forward)
+        if not found_in_data(request.gm):
+            graph, notes, forward = graph_of(request)
+            if request.role != "backward" or request.tape is None or forward is not None:
+                return _built(request, request.name, graph, notes, forward)
     except UnsupportedNode as error:
         first, why = error.node, error.what
     return split_program(

@@ -61,10 +61,10 @@ def split_program(request: ProgramRequest, first: Node | None, why: str, transla
     Raises:
         Unsupported: too much of the graph is not for the IR.
     """
-    outside: dict[Node, str] = {} if first is None else {first: why}
-    for node in request.gm.graph.nodes:
-        if node.meta.get("unbacked_bindings"):
-            outside[node] = "its result has sizes or numbers that are only known from the data"
+    outside = {node: "its result has sizes or numbers that are only known from the data"
+               for node in found_in_data(request.gm)}
+    if first is not None:
+        outside.setdefault(first, why)
     while len(outside) <= MOST:
         steps = list(_steps(request.gm, outside))
         try:
@@ -87,6 +87,18 @@ def split_program(request: ProgramRequest, first: Node | None, why: str, transla
         request.compilation.register(program)
         return program
     raise Unsupported(f"{len(outside)} calls of this graph have no form in the IR", do="see explain() for the first")
+
+
+def found_in_data(gm: GraphModule) -> list[Node]:
+    """The calls whose results have sizes that no size before them says."""
+    known: set[str] = set()
+    found = []
+    for node in gm.graph.nodes:
+        new = {name for name in _symbols_of([node]) if torch_api.is_unbacked(name)} - known
+        if new and node.op == "call_function" and node.target is not tape_get:
+            found.append(node)
+        known |= new
+    return found
 
 
 def _name(request: ProgramRequest, number: int) -> str:
@@ -180,6 +192,19 @@ def _part(gm: GraphModule, nodes: list[Node], symbols: dict[str, Node]) -> Part:
     return Part(nodes, GraphModule(gm, graph), inputs, outputs, {copy: node for node, copy in copies.items()})
 
 
+def _data_sizes(traced: Any, real: Any) -> Iterator[tuple[str, int]]:
+    """(symbol, size) wherever a traced result has a symbol without a value."""
+    if isinstance(traced, torch.SymInt):
+        if torch_api.is_unbacked(str(traced.node.expr)):
+            yield str(traced.node.expr), int(real)
+    elif isinstance(traced, torch.Tensor):
+        for size, number in zip(traced.shape, real.shape, strict=True):
+            yield from _data_sizes(size, number)
+    elif isinstance(traced, (tuple, list)):
+        for one, other in zip(traced, real, strict=True):
+            yield from _data_sizes(one, other)
+
+
 def _is_formula(node: Node) -> bool:
     """A number that the trace knows: a part needs its symbols, not its value."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, bool, int))
@@ -225,6 +250,7 @@ class SplitProgram:
         self.results = request.gm.graph.output_node().args[0]
         self.takes_tape = request.role == "backward" and request.tape is not None
         self.general = request.compilation.tracing[2] in ("all sizes", "one graph") and request.role != "backward"
+        self.found = set(found_in_data(request.gm))
         self.draws = any(torch_api.is_random(node.target) for node in nodes)
         self.last = self._last_uses()
 
@@ -291,11 +317,10 @@ class SplitProgram:
                 raise
             raise self._refusal(str(error)) from error
         values[step] = value
-        bound = step.meta.get("unbacked_bindings") if self.general else None
-        for symbol, path in (bound or {}).items():
-            number = torch_api.follow(value, path)
-            if type(number) is int and number < SMALL:
-                raise NotCovered(f"the size {symbol}, found in the data, is {number}")
+        if self.general and step in self.found:
+            for symbol, number in _data_sizes(step.meta["val"], value):
+                if number < SMALL:
+                    raise NotCovered(f"the size {symbol}, found in the data, is {number}")
 
     def _refusal(self, why: str) -> Exception:
         if self.general:

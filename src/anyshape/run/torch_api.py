@@ -6,6 +6,7 @@ AOTAutograd) are imported by the functions that need them, so that running a com
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import re
@@ -144,9 +145,10 @@ DYNAMO_SETTINGS: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def tracing_settings(dynamic: bool, oblivious: bool) -> Iterator[None]:
-    """While Dynamo traces: every dimension gets its own symbol (`dynamic`), and sizes 0 and 1 are not singled out
-    (`oblivious`, torch's `backed_size_oblivious`). Costs about 70 us, so it is entered on a cache miss only."""
+def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[..., Any]]) -> Iterator[None]:
+    """While Dynamo traces: every dimension gets its own symbol (`dynamic`), sizes 0 and 1 are not singled out
+    (`oblivious`, torch's `backed_size_oblivious`), and `rules` say the shapes of operators that torch has none for.
+    Costs about 70 us, so it is entered on a cache miss only."""
     import torch._dynamo.config as dynamo_config
     import torch.fx.experimental._config as symbolic_config
     dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
@@ -156,8 +158,49 @@ def tracing_settings(dynamic: bool, oblivious: bool) -> Iterator[None]:
     dynamo["reorderable_logging_functions"] = {*dynamo_config.reorderable_logging_functions, warnings.warn}
     symbolic = {"use_duck_shape": False, "backed_size_oblivious": oblivious}
     general = general_tracing() if oblivious else contextlib.nullcontext()
-    with dynamo_config.patch(dynamo), symbolic_config.patch(symbolic), quick_tracing(), general:
+    with dynamo_config.patch(dynamo), symbolic_config.patch(symbolic), quick_tracing(), _shape_rules(rules), general:
         yield
+
+
+@contextlib.contextmanager
+def _shape_rules(rules: dict[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, fake tensors know the shapes of more operators. A rule is called with a function that makes an unknown
+    size, and the operator's arguments."""
+    from torch._subclasses import fake_impls
+    table = fake_impls.op_implementations_dict
+    before = {op: table[op] for op in rules if op in table}
+    table.update({op: functools.partial(_by_rule, rule) for op, rule in rules.items()})
+    try:
+        yield
+    finally:
+        for op in rules:
+            table.pop(op, None)
+        table.update(before)
+
+
+def _by_rule(rule: Callable[..., Any], mode: Any, op: Any, *arguments: Any, **keywords: Any) -> Any:
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+    from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
+
+    def new_size() -> Any:
+        if mode.shape_env is None or not mode.shape_env.allow_dynamic_output_shape_ops:
+            raise DynamicOutputShapeException(op)
+        # Dynamo sees composite operators from outside, where nothing waits for a size inside of them
+        inside = op._opname.startswith("_") and get_proxy_mode() is None
+        with mode.shape_env.ignore_fresh_unbacked_symbols() if inside else contextlib.nullcontext():
+            size = mode.shape_env.create_unbacked_symint()
+        _constrain_range_for_size(size)
+        return size
+
+    with mode:
+        return rule(new_size, *arguments, **keywords)
+
+
+def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two traced tensors are known to have one shape; asks for no guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+    return a.dim() == b.dim() and all(statically_known_true(n == m) for n, m in zip(a.shape, b.shape, strict=True))
 
 
 FrameCallback = Callable[..., Any]
@@ -219,10 +262,9 @@ def attribute_of(gm: torch.fx.GraphModule, target: str) -> Any:
     return found
 
 
-def follow(value: Any, path: Any) -> Any:
-    """The number inside an operator's result, real this time, where the trace met a symbol without a value."""
-    from torch.utils._pytree import key_get
-    return key_get(value, path)
+def is_unbacked(symbol: str) -> bool:
+    """True for the name of a number that is only known from the data: u0, or zuf0 for a float."""
+    return symbol.startswith(("u", "zuf")) and symbol.lstrip("zuf").isdigit()
 
 
 dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many TorchDispatchModes are active

@@ -1,0 +1,66 @@
+"""Shapes of the results of operators that torch's tracer has no rule for, or a poor one: with a rule they do not end a
+graph.
+
+A rule takes the operator's arguments as the tracer has them, and gives results without numbers. `new_size` makes a size
+that only the data will tell; it raises where such are not captured.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anyshape.run import torch_api
+
+aten = torch.ops.aten
+Unknown = Callable[[], Any]
+
+
+def _geqrf(new_size: Unknown, a: torch.Tensor) -> Any:
+    *batch, rows, columns = a.shape
+    return torch.empty_like(a.mT, memory_format=torch.contiguous_format).mT, a.new_empty(
+        (*batch, torch.sym_min(rows, columns)))
+
+
+def _bin_edges(new_size: Unknown, a: torch.Tensor, bins: Any, **more: Any) -> Any:
+    return [a.new_empty((number + 1,)) for number in bins]
+
+
+def _bin_counts(new_size: Unknown, a: torch.Tensor, bins: Any, **more: Any) -> Any:
+    return a.new_empty(bins)
+
+
+def _ctc_loss(new_size: Unknown, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any,
+              target_lengths: Any, blank: int = 0, zero_infinity: bool = False) -> Any:
+    steps, *batch, _ = log_probs.shape
+    states = new_size() if isinstance(target_lengths, torch.Tensor) else 2 * max(target_lengths, default=0) + 1
+    return log_probs.new_empty(batch), log_probs.new_empty((*batch, steps, states))
+
+
+def _ctc_loss_backward(new_size: Unknown, grad: torch.Tensor, log_probs: torch.Tensor, *rest: Any, **more: Any) -> Any:
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+def _masked_select(new_size: Unknown, x: torch.Tensor, mask: torch.Tensor) -> Any:
+    """torch's own makes a new size for each call; here the same mask always selects as many, as in x[mask]."""
+    if not torch_api.same_shape(x, mask):
+        return x.new_empty((new_size(),))
+    return x.new_empty((aten.nonzero(mask).shape[0],))
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.geqrf.default: _geqrf,
+    aten._histogramdd_bin_edges.default: _bin_edges,
+    aten._histogramdd_from_bin_cts.default: _bin_counts,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten.masked_select.default: _masked_select,
+}
+
+
+def tracing_settings(dynamic: bool, oblivious: bool) -> Any:
+    """torch_api.tracing_settings, with the rules above."""
+    return torch_api.tracing_settings(dynamic, oblivious, RULES)
