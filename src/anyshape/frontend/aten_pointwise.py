@@ -235,6 +235,13 @@ def _ignoring_nan(t: Translator, row: str, x: Value, y: Value) -> Value:
     return t.where(t.op("isnan", a), b, t.where(t.op("isnan", b), a, t.pointwise(row, a, b)))
 
 
+def _by_squares(t: Translator, base: Value, exponent: int) -> Value:
+    """A power of whole numbers; what overflows wraps around, as in PyTorch."""
+    half = base if exponent < 4 else _by_squares(t, base, exponent // 2)
+    square = t.op("mul", half, half)
+    return t.op("mul", square, base) if exponent % 2 else square
+
+
 @translates(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def power(t: Translator, x: Any, exponent: Any) -> Value:
     kind = t.out.dtype
@@ -256,6 +263,8 @@ def power(t: Translator, x: Any, exponent: Any) -> Value:
                 return t.op("reciprocal", base)
             if exponent == -2:
                 return t.op("reciprocal", t.op("mul", base, base))
+        elif isinstance(exponent, int) and 0 < exponent < 64:
+            return _by_squares(t, base, exponent)
     if not is_float(kind):
         raise Decline("a power of whole numbers")
     return t.pointwise("pow", x, exponent)

@@ -243,14 +243,15 @@ class _Walk(Inputs):
         raise Decline("too many sizes that differ")
 
     def _equate(self, found: Mismatch) -> None:
-        """Takes two sizes as one from here on, by the number where one is a number.
+        """Takes two sizes as one from here on, by the number where one is a number. (Two formulas may differ in the
+        call that is traced: a general trace takes a size 1 that is broadcast to be equal to the other.)
 
         Raises:
             Decline: they are not equal in the trace.
         """
-        hint = self.sizes.facts().hint
         kept, replaced = (found.b, found.a) if isinstance(found.b, int) else (found.a, found.b)
-        if isinstance(replaced, int) or hint(kept) != hint(replaced) or self.same.get(replaced) == kept:
+        differ = isinstance(kept, int) and self.sizes.facts().hint(replaced) != kept
+        if isinstance(replaced, int) or differ or self.same.get(replaced) == kept:
             raise Decline(f"the sizes {found}")
         self._try_unify(found)
         self.same[replaced] = self.same.get(kept, kept)

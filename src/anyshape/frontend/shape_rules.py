@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from anyshape.run import torch_api
+from anyshape.run import torch_trace
 
 aten = torch.ops.aten
 Unknown = Callable[[], Any]
@@ -44,7 +44,7 @@ def _ctc_loss_backward(new_size: Unknown, grad: torch.Tensor, log_probs: torch.T
 
 def _masked_select(new_size: Unknown, x: torch.Tensor, mask: torch.Tensor) -> Any:
     """torch's own makes a new size for each call; here the same mask always selects as many, as in x[mask]."""
-    if not torch_api.same_shape(x, mask):
+    if not torch_trace.same_shape(x, mask):
         return x.new_empty((new_size(),))
     return x.new_empty((aten.nonzero(mask).shape[0],))
 
@@ -61,6 +61,20 @@ RULES: dict[Any, Callable[..., Any]] = {
 }
 
 
+def equal(input: torch.Tensor, other: torch.Tensor) -> Any:
+    """torch.equal, of parts that the tracer takes apart."""
+    return input.shape == other.shape and (input == other).all().item()
+
+
+def allclose(input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8,
+             equal_nan: bool = False) -> Any:
+    """torch.allclose, of parts that the tracer takes apart."""
+    return torch.isclose(input, other, rtol, atol, equal_nan).all().item()
+
+
+IN_PYTHON: dict[Any, Any] = {torch.equal: equal, torch.allclose: allclose}
+
+
 def tracing_settings(dynamic: bool, oblivious: bool) -> Any:
-    """torch_api.tracing_settings, with the rules above."""
-    return torch_api.tracing_settings(dynamic, oblivious, RULES)
+    """torch_trace.tracing_settings, with the rules above."""
+    return torch_trace.tracing_settings(dynamic, oblivious, RULES, IN_PYTHON)

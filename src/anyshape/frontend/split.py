@@ -214,7 +214,7 @@ def _symbols_of(nodes: list[Node]) -> set[str]:
     found: set[str] = set()
 
     def visit(value: Any) -> None:
-        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             found.update(str(symbol) for symbol in value.node.expr.free_symbols)
         elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
             for size in (*value.shape, *value.stride()):

@@ -6,18 +6,14 @@ AOTAutograd) are imported by the functions that need them, so that running a com
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import logging
 import re
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-
-from anyshape.run.torch_quick import general_tracing, quick_tracing
 
 try:
     from torch._library.fake_class_registry import FakeScriptObject
@@ -133,74 +129,6 @@ def plain_frame() -> Any:
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
     return ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP),
                               apply_to_code=False)
-
-
-DYNAMO_SETTINGS: dict[str, Any] = {
-    "specialize_float": True,
-    "assume_static_by_default": False,
-    "automatic_dynamic_shapes": True,
-    "recompile_limit": 64,
-    "accumulated_recompile_limit": 1024,
-}
-
-
-@contextlib.contextmanager
-def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[..., Any]]) -> Iterator[None]:
-    """While Dynamo traces: every dimension gets its own symbol (`dynamic`), sizes 0 and 1 are not singled out
-    (`oblivious`, torch's `backed_size_oblivious`), and `rules` say the shapes of operators that torch has none for.
-    Costs about 70 us, so it is entered on a cache miss only."""
-    import torch._dynamo.config as dynamo_config
-    import torch.fx.experimental._config as symbolic_config
-    dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
-    if not dynamic:
-        dynamo["assume_static_by_default"] = True
-    # a warning does not end the graph: it is given after it
-    dynamo["reorderable_logging_functions"] = {*dynamo_config.reorderable_logging_functions, warnings.warn}
-    symbolic = {"use_duck_shape": False, "backed_size_oblivious": oblivious}
-    general = general_tracing() if oblivious else contextlib.nullcontext()
-    with dynamo_config.patch(dynamo), symbolic_config.patch(symbolic), quick_tracing(), _shape_rules(rules), general:
-        yield
-
-
-@contextlib.contextmanager
-def _shape_rules(rules: dict[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Inside, fake tensors know the shapes of more operators. A rule is called with a function that makes an unknown
-    size, and the operator's arguments."""
-    from torch._subclasses import fake_impls
-    table = fake_impls.op_implementations_dict
-    before = {op: table[op] for op in rules if op in table}
-    table.update({op: functools.partial(_by_rule, rule) for op, rule in rules.items()})
-    try:
-        yield
-    finally:
-        for op in rules:
-            table.pop(op, None)
-        table.update(before)
-
-
-def _by_rule(rule: Callable[..., Any], mode: Any, op: Any, *arguments: Any, **keywords: Any) -> Any:
-    from torch._subclasses.fake_tensor import DynamicOutputShapeException
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-    from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
-
-    def new_size() -> Any:
-        if mode.shape_env is None or not mode.shape_env.allow_dynamic_output_shape_ops:
-            raise DynamicOutputShapeException(op)
-        # Dynamo sees composite operators from outside, where nothing waits for a size inside of them
-        inside = op._opname.startswith("_") and get_proxy_mode() is None
-        with mode.shape_env.ignore_fresh_unbacked_symbols() if inside else contextlib.nullcontext():
-            size = mode.shape_env.create_unbacked_symint()
-        _constrain_range_for_size(size)
-        return size
-
-    with mode:
-        return rule(new_size, *arguments, **keywords)
-
-
-def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two traced tensors are known to have one shape; asks for no guard."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-    return a.dim() == b.dim() and all(statically_known_true(n == m) for n, m in zip(a.shape, b.shape, strict=True))
 
 
 FrameCallback = Callable[..., Any]

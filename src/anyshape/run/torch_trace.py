@@ -1,0 +1,135 @@
+"""What is different while we trace: settings of Dynamo, and rules for operators that end a graph without them.
+
+The third room, beside `torch_api` and `torch_quick`, for what depends on torch's version. Nothing here lasts longer
+than a trace: other users of torch.compile in the process see torch as it is.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from anyshape.run.torch_quick import general_tracing, quick_tracing
+
+DYNAMO_SETTINGS: dict[str, Any] = {
+    "specialize_float": True,
+    "assume_static_by_default": False,
+    "automatic_dynamic_shapes": True,
+    "recompile_limit": 64,
+    "accumulated_recompile_limit": 1024,
+}
+
+
+@contextlib.contextmanager
+def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[..., Any]],
+                     in_python: dict[Any, Any]) -> Iterator[None]:
+    """While Dynamo traces: every dimension gets its own symbol (`dynamic`), sizes 0 and 1 are not singled out
+    (`oblivious`, torch's `backed_size_oblivious`), `rules` say the shapes of operators that torch has none for, and
+    functions of torch are traced as those `in_python`. Costs about 100 us, so it is entered on a cache miss only."""
+    import torch._dynamo.config as dynamo_config
+    import torch.fx.experimental._config as symbolic_config
+    dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
+    if not dynamic:
+        dynamo["assume_static_by_default"] = True
+    # a warning does not end the graph: it is given after it
+    dynamo["reorderable_logging_functions"] = {*dynamo_config.reorderable_logging_functions, warnings.warn}
+    symbolic = {"use_duck_shape": False, "backed_size_oblivious": oblivious}
+    general = general_tracing() if oblivious else contextlib.nullcontext()
+    with dynamo_config.patch(dynamo), symbolic_config.patch(symbolic), quick_tracing(), general, _shape_rules(rules), \
+            _replaced(in_python):
+        yield
+
+
+@contextlib.contextmanager
+def _shape_rules(rules: dict[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, fake tensors know the shapes of more operators. A rule is called with a function that makes an unknown
+    size, and the operator's arguments."""
+    from torch._subclasses import fake_impls
+    table = fake_impls.op_implementations_dict
+    before = {op: table[op] for op in rules if op in table}
+    table.update({op: functools.partial(_by_rule, rule) for op, rule in rules.items()})
+    try:
+        yield
+    finally:
+        for op in rules:
+            table.pop(op, None)
+        table.update(before)
+
+
+def _by_rule(rule: Callable[..., Any], mode: Any, op: Any, *arguments: Any, **keywords: Any) -> Any:
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+    from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
+
+    def new_size() -> Any:
+        if mode.shape_env is None or not mode.shape_env.allow_dynamic_output_shape_ops:
+            raise DynamicOutputShapeException(op)
+        # Dynamo sees composite operators from outside, where nothing waits for a size inside of them
+        inside = op._opname.startswith("_") and get_proxy_mode() is None
+        with mode.shape_env.ignore_fresh_unbacked_symbols() if inside else contextlib.nullcontext():
+            size = mode.shape_env.create_unbacked_symint()
+        _constrain_range_for_size(size)
+        return size
+
+    with mode:
+        return rule(new_size, *arguments, **keywords)
+
+
+@contextlib.contextmanager
+def _replaced(functions: dict[Any, Any]) -> Iterator[None]:
+    """Inside, Dynamo traces the values of `functions` where a program calls the keys, as its own
+    `substitute_in_graph` would have it for good. Without effect where torch's internals are not as expected."""
+    try:
+        from torch._dynamo import trace_rules
+        from torch._dynamo.guards import GuardBuilder
+        from torch._dynamo.variables import PolyfilledFunctionVariable as Replaced
+        from torch._dynamo.variables.builder import VariableBuilder
+        tables = VariableBuilder._id_dispatch(), trace_rules.get_torch_obj_rule_map(), Replaced._get_polyfill_handlers()
+        identities = trace_rules._polyfilled_function_ids
+    except (ImportError, AttributeError):
+        yield
+        return
+
+    def dispatch(builder: Any, value: Any) -> Any:
+        return Replaced(value, source=builder.source, **builder.install_guards(GuardBuilder.ID_MATCH))
+
+    by_identity, kinds, handlers = tables
+    kinds_before = {original: kinds[original] for original in functions if original in kinds}
+    added = []
+    for original, ours in functions.items():
+        stand_in = _stand_in(original, ours)
+        for function in (original, stand_in):
+            by_identity[id(function)] = dispatch
+            kinds[function] = Replaced
+            handlers[function] = stand_in
+            identities.add(id(function))
+            added.append(function)
+    try:
+        yield
+    finally:
+        for function in added:
+            del by_identity[id(function)], kinds[function], handlers[function]
+            identities.remove(id(function))
+        kinds.update(kinds_before)
+
+
+def _stand_in(original: Any, ours: Any) -> Any:
+    """What Dynamo takes for `original` and traces as `ours`."""
+    @functools.wraps(ours)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return original(*arguments, **keywords)
+
+    call.__torch_dynamo_original__ = original  # type: ignore[attr-defined]
+    call.__torch_dynamo_polyfill__ = ours  # type: ignore[attr-defined]
+    call.__torch_dynamo_can_constant_fold_through__ = False  # type: ignore[attr-defined]
+    return call
+
+
+def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two traced tensors are known to have one shape; asks for no guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+    return a.dim() == b.dim() and all(statically_known_true(n == m) for n, m in zip(a.shape, b.shape, strict=True))
