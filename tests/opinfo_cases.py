@@ -19,6 +19,7 @@ from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
+from anyshape.frontend.api import PLAIN
 from anyshape.frontend.split import SplitProgram
 from comparing import differs, no_worse
 from roads import compilation_of, compiled
@@ -46,8 +47,10 @@ class Outcome:
     """What became of one op.
 
     verdict: "kernels" (compiled, no call of a PyTorch kernel), "mixed" (kernels and calls), "calls" (calls only),
-        "fallback" (ran as PyTorch would), "fail", "skipped" (no sample of a supported dtype).
-    calls: how many calls of compiled functions were compared; reason: of a fallback or failure, one line.
+        "break" (torch's tracer takes the call into no graph: PyTorch runs it between graphs), "fallback" (AnyShape
+        ran the graph as PyTorch would), "fail", "skipped" (no sample of a supported dtype).
+    calls: how many calls of compiled functions were compared; reason: of a break, fallback or failure, one line.
+    plain: sizes at which torch's tracer refuses the call, which runs as plain PyTorch then.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Outcome:
     calls: int = 0
     seconds: float = 0.0
     externs: list[str] = field(default_factory=list)
+    plain: list[str] = field(default_factory=list)
 
 
 class Wrong(Exception):
@@ -213,10 +217,13 @@ def check_sample(op: Any, sample: Sample, outcome: Outcome, gradients: bool, dyn
     torch._dynamo.reset()
     fast = compiled(sample.function, dynamic=dynamic)
     undefined = op.name in UNDEFINED
-    done = 0
+    done = plain = 0
     for kind, tensors in variants(sample, op.name):
         try:
             done += compare(sample, fast, tensors, gradients, undefined)
+            plain, before = sum(item.stage == PLAIN for item in compilation_of(fast).fallbacks), plain
+            if plain > before and kind not in outcome.plain:
+                outcome.plain.append(kind)
         except Wrong as error:
             shapes = ", ".join(f"{str(t.dtype)[6:]}{list(t.shape)}" for t in tensors)
             raise Wrong(f"{sample.text} of {shapes} ({kind}{'' if dynamic else ', static'}): {error}") from error
@@ -227,16 +234,19 @@ def check_sample(op: Any, sample: Sample, outcome: Outcome, gradients: bool, dyn
         note_compiled(fast, outcome)
 
 
-RANK = {"skipped": 0, "kernels": 1, "mixed": 2, "calls": 3, "fallback": 4, "fail": 5}
+RANK = {"skipped": 0, "kernels": 1, "mixed": 2, "calls": 3, "break": 4, "fallback": 5, "fail": 6}
 
 
 def note_compiled(fast: Any, outcome: Outcome) -> None:
     """How the calls of `fast` ran."""
     compilation = compilation_of(fast)
     refused = [item for item in compilation.fallbacks if item.name != "trace" and item.stage != "split"]
-    if refused or not compilation.programs:
-        why = refused[0].reason if refused else "Dynamo captures nothing"
-        raise_verdict(outcome, "fallback", " ".join(why.split())[:300])
+    if refused:
+        raise_verdict(outcome, "fallback", " ".join(refused[0].reason.split())[:300])
+        return
+    if not compilation.programs:
+        why = compilation.fallbacks[0].reason if compilation.fallbacks else "Dynamo captures nothing"
+        raise_verdict(outcome, "break", " ".join(why.split())[:300])
         return
     kernels, externs = 0, set()
     for program in compilation.programs:

@@ -30,6 +30,7 @@ from anyshape.plan.show import show as show_plan
 from anyshape.run.cache import cache_of
 from anyshape.run.context import shared_context
 from anyshape.run.executable import Executable
+from anyshape.sym.expr import Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,17 @@ class Compiled:
     seconds: tuple[tuple[str, float], ...]
 
 
-def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None) -> Compiled:
-    """Compile one graph. `forward`: for a backward graph, the compiled forward whose memory and tape it shares."""
+def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
+                  needed: tuple[Size, ...] = ()) -> Compiled:
+    """Compile one graph.
+
+    Args:
+        forward: for a backward graph, the compiled forward whose memory and tape it shares.
+        needed: sizes that must be at least 0 in a call, beside those of the graph itself.
+    """
     clock = _Clock()
     history = History()
-    nonnegative = uncertain_sizes(graph)
+    nonnegative = tuple(dict.fromkeys((*uncertain_sizes(graph), *needed)))
     graph = pipeline.run(pipeline.ROAD, graph, config, history)
     clock.mark("passes")
 

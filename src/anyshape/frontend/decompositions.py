@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_trace
 
 aten = torch.ops.aten
 
@@ -93,8 +93,20 @@ def take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return aten.index.Tensor(x.reshape(-1), [index])  # type: ignore[no-any-return]
 
 
+def cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, distance: torch.Tensor) -> Any:
+    """With both sides as large as the batch, which the operator's own shape rule takes them to be."""
+    wide = [x.expand(*grad.shape[:-2], *x.shape[-2:]) for x in (x1, x2)]
+    if torch_trace.same_shape(wide[0], x1) and torch_trace.same_shape(wide[1], x2):
+        return NotImplemented
+    return aten._cdist_backward.default(grad, *wide, p, distance)
+
+
 # Decompositions of our own, each with the operator.
-OWN: dict[Any, Callable[..., Any]] = {aten._embedding_bag.default: _embedding_bag, aten.take.default: take}
+OWN: dict[Any, Callable[..., Any]] = {
+    aten._cdist_backward.default: cdist_backward,
+    aten._embedding_bag.default: _embedding_bag,
+    aten.take.default: take,
+}
 
 
 @functools.cache

@@ -38,7 +38,7 @@ from anyshape.ir.types import NATIVE, TensorType, ValueType
 from anyshape.run import torch_api
 from anyshape.run.extern import BY_STORAGE
 from anyshape.run.tape import make_tape, tape_get
-from anyshape.sym.expr import Expr, Size, coefficient_of, symbols_of
+from anyshape.sym.expr import Expr, Size, coefficient_of, symbol, symbols_of
 
 # importing these fills the tables of rows and of translations
 TABLES = (ops, aten_activation, aten_create, aten_index, aten_matmul, aten_norm, aten_pointwise, aten_pool, aten_reduce,
@@ -69,7 +69,7 @@ def to_graph(gm: GraphModule, name: str, role: str = "inference",
             graph = walk.run(role)
         except _Equal as found:
             equal[found.name] = found.size
-            notes.equalities.append((found.name, str(found.size)))
+            notes.equalities.append((symbol(found.name), found.size))
             continue
         walk.notes.equalities[:0] = notes.equalities
         return graph, walk.notes
@@ -255,7 +255,7 @@ class _Walk(Inputs):
             raise Decline(f"the sizes {found}")
         self._try_unify(found)
         self.same[replaced] = self.same.get(kept, kept)
-        self.notes.equalities.append((str(replaced), str(kept)))
+        self.notes.equalities.append((replaced, kept))
 
     def _settled(self, argument: Any) -> Any:
         """The argument with one formula for sizes that are equal in the trace; a tensor is cut to its own length."""

@@ -38,7 +38,7 @@ class Notes:
     float_inputs: tuple[int, ...] = ()
     externs: list[tuple[str, str, str]] = field(default_factory=list)
     asserts: list[str] = field(default_factory=list)
-    equalities: list[tuple[str, str]] = field(default_factory=list)
+    equalities: list[tuple[Size, Size]] = field(default_factory=list)
 
 
 class Skipped:

@@ -16,10 +16,12 @@ from anyshape.frontend.fx_trace import UnsupportedNode
 from anyshape.frontend.split import found_in_data, split_program
 from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType, ValueType
+from anyshape.ops.needs import uncertain_sizes
 from anyshape.passes import pipeline
 from anyshape.plan.plan import Window
 from anyshape.road import Compiled, compile_graph
 from anyshape.run import torch_api
+from anyshape.sym.expr import Expr, Size, symbols_of
 
 
 class PlainProgram:
@@ -100,12 +102,28 @@ def compile_program(request: ProgramRequest) -> Boxed:
 def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forward: Compiled | None = None) -> Boxed:
     _refuse_other_devices(graph)
     with torch_api.outside_tracing():
-        compiled = compile_graph(graph, request.config, forward)
+        compiled = compile_graph(graph, request.config, forward, _needed_later(request, graph))
     program = NativeProgram(name, compiled, notes)
     request.compilation.register(program)
     if request.config.check >= 2:
         return CheckedProgram(program, graph, notes.constants, request)
     return program if notes.constants else _with(compiled.executable, program)
+
+
+def _needed_later(request: ProgramRequest, graph: Graph) -> tuple[Size, ...]:
+    """Sizes that must be at least 0 for the backward of this forward to be right: what does not fit it must be refused
+    before the forward runs."""
+    if request.role != "forward" or request.partner is None:
+        return ()
+    try:
+        backward, notes = to_graph(request.partner, "later", "backward")
+    except Unsupported:
+        return ()  # it will be compiled in parts, or not at all
+    equal = [difference for a, b in notes.equalities for difference in (a - b, b - a)]
+    known = {name for value in graph.inputs if isinstance(value.type, TensorType) for size in value.type.shape
+             for name in symbols_of(size)} | {value.name for value in graph.inputs}
+    needed = [size for size in (*equal, *uncertain_sizes(backward)) if isinstance(size, Expr)]
+    return tuple(size for size in dict.fromkeys(needed) if symbols_of(size) <= known)
 
 
 def _refuse_other_devices(graph: Graph) -> None:

@@ -132,7 +132,8 @@ class Plan:
         called with the tape, then the other inputs.
     kept: bytes at the bottom of the arena that hold the saved values; a block of memory of its own, which lives until
         the backward program has run. The rest, [kept, arena), is free after the call. No buffer crosses the border.
-    nonnegative: sizes of tensors inside that the facts do not show to be at least 0; below, the program does not apply.
+    nonnegative: sizes of tensors inside that the facts do not show to be at least 0, and what a backward needs to be;
+        where one is below, the program does not apply.
     """
 
     name: str

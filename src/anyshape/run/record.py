@@ -98,9 +98,10 @@ class Records:
         (steps, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain) = layout.shape(
             *[values[name] for name in layout.symbols])
         if min(uncertain, default=0) < 0:
+            below = [f"{size} is {number}" for size, number in zip(self.plan.nonnegative, uncertain, strict=True)
+                     if number < 0]
             raise InputError(f"{self.plan.name} does not take these sizes",
-                             why=", ".join(f"the size {size} of a tensor inside would be {number}" for size, number
-                                           in zip(self.plan.nonnegative, uncertain, strict=True) if number < 0),
+                             why=f"a size inside, or a difference of sizes, would be below 0: {', '.join(below)}",
                              do="compile the program again for these sizes")
         calls = self._check(steps)
         offsets, arena, bound = self._place(list(sizes), list(offsets), kept, arena, values)
