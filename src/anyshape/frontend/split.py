@@ -22,8 +22,10 @@ from torch.fx.node import map_arg
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.compilation import Boxed, NotCovered, ProgramRequest
 from anyshape.frontend.fx_trace import UnsupportedNode
+from anyshape.frontend.symint import Sizes
 from anyshape.run import torch_api
 from anyshape.run.tape import make_tape, tape_get
+from anyshape.sym.expr import Size, evaluate, symbols_of
 
 MOST = 64  # nodes that are left to PyTorch, before the whole graph is
 SMALL = 2  # sizes below have rules of their own in eager PyTorch; a general trace does not follow them
@@ -205,6 +207,29 @@ def _data_sizes(traced: Any, real: Any) -> Iterator[tuple[str, int]]:
             yield from _data_sizes(one, other)
 
 
+def _sizes_from_data(gm: GraphModule) -> dict[Node, list[Size]]:
+    """The sizes of tensors that can be told after each call whose results the data decide. A general trace takes
+    them to be 2 or more."""
+    calls = found_in_data(gm)
+    origin = {name: node for node in reversed(calls) for name in _symbols_of([node]) if torch_api.is_unbacked(name)}
+    order = {node: place for place, node in enumerate(calls)}
+    formulas = Sizes()
+    found: dict[Node, dict[Size, None]] = {}
+    for node in gm.graph.nodes:
+        for dim in _dims(node.meta.get("val")):
+            names = {str(symbol) for symbol in dim.node.expr.free_symbols} & origin.keys()
+            if names:
+                last = max((origin[name] for name in names), key=order.__getitem__)
+                found.setdefault(last, {})[formulas.size(dim)] = None
+    return {node: list(sizes) for node, sizes in found.items()}
+
+
+def _dims(value: Any) -> Iterator[torch.SymInt]:
+    for tensor in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(tensor, torch.Tensor):
+            yield from (size for size in tensor.shape if isinstance(size, torch.SymInt))
+
+
 def _is_formula(node: Node) -> bool:
     """A number that the trace knows: a part needs its symbols, not its value."""
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool, bool, int))
@@ -244,13 +269,18 @@ class SplitProgram:
         nodes = list(request.gm.graph.nodes)
         self.name = request.name
         self.steps = steps
+        self.compilation = request.compilation
+        self.refused = False
         self.placeholders = [node for node in nodes if node.op == "placeholder"]
         self.attributes = {node: torch_api.attribute_of(request.gm, str(node.target)) for node in nodes
                            if node.op == "get_attr"}
         self.results = request.gm.graph.output_node().args[0]
         self.takes_tape = request.role == "backward" and request.tape is not None
         self.general = request.compilation.tracing[2] in ("all sizes", "one graph") and request.role != "backward"
-        self.found = set(found_in_data(request.gm))
+        self.symbols: dict[str, Node] = {}
+        for node in (*self.placeholders, *(step for step in steps if isinstance(step, Node))):
+            _note_symbol(node, self.symbols)
+        self.small = _sizes_from_data(request.gm) if self.general else {}
         self.draws = any(torch_api.is_random(node.target) for node in nodes)
         self.last = self._last_uses()
 
@@ -317,13 +347,20 @@ class SplitProgram:
                 raise
             raise self._refusal(str(error)) from error
         values[step] = value
-        if self.general and step in self.found:
-            for symbol, number in _data_sizes(step.meta["val"], value):
-                if number < SMALL:
-                    raise NotCovered(f"the size {symbol}, found in the data, is {number}")
+        if step in self.small:
+            numbers = {name: int(values[node]) for name, node in self.symbols.items() if node in values}
+            self._check_small(self.small[step], numbers | dict(_data_sizes(step.meta["val"], value)))
+
+    def _check_small(self, sizes: list[Size], numbers: dict[str, int]) -> None:
+        for size in sizes:
+            if symbols_of(size) <= numbers.keys() and evaluate(size, numbers) < SMALL:
+                raise self._refusal(f"the size {size} was {evaluate(size, numbers)}")
 
     def _refusal(self, why: str) -> Exception:
         if self.general:
+            if not self.refused:
+                self.compilation.record("trace", "sizes in the data", f"{why}: such calls take the ordinary way")
+            self.refused = True
             return NotCovered(why)
         return InputError(f"{self.name} does not take these data", why=why,
                           do="call the function without fullgraph=True")
