@@ -21,6 +21,7 @@ from anyshape.sym.expr import (
     minimum,
     mod,
     product,
+    scaled,
     substitute,
     symbol,
     symbols_of,
@@ -164,7 +165,19 @@ def test_a_size_survives_pickling_and_has_no_truth() -> None:
         bool(size)
 
 
-@pytest.mark.parametrize("text", ["", "n +", "(n", "n n", "n // 0", "n ** x", "4 $ n", "max(n)", ")"])
+@pytest.mark.parametrize("factor", [0.6, 0.7, 0.1, 1.7, 1 / 3, 2.5, 1e-05, 3.0])
+def test_a_size_times_a_float_is_what_floats_give(factor: float) -> None:
+    size = scaled(N, factor) + 2 * A
+    assert parse(str(size)) == size and pickle.loads(pickle.dumps(size)) == size
+    known = Facts((("n", 3, 1000), ("a", 0, 0)))
+    for n in (0, 1, 5, 7, 10, 999, 12345):
+        assert evaluate(size, {"n": n, "a": 4}) == int(n * factor) + 8 == substitute(size, {"n": n, "a": 4})
+        assert eval(to_python(size), {"n": n, "a": 4}) == int(n * factor) + 8
+    assert known.bounds(size) == (int(3 * factor), int(1000 * factor))
+
+
+@pytest.mark.parametrize("text", ["", "n +", "(n", "n n", "n // 0", "n ** x", "4 $ n", "max(n)", ")", "scaled(n)",
+                                  "scaled(n, a)"])
 def test_wrong_sizes_are_refused(text: str) -> None:
     with pytest.raises(ParseError):
         parse(text)

@@ -1,0 +1,197 @@
+"""What the data decide and what torch's tracer refuses: programs in parts, frames that run as plain PyTorch."""
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import anyshape
+from anyshape.frontend.dynamo import FallbackWarning
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def fallbacks(fast) -> list[tuple[str, str]]:
+    return [(item.name, item.stage) for item in fast._anyshape.compilation.fallbacks]
+
+
+def agree(function, fast, *inputs: torch.Tensor) -> None:
+    """Values, and gradients of the first input, equal eager's, with the same random numbers."""
+    results = []
+    for call in (function, fast):
+        torch.manual_seed(1)
+        leaf = inputs[0].detach().clone().requires_grad_()
+        result = call(leaf, *inputs[1:])
+        results.append((result, torch.autograd.grad(result.sum(), leaf)[0] if result.requires_grad else None))
+    (wanted, wanted_gradient), (found, found_gradient) = results
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(found_gradient, wanted_gradient)
+
+
+# ---- programs in parts
+
+
+def test_one_program_where_the_data_decide_a_size():
+    def function(x, mask):
+        return ((x * 2)[mask] * 3 + 1).sin()
+    fast = anyshape.compile(function)
+    for count in (8, 5, 13, 40):
+        x = torch.randn(count)
+        agree(function, fast, x, x > x.median())
+    assert fast._anyshape.compilation.graphs == 1
+    assert {stage for _, stage in fallbacks(fast)} == {"split"}
+    assert len([program for program in fast.programs if hasattr(program, "compiled")]) >= 3
+    assert "only known from the data" in str(fast.explain())
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, mask: (x * 2)[mask][3:].squeeze(0) + 1,
+    lambda x, mask: (x * 2)[mask] + torch.ones(1),
+    lambda x, mask: torch.zeros(mask.sum().item()) + x.sum(),
+    lambda x, mask: x.sum() * mask.sum().item(),
+    lambda x, mask: torch.bernoulli(torch.full_like(x, 0.5)).sum() + (x * mask)[mask].sum(),
+    lambda x, mask: x * torch.nonzero(mask).sum(),
+], ids=["squeeze", "broadcast", "number as size", "number", "random", "nonzero"])
+def test_sizes_of_0_and_1_from_the_data(function):
+    fast = anyshape.compile(function)
+    for count in (9, 5, 7):
+        for chosen in (3, 5, 1, 4, 0, 2):
+            x = torch.randn(count)
+            mask = torch.arange(count) < chosen
+            try:
+                function(x, mask)
+            except (RuntimeError, IndexError):
+                continue
+            agree(function, fast, x, mask)
+
+
+def test_parts_without_a_way_back():
+    def function(x, mask):
+        return x[mask] * 2
+    fast = anyshape.compile(function, fullgraph=True)
+    for chosen in (3, 1, 0, 6):
+        agree(function, fast, torch.randn(6), torch.arange(6) < chosen)
+
+
+def test_a_backward_in_parts_after_a_whole_forward():
+    def function(x, values, mask):
+        return (x * 3).index_put((mask,), values.exp())
+    fast = anyshape.compile(function)
+    for count in (4, 7):
+        x, values = torch.randn(count), torch.randn((), requires_grad=True)
+        mask = torch.arange(count) < 3
+        agree(function, fast, x, values, mask)
+        for call in (function, fast):
+            values.grad = None
+            call(x, values, mask).sum().backward()
+            torch.testing.assert_close(values.grad, 3 * values.exp().detach())
+
+
+def test_truth_of_tensors():
+    fast = anyshape.compile(lambda x, y: (torch.equal(x * 2, y), torch.allclose(x * 2, y, rtol=0.5)))
+    for count in (4, 6, 1, 0):
+        x = torch.rand(count) + 1
+        assert fast(x, x * 2) == (True, True)
+        assert fast(x, x * 2.2) == (count == 0, True)
+    assert fast(torch.ones(3), torch.ones(1) * 2) == (False, True)
+    assert fast.programs
+
+
+def test_an_operator_with_effects_raises_as_in_eager():
+    fast = anyshape.compile(lambda x: torch.linalg.inv(x) @ x)
+    for size in (3, 5):
+        torch.testing.assert_close(fast(torch.eye(size) * 2), torch.eye(size))
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        fast(torch.zeros(3, 3))
+    torch.testing.assert_close(fast(torch.eye(4) * 2), torch.eye(4))
+    assert not fallbacks(fast)
+
+
+def test_warnings_do_not_end_a_graph():
+    def function(x):
+        if x.shape[0] > 3:
+            warnings.warn("a long one", stacklevel=1)
+        return x * 2 + 1
+    fast = anyshape.compile(function, fullgraph=True)
+    for count in (5, 5, 2, 6):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            fast(torch.randn(count))
+        assert [str(item.message) for item in told] == ["a long one"] * (count > 3)
+
+
+# ---- what the tracer refuses
+
+
+def test_a_loss_over_nothing_runs_as_plain_pytorch():
+    fast = anyshape.compile(F.mse_loss)
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    agree(F.mse_loss, fast, x, y)
+    nothing = torch.zeros(0, 0)
+    with pytest.warns(FallbackWarning, match="torch's tracer refuses"):
+        assert fast(nothing.clone().requires_grad_(), nothing).isnan()
+    assert "plain PyTorch" in str(fast.explain())
+    programs = len(fast.programs)
+    agree(F.mse_loss, fast, torch.randn(5, 2), torch.randn(5, 2))
+    assert len(fast.programs) == programs
+    with pytest.raises(Exception, match="division by zero"):
+        anyshape.compile(F.mse_loss, strict=True)(nothing.clone().requires_grad_(), nothing)
+
+
+def test_what_eager_refuses_is_its_own_error():
+    fast = anyshape.compile(lambda x, y: x @ y)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fast(torch.randn(3, 4), torch.randn(5, 6))
+    assert not fallbacks(fast)
+
+
+# ---- sizes at which eager goes another way, inside of an operator
+
+
+@pytest.mark.parametrize("function", [torch.trapezoid, lambda x: torch.trapezoid(x, dx=2.0) * 3],
+                         ids=["alone", "inside"])
+def test_an_integral_over_nothing(function):
+    fast = anyshape.compile(function)
+    for shape in ((5,), (7,), (0,), (1,), (2, 0), (3, 6), (0, 3), (0, 0)):
+        agree(function, fast, torch.randn(shape))
+
+
+def test_a_backward_that_does_not_fit_is_refused_before_the_forward():
+    def function(x, mask, rows, columns, values):
+        return torch.ops.aten._unsafe_masked_index_put_accumulate(x, mask, [rows, columns], values)
+    fast = anyshape.compile(function)
+    for wide in (False, True, False):
+        mask, values = torch.rand(6, 6) > 0.5, torch.randn(6, 6)
+        rows, columns = torch.randint(4, (6, 6 if wide else 1)), torch.randint(5, (6 if wide else 1, 6))
+        agree(function, fast, torch.randn(4, 5), mask, rows, columns, values)
+
+
+def test_storage_is_read_from_its_own_start():
+    def function(x):
+        return torch.as_strided_copy(x * 2, (2,), (1,), storage_offset=1).sin()
+    fast = anyshape.compile(function, dynamic=False)
+    agree(function, fast, torch.randn(4))
+
+
+@pytest.mark.parametrize("scale", [0.6, 1.7, 0.3, 2.5, 1 / 3])
+def test_sizes_scaled_by_floats(scale):
+    def function(x):
+        return F.interpolate(x, scale_factor=scale, mode="nearest") * 2
+    fast = anyshape.compile(function)
+    for size in (10, 5, 7, 30, 11, 100):
+        agree(function, fast, torch.randn(1, 2, size))
+    assert fast._anyshape.compilation.graphs == 1
+
+
+def test_powers_of_whole_numbers():
+    x = torch.tensor([-3, 0, 2, 7, 3_000_000_000])
+    fast = anyshape.compile(lambda x, y: (x**5, x**2, x**63, x**y, 3**y))
+    for found, wanted in zip(fast(x, x.abs() % 5), (x**5, x**2, x**63, x ** (x.abs() % 5), 3 ** (x.abs() % 5)),
+                             strict=True):
+        assert torch.equal(found, wanted)
