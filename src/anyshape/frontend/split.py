@@ -25,7 +25,7 @@ from anyshape.frontend.fx_trace import UnsupportedNode
 from anyshape.frontend.symint import Sizes
 from anyshape.run import torch_api
 from anyshape.run.tape import make_tape, tape_get
-from anyshape.sym.expr import Size, evaluate, symbols_of
+from anyshape.sym.expr import Size, evaluate
 
 MOST = 64  # nodes that are left to PyTorch, before the whole graph is
 SMALL = 2  # sizes below have rules of their own in eager PyTorch; a general trace does not follow them
@@ -74,7 +74,7 @@ def split_program(request: ProgramRequest, first: Node | None, why: str, transla
         except UnsupportedNode as error:
             part = next(step for step in steps if isinstance(step, Part) and error.node in step.gm.graph.nodes)
             found = _left_out(error.node, part)
-            if not found:
+            if not set(found) - outside.keys():
                 raise
             outside.update(dict.fromkeys(found, error.what))
             continue
@@ -109,7 +109,7 @@ def _name(request: ProgramRequest, number: int) -> str:
 
 def _left_out(node: Node, part: Part) -> list[Node]:
     """What must be left to PyTorch when `node` of a part is refused: itself, or what reads it where it is an input."""
-    if node.op == "placeholder":
+    if node.op == "placeholder" or node.target is known_number:
         return [part.origin[user] for user in node.users if user in part.origin]
     return [part.origin[node]] if node in part.origin and node.op == "call_function" else []
 
@@ -207,20 +207,28 @@ def _data_sizes(traced: Any, real: Any) -> Iterator[tuple[str, int]]:
             yield from _data_sizes(one, other)
 
 
-def _sizes_from_data(gm: GraphModule) -> dict[Node, list[Size]]:
+def _formula(formulas: Sizes, dim: torch.SymInt) -> Size | torch.SymInt:
+    """Our form of a size, or the size itself where it has none."""
+    try:
+        return formulas.size(dim)
+    except Unsupported:
+        return dim
+
+
+def _sizes_from_data(gm: GraphModule) -> dict[Node, list[Size | torch.SymInt]]:
     """The sizes of tensors that can be told after each call whose results the data decide. A general trace takes
     them to be 2 or more."""
     calls = found_in_data(gm)
     origin = {name: node for node in reversed(calls) for name in _symbols_of([node]) if torch_api.is_unbacked(name)}
     order = {node: place for place, node in enumerate(calls)}
     formulas = Sizes()
-    found: dict[Node, dict[Size, None]] = {}
+    found: dict[Node, dict[Size | torch.SymInt, None]] = {}
     for node in gm.graph.nodes:
         for dim in _dims(node.meta.get("val")):
             names = {str(symbol) for symbol in dim.node.expr.free_symbols} & origin.keys()
             if names:
                 last = max((origin[name] for name in names), key=order.__getitem__)
-                found.setdefault(last, {})[formulas.size(dim)] = None
+                found.setdefault(last, {})[_formula(formulas, dim)] = None
     return {node: list(sizes) for node, sizes in found.items()}
 
 
@@ -351,10 +359,11 @@ class SplitProgram:
             numbers = {name: int(values[node]) for name, node in self.symbols.items() if node in values}
             self._check_small(self.small[step], numbers | dict(_data_sizes(step.meta["val"], value)))
 
-    def _check_small(self, sizes: list[Size], numbers: dict[str, int]) -> None:
+    def _check_small(self, sizes: list[Size | torch.SymInt], numbers: dict[str, int]) -> None:
         for size in sizes:
-            if symbols_of(size) <= numbers.keys() and evaluate(size, numbers) < SMALL:
-                raise self._refusal(f"the size {size} was {evaluate(size, numbers)}")
+            number = torch_api.number_of(size, numbers) if isinstance(size, torch.SymInt) else evaluate(size, numbers)
+            if number < SMALL:
+                raise self._refusal(f"the size {size} was {number}")
 
     def _refusal(self, why: str) -> Exception:
         if self.general:

@@ -190,6 +190,13 @@ def attribute_of(gm: torch.fx.GraphModule, target: str) -> Any:
     return found
 
 
+def number_of(size: torch.SymInt, values: dict[str, int]) -> int:
+    """A traced size where its symbols, by name, have these values; slow."""
+    import sympy
+    formula = size.node.expr
+    return int(formula.xreplace({symbol: sympy.Integer(values[str(symbol)]) for symbol in formula.free_symbols}))
+
+
 def is_unbacked(symbol: str) -> bool:
     """True for the name of a number that is only known from the data: u0, or zuf0 for a float."""
     return symbol.startswith(("u", "zuf")) and symbol.lstrip("zuf").isdigit()
