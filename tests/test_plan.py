@@ -10,6 +10,8 @@ import pytest
 
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
+from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
+from anyshape.kernel.reuse import overwritable
 from anyshape.plan.alloc import allocate, live_bytes
 from anyshape.plan.judge import judge, lower_bound
 from anyshape.plan.plan import Buffer, CopyStep, Plan, Window
@@ -195,3 +197,17 @@ def test_a_new_shape_costs_little():
 def test_text(golden):
     plan = allocate(random_problem(7, count=4, steps=4, saved=0.4))
     golden("plan/random.txt", show(plan))
+
+
+def test_what_is_read_after_a_store_is_not_overwritten_by_it() -> None:
+    def both(*order: str) -> tuple[tuple[int, int], ...]:
+        loads = {"a": Instruction(0, "load", buffer="a", offset=symbol("i"), dtype="f64"),
+                 "b": Instruction(1, "load", buffer="b", offset=symbol("i"))}
+        stores = {"x": Instruction(2, "store", (0,), buffer="x", offset=symbol("i"))}
+        instructions = tuple((loads | stores)[name] for name in order)
+        params = (Param("a", "f64", "in"), Param("b", "f32", "in"), Param("x", "f32", "out"))
+        return overwritable(LoopProgram("k", params, ("n",), (("i", symbol("n")),), (), "i",
+                                        (Stage("row", instructions),)))
+
+    assert both("a", "b", "x") == ((1, 2),)
+    assert both("a", "x", "b") == ()
