@@ -243,18 +243,21 @@ class _Walk(Inputs):
         raise Decline("too many sizes that differ")
 
     def _equate(self, found: Mismatch) -> None:
-        """Takes two sizes as one from here on, by the number where one is a number. (Two formulas may differ in the
-        call that is traced: a general trace takes a size 1 that is broadcast to be equal to the other.)
+        """Takes two sizes as one from here on, by the number where one is a number. They may differ in the call that is
+        traced, for a general trace takes a size 1 that is broadcast to be equal to the other; such calls are refused
+        before they run.
 
         Raises:
-            Decline: they are not equal in the trace.
+            Decline: they are two numbers, or taken as one already.
         """
-        kept, replaced = (found.b, found.a) if isinstance(found.b, int) else (found.a, found.b)
-        differ = isinstance(kept, int) and self.sizes.facts().hint(replaced) != kept
-        if isinstance(replaced, int) or differ or self.same.get(replaced) == kept:
+        kept, replaced = (self.same.get(size, size) for size in (found.a, found.b))
+        if isinstance(replaced, int):
+            kept, replaced = replaced, kept
+        if isinstance(replaced, int) or kept == replaced:
             raise Decline(f"the sizes {found}")
-        self._try_unify(found)
-        self.same[replaced] = self.same.get(kept, kept)
+        self._try_unify(Mismatch(kept, replaced))
+        self.same.update({size: kept for size, other in self.same.items() if other == replaced})
+        self.same[replaced] = kept
         self.notes.equalities.append((replaced, kept))
 
     def _settled(self, argument: Any) -> Any:

@@ -102,7 +102,7 @@ def compile_program(request: ProgramRequest) -> Boxed:
 def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forward: Compiled | None = None) -> Boxed:
     _refuse_other_devices(graph)
     with torch_api.outside_tracing():
-        compiled = compile_graph(graph, request.config, forward, _needed_later(request, graph))
+        compiled = compile_graph(graph, request.config, forward, _needed(request, graph, notes))
     program = NativeProgram(name, compiled, notes)
     request.compilation.register(program)
     if request.config.check >= 2:
@@ -110,20 +110,23 @@ def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forwa
     return program if notes.constants else _with(compiled.executable, program)
 
 
-def _needed_later(request: ProgramRequest, graph: Graph) -> tuple[Size, ...]:
-    """Sizes that must be at least 0 for the backward of this forward to be right: what does not fit it must be refused
-    before the forward runs."""
-    if request.role != "forward" or request.partner is None:
-        return ()
-    try:
-        backward, notes = to_graph(request.partner, "later", "backward")
-    except Unsupported:
-        return ()  # it will be compiled in parts, or not at all
-    equal = [difference for a, b in notes.equalities for difference in (a - b, b - a)]
+def _needed(request: ProgramRequest, graph: Graph, notes: Notes) -> tuple[Size, ...]:
+    """Sizes that must be at least 0, beside those of the graph itself: differences of sizes that the trace takes as
+    equal, and what the backward of this forward needs. A call that does not fit must be refused before it runs."""
+    sizes = list(_differences(notes))
+    if request.role == "forward" and request.partner is not None:
+        try:
+            backward, later = to_graph(request.partner, "later", "backward")
+            sizes += [*_differences(later), *uncertain_sizes(backward)]
+        except Unsupported:
+            pass  # it will be compiled in parts, or not at all
     known = {name for value in graph.inputs if isinstance(value.type, TensorType) for size in value.type.shape
              for name in symbols_of(size)} | {value.name for value in graph.inputs}
-    needed = [size for size in (*equal, *uncertain_sizes(backward)) if isinstance(size, Expr)]
-    return tuple(size for size in dict.fromkeys(needed) if symbols_of(size) <= known)
+    return tuple(size for size in dict.fromkeys(sizes) if symbols_of(size) <= known)
+
+
+def _differences(notes: Notes) -> list[Size]:
+    return [size for a, b in notes.equalities for size in (a - b, b - a) if isinstance(size, Expr)]
 
 
 def _refuse_other_devices(graph: Graph) -> None:
