@@ -195,3 +195,20 @@ def test_powers_of_whole_numbers():
     for found, wanted in zip(fast(x, x.abs() % 5), (x**5, x**2, x**63, x ** (x.abs() % 5), 3 ** (x.abs() % 5)),
                              strict=True):
         assert torch.equal(found, wanted)
+
+
+def test_windows_that_overlap_keep_their_layout():
+    def function(x):
+        return (x * 2).unfold(0, 3, 1).sort(dim=-1).values + x[:1].expand(3)
+    fast = anyshape.compile(function)
+    for count in (8, 5, 3):
+        agree(function, fast, torch.randn(count))
+
+
+def test_a_size_1_that_is_broadcast_to_a_number():
+    fast = anyshape.compile(lambda x: x.expand(10) * 2)
+    for count in (1, 10, 1):
+        x = torch.randn(count)
+        assert torch.equal(fast(x), x.expand(10) * 2)
+    with pytest.raises(RuntimeError, match="must match the existing size"):
+        fast(torch.randn(12))

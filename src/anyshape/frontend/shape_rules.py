@@ -38,8 +38,8 @@ def _ctc_loss(new_size: Unknown, log_probs: torch.Tensor, targets: torch.Tensor,
     return log_probs.new_empty(batch), log_probs.new_empty((*batch, steps, states))
 
 
-def _ctc_loss_backward(new_size: Unknown, grad: torch.Tensor, log_probs: torch.Tensor, *rest: Any, **more: Any) -> Any:
-    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+def _like_the_input(new_size: Unknown, grad: torch.Tensor, x: torch.Tensor, *rest: Any, **more: Any) -> Any:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def _masked_select(new_size: Unknown, x: torch.Tensor, mask: torch.Tensor) -> Any:
@@ -55,8 +55,9 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._histogramdd_from_bin_cts.default: _bin_counts,
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
-    aten._ctc_loss_backward.default: _ctc_loss_backward,
-    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten._ctc_loss_backward.default: _like_the_input,
+    aten._ctc_loss_backward.Tensor: _like_the_input,
+    aten.fractional_max_pool3d_backward.default: _like_the_input,
     aten.masked_select.default: _masked_select,
 }
 

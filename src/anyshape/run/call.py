@@ -202,7 +202,7 @@ class Call:
         result = restrided(result, strides)
         # an operator may return its operand, or parts of one tensor; each place is used again by itself
         if result.untyped_storage()._cdata in storages:
-            result = torch.empty_strided(shape, strides, dtype=result.dtype).copy_(result)
+            result = _copied(result, shape, strides)
         storages.add(result.untyped_storage()._cdata)
         self.externs[window.buffer] = result
         self.block[host.SLOTS + self.shared.slots[window.buffer]] = result.data_ptr()
@@ -256,3 +256,21 @@ class Call:
             else:
                 values.append(evaluate(entry, self.record.values) if isinstance(entry, Expr) else entry)
         return values
+
+
+def _copied(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """The same numbers in memory of their own, laid out as before; elements that lie on each other (sliding windows,
+    a repeated row) stay so."""
+    if 0 in shape or not _overlaps(shape, strides):
+        return torch.empty_strided(shape, strides, dtype=tensor.dtype).copy_(tensor)
+    span = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    return tensor.as_strided((span,), (1,)).clone().as_strided(shape, strides)
+
+
+def _overlaps(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    reach = 0
+    for step, n in sorted((step, n) for n, step in zip(shape, strides, strict=True) if n > 1):
+        if step <= reach:
+            return True
+        reach += step * (n - 1)
+    return False
