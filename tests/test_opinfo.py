@@ -30,6 +30,7 @@ matmul bmm addmm einsum nn.functional.linear nn.functional.conv2d nn.functional.
 nn.functional.silu nn.functional.embedding nn.functional.cross_entropy nn.functional.mse_loss nn.functional.max_pool2d
 nn.functional.pad.constant reshape permute transpose expand squeeze unsqueeze cat stack split gather index_select
 index_put scatter_add take_along_dim masked_fill tril flip roll arange linspace zeros_like sort topk
+nonzero masked_select linalg.inv equal nn.functional.dropout
 """.split()
 
 PASS = ("kernels", "mixed", "calls")

@@ -47,9 +47,12 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
 @contextlib.contextmanager
 def _shape_rules(rules: dict[Any, Callable[..., Any]]) -> Iterator[None]:
     """Inside, fake tensors know the shapes of more operators. A rule is called with a function that makes an unknown
-    size, and the operator's arguments."""
+    size, and the operator's arguments. Without effect where another thread traces."""
     from torch._subclasses import fake_impls
     table = fake_impls.op_implementations_dict
+    if any(getattr(table.get(op), "func", None) is _by_rule for op in rules):
+        yield
+        return
     before = {op: table[op] for op in rules if op in table}
     table.update({op: functools.partial(_by_rule, rule) for op, rule in rules.items()})
     try:
@@ -82,7 +85,8 @@ def _by_rule(rule: Callable[..., Any], mode: Any, op: Any, *arguments: Any, **ke
 @contextlib.contextmanager
 def _replaced(functions: dict[Any, Any]) -> Iterator[None]:
     """Inside, Dynamo traces the values of `functions` where a program calls the keys, as its own
-    `substitute_in_graph` would have it for good. Without effect where torch's internals are not as expected."""
+    `substitute_in_graph` would have it for good. Without effect where torch's internals are not as expected, and where
+    another thread traces."""
     try:
         from torch._dynamo import trace_rules
         from torch._dynamo.guards import GuardBuilder
@@ -98,6 +102,9 @@ def _replaced(functions: dict[Any, Any]) -> Iterator[None]:
         return Replaced(value, source=builder.source, **builder.install_guards(GuardBuilder.ID_MATCH))
 
     by_identity, kinds, handlers = tables
+    if any(original in handlers for original in functions):
+        yield
+        return
     kinds_before = {original: kinds[original] for original in functions if original in kinds}
     added = []
     for original, ours in functions.items():
@@ -112,8 +119,10 @@ def _replaced(functions: dict[Any, Any]) -> Iterator[None]:
         yield
     finally:
         for function in added:
-            del by_identity[id(function)], kinds[function], handlers[function]
-            identities.remove(id(function))
+            for table, key in ((by_identity, id(function)), (kinds, function), (handlers, function)):
+                table.pop(key, None)
+            if id(function) in identities():
+                identities.remove(id(function))
         kinds.update(kinds_before)
 
 
