@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import anyshape
+from anyshape.base.errors import InputError
 from anyshape.frontend.dynamo import FallbackWarning
 
 
@@ -144,9 +145,9 @@ def test_a_loss_over_nothing_runs_as_plain_pytorch():
         anyshape.compile(F.mse_loss, strict=True)(nothing.clone().requires_grad_(), nothing)
 
 
-def test_what_eager_refuses_is_its_own_error():
+def test_what_eager_refuses_too_is_an_error_in_words():
     fast = anyshape.compile(lambda x, y: x @ y)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with pytest.raises(InputError, match="does not take these arguments"):
         fast(torch.randn(3, 4), torch.randn(5, 6))
     assert not fallbacks(fast)
 
@@ -210,5 +211,13 @@ def test_a_size_1_that_is_broadcast_to_a_number():
     for count in (1, 10, 1):
         x = torch.randn(count)
         assert torch.equal(fast(x), x.expand(10) * 2)
-    with pytest.raises(RuntimeError, match="must match the existing size"):
+    with pytest.raises(InputError, match="does not take these arguments"):
         fast(torch.randn(12))
+
+
+@pytest.mark.parametrize("mode", ["bicubic", "bilinear"])
+def test_numbers_that_an_operator_makes_of_a_size_of_1(mode):
+    fast = anyshape.compile(lambda x: F.interpolate(x * 2, size=x.shape[2:], mode=mode, align_corners=True))
+    for shape in ((4, 6), (2, 2), (1, 1), (1, 4), (3, 5)):
+        x = torch.randn(1, 1, *shape)
+        torch.testing.assert_close(fast(x), F.interpolate(x * 2, size=shape, mode=mode, align_corners=True))

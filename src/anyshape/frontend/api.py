@@ -64,7 +64,7 @@ class Tracing:
     """What runs on a cache miss of Dynamo: the trace, under our settings.
 
     way: what `Capture` calls it.
-    plain: why frames of the call in hand run as plain PyTorch.
+    plain: what the tracer said of frames of the call in hand, which run as plain PyTorch.
     """
 
     def __init__(self, compilation: Compilation, inner: torch_api.FrameCallback, oblivious: bool) -> None:
@@ -74,7 +74,7 @@ class Tracing:
         self.way = "ordinary" if not oblivious else "all sizes" if compilation.config.dynamic else "one graph"
         self.failure = ""
         self.codes: list[Any] = []
-        self.plain: list[str] = []
+        self.plain: list[BaseException] = []
 
     def __call__(self, *arguments: Any) -> Any:
         """Traces one frame.
@@ -105,7 +105,7 @@ class Tracing:
         except torch_api.tracer_failures() as error:
             if config.strict or config.fullgraph or isinstance(getattr(error, "inner_exception", None), AnyShapeError):
                 raise
-            self.plain.append(f"{type(error).__name__}: {_first_lines(str(error))}")
+            self.plain.append(error)
             return torch_api.plain_frame()
 
     def _trace(self, arguments: tuple[Any, ...], dynamic: bool) -> Any:
@@ -224,9 +224,13 @@ class Compiled:
             result = self.ordinary.run(self.target, arguments, keywords)
             done = True
             return result
+        except Exception as error:
+            if plain:
+                raise plain[0] from error  # what eager PyTorch refuses too, the tracer names better
+            raise
         finally:
-            for reason in plain if done else ():
-                self._note_plain(reason)
+            for refused in plain if done else ():
+                self._note_plain(f"{type(refused).__name__}: {_first_lines(str(refused))}")
             if not failed_before and self.oblivious.tracing.failure:
                 tracing = self.oblivious.tracing
                 if done and not plain:

@@ -183,7 +183,7 @@ def _general_answer(node: Any, place: str) -> bool | None:
     if place == "layout":
         return None if node.hint is None else bool(node.hint)
     known = env._maybe_evaluate_static(formula, size_oblivious=True)
-    if known is not None:
+    if known is not None and not _chooses_numbers(env, formula):
         return bool(known)
     if _current_graph_task_id() != -1 and isinstance(formula, (sympy.Eq, sympy.Ne)):
         # the formulas of derivatives ask which layout is quicker: unequal sizes have no shortcut
@@ -191,6 +191,13 @@ def _general_answer(node: Any, place: str) -> bool | None:
         if bool(node.hint) == unequal:
             return unequal
     return None
+
+
+def _chooses_numbers(env: Any, formula: Any) -> bool:
+    """Whether a question about layout would be asked in another way: `n > 1` before a division by n - 1, as resizing
+    with aligned corners asks it, makes another number of a size of 1, and no shape shows it."""
+    import sympy
+    return isinstance(formula, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)) and env._maybe_evaluate_static(formula) is None
 
 
 @contextlib.contextmanager
