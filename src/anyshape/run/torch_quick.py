@@ -14,10 +14,14 @@ contiguous, may this be folded): there the answer for sizes of 2 and more is giv
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 # Methods of torch's symbolic numbers whose result depends on nothing but the two operands; `mod` asks for value ranges.
+# Functions of torch's decompositions that compute another number where a size is 1.
+NUMBERS_BY_SIZE = frozenset(("_compute_scale",))
+
 BINARY = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "sym_max", "sym_min")
 
 
@@ -194,10 +198,16 @@ def _general_answer(node: Any, place: str) -> bool | None:
 
 
 def _chooses_numbers(env: Any, formula: Any) -> bool:
-    """Whether a question about layout would be asked in another way: `n > 1` before a division by n - 1, as resizing
-    with aligned corners asks it, makes another number of a size of 1, and no shape shows it."""
+    """Whether the answer chooses numbers, not a layout: torch's decomposition of resizing asks for `n > 1` before it
+    divides by n - 1. A size of 1 makes another number then, and no shape shows it."""
     import sympy
-    return isinstance(formula, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)) and env._maybe_evaluate_static(formula) is None
+    if not isinstance(formula, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)):
+        return False
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (frame.f_code.co_filename == __file__ or "experimental" in
+                                        frame.f_code.co_filename or frame.f_code.co_name == "__bool__"):
+        frame = frame.f_back
+    return frame.f_code.co_name in NUMBERS_BY_SIZE and env._maybe_evaluate_static(formula) is None
 
 
 @contextlib.contextmanager
