@@ -628,6 +628,18 @@ def test_compiler_cannot_add_guards():
     assert len(compilation.fallbacks) == 1
 
 
+def test_other_compilations_do_not_count_for_the_limit_on_programs(monkeypatch):
+    from anyshape.run import torch_api
+    monkeypatch.setitem(torch_api.DYNAMO_SETTINGS, "recompile_limit", 2)
+
+    def f(x):
+        return x.exp() * 2
+    compiled = [anyshape.compile(f, strict=True) for _ in range(4)]
+    for fast in compiled:
+        close(fast(torch.ones(3)), f(torch.ones(3)))
+    assert [len(fast.programs) for fast in compiled] == [1, 1, 1, 1]
+
+
 def test_failure_of_the_backward_only():
     def compiler(request):
         return broken(request) if request.role == "backward" else compile_program(request)

@@ -109,10 +109,12 @@ class Tracing:
             return torch_api.plain_frame()
 
     def _trace(self, arguments: tuple[Any, ...], dynamic: bool) -> Any:
-        with tracing_settings(dynamic, oblivious=self.oblivious):
+        code = arguments[0].f_code
+        others = torch_api.programs_of_others(code, self.inner)
+        with tracing_settings(dynamic, oblivious=self.oblivious, others=others):
             result = self.inner(*arguments)
         if torch_api.made_program(result):
-            self.codes.append(arguments[0].f_code)
+            self.codes.append(code)
         return result
 
     def _told(self, frame: Any) -> tuple[str, str, str]:

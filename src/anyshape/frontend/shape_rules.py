@@ -76,6 +76,6 @@ def allclose(input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol:
 IN_PYTHON: dict[Any, Any] = {torch.equal: equal, torch.allclose: allclose}
 
 
-def tracing_settings(dynamic: bool, oblivious: bool) -> Any:
+def tracing_settings(dynamic: bool, oblivious: bool, others: int) -> Any:
     """torch_trace.tracing_settings, with the rules above."""
-    return torch_trace.tracing_settings(dynamic, oblivious, RULES, IN_PYTHON)
+    return torch_trace.tracing_settings(dynamic, oblivious, RULES, IN_PYTHON, others)

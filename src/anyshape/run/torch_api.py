@@ -6,6 +6,7 @@ AOTAutograd) are imported by the functions that need them, so that running a com
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import re
@@ -147,15 +148,32 @@ def dynamo_compile(target: Any, backend: Callable[..., Any], *, fullgraph: bool,
         around: wraps the function that Dynamo calls on a cache miss, with (frame, cache entry, frame state).
     """
     import torch._dynamo
-    more: dict[str, Any] = {}
-    if "isolate_recompiles" in inspect.signature(torch._dynamo.eval_frame._optimize).parameters:
-        more["isolate_recompiles"] = True
+    more = {"isolate_recompiles": True} if _isolates() else {}
     context = torch._dynamo.optimize(backend, nopython=fullgraph, **more)
     inner = context.callback
     outer = around(inner)
     outer._torchdynamo_orig_backend = inner  # type: ignore[attr-defined]  # Dynamo keys its cache on the innermost
     context.callback = outer
     return context(target)
+
+
+@functools.cache
+def _isolates() -> bool:
+    """Whether Dynamo can keep the programs of one compilation apart from those of others with the same code."""
+    from torch._dynamo.eval_frame import _optimize
+    return "isolate_recompiles" in inspect.signature(_optimize).parameters
+
+
+def programs_of_others(code: Any, callback: FrameCallback) -> int:
+    """How many programs Dynamo holds for a code object that belong to other compilations than that of `callback` (the
+    `inner` of `dynamo_compile`), and that it would count with its own: none, where it keeps them apart."""
+    if _isolates():
+        return 0
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+    backend: Any = callback
+    while hasattr(backend, "_torchdynamo_orig_backend"):  # by the innermost Dynamo knows whose a program is
+        backend = backend._torchdynamo_orig_backend
+    return sum(entry.backend is not backend for entry in _debug_get_cache_entry_list(code))
 
 
 def decompositions_of(ops: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
@@ -229,11 +247,21 @@ def no_new_guards() -> Iterator[None]:
     """Inside, a compiler that asks a symbolic size for its value raises, instead of adding a guard (a recompile)."""
     context = torch._guards.TracingContext.try_get()
     shape_env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
-    if shape_env is None:
+    if shape_env is None or "_check_frozen" in vars(shape_env):  # no trace, or inside another of these
         yield
-        return
-    with shape_env.error_on_new_guards():
-        yield
+    elif hasattr(shape_env, "error_on_new_guards"):
+        with shape_env.error_on_new_guards():
+            yield
+    else:
+        shape_env._check_frozen = _refuse_guard  # torch calls it before it adds a guard; its own gives a log line
+        try:
+            yield
+        finally:
+            del shape_env._check_frozen
+
+
+def _refuse_guard(formula: Any, value: Any) -> None:
+    raise RuntimeError(f"Guard attempted after tracing: {formula} == {value}")
 
 
 @contextlib.contextmanager

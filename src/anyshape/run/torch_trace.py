@@ -26,15 +26,18 @@ DYNAMO_SETTINGS: dict[str, Any] = {
 
 @contextlib.contextmanager
 def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[..., Any]],
-                     in_python: dict[Any, Any]) -> Iterator[None]:
+                     in_python: dict[Any, Any], others: int = 0) -> Iterator[None]:
     """While Dynamo traces: every dimension gets its own symbol (`dynamic`), sizes 0 and 1 are not singled out
     (`oblivious`, torch's `backed_size_oblivious`), `rules` say the shapes of operators that torch has none for, and
-    functions of torch are traced as those `in_python`. Costs about 100 us, so it is entered on a cache miss only."""
+    functions of torch are traced as those `in_python`. Costs about 100 us, so it is entered on a cache miss only.
+    `others` programs of the frame do not count for Dynamo's limits."""
     import torch._dynamo.config as dynamo_config
     import torch.fx.experimental._config as symbolic_config
     dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
     if not dynamic:
         dynamo["assume_static_by_default"] = True
+    for limit in ("recompile_limit", "accumulated_recompile_limit"):
+        dynamo[limit] += others
     # a warning does not end the graph: it is given after it
     dynamo["reorderable_logging_functions"] = {*dynamo_config.reorderable_logging_functions, warnings.warn}
     symbolic = {"use_duck_shape": False, "backed_size_oblivious": oblivious}
