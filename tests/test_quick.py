@@ -12,6 +12,7 @@ from torch import nn
 
 import anyshape
 from anyshape.frontend.duplicates import remove_duplicates
+from anyshape.run.torch_older import newer_rules
 from anyshape.run.torch_quick import BINARY, general_tracing, quick_tracing
 
 
@@ -33,6 +34,46 @@ def test_torch_is_as_before_afterwards():
         raise KeyError
     assert methods() == before
     assert all(one is not other for one, other in zip(inside, before, strict=True))
+
+
+def test_rules_are_as_before_afterwards():
+    import torch._subclasses.fake_impls as rules
+    before = rules._compute_slice_index, torch._C._select_conv_backend
+    with newer_rules(), newer_rules():
+        assert "sym_min" in rules._compute_slice_index.__code__.co_names
+    assert (rules._compute_slice_index, torch._C._select_conv_backend) == before
+
+
+def test_slices_clip_in_one_program():
+    def f(x, table):
+        return x + table[:x.shape[0]] + table[-x.shape[0]:], table[x.shape[0]:]
+    fast = anyshape.compile(f, strict=True)
+    table = torch.randn(16, 4)
+    for size in (3, 16, 1, 7):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(fast(x, table), f(x, table))
+    assert len(fast.programs) == 1
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Conv2d(3, 4, 3), lambda: nn.Conv1d(3, 4, 3), lambda: nn.Conv2d(3, 4, 1),
+                                  lambda: nn.ConvTranspose2d(3, 4, 2, 2)], ids=["2d", "1d", "1x1", "transposed"])
+def test_one_program_for_batches_of_convolutions(make):
+    eager = make()
+    fast = anyshape.compile(copy.deepcopy(eager), strict=True)
+    for batch, size in [(3, 8), (1, 5), (2, 40)]:
+        x = torch.randn(batch, 3, *[size] * (eager.weight.dim() - 2))
+        torch.testing.assert_close(fast(x), eager(x), rtol=1e-4, atol=1e-5)
+    assert len(fast.programs) == 1
+
+
+def test_layout_of_convolutions_in_channels_last():
+    eager = nn.Conv2d(3, 4, 3)
+    fast = anyshape.compile(copy.deepcopy(eager), strict=True)
+    for batch in (3, 1, 2):
+        x = torch.randn(batch, 3, 8, 8).to(memory_format=torch.channels_last)
+        found, wanted = fast(x), eager(x)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        assert found.stride() == wanted.stride()
 
 
 def test_forward_does_not_read_the_tangents():

@@ -1,7 +1,8 @@
-"""Every call whose name or behaviour depends on torch's version; nothing else in the package makes such calls.
+"""Calls whose name or behaviour depends on torch's version; with `torch_quick` and `torch_older`, all there are.
 
-Written for torch 2.13, with the other way where 2.11 or 2.12 lacks an interface. The heavy parts of torch (Dynamo,
-AOTAutograd) are imported by the functions that need them, so that running a compiled program does not load them.
+Written for torch 2.13, with the other way where 2.11 or 2.12 lacks an interface; rules that 2.11 lacks are in
+`torch_older`. The heavy parts of torch (Dynamo, AOTAutograd) are imported by the functions that need them, so that
+running a compiled program does not load them.
 """
 from __future__ import annotations
 

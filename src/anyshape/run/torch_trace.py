@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from anyshape.run.torch_older import newer_rules
 from anyshape.run.torch_quick import general_tracing, quick_tracing
 
 DYNAMO_SETTINGS: dict[str, Any] = {
@@ -41,9 +42,15 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
     # a warning does not end the graph: it is given after it
     dynamo["reorderable_logging_functions"] = {*dynamo_config.reorderable_logging_functions, warnings.warn}
     symbolic = {"use_duck_shape": False, "backed_size_oblivious": oblivious}
-    general = general_tracing() if oblivious else contextlib.nullcontext()
-    with dynamo_config.patch(dynamo), symbolic_config.patch(symbolic), quick_tracing(), general, _shape_rules(rules), \
-            _replaced(in_python):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(dynamo_config.patch(dynamo))
+        stack.enter_context(symbolic_config.patch(symbolic))
+        stack.enter_context(quick_tracing())
+        if oblivious:
+            stack.enter_context(newer_rules())
+            stack.enter_context(general_tracing())
+        stack.enter_context(_shape_rules(rules))
+        stack.enter_context(_replaced(in_python))
         yield
 
 
