@@ -7,6 +7,7 @@ compute. Torch 2.12 mended two such rules: the bounds of slices, and which libra
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,12 +22,16 @@ def newer_rules() -> Iterator[None]:
     if "sym_min" in index_of.__code__.co_names or hasattr(index_of, "anyshape"):
         yield
         return
+    table, slices = rules.op_implementations_dict, torch.ops.aten.slice.Tensor
+    slice_of = table[slices]
     rules._compute_slice_index = _bounded(index_of)
+    table[slices] = _sliced(slice_of, rules._compute_slice_index)
     torch._C._select_conv_backend = _for_two(select)
     try:
         yield
     finally:
         rules._compute_slice_index = index_of
+        table[slices] = slice_of
         torch._C._select_conv_backend = select
 
 
@@ -44,6 +49,27 @@ def _bounded(index_of: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
     bounded.anyshape = True  # type: ignore[attr-defined]
     return bounded
+
+
+def _sliced(slice_of: Callable[..., Any], index_of: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A slice; where `slice_of` gives up, not knowing whether it ends before it begins: a maximum of that and zero."""
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    def sliced(mode: Any, op: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+        if not x.dim() or step <= 0:
+            return slice_of(mode, op, x, dim, start, end, step)
+        sizes, strides = list(x.shape), list(x.stride())
+        to_end = end is None or (isinstance(end, int) and end == sys.maxsize)
+        first = 0 if start is None else index_of(sizes[dim], start)
+        last = sizes[dim] if to_end else index_of(sizes[dim], end)
+        if first is None or last is None or guard_or_false(last >= first) or guard_or_false(first >= last):
+            return slice_of(mode, op, x, dim, start, end, step)
+        offset = x.storage_offset() + first * strides[dim]
+        sizes[dim] = (torch.sym_max(last - first, 0) + step - 1) // step
+        strides[dim] = strides[dim] * step
+        return x.as_strided(sizes, strides, offset)
+
+    return sliced
 
 
 def _for_two(select: Callable[..., Any]) -> Callable[..., Any]:
