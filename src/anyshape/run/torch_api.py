@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from anyshape.run.torch_older import guards_refused
+
 try:
     from torch._library.fake_class_registry import FakeScriptObject
     from torch._library.opaque_object import get_opaque_type_name, register_opaque_type
@@ -248,21 +250,14 @@ def no_new_guards() -> Iterator[None]:
     """Inside, a compiler that asks a symbolic size for its value raises, instead of adding a guard (a recompile)."""
     context = torch._guards.TracingContext.try_get()
     shape_env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
-    if shape_env is None or "_check_frozen" in vars(shape_env):  # no trace, or inside another of these
+    if shape_env is None:
         yield
     elif hasattr(shape_env, "error_on_new_guards"):
         with shape_env.error_on_new_guards():
             yield
     else:
-        shape_env._check_frozen = _refuse_guard  # torch calls it before it adds a guard; its own gives a log line
-        try:
+        with guards_refused(shape_env):
             yield
-        finally:
-            del shape_env._check_frozen
-
-
-def _refuse_guard(formula: Any, value: Any) -> None:
-    raise RuntimeError(f"Guard attempted after tracing: {formula} == {value}")
 
 
 @contextlib.contextmanager

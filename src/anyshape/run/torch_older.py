@@ -1,8 +1,6 @@
-"""Rules for shapes that torch 2.11 lacks; the third room, after `torch_api` and `torch_quick`, for torch's versions.
+"""What torch 2.11 and 2.12 lack, made up for; the third room for torch's versions.
 
-A trace for all sizes at once (`backed_size_oblivious`) should not ask whether a size is 1. Where a rule of torch asks,
-the trace gets a guard, and sizes of 1 a second program; where it gives up, the result has a size that nothing can
-compute. Torch 2.12 mended two such rules: the bounds of slices, and which library a convolution takes.
+Each part looks for what is lacking, not for a version, and does nothing where torch has it.
 """
 from __future__ import annotations
 
@@ -16,9 +14,10 @@ import torch
 
 @contextlib.contextmanager
 def newer_rules() -> Iterator[None]:
-    """Inside, a trace for all sizes follows the newer rules. Without effect where torch has them, and when nested."""
+    """Inside, slices in a trace for all sizes have the sizes that torch 2.12 gives them: 2.11 gives up where it cannot
+    decide without a guard, and makes up a size that nothing can compute. Without effect when nested."""
     import torch._subclasses.fake_impls as rules
-    index_of, select = rules._compute_slice_index, torch._C._select_conv_backend
+    index_of = rules._compute_slice_index
     if "sym_min" in index_of.__code__.co_names or hasattr(index_of, "anyshape"):
         yield
         return
@@ -26,13 +25,11 @@ def newer_rules() -> Iterator[None]:
     slice_of = table[slices]
     rules._compute_slice_index = _bounded(index_of)
     table[slices] = _sliced(slice_of, rules._compute_slice_index)
-    torch._C._select_conv_backend = _for_two(select)
     try:
         yield
     finally:
         rules._compute_slice_index = index_of
         table[slices] = slice_of
-        torch._C._select_conv_backend = select
 
 
 def _bounded(index_of: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -72,15 +69,18 @@ def _sliced(slice_of: Callable[..., Any], index_of: Callable[[Any, Any], Any]) -
     return sliced
 
 
-def _for_two(select: Callable[..., Any]) -> Callable[..., Any]:
-    """The library for a batch of two, whatever the batch is. A trace learns from it only the layout of the result,
-    which is row-major with every library if the operands are; others are left alone. A real call chooses anew."""
-    from torch._prims_common import is_contiguous_or_false
+@contextlib.contextmanager
+def guards_refused(shape_env: Any) -> Iterator[None]:
+    """Inside, a new guard raises RuntimeError; for torch before 2.13, which can only ignore guards after a trace."""
+    if "_check_frozen" in vars(shape_env):  # inside another of these
+        yield
+        return
 
-    def selected(input: Any, weight: Any, *more: Any, **named: Any) -> Any:
-        plain = input.device.type == "cpu" and is_contiguous_or_false(input) and is_contiguous_or_false(weight)
-        if plain and isinstance(input.shape[0], torch.SymInt):
-            input = input.new_empty((2, *input.shape[1:]))
-        return select(input, weight, *more, **named)
+    def refuse(formula: Any, value: Any) -> None:
+        raise RuntimeError(f"Guard attempted after tracing: {formula} == {value}")
 
-    return selected
+    shape_env._check_frozen = refuse  # torch calls it before it adds a guard
+    try:
+        yield
+    finally:
+        del shape_env._check_frozen
