@@ -18,7 +18,7 @@ def newer_rules() -> Iterator[None]:
     decide without a guard, and makes up a size that nothing can compute. Without effect when nested."""
     import torch._subclasses.fake_impls as rules
     index_of = rules._compute_slice_index
-    if "sym_min" in index_of.__code__.co_names or hasattr(index_of, "anyshape"):
+    if "sym_min" in index_of.__code__.co_names:
         yield
         return
     table, slices = rules.op_implementations_dict, torch.ops.aten.slice.Tensor
@@ -44,7 +44,6 @@ def _bounded(index_of: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
             return torch.sym_max(index + size, 0)
         return found
 
-    bounded.anyshape = True  # type: ignore[attr-defined]
     return bounded
 
 
