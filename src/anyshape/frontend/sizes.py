@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from anyshape.base.errors import InputError
 from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.reasons import size_names
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_trace
 
 SMALL = 2
 FORESEEN = 6  # different sizes up to which patterns are judged before a call has them
@@ -160,7 +160,7 @@ class PredictedShapes:
         first call that has one need not wait for the answer. Sizes that were equal in the first call change together.
         Other answers are left to `differs`, which says them in the words of the call."""
         patterns: dict[tuple[int, ...], bool] = {}
-        hints = torch_api.hints(self.placeholders)
+        hints = torch_trace.hints(self.placeholders)
         candidates = sorted({hint for hint in hints.values() if hint >= SMALL})
         if self.switches or len(candidates) > FORESEEN or not all(size.free_symbols <= hints.keys() for size in sizes):
             return patterns
@@ -172,7 +172,7 @@ class PredictedShapes:
 
     def _run(self, symbols: dict[Any, int], inputs: Sequence[Any], strides: bool) -> str:
         """Why the shapes differ at these values of the symbols; `inputs` are real, or the trace's placeholders."""
-        with torch_api.shapes_only(lambda size: _value(size, symbols)) as to_fake:
+        with torch_trace.shapes_only(lambda size: _value(size, symbols)) as to_fake:
             comparison = _Compare(self.gm, symbols, strides)
             try:
                 comparison.run(*[to_fake(value) for value in inputs])

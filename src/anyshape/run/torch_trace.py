@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
+from anyshape.run import torch_api
 from anyshape.run.torch_older import newer_rules
 from anyshape.run.torch_quick import general_tracing, quick_tracing
 
@@ -152,3 +154,41 @@ def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two traced tensors are known to have one shape; asks for no guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
     return a.dim() == b.dim() and all(statically_known_true(n == m) for n, m in zip(a.shape, b.shape, strict=True))
+
+
+@contextlib.contextmanager
+def shapes_only(value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any], Any]]:
+    """Inside, torch computes shapes, not numbers; yields the function that turns a tensor into its shape: a real one,
+    or one of a trace, whose sizes `value_of` knows."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def to_fake(value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return value_of(value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if torch_api.is_fake(value):
+            return torch.empty_strided([value_of(size) for size in value.shape],
+                                       [value_of(stride) for stride in value.stride()],
+                                       dtype=value.dtype, device=value.device)
+        with torch.no_grad():
+            return mode.from_tensor(value, static_shapes=True)
+
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it would print what an op refuses
+    disabled, log.disabled = log.disabled, True
+    try:
+        with mode, torch.no_grad():
+            yield to_fake
+    finally:
+        log.disabled = disabled
+
+
+def hints(values: Iterable[Any]) -> dict[Any, int]:
+    """The numbers that the symbols in the sizes of traced values had when the trace was made."""
+    found: dict[Any, int] = {}
+    for value in values:
+        for size in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.has_hint():
+                found.setdefault(size.node.expr, int(size.node.hint))
+    return found
