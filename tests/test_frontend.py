@@ -629,8 +629,8 @@ def test_compiler_cannot_add_guards():
 
 
 def test_other_compilations_do_not_count_for_the_limit_on_programs(monkeypatch):
-    from anyshape.run import torch_api
-    monkeypatch.setitem(torch_api.DYNAMO_SETTINGS, "recompile_limit", 2)
+    from anyshape.run import torch_trace
+    monkeypatch.setitem(torch_trace.DYNAMO_SETTINGS, "recompile_limit", 2)
 
     def f(x):
         return x.exp() * 2
