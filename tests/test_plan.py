@@ -13,8 +13,10 @@ from anyshape.ir.types import TensorType
 from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
 from anyshape.kernel.reuse import overwritable
 from anyshape.plan.alloc import allocate, live_bytes
+from anyshape.plan.inplace import written_over
 from anyshape.plan.judge import judge, lower_bound
-from anyshape.plan.plan import Buffer, CopyStep, Plan, Window
+from anyshape.plan.plan import Buffer, CopyStep, ExternStep, Plan, Window, touched
+from anyshape.plan.rooms import share
 from anyshape.plan.show import show
 from anyshape.run.context import shared_context
 from anyshape.run.layout import layout_of
@@ -211,3 +213,27 @@ def test_what_is_read_after_a_store_is_not_overwritten_by_it() -> None:
 
     assert both("a", "b", "x") == ((1, 2),)
     assert both("a", "x", "b") == ()
+
+
+@pytest.mark.parametrize(("target", "shape", "strides", "room"), [
+    ("aten.sort.default", (b, s, 4), None, True),
+    ("aten.convolution.default", (b, 3, s, s), (3 * s * s, 1, 3 * s, 3), True),  # channels last
+    ("aten.broadcast_to.default", (b, s), (0, 1), False),  # fewer bytes than elements
+    ("aten.unfold.default", (b, s), (1, 1), False),  # elements share places
+    ("aten.slice.Tensor", (b, s), (2 * s, 1), False),  # places between the rows are another's
+    ("mine.table.default", (b, s), None, False),  # a custom operator may keep what it returns
+])
+def test_only_memory_of_its_own_is_written_over(target, shape, strides, room):
+    """The place of a dead tensor of PyTorch is used for another value only where that fits into it."""
+    made, value = Window("made", TensorType("f32", shape, strides)), Window("value", TensorType("f32", shape))
+    last, result = Window("last", TensorType("f32", (1,))), Window("result", TensorType("f32", (1,)))
+    steps = (ExternStep(target, (NOTHING,), (), (made,)), CopyStep(made, last), CopyStep(NOTHING, value),
+             CopyStep(value, last), CopyStep(last, result))
+    buffers = (Buffer("made", made.type.bytes, "extern", 0, 0, 1), Buffer("value", value.type.bytes, "arena", 0, 2, 3),
+               Buffer("last", 4, "arena", 0, 1, 4), Buffer("result", 4, "output", 0, 4, 5))
+    facts = Facts(ranges=(("b", 0, None), ("s", 0, None)), hints=(("b", 64), ("s", 512)))
+    plan = dataclasses.replace(problem(buffers, 0), steps=steps, outputs=(result,), facts=facts)
+    assert ("made" in written_over(plan)) == room
+    shared = share(plan, None)
+    assert ("value" not in {one.name for one in shared.buffers}) == room
+    assert {w.buffer for step in shared.steps[2:4] for w in touched(step)} >= {"made" if room else "value"}

@@ -6,8 +6,10 @@ The input may also be a tensor that PyTorch made, such as the result of a convol
 """
 from __future__ import annotations
 
+from anyshape.ir.types import TensorType
 from anyshape.plan.merge import dtypes_of, united
 from anyshape.plan.plan import ExternStep, KernelStep, Plan, Window
+from anyshape.sym.expr import Size
 
 
 def in_place(plan: Plan, results: bool = False) -> dict[str, str]:
@@ -48,7 +50,21 @@ def _ended(names: dict[str, str], results: set[str]) -> dict[str, str]:
 
 def written_over(plan: Plan) -> set[str]:
     """Buffers made by PyTorch that are memory of their own. An operator of PyTorch makes a new tensor, or returns an
-    operand, which the call then copies (run/call.py); a custom one may return anything that it keeps."""
+    operand, which the call then copies (run/call.py); a custom one may return anything that it keeps. A result that is
+    spread over less memory than its elements would fill (a broadcast) is none."""
     ends = {w.buffer for w in (*plan.outputs, *plan.saved) if isinstance(w, Window)}
     return {w.buffer for step in plan.steps if isinstance(step, ExternStep) and step.target.startswith("aten.")
-            for w in step.outputs if w is not None and w.buffer not in ends}
+            for w in step.outputs if w is not None and w.buffer not in ends and _fills(w.type)}
+
+
+def _fills(kind: TensorType) -> bool:
+    """Does every element have a place of its own, with no place between them, in whatever order of the dims?"""
+    rest = [(size, stride) for size, stride in zip(kind.shape, kind.layout(), strict=True) if size != 1]
+    step: Size = 1
+    while rest:
+        found = next((dim for dim in rest if dim[1] == step), None)
+        if found is None:
+            return False
+        rest.remove(found)
+        step = step * found[0]
+    return True
