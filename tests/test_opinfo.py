@@ -194,8 +194,8 @@ def report(found: dict[str, dict[str, Any]]) -> str:
         "| outcome | ops | meaning |", "|---|---|---|",
         f"| kernels | {counts['kernels']} | compiled; no call of a PyTorch kernel |",
         f"| mixed | {counts['mixed']} | compiled; some parts are calls of PyTorch kernels inside the program |",
-        f"| calls | {counts['calls']} | compiled; the program consists of calls of PyTorch kernels, in it or between its "
-        "parts |",
+        f"| calls | {counts['calls']} | compiled; the program consists of calls of PyTorch kernels, in it or between "
+        "its parts |",
         f"| break | {counts['break']} | right; torch's tracer takes the call into no graph, so PyTorch runs it |",
         f"| fallback | {counts['fallback']} | right, but AnyShape ran the graph as PyTorch would |",
         f"| fail | {counts['fail']} | wrong, or raises where eager does not |",
