@@ -71,7 +71,7 @@ class _Storage:
         for node in self.graph.nodes:
             if row(node).kind != "view" and not fusable(node, self.refused):
                 for value in node.values():
-                    self.need(value, dense=row(node).kind == "extern" and not _any_strides(node))
+                    self.need(value, dense=node.op == "extern" and not _any_strides(node))
         for operand in (*self.graph.saved, *(v for _, v in self.graph.writes)):
             if isinstance(operand, Value):
                 self.need(operand)
@@ -259,15 +259,26 @@ class _Assembly:
 
     def call(self, node: Node) -> None:
         inputs = tuple(self.window(o) if isinstance(o, Value) else o for o in node.inputs)
+        if node.op == "convolution":
+            inputs = (self.dense(inputs[0], node), *inputs[1:])
         # a result that nothing reads is not kept, and may be other than traced
         outputs = tuple(self.define(v.name, v.tensor) if v.name in self.read else None for v in node.outputs)
         self.extern.update(v.name for v in node.outputs if v.name in self.read)
-        if row(node).kind == "extern":
+        if node.op == "extern":
             target, template = node.attr("target"), node.attr("template")
         else:
             target, template = f"anyshape.{node.op}", tuple(node.attrs)
         assert isinstance(target, str)
         self.steps.append(ExternStep(target, inputs, template, outputs, node.where))
+
+    def dense(self, window: Operand | Window, node: Node) -> Window:
+        """The operand of a library that would copy it aside: here the copy lies in the arena."""
+        assert isinstance(window, Window)
+        if same_strides(window.type, window.type.dense()):
+            return window
+        target = self.define(f"{node.output.name} operand", window.type.dense())
+        self.steps.append(CopyStep(window, target, node.where))
+        return target
 
     def outputs(self) -> tuple[Window | Expr | int | float | None, ...]:
         result: list[Window | Size | float | None] = []

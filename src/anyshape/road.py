@@ -84,7 +84,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     if config.check >= 1:
         hints = dict(plan.facts.hints)
         judge(plan, {name: hints.get(name, 64) for name in _symbols(plan)})
-    executable = Executable(plan, kernels, shared_context(), before, config.threads)
+    executable = Executable(plan, kernels, shared_context(), before, config.threads, config.packed_bytes)
     clock.mark("plan")
     events.count("compile_seconds", clock.total())
     return Compiled(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks))

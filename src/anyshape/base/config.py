@@ -31,6 +31,8 @@ class Config:
     threads: int = _knob(0, "threads of a kernel; 0: as many as torch uses")
     fuse: bool = _knob(True, "fuse pointwise, reduction and view work into kernels")
     max_nodes: int = _knob(128, "largest number of equations in one kernel")
+    packed_bytes: int = _knob(32 << 20, "weights of convolutions stay reordered from call to call while they and what "
+                                        "the call holds fit into this many bytes, or into what some call has held")
     dynamic: bool = _knob(True, "make every size symbolic from the first call")
     fullgraph: bool = _knob(False, "refuse graph breaks")
     disable: str = _knob("", "comma-separated pass names to leave out, for bisecting")

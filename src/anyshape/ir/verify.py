@@ -86,7 +86,7 @@ class _Verifier:
                 self.fail(position, f"attribute {name} holds {value!r}, which the text form cannot carry", name)
         for output in node.outputs:
             self.define(output, position)
-        if row.kind == "extern":
+        if node.op == "extern":
             return
         try:
             wanted = row.infer(node.inputs, dict(node.attrs))

@@ -16,6 +16,7 @@ from anyshape.base.errors import ConfigError
 from anyshape.ir.graph import Graph
 from anyshape.ir.show import show
 from anyshape.ir.verify import verify
+from anyshape.passes.channels_last import channels_last
 from anyshape.passes.cse import cse
 from anyshape.passes.dce import dce
 from anyshape.passes.fold import fold
@@ -25,7 +26,7 @@ from anyshape.passes.views import views
 Pass = Callable[[Graph, Config], Graph]
 
 # constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; dce sweeps
-ROAD: tuple[Pass, ...] = (fold, simplify, views, cse, dce)
+ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, dce)
 
 
 @dataclass(frozen=True, slots=True)

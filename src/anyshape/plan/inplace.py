@@ -53,7 +53,7 @@ def written_over(plan: Plan) -> set[str]:
     operand, which the call then copies (run/call.py); a custom one may return anything that it keeps. A result that is
     spread over less memory than its elements would fill (a broadcast) is none."""
     ends = {w.buffer for w in (*plan.outputs, *plan.saved) if isinstance(w, Window)}
-    return {w.buffer for step in plan.steps if isinstance(step, ExternStep) and step.target.startswith("aten.")
+    return {w.buffer for step in plan.steps if isinstance(step, ExternStep) and step.target.startswith(("aten.", "anyshape."))
             for w in step.outputs if w is not None and w.buffer not in ends and _fills(w.type)}
 
 

@@ -1,6 +1,7 @@
 """One running call as Python sees it: tensors for the steps that PyTorch does, results, and saved values."""
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +11,11 @@ from anyshape.backend import host_words as host
 from anyshape.base import events
 from anyshape.base.errors import VerifyError
 from anyshape.ir.graph import Graph, Node, Value
+from anyshape.plan.alloc import live_bytes
 from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.run import torch_api
 from anyshape.run.arena import Block
+from anyshape.run.convolution import Convolution, PackedWeights
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.extern import compile_extern, results_of
 from anyshape.run.interp import Interpreter
@@ -22,6 +25,8 @@ from anyshape.run.record import Record, View
 from anyshape.sym.expr import Expr, evaluate
 
 OWN = "anyshape."  # targets that are our own ops, run by the reference interpreter
+MOST_NEEDS = 4096  # records whose need is remembered
+CONVOLUTION = f"{OWN}convolution"  # but for this one
 
 
 def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
@@ -40,7 +45,7 @@ def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 class Calls:
     """What calls of one plan need that does not depend on sizes."""
 
-    def __init__(self, plan: Plan, layout: Layout) -> None:
+    def __init__(self, plan: Plan, layout: Layout, packed: PackedWeights, packed_bytes: int) -> None:
         self.plan = plan
         self.slots = layout.slots
         self.buffers = {b.name: b for b in plan.buffers}
@@ -61,12 +66,42 @@ class Calls:
                              if isinstance(w, Window) and self.buffers[w.buffer].home in ("input", "output"))
         externs = [b for b in plan.buffers if b.home == "extern"]
         ends = {w.buffer for w in (*plan.outputs, *plan.saved) if isinstance(w, Window)}
+        self.packed = packed
+        self.packed_bytes = packed_bytes
+        owner = next(packed.owners)
         for number, step in enumerate(plan.steps):
             if isinstance(step, ExternStep):
-                if not step.target.startswith(OWN):
+                if step.target == CONVOLUTION:
+                    weights = step.inputs[1]
+                    constant = isinstance(weights, Window) and self.buffers[weights.buffer].home == "input"
+                    self.functions[number] = Convolution(packed, (owner, number), dict(step.template), constant)  # type: ignore[arg-type]
+                elif not step.target.startswith(OWN):
                     self.functions[number] = compile_extern(step.target, step.template)
                 # what died before this step and after the last one that could drop it
                 self.drops[number] = tuple(b.name for b in externs if b.last < number and b.name not in ends)
+        # bytes of the weights that convolutions bring in PyTorch's order
+        self.weights = [step.inputs[1].type.bytes for number, step in enumerate(plan.steps)  # type: ignore[union-attr]
+                        if isinstance(self.functions.get(number), Convolution)]
+        if self.weights:
+            weakref.finalize(self, packed.forget, owner)
+        self.needs: dict[Record, tuple[int, list[int]]] = {}
+
+    def begin(self, record: Record) -> None:
+        """A call with `record` begins: weights that are packed from before make room for it."""
+        if not self.weights:
+            return
+        if record not in self.needs:
+            if len(self.needs) >= MOST_NEEDS:
+                self.needs.clear()
+            self.needs[record] = (record.arena + held_bytes(self.plan, record.values),
+                                  [evaluate(size, record.values) for size in self.weights])
+        self.packed.begin(*self.needs[record], self.packed_bytes)
+
+
+def held_bytes(plan: Plan, values: dict[str, int]) -> int:
+    """The most bytes of results and of tensors made by PyTorch that a call holds at once."""
+    held = [b for b in plan.buffers if b.home in ("output", "extern")]
+    return live_bytes([evaluate(b.bytes, values) for b in held], [(b.first, b.last) for b in held], len(plan.steps))
 
 
 def _written(plan: Plan) -> set[str]:

@@ -6,13 +6,14 @@ import itertools
 from functools import lru_cache
 from typing import Any, Protocol
 
-from anyshape.backend import host_words, limits, llvm_build, llvm_thin
+from anyshape.backend import host_words, limits, llvm_build, llvm_digest, llvm_thin
 from anyshape.backend.base import Kernel, ObjectCache
 from anyshape.backend.host import emit_host
 from anyshape.backend.torchlib import library
 from anyshape.base.config import Config
 from anyshape.run.arena import Pool
 from anyshape.run.cache import cache_of
+from anyshape.run.convolution import PackedWeights
 
 WORD = ctypes.c_int64
 
@@ -45,6 +46,8 @@ class Context:
         thin = llvm_thin.routines()
         self.products = llvm_build.load(llvm_thin.emit_thin(limits.host()), thin, limits.host(), cache)
         self.thin = [self.products.address[name] for name in thin]
+        self.digests = llvm_build.load(llvm_digest.emit_digest(), ("digest",), limits.host(), cache)
+        self.packed = PackedWeights(ctypes.CFUNCTYPE(None, *[WORD] * 3)(self.digests.address["digest"]))
         self.calls: dict[int, Running] = {}
         self.numbers = itertools.count(1)
         self._callback = ctypes.CFUNCTYPE(WORD, WORD, WORD)(self._step)

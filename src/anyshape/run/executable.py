@@ -43,6 +43,7 @@ class Executable:
         kernels: what the plan's regimes name, in any order.
         context: what programs share; the process's own when left out.
         forward: for a backward program that uses the kept block of its forward, the forward's allocated plan.
+        packed_bytes: see `Config`.
 
     Raises:
         Unsupported: a size of the plan cannot be read from its inputs.
@@ -51,7 +52,7 @@ class Executable:
     _boxed_call = True
 
     def __init__(self, plan: Plan, kernels: Sequence[Kernel] = (), context: Context | None = None,
-                 forward: Plan | None = None, threads: int = 0) -> None:
+                 forward: Plan | None = None, threads: int = 0, packed_bytes: int = 0) -> None:
         self.plan = plan
         self.name = plan.name
         self.kernels = list(kernels)
@@ -75,7 +76,7 @@ class Executable:
         self.dtypes = tuple(TORCH_DTYPES[window.type.dtype] for window in windows if isinstance(window, Window))
         self.allocate = torch_api.allocator()
         self.takes_tape = bool(plan.restored)
-        self.calls = Calls(plan, self.layout)
+        self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes)
         self.lazy = len(self.calls.early) < len(self.dtypes)
         self.plain = self.calls.plain_outputs and not plan.saved
         self.profiles: list[tuple[Record, list[tuple[int, float]]]] | None = None  # set to [] to receive times of steps
@@ -182,6 +183,7 @@ class Executable:
                 torch_api.set_grad_enabled(False)
             if record.calls:
                 number = next(context.numbers)
+                self.calls.begin(record)
                 call = Call(self.calls, record, inputs, outputs, kept, temporary)
                 context.calls[number] = call
             clock = None if self.profiles is None else array("q", bytes(24 * (2 * len(self.plan.steps) + 2)))

@@ -16,6 +16,7 @@ from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.run import torch_api
+from anyshape.run.convolution import convolve
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from anyshape.run.extern import call_extern, results_of
 from anyshape.sym.expr import Expr, Size, evaluate, symbols_of
@@ -151,6 +152,7 @@ OWN: dict[str, Callable[..., torch.Tensor]] = {
     "any": lambda a, x: x.any(a["dims"], a["keep"]),
     "all": lambda a, x: x.all(a["dims"], a["keep"]),
     "matmul": lambda a, x, y: torch.matmul(x, y),
+    "convolution": lambda a, x, w, b=None: convolve(x, w, b, a["stride"], a["padding"], a["dilation"], a["groups"]),
 }
 
 
@@ -256,7 +258,7 @@ class Interpreter:
     def call(self, node: Node) -> tuple[Any, ...]:
         """The results of one node."""
         operands = [self.operand(item) for item in node.inputs]
-        if row(node).kind == "extern":
+        if node.op == "extern":
             target = node.attr("target")
             assert isinstance(target, str)
             return results_of(call_extern(target, node.attr("template"), operands), len(node.outputs))

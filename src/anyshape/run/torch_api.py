@@ -413,3 +413,36 @@ def identity_runtime() -> list[tuple[int, set[int]]] | None:
 def hint_dynamic(tensor: torch.Tensor, dims: set[int]) -> None:
     """Marks dimensions of a fresh output as likely to change, for later traces, as AOTAutograd does; never guarded."""
     tensor._dynamo_propagated_dynamic_indices = dims.copy()  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=1)
+def _convolutions() -> tuple[Any, Any] | None:
+    """The calls that reorder weights and that take reordered ones, for float32 on the CPU."""
+    if not torch.backends.mkldnn.is_available():
+        return None
+    try:
+        return (torch.ops.mkldnn._reorder_convolution_weight.default,
+                torch.ops.mkldnn._convolution_pointwise.default)
+    except AttributeError:
+        return None
+
+
+def has_packed_convolutions() -> bool:
+    """Can convolutions take reordered weights now (the library is there, and the user has not switched it off)?"""
+    return _convolutions() is not None and bool(torch._C._get_mkldnn_enabled())
+
+
+def pack_convolution(weights: torch.Tensor, padding: Sequence[int], stride: Sequence[int], dilation: Sequence[int],
+                     groups: int) -> torch.Tensor:
+    """The weights in the library's order. (Told a likely shape of the operand, the call makes one more copy.)"""
+    found = _convolutions()
+    assert found is not None
+    return found[0](weights, padding, stride, dilation, groups)  # type: ignore[no-any-return]
+
+
+def packed_convolution(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, padding: Sequence[int],
+                       stride: Sequence[int], dilation: Sequence[int], groups: int) -> torch.Tensor:
+    """A convolution with weights of `pack_convolution`; a channels-last operand gives such a result."""
+    found = _convolutions()
+    assert found is not None
+    return found[1](x, packed, bias, padding, stride, dilation, groups, "none", [], "")  # type: ignore[no-any-return]

@@ -1,0 +1,50 @@
+"""The convolution over one to three dims, with channels last: [N, *S, C] with weights [O, C/groups, *K] -> [N, *T, O].
+
+    attributes, one number per dim of S: stride, padding (zeros on either side), dilation; and groups
+The weights keep PyTorch's order; who runs the op may pack them. A third operand is a bias [O].
+"""
+from __future__ import annotations
+
+from anyshape.ir.types import TensorType
+from anyshape.ops.rules import Attrs, Inputs, Types, add_row, fail, native, same_device, tensor
+from anyshape.sym.expr import Size, floordiv
+
+
+def _numbers(name: str, attrs: Attrs, key: str, count: int, least: int) -> tuple[int, ...]:
+    value = attrs[key]
+    if not isinstance(value, tuple) or len(value) != count or not all(type(n) is int and n >= least for n in value):
+        fail(name, f"{key} is {value!r}, not {count} whole numbers of at least {least}")
+    return value  # type: ignore[return-value]
+
+
+def _infer(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    operands = [tensor(name, inputs, position) for position in range(len(inputs))]
+    x, w = operands[:2]
+    if len(operands) > 3:
+        fail(name, f"{len(operands)} operands were given", "give x, the weights, and perhaps a bias")
+    if len({kind.dtype for kind in operands}) != 1:
+        fail(name, f"operands have dtypes {', '.join(kind.dtype for kind in operands)}", "insert a cast")
+    native(name, x.dtype)
+    count = x.rank - 2
+    if not 1 <= count <= 3 or w.rank != x.rank:
+        fail(name, f"{x} and {w} are no convolution over one to three dims")
+    groups = attrs["groups"]
+    if type(groups) is not int or groups < 1:
+        fail(name, f"groups is {groups!r}, not a whole number of at least 1")
+    if x.shape[-1] != w.shape[1] * groups:
+        fail(name, f"{x} has {x.shape[-1]} channels, {w} takes {w.shape[1] * groups}")
+    if len(operands) == 3 and operands[2].shape != w.shape[:1]:
+        fail(name, f"{operands[2]} is no bias of {w.shape[0]} channels")
+    stride = _numbers(name, attrs, "stride", count, 1)
+    padding = _numbers(name, attrs, "padding", count, 0)
+    dilation = _numbers(name, attrs, "dilation", count, 1)
+    spatial = tuple(extent(*item) for item in zip(x.shape[1:-1], w.shape[2:], stride, padding, dilation, strict=True))
+    return (TensorType(x.dtype, (x.shape[0], *spatial, w.shape[0]), None, same_device(name, operands)),)
+
+
+def extent(size: Size, kernel: Size, stride: int, padding: int, dilation: int) -> Size:
+    """How often a window fits into one dim."""
+    return floordiv(size + 2 * padding - dilation * (kernel - 1) - 1, stride) + 1
+
+
+add_row("convolution", "extern", "x, w, ... | stride, padding, dilation, groups", _infer)

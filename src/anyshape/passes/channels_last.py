@@ -1,0 +1,283 @@
+"""Convolutions with channels last: their library then takes operands and gives results as they lie.
+
+before:
+    graph example(x: f32[b, 3, h, w], k: f32[8, 3, 3, 3], s: f32[8], l: f32[4, 8, 1, 1])
+      a = extern(x, k | aten.convolution)              f32[b, 8, h - 2, w - 2]
+      c = reshape(s | shape=[8, 1, 1])                 f32[8, 1, 1]
+      d = mul(a, c)                                    f32[b, 8, h - 2, w - 2]
+      e = extern(d, l | aten.convolution)              f32[b, 4, h - 2, w - 2]
+after:
+      y = permute(x | dims=[0, 2, 3, 1])               f32[b, h, w, 3]
+      a = convolution(y, k)                            f32[b, h - 2, w - 2, 8]
+      c = reshape(s | shape=[1, 1, 1, 8])              f32[1, 1, 1, 8]
+      d = mul(a, c)                                    f32[b, h - 2, w - 2, 8]
+      f = convolution(d, l)                            f32[b, h - 2, w - 2, 4]
+      e = permute(f | dims=[0, 3, 1, 2])               f32[b, 4, h - 2, w - 2]
+A convolution with windows of one element becomes a product of matrices. The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse. A
+permute that is left is a strided access in some kernel. Where there would be more than one of those to two
+convolutions, the graph stays as it was. So it does in training: the library's backward wants the trace's layout.
+"""
+from __future__ import annotations
+
+from anyshape.base.config import Config
+from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
+from anyshape.ir.op import row
+from anyshape.passes.dce import dce
+from anyshape.passes.replay import Replay
+from anyshape.sym.expr import Expr, ceildiv, product
+from anyshape.sym.index import groups
+
+Dims = tuple[int, ...]
+_TARGET = "aten.convolution.default"
+_DTYPES = ("f32",)
+
+
+def channels_last(graph: Graph, config: Config) -> Graph:
+    """See the head of this file."""
+    if graph.saved or graph.restored or not any(_call(node) for node in graph.nodes):
+        return graph
+    sinking = _Sinking()
+    turned = dce(Replay(graph, sinking.rewrite).run(), config)
+    return turned if 2 * (_strided(turned) - _strided(graph)) <= sinking.count else graph
+
+
+def _strided(graph: Graph) -> int:
+    """How many permutes are read by something other than a convolution or a product, which read any strides."""
+    readers = {value.name for node in graph.nodes if row(node).kind != "library" and node.op != "convolution"
+               for value in node.values()}
+    readers.update(value.name for value in graph.roots())
+    return sum(node.op == "permute" and node.output.name in readers for node in graph.nodes)
+
+
+class _Call:
+    """The arguments of a convolution as PyTorch calls it."""
+
+    def __init__(self, bias: Operand | None, stride: Dims, padding: Dims, dilation: Dims, groups: int) -> None:
+        self.bias = bias
+        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+
+
+def _call(node: Node) -> _Call | None:
+    """What a convolution of PyTorch is called with; None where our op has no such form."""
+    if node.op != "extern" or node.attr("target") != _TARGET:
+        return None
+    x = node.output.tensor
+    if x.dtype not in _DTYPES or x.device != "cpu" or not 3 <= x.rank <= 5:
+        return None
+    template = node.attr("template")
+    assert isinstance(template, tuple)
+    arguments = template[0]
+    assert isinstance(arguments, tuple)
+    _, source, weights, bias, stride, padding, dilation, transposed, _, number = arguments
+    if source != ("operand", 0) or weights != ("operand", 1) or transposed != ("bool", False):
+        return None
+    lists = [_integers(entry, x.rank - 2) for entry in (stride, padding, dilation)]
+    if any(item is None for item in lists) or not isinstance(number, tuple) or number[0] != "int":
+        return None
+    return _Call(node.inputs[2] if bias == ("operand", 2) else None, *lists, number[1])  # type: ignore[arg-type]
+
+
+def _integers(entry: Attr, count: int) -> Dims | None:
+    """The numbers of a template's list, one for all dims or one per dim; None where one is computed."""
+    assert isinstance(entry, tuple)
+    found = [item[1] for item in entry[1:] if isinstance(item, tuple) and item[0] == "int"]
+    if len(found) != len(entry) - 1 or len(found) not in (1, count):
+        return None
+    return tuple(found) * (count if len(found) == 1 else 1)  # type: ignore[arg-type]
+
+
+class _Sinking:
+    """The rewrite. `turned` holds the values that a convolution's order of dims has reached; a permute of such a value
+    sinks on. Any other permute stays where it is."""
+
+    def __init__(self) -> None:
+        self.turned: set[str] = set()
+        self.count = 0  # convolutions seen
+
+    def rewrite(self, replay: Replay, node: Node) -> Operand | None:
+        call = _call(node)
+        if call is not None:
+            return self.convolution(replay, node, call)
+        rule = _RULES.get(node.op) or _KINDS.get(row(node).kind)
+        return rule(self, replay, node) if rule is not None and len(node.outputs) == 1 else None
+
+    def source(self, replay: Replay, operand: Operand) -> tuple[Value, Dims] | None:
+        """The value and the dims of which `operand` is a permute that sinks."""
+        below = replay.producer(operand)
+        if below is None or below.op != "permute":
+            return None
+        value = below.inputs[0]
+        assert isinstance(value, Value)
+        return (value, _dims(below)) if value.name in self.turned else None
+
+    def make(self, replay: Replay, dims: Dims, op: str, /, *inputs: Operand, **attrs: Attr) -> Value:
+        """The op in the turned order; what stands for its result in the order of before."""
+        value = replay.op(op, *inputs, **attrs)
+        return self.back(replay, value, dims)
+
+    def back(self, replay: Replay, value: Value, dims: Dims) -> Value:
+        if dims == tuple(range(len(dims))):
+            return value
+        self.turned.add(value.name)
+        return replay.op("permute", value, dims=dims)
+
+    def convolution(self, replay: Replay, node: Node, call: _Call) -> Operand | None:
+        x, weights = node.inputs[:2]
+        rank = node.output.tensor.rank
+        forth, back = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
+        found = self.source(replay, x)
+        last = found[0] if found is not None and found[1] == back else replay.op("permute", x, dims=forth)
+        self.count += 1
+        assert isinstance(weights, Value)
+        if all(size == 1 for size in weights.tensor.shape[2:]) and not any(call.padding) and call.groups == 1:
+            return self.back(replay, self.product(replay, last, weights, call), back)
+        bias = () if call.bias is None else (call.bias,)
+        return self.make(replay, back, "convolution", last, weights, *bias, stride=call.stride, padding=call.padding,
+                         dilation=call.dilation, groups=call.groups)
+
+    def product(self, replay: Replay, x: Value, weights: Value, call: _Call) -> Value:
+        """A window of one element: a matrix product of the pixels' channels with the weights."""
+        for dim, step in enumerate(call.stride, 1):
+            if step != 1:
+                x = replay.op("slice", x, dim=dim, start=0, count=ceildiv(x.tensor.shape[dim], step), step=step)
+        shape = x.tensor.shape
+        number, channels = weights.tensor.shape[:2]
+        pixels = replay.op("reshape", x, shape=(product(shape[:-1]), channels))
+        matrix = replay.op("permute", replay.op("reshape", weights, shape=(number, channels)), dims=(1, 0))
+        result = replay.op("reshape", replay.op("matmul", pixels, matrix), shape=(*shape[:-1], number))
+        return result if call.bias is None else replay.op("add", result, call.bias)
+
+    def together(self, replay: Replay, node: Node) -> Operand | None:
+        """Pointwise ops, and those that put operands of one rank side by side: all take the order of the first."""
+        shape = node.output.tensor.shape
+        dims = None
+        for value in node.values():
+            found = self.source(replay, value)
+            if found is not None and len(found[1]) == len(shape) and (node.op == "concat" or value.tensor.shape == shape):
+                dims = found[1]
+                break
+        if dims is None:
+            return None
+        attrs = dict(node.attrs)
+        if node.op == "concat":
+            attrs["dim"] = dims[_number(node, "dim")]
+        operands = [self.turn(replay, x, dims) if isinstance(x, Value) else x for x in node.inputs]
+        return self.make(replay, dims, node.op, *operands, **attrs)
+
+    def turn(self, replay: Replay, value: Value, dims: Dims) -> Value:
+        """`value`, which may lack leading dims, in the turned order."""
+        found = self.source(replay, value)
+        if found is not None and found[1] == dims:
+            return found[0]
+        shape = (1,) * (len(dims) - value.tensor.rank) + value.tensor.shape
+        forth = _inverse(dims)
+        if sum(size != 1 for size in shape) <= 1:
+            return replay.op("reshape", value, shape=tuple(shape[d] for d in forth)) if value.tensor.rank else value
+        whole = replay.op("reshape", value, shape=shape) if shape != value.tensor.shape else value
+        return replay.op("permute", whole, dims=forth)
+
+    def along(self, replay: Replay, node: Node) -> Operand | None:
+        """Ops along one dim."""
+        found = self.source(replay, node.inputs[0])
+        if found is None or node.output.tensor.rank != len(found[1]):
+            return None
+        value, dims = found
+        return self.make(replay, dims, node.op, value, *node.inputs[1:],
+                         **dict(node.attrs) | {"dim": dims[_number(node, "dim")]})
+
+    def flip(self, replay: Replay, node: Node) -> Operand | None:
+        found = self.source(replay, node.inputs[0])
+        if found is None:
+            return None
+        value, dims = found
+        return self.make(replay, dims, "flip", value, dims=tuple(sorted(dims[d] for d in _dims(node))))
+
+    def pad(self, replay: Replay, node: Node) -> Operand | None:
+        found = self.source(replay, node.inputs[0])
+        if found is None:
+            return None
+        value, dims = found
+        low, high = ([_sizes(node, key)[d] for d in _inverse(dims)] for key in ("low", "high"))
+        return self.make(replay, dims, "pad", value, low=tuple(low), high=tuple(high), value=node.attr("value"))
+
+    def broadcast(self, replay: Replay, node: Node) -> Operand | None:
+        found = self.source(replay, node.inputs[0])
+        shape = node.output.tensor.shape
+        if found is None or len(shape) != len(found[1]):
+            return None
+        value, dims = found
+        return self.make(replay, dims, "broadcast", value, shape=tuple(shape[d] for d in _inverse(dims)))
+
+    def reduce(self, replay: Replay, node: Node) -> Operand | None:
+        found = self.source(replay, node.inputs[0])
+        if found is None:
+            return None
+        value, dims = found
+        over = _dims(node)
+        inside = tuple(sorted(dims[d] for d in over))
+        left = dims
+        if not node.attr("keep"):
+            places = [d for d in range(len(dims)) if d not in inside]
+            left = tuple(places.index(dims[d]) for d in range(len(dims)) if d not in over)
+        return self.make(replay, left, node.op, value, dims=inside, keep=node.attr("keep"))
+
+    def permute(self, replay: Replay, node: Node) -> Operand | None:
+        found = self.source(replay, node.inputs[0])
+        if found is None:
+            return None
+        value, dims = found
+        return self.back(replay, value, tuple(dims[d] for d in _dims(node)))
+
+    def reshape(self, replay: Replay, node: Node) -> Operand | None:
+        """Dims may be split, and merged where they also lie side by side in the turned order."""
+        found = self.source(replay, node.inputs[0])
+        if found is None:
+            return None
+        value, dims = found
+        shape = node.output.tensor.shape
+        if 0 in shape:
+            return None
+        parts = [group for group in groups(_shape(node.inputs[0]), shape) if group.source]
+        for part in parts:
+            inside = [dims[d] for d in part.source]
+            between = [d for d in range(inside[0], inside[-1] + 1) if value.tensor.shape[d] != 1]
+            if inside != between or not part.result:
+                return None
+        parts.sort(key=lambda part: dims[part.source[0]])
+        order = [d for part in parts for d in part.result]
+        order += [d for d in range(len(shape)) if d not in order]
+        return self.make(replay, _inverse(tuple(order)), "reshape", value, shape=tuple(shape[d] for d in order))
+
+
+def _inverse(dims: Dims) -> Dims:
+    return tuple(dims.index(d) for d in range(len(dims)))
+
+
+def _dims(node: Node) -> Dims:
+    value = node.attr("dims")
+    assert isinstance(value, tuple)
+    return value  # type: ignore[return-value]
+
+
+def _number(node: Node, key: str) -> int:
+    value = node.attr(key)
+    assert isinstance(value, int)
+    return value
+
+
+def _sizes(node: Node, key: str) -> tuple[int | Expr, ...]:
+    value = node.attr(key)
+    assert isinstance(value, tuple)
+    return value  # type: ignore[return-value]
+
+
+def _shape(operand: Operand) -> tuple[int | Expr, ...]:
+    assert isinstance(operand, Value)
+    return operand.tensor.shape
+
+
+_KINDS = {"pointwise": _Sinking.together, "reduce": _Sinking.reduce}
+_RULES = {
+    "concat": _Sinking.together, "slice": _Sinking.along, "take": _Sinking.along, "flip": _Sinking.flip,
+    "pad": _Sinking.pad, "broadcast": _Sinking.broadcast, "permute": _Sinking.permute, "reshape": _Sinking.reshape,
+}  # fmt: skip

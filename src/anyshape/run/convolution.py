@@ -1,0 +1,144 @@
+"""The op `convolution` by PyTorch's library, and weights in the order that the library wants them.
+
+The library (oneDNN) reorders weights at every call that brings them in PyTorch's order, which for small images costs
+more than the convolution. Reordered ones are kept from call to call, as far as memory allows that some call has needed
+anyhow (`PackedWeights`). That the weights are still the same is seen by a digest of their bytes: what writes through
+`.data` leaves no other trace.
+"""
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from anyshape.run import torch_api
+
+Numbers = tuple[int, ...]
+Digest = Callable[[int, int, int], None]
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class PackedWeights:
+    """Reordered weights of all programs.
+
+    They are kept while they and what the running call holds besides fit into `limit` bytes, or into what the neediest
+    call so far has held, whichever is more. So they take memory that is used anyhow, or at most `limit`. What has no
+    room is reordered for its call alone. Thread-safe.
+    """
+
+    def __init__(self, digest: Digest) -> None:
+        self.digest = digest
+        self.lock = threading.Lock()
+        self.entries: dict[tuple[int, int], tuple[Any, torch.Tensor, int]] = {}
+        self.owners = itertools.count(1)
+        self.bytes = 0
+        self.most = 0
+        self.room = 0
+
+    def begin(self, need: int, weights: Sequence[int], limit: int) -> None:
+        """A call begins that holds `need` bytes besides, and whose weights have so many bytes each. What has no room
+        goes, the latest first."""
+        with self.lock:
+            self.most = max(self.most, need)
+            self.room = max(limit, self.most) - need
+            if sum(weights) > self.room:
+                self.room -= max(weights)  # for the one that is reordered for the moment
+            while self.entries and self.bytes > self.room:
+                self._drop(next(reversed(self.entries)))
+
+    def forget(self, owner: int) -> None:
+        """A program is gone."""
+        with self.lock:
+            for key in [key for key in self.entries if key[0] == owner]:
+                self._drop(key)
+
+    def get(self, key: tuple[int, int], weights: torch.Tensor, pack: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """`weights` reordered by `pack`, of this call or of one before."""
+        found = ctypes.c_int64()
+        self.digest(weights.data_ptr(), weights.nbytes, ctypes.addressof(found))
+        content = (found.value, weights.shape, weights.stride())
+        with self.lock:
+            entry = self.entries.get(key)
+            if entry is not None and entry[0] == content:
+                return entry[1]
+            if entry is not None:
+                self._drop(key)
+        packed = pack()
+        with self.lock:
+            if key not in self.entries and self.bytes + weights.nbytes <= self.room:
+                self.entries[key] = (content, packed, weights.nbytes)
+                self.bytes += weights.nbytes
+        return packed
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        self.bytes -= self.entries.pop(key)[2]
+
+
+class Convolution:
+    """One step of a program.
+
+    Args:
+        store: where reordered weights are kept. key: (program, step).
+        constant: the weights are an input of the program, and may be the same in the next call.
+    """
+
+    def __init__(self, store: PackedWeights, key: tuple[int, int], attributes: dict[str, Any], constant: bool) -> None:
+        self.store = store
+        self.key = key
+        self.constant = constant
+        self.numbers = tuple(attributes[name] for name in ("stride", "padding", "dilation"))
+        self.groups: int = attributes["groups"]
+
+    def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        x, weights, *rest = operands
+        return convolve(x, weights, rest[0] if rest else None, *self.numbers, self.groups, self.packed)
+
+    def packed(self, weights: torch.Tensor, pack: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The weights as the library wants them."""
+        if not self.constant or not _dense(weights):
+            return pack()
+        return self.store.get(self.key, weights, pack)
+
+
+def convolve(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers,
+             dilation: Numbers, groups: int,
+             packed: Callable[[torch.Tensor, Callable[[], torch.Tensor]], torch.Tensor] | None = None) -> torch.Tensor:
+    """[N, *S, C] with [O, C/groups, *K] -> [N, *T, O]; without `packed`, as PyTorch would.
+
+    Raises:
+        RuntimeError: PyTorch's own, where a window is larger than what it slides over.
+    """
+    count = x.dim() - 2
+    first = x.movedim(-1, 1)
+    window = [d * (k - 1) + 1 for d, k in zip(dilation, weights.shape[2:], strict=True)]
+    fits = all(size + 2 * p >= w for size, p, w in zip(x.shape[1:-1], padding, window, strict=True))
+    if packed is None or not fits or 0 in x.shape or 0 in weights.shape or not torch_api.has_packed_convolutions():
+        result = torch.ops.aten.convolution.default(first, weights, bias, stride, padding, dilation, False,
+                                                    [0] * count, groups)
+        return result.movedim(1, -1)
+    line = count == 1
+    if line:
+        first, weights = first.unsqueeze(2), weights.unsqueeze(2)
+        stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
+    first = _marked(first)
+    ready = packed(weights, lambda: torch_api.pack_convolution(weights, padding, stride, dilation, groups))
+    result = torch_api.packed_convolution(first, ready, bias, padding, stride, dilation, groups)
+    return (result.squeeze(2) if line else result).movedim(1, -1)
+
+
+def _marked(first: torch.Tensor) -> torch.Tensor:
+    """The same tensor with the strides of channels last, which are not unique where sizes are 1."""
+    form = _FORMATS[first.dim()]
+    if not first.is_contiguous(memory_format=form):
+        return first
+    strides = torch.empty(first.shape, device="meta", memory_format=form).stride()
+    return first if strides == first.stride() else first.as_strided(first.shape, strides)
+
+
+def _dense(weights: torch.Tensor) -> bool:
+    """Do the elements fill one stretch of memory?"""
+    return weights.is_contiguous() or weights.is_contiguous(memory_format=_FORMATS[weights.dim()])
