@@ -20,7 +20,7 @@ from anyshape.ir.parse import parse
 from anyshape.ir.show import show
 from anyshape.ir.types import DTYPES, NATIVE, TensorType
 from anyshape.ir.verify import verify
-from anyshape.passes import cse, dce, fold, pipeline, simplify, views
+from anyshape.passes import channels_last, cse, dce, fold, pipeline, simplify, views
 from anyshape.passes.fold import round_to
 from anyshape.passes.replay import same_type
 from anyshape.run.dtypes import TORCH_DTYPES
@@ -28,11 +28,11 @@ from anyshape.run.interp import interpret
 from anyshape.sym.expr import symbol
 from text_cases import CASES
 
-PASSES = (fold, simplify, views, cse, dce)
+PASSES = (fold, simplify, channels_last, views, cse, dce)
 STEPS = {module.__name__.rsplit(".", 1)[-1]: getattr(module, module.__name__.rsplit(".", 1)[-1]) for module in PASSES}
 CONFIG = Config()
-# these run in the reference interpreter; "everything" names operators that do not exist
-RUNNABLE = {name: text for name, text in CASES.items() if name not in ("everything", "shared")}
+# these run in the reference interpreter to the bit; "everything" names operators that do not exist
+RUNNABLE = {name: text for name, text in CASES.items() if name not in ("everything", "shared", "convolutions")}
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -358,5 +358,6 @@ def test_stages_are_shown_and_dumped(tmp_path: object, capsys: pytest.CaptureFix
     assert "# attention: fold\n" in printed and "# attention: cse" not in printed and show(after) in printed
     folder = tmp_path / "attention"  # type: ignore[operator]
     names = sorted(path.name for path in folder.iterdir())
-    assert names == ["00_capture.txt", "01_fold.txt", "02_simplify.txt", "03_views.txt", "04_cse.txt", "05_dce.txt"]
-    assert show(parse((folder / "05_dce.txt").read_text())) == show(after)
+    assert names == ["00_capture.txt", "01_fold.txt", "02_simplify.txt", "03_channels_last.txt",
+                     "04_views.txt", "05_cse.txt", "06_dce.txt"]
+    assert show(parse((folder / "06_dce.txt").read_text())) == show(after)

@@ -137,5 +137,34 @@ graph numbers(x: f32[b, n], i: i64[n], h: bf16[n], flag: bool[n]) where 1 <= b, 
   return e, g2, g5, w, h6, p1, p2
 """
 
+CONVOLUTIONS = """
+graph convolutions(x: f32[b, 3, h, w], k: f32[8, 3, 3, 3], s: f32[8], l: f32[8, 8, 3, 3], m: f32[4, 8, 1, 1],
+                   o: f32[4], p: f32[10, 8]) where 0 <= b, 4 <= h, 4 <= w
+  a = extern(x, k, s | target="aten.convolution.default", template=[["args", ["operand", 0], ["operand", 1],
+    ["operand", 2], ["list", ["int", 2], ["int", 2]], ["list", ["int", 1], ["int", 1]], ["list", ["int", 1]],
+    ["bool", False], ["list", ["int", 0], ["int", 0]], ["int", 1]], ["kwargs"]],
+    effect=False)  f32[b, 8, (h - 1)//2 + 1, (w - 1)//2 + 1]
+  c = maximum(a, 0.0)                                f32[b, 8, (h - 1)//2 + 1, (w - 1)//2 + 1]
+  d = extern(c, l | target="aten.convolution.default", template=[["args", ["operand", 0], ["operand", 1],
+    ["none"], ["list", ["int", 1], ["int", 1]], ["list", ["int", 1], ["int", 1]], ["list", ["int", 1], ["int", 1]],
+    ["bool", False], ["list", ["int", 0], ["int", 0]], ["int", 1]], ["kwargs"]],
+    effect=False)  f32[b, 8, (h - 1)//2 + 1, (w - 1)//2 + 1]
+  e = add(d, c)                                      f32[b, 8, (h - 1)//2 + 1, (w - 1)//2 + 1]
+  f = pad(e | low=[0, 0, 1, 1], high=[0, 0, 0, 1], value=0.0)  f32[b, 8, (h - 1)//2 + 2, (w - 1)//2 + 3]
+  g = slice(f | dim=2, start=0, count=(h - 1)//2 + 1, step=1)  f32[b, 8, (h - 1)//2 + 1, (w - 1)//2 + 3]
+  i = slice(g | dim=3, start=1, count=(w - 1)//2 + 1, step=1)  f32[b, 8, (h - 1)//2 + 1, (w - 1)//2 + 1]
+  j = concat(i, d | dim=1)                           f32[b, 16, (h - 1)//2 + 1, (w - 1)//2 + 1]
+  q = sum(j | dims=[2, 3], keep=False)               f32[b, 16]
+  r = extern(e, m, o | target="aten.convolution.default", template=[["args", ["operand", 0], ["operand", 1],
+    ["operand", 2], ["list", ["int", 2], ["int", 2]], ["list", ["int", 0], ["int", 0]], ["list", ["int", 1]],
+    ["bool", False], ["list", ["int", 0], ["int", 0]], ["int", 1]], ["kwargs"]],
+    effect=False)  f32[b, 4, ((h - 1)//2)//2 + 1, ((w - 1)//2)//2 + 1]
+  t = reshape(r |
+    shape=[b, 4, (((h - 1)//2)//2 + 1)*(((w - 1)//2)//2 + 1)])  f32[b, 4, (((h - 1)//2)//2 + 1)*(((w - 1)//2)//2 + 1)]
+  u = permute(t | dims=[0, 2, 1])                    f32[b, (((h - 1)//2)//2 + 1)*(((w - 1)//2)//2 + 1), 4]
+  v = exp(u)                                         f32[b, (((h - 1)//2)//2 + 1)*(((w - 1)//2)//2 + 1), 4]
+  return q, v
+"""
+
 CASES = {"softmax": SOFTMAX, "everything": EVERYTHING, "views": VIEWS, "attention": ATTENTION, "shared": SHARED,
-         "numbers": NUMBERS}
+         "numbers": NUMBERS, "convolutions": CONVOLUTIONS}

@@ -1,6 +1,6 @@
 """A digest of memory, printed as LLVM: 64 bits that tell whether a tensor still holds what it held.
 
-    digest = the bytes as i64 words, padded with zeros, as the coefficients of polynomials at odd constants, modulo 2**64
+    digest = polynomials at odd constants, modulo 2**64; their coefficients are the bytes as i64 words, padded with 0
 
 32 polynomials run side by side, so that memory is the limit. A product with an odd constant can be undone, so a change
 of one word always shows; several changed words cancel by accident in one of 2**64 cases.

@@ -19,6 +19,7 @@ from anyshape.frontend.program import NativeProgram
 from anyshape.kernel.fusion import Kernel
 from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.road import Compiled
+from anyshape.run.call import CONVOLUTION
 from anyshape.sym.expr import Size, product, substitute, symbol
 
 MOST_VALUES = 4  # values named for one reason of refused fusions
@@ -138,6 +139,7 @@ def _calls(program: NativeProgram, plan: Plan) -> tuple[tuple[CallNote, ...], tu
             libraries.setdefault(step.op, []).append(step.where)
         elif isinstance(step, ExternStep):
             externs.setdefault(step.target, []).append(step.where)
+    reasons.setdefault(CONVOLUTION, "PyTorch's library does it, channels last and with reordered weights")
     own = "no kernel can be made for these dtypes or sizes"
     return (tuple(CallNote(op, "", _lines(lines), len(lines)) for op, lines in libraries.items()),
             tuple(CallNote(target, reasons.get(target, own), _lines(lines), len(lines))

@@ -2,22 +2,38 @@
 
 before:
     graph example(x: f32[b, 3, h, w], k: f32[8, 3, 3, 3], s: f32[8], l: f32[4, 8, 1, 1])
-      a = extern(x, k | aten.convolution)              f32[b, 8, h - 2, w - 2]
-      c = reshape(s | shape=[8, 1, 1])                 f32[8, 1, 1]
-      d = mul(a, c)                                    f32[b, 8, h - 2, w - 2]
-      e = extern(d, l | aten.convolution)              f32[b, 4, h - 2, w - 2]
+      a = extern(x, k | target="aten.convolution.default", template=[["args", ["operand", 0], ["operand", 1], ["none"],
+        ["list", ["int", 1], ["int", 1]], ["list", ["int", 1], ["int", 1]], ["list", ["int", 1], ["int", 1]],
+        ["bool", False], ["list", ["int", 0], ["int", 0]], ["int", 1]], ["kwargs"]], effect=False)  f32[b, 8, h, w]
+      c = reshape(s | shape=[8, 1, 1])  f32[8, 1, 1]
+      d = mul(a, c)                     f32[b, 8, h, w]
+      e = extern(d, l | target="aten.convolution.default", template=[["args", ["operand", 0], ["operand", 1], ["none"],
+        ["list", ["int", 1], ["int", 1]], ["list", ["int", 0], ["int", 0]], ["list", ["int", 1], ["int", 1]],
+        ["bool", False], ["list", ["int", 0], ["int", 0]], ["int", 1]], ["kwargs"]], effect=False)  f32[b, 4, h, w]
+      return e
 after:
-      y = permute(x | dims=[0, 2, 3, 1])               f32[b, h, w, 3]
-      a = convolution(y, k)                            f32[b, h - 2, w - 2, 8]
-      c = reshape(s | shape=[1, 1, 1, 8])              f32[1, 1, 1, 8]
-      d = mul(a, c)                                    f32[b, h - 2, w - 2, 8]
-      f = convolution(d, l)                            f32[b, h - 2, w - 2, 4]
-      e = permute(f | dims=[0, 3, 1, 2])               f32[b, 4, h - 2, w - 2]
-A convolution with windows of one element becomes a product of matrices. The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse. A
-permute that is left is a strided access in some kernel. Where there would be more than one of those to two
-convolutions, the graph stays as it was. So it does in training: the library's backward wants the trace's layout.
+    graph example(x: f32[b, 3, h, w], k: f32[8, 3, 3, 3], s: f32[8], l: f32[4, 8, 1, 1])
+      permute_1 = permute(x | dims=[0, 2, 3, 1])          f32[b, h, w, 3]
+      convolution_1 = convolution(permute_1, k | stride=[1, 1], padding=[1, 1], dilation=[1, 1],
+        groups=1)                                         f32[b, h, w, 8]
+      c = reshape(s | shape=[8, 1, 1])                    f32[8, 1, 1]
+      reshape_1 = reshape(c | shape=[1, 1, 1, 8])         f32[1, 1, 1, 8]
+      mul_1 = mul(convolution_1, reshape_1)               f32[b, h, w, 8]
+      reshape_2 = reshape(mul_1 | shape=[b*h*w, 8])       f32[b*h*w, 8]
+      reshape_3 = reshape(l | shape=[4, 8])               f32[4, 8]
+      permute_2 = permute(reshape_3 | dims=[1, 0])        f32[8, 4]
+      matmul_1 = matmul(reshape_2, permute_2)             f32[b*h*w, 4]
+      reshape_4 = reshape(matmul_1 | shape=[b, h, w, 4])  f32[b, h, w, 4]
+      e = permute(reshape_4 | dims=[0, 3, 1, 2])          f32[b, 4, h, w]
+      return e
+The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse. A
+window of one element becomes a product of matrices. A permute that is left is a strided access in some kernel; where
+there would be more than one of those to two convolutions, the graph stays as it was. So it does in training: the
+library's backward wants the layout of the trace.
 """
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from anyshape.base.config import Config
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
@@ -49,12 +65,15 @@ def _strided(graph: Graph) -> int:
     return sum(node.op == "permute" and node.output.name in readers for node in graph.nodes)
 
 
+@dataclass(frozen=True, slots=True)
 class _Call:
     """The arguments of a convolution as PyTorch calls it."""
 
-    def __init__(self, bias: Operand | None, stride: Dims, padding: Dims, dilation: Dims, groups: int) -> None:
-        self.bias = bias
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
+    bias: Operand | None
+    stride: Dims
+    padding: Dims
+    dilation: Dims
+    groups: int
 
 
 def _call(node: Node) -> _Call | None:
@@ -71,19 +90,27 @@ def _call(node: Node) -> _Call | None:
     _, source, weights, bias, stride, padding, dilation, transposed, _, number = arguments
     if source != ("operand", 0) or weights != ("operand", 1) or transposed != ("bool", False):
         return None
-    lists = [_integers(entry, x.rank - 2) for entry in (stride, padding, dilation)]
-    if any(item is None for item in lists) or not isinstance(number, tuple) or number[0] != "int":
+    steps, around, apart = (_integers(entry, x.rank - 2) for entry in (stride, padding, dilation))
+    (groups,) = _integers(("list", number), 1) or (0,)
+    if not (steps and around and apart and groups) or not _fit(node, groups):
         return None
-    return _Call(node.inputs[2] if bias == ("operand", 2) else None, *lists, number[1])  # type: ignore[arg-type]
+    return _Call(node.inputs[2] if bias == ("operand", 2) else None, steps, around, apart, groups)
 
 
-def _integers(entry: Attr, count: int) -> Dims | None:
-    """The numbers of a template's list, one for all dims or one per dim; None where one is computed."""
+def _fit(node: Node, groups: int) -> bool:
+    """Are the channels of operand and weights equal as formulas?"""
+    x, weights = node.inputs[:2]
+    assert isinstance(weights, Value)
+    return _shape(x)[1] == weights.tensor.shape[1] * groups
+
+
+def _integers(entry: Attr, count: int) -> Dims:
+    """The numbers of a template's list, one for all dims or one per dim; none where one is computed."""
     assert isinstance(entry, tuple)
-    found = [item[1] for item in entry[1:] if isinstance(item, tuple) and item[0] == "int"]
+    found = tuple(item[1] for item in entry[1:] if isinstance(item, tuple) and type(item[1]) is int)
     if len(found) != len(entry) - 1 or len(found) not in (1, count):
-        return None
-    return tuple(found) * (count if len(found) == 1 else 1)  # type: ignore[arg-type]
+        return ()
+    return found * count if len(found) == 1 else found
 
 
 class _Sinking:
@@ -153,7 +180,8 @@ class _Sinking:
         dims = None
         for value in node.values():
             found = self.source(replay, value)
-            if found is not None and len(found[1]) == len(shape) and (node.op == "concat" or value.tensor.shape == shape):
+            whole = node.op == "concat" or value.tensor.shape == shape
+            if found is not None and len(found[1]) == len(shape) and whole:
                 dims = found[1]
                 break
         if dims is None:

@@ -49,11 +49,12 @@ def _ended(names: dict[str, str], results: set[str]) -> dict[str, str]:
 
 
 def written_over(plan: Plan) -> set[str]:
-    """Buffers made by PyTorch that are memory of their own. An operator of PyTorch makes a new tensor, or returns an
-    operand, which the call then copies (run/call.py); a custom one may return anything that it keeps. A result that is
-    spread over less memory than its elements would fill (a broadcast) is none."""
+    """Buffers made by PyTorch that are memory of their own. An operator of PyTorch, or one of ours that it does, makes
+    a new tensor, or returns an operand, which the call then copies (run/call.py); a custom one may return anything that
+    it keeps. A result that is spread over less memory than its elements would fill (a broadcast) is none."""
     ends = {w.buffer for w in (*plan.outputs, *plan.saved) if isinstance(w, Window)}
-    return {w.buffer for step in plan.steps if isinstance(step, ExternStep) and step.target.startswith(("aten.", "anyshape."))
+    return {w.buffer for step in plan.steps
+            if isinstance(step, ExternStep) and step.target.startswith(("aten.", "anyshape."))
             for w in step.outputs if w is not None and w.buffer not in ends and _fills(w.type)}
 
 

@@ -74,7 +74,8 @@ class Calls:
                 if step.target == CONVOLUTION:
                     weights = step.inputs[1]
                     constant = isinstance(weights, Window) and self.buffers[weights.buffer].home == "input"
-                    self.functions[number] = Convolution(packed, (owner, number), dict(step.template), constant)  # type: ignore[arg-type]
+                    attributes: Any = step.template
+                    self.functions[number] = Convolution(packed, (owner, number), dict(attributes), constant)
                 elif not step.target.startswith(OWN):
                     self.functions[number] = compile_extern(step.target, step.template)
                 # what died before this step and after the last one that could drop it

@@ -90,12 +90,11 @@ class Convolution:
         self.store = store
         self.key = key
         self.constant = constant
-        self.numbers = tuple(attributes[name] for name in ("stride", "padding", "dilation"))
-        self.groups: int = attributes["groups"]
+        self.attributes = attributes
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         x, weights, *rest = operands
-        return convolve(x, weights, rest[0] if rest else None, *self.numbers, self.groups, self.packed)
+        return convolve(x, weights, rest[0] if rest else None, **self.attributes, packed=self.packed)
 
     def packed(self, weights: torch.Tensor, pack: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The weights as the library wants them."""

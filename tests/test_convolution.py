@@ -1,0 +1,266 @@
+"""Convolutions with channels last: as eager's for every kind, and packed weights that notice every change."""
+from __future__ import annotations
+
+import ctypes
+import gc
+import random
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import anyshape
+from anyshape.passes.channels_last import channels_last
+from anyshape.run.call import same_strides
+from anyshape.run.context import shared_context
+from anyshape.run.convolution import PackedWeights, convolve
+
+CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+def packed() -> PackedWeights:
+    return shared_context().packed
+
+
+class Random(nn.Module):
+    """A chain of convolutions of any kind, with what a network puts between them."""
+
+    def __init__(self, dims: int, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        torch.manual_seed(seed)
+        self.dims = dims
+        self.layers = nn.ModuleList()
+        self.between = []
+        channels = draw.choice([1, 2, 3])
+        self.channels = channels
+        for _ in range(4):
+            groups = draw.choice([1, 1, channels])
+            wanted = groups * draw.choice([1, 2, 5])
+            kernel = [draw.choice([1, 1, 2, 3]) for _ in range(dims)] if draw.random() < 0.7 else [1] * dims
+            self.layers.append(CONV[dims](channels, wanted, kernel, draw.choice([1, 1, 2]), draw.choice([0, 1]),
+                                          draw.choice([1, 1, 2]), groups, bias=draw.random() < 0.5))
+            self.between.append(draw.choice(["relu", "norm", "residual", "pad", "mean", "none", "flip", "swap"]))
+            channels = wanted
+        self.end = draw.choice(["flatten", "pool", "none", "tokens"])
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        axes = tuple(range(2, 2 + self.dims))
+        for layer, between in zip(self.layers, self.between, strict=True):
+            x = layer(x)
+            if between == "relu":
+                x = F.relu(x)
+            elif between == "norm":
+                x = (x - x.mean(axes, keepdim=True)) * torch.rsqrt(x.var(axes, keepdim=True, unbiased=False) + 1e-3)
+            elif between == "residual":
+                x = torch.cat([x, x * 0.5], 1)[:, :x.shape[1]] + x.amax(1, keepdim=True)
+            elif between == "pad":
+                x = F.pad(x, (1, 0) * self.dims, value=0.25)
+            elif between == "mean":
+                x = x - x.mean((0, *axes))[:, None].reshape(-1, *[1] * self.dims)
+            elif between == "flip":
+                x = x.flip(2, -1)
+            elif between == "swap" and self.dims > 1:
+                x = x.transpose(2, 3)
+        if self.end == "flatten":
+            return x.flatten(1)
+        if self.end == "pool":
+            return x.mean(axes)
+        return x.flatten(2).transpose(1, 2) if self.end == "tokens" else x
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_chain_is_as_eager(dims: int, seed: int) -> None:
+    model = Random(dims, 10 * seed + dims)
+    compiled = anyshape.compile(model, strict=True)
+    for batch, *sizes in ((2, 17, 12, 9), (1, 9, 31, 10), (3, 16, 9, 9), (0, 12, 11, 10), (2, 17, 12, 9)):
+        x = torch.randn(batch, model.channels, *sizes[:dims])
+        try:
+            wanted = model(x)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):  # a window that is too large, or the extreme of nothing
+                compiled(x)
+            continue
+        with torch.no_grad():
+            found = compiled(x)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        assert same_strides(found.shape, found.stride(), wanted.stride())
+
+
+class Small(nn.Module):
+    """Two convolutions with a norm of running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3)
+        self.norm = nn.BatchNorm2d(16)
+        self.eval()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(F.relu(self.norm(self.first(x)))).mean((2, 3))
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_operands_in_either_format(form: torch.memory_format) -> None:
+    model = Small().to(memory_format=form)
+    compiled = anyshape.compile(model, strict=True)
+    with torch.no_grad():
+        for size in ((2, 8, 9), (1, 5, 31), (2, 1, 1), (3, 3, 3)):
+            x = torch.randn(size[0], 3, *size[1:]).to(memory_format=form)
+            if min(size[1:]) < 3:
+                with pytest.raises(RuntimeError):
+                    model(x)
+                with pytest.raises((RuntimeError, anyshape.AnyShapeError)):
+                    compiled(x)
+                continue
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def changes(model: Small) -> dict[str, object]:
+    """Ways in which weights change between calls; those through `.data` leave no version behind."""
+    weight = model.second.weight
+    other = Small()
+    return {
+        "in place": lambda: weight.mul_(2),
+        "data": lambda: weight.data.mul_(2),
+        "one element of data": lambda: weight.data.view(-1)[-1:].add_(0.5),
+        "data replaced": lambda: setattr(weight, "data", torch.randn_like(weight)),
+        "parameter replaced": lambda: setattr(model.second, "weight", nn.Parameter(torch.randn_like(weight))),
+        "numpy": lambda: weight.detach().numpy().__imul__(3),
+        "state": lambda: model.load_state_dict(other.state_dict()),
+        "channels last": lambda: model.to(memory_format=torch.channels_last),
+        "swapped": lambda: weight.data.copy_(weight.data.flip(0)),
+    }
+
+
+@pytest.mark.parametrize("name", changes(Small()))
+def test_packed_weights_notice_a_change(name: str) -> None:
+    model = Small()
+    compiled = anyshape.compile(model, strict=True)
+    x = torch.randn(2, 3, 9, 10)
+    with torch.no_grad():
+        compiled(x)
+        compiled(x)
+        assert packed().bytes > 0, "nothing was packed, so nothing is tested"
+        changes(model)[name]()  # type: ignore[operator]
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_packed_weights_go_with_their_program() -> None:
+    model, x = Small(), torch.randn(2, 3, 9, 10)
+    compiled = anyshape.compile(torch.export.export(model, (x,)), strict=True)
+    with torch.no_grad():
+        before = packed().bytes
+        compiled(x)
+        assert packed().bytes == before + model.first.weight.nbytes + model.second.weight.nbytes
+        del compiled
+        gc.collect()
+        assert packed().bytes == before
+
+
+def test_packed_weights_keep_within_their_room() -> None:
+    store = PackedWeights(shared_context().packed.digest)
+    weights = [torch.full((100,), float(i)) for i in range(4)]  # 400 bytes each
+
+    def use() -> int:
+        """How many had to be packed."""
+        made: list[int] = []
+        for i, tensor in enumerate(weights):
+            copy = store.get((1, i), tensor, lambda tensor=tensor, i=i: made.append(i) or tensor.clone())
+            assert torch.equal(copy, tensor)
+        return len(made)
+
+    sizes = [400] * 4
+    store.begin(0, sizes, limit=2000)
+    assert use() == 4 and store.bytes == 1600 and use() == 0
+    store.begin(1000, sizes, limit=2000)  # 1000 are left, less 400 for the one being packed
+    assert store.bytes == 400 and use() == 3 and store.bytes == 400
+    store.begin(5000, sizes, limit=2000)
+    assert store.bytes == 0 and use() == 4 and store.bytes == 0
+    store.begin(0, sizes, limit=2000)  # what the neediest call held may be used
+    assert use() == 4 and use() == 0
+    store.forget(2)
+    assert store.bytes == 1600
+    store.forget(1)
+    assert store.bytes == 0 and not store.entries
+
+
+def test_without_room_or_library_the_numbers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = Small(), torch.randn(2, 3, 9, 10)
+    with torch.no_grad():
+        wanted = model(x)
+        never = anyshape.compile(model, strict=True, packed_bytes=0)
+        torch.testing.assert_close(never(x), wanted, rtol=1e-4, atol=1e-5)
+        with torch.backends.mkldnn.flags(enabled=False):
+            torch.testing.assert_close(anyshape.compile(model, strict=True)(x), wanted, rtol=1e-4, atol=1e-5)
+        plain = anyshape.compile(model, strict=True, disable=channels_last.__name__)
+        torch.testing.assert_close(plain(x), wanted, rtol=1e-4, atol=1e-5)
+        assert "anyshape.convolution" not in str(plain.explain().to_dict())
+
+
+def test_a_digest_sees_every_word() -> None:
+    digest = packed().digest
+
+    def of(tensor: torch.Tensor) -> int:
+        found = ctypes.c_int64()
+        digest(tensor.data_ptr(), tensor.nbytes, ctypes.addressof(found))
+        return found.value
+
+    for count in (0, 1, 2, 63, 64, 65, 127, 1000):
+        tensor = torch.randn(count)
+        before = of(tensor)
+        assert of(tensor.clone()) == before
+        for i in range(count):
+            kept = tensor[i].clone()
+            tensor[i] = torch.nextafter(kept, kept + 1)
+            assert of(tensor) != before, (count, i)
+            tensor[i] = kept
+        if count > 64:
+            assert of(tensor.roll(1)) != before and of(tensor.roll(64)) != before
+    assert of(torch.tensor([0.0])) != of(torch.tensor([-0.0]))
+
+
+def test_convolve_against_the_plain_call() -> None:
+    def pack(weights: torch.Tensor, how: object) -> torch.Tensor:
+        return how()  # type: ignore[operator, no-any-return]
+
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    for _ in range(60):
+        dims, groups = draw.choice([1, 2, 3]), draw.choice([1, 1, 2])
+        inside, outside = groups * draw.choice([1, 3, 8]), groups * draw.choice([1, 4, 17])
+        kernel, stride, around, apart = ([draw.choice(pool) for _ in range(dims)]
+                                         for pool in ((1, 2, 3), (1, 2), (0, 1), (1, 2)))
+        x = torch.randn(draw.choice([1, 2]), *[draw.choice([5, 6, 11]) for _ in range(dims)], inside)
+        weights = torch.randn(outside, inside // groups, *kernel)
+        bias = torch.randn(outside) if draw.random() < 0.5 else None
+        arguments = (x, weights, bias, tuple(stride), tuple(around), tuple(apart), groups)
+        torch.testing.assert_close(convolve(*arguments, packed=pack), convolve(*arguments), rtol=1e-4, atol=1e-4)
+
+
+def test_threads_share_packed_weights() -> None:
+    model = Small()
+    compiled = anyshape.compile(model, strict=True)
+    inputs = [torch.randn(1 + i % 3, 3, 5 + i, 9) for i in range(8)]
+    with torch.no_grad():
+        wanted = [model(x) for x in inputs]
+        compiled(inputs[0])
+    wrong: list[str] = []
+
+    def work() -> None:
+        with torch.no_grad():
+            for _ in range(10):
+                for x, right in zip(inputs, wanted, strict=True):
+                    if not torch.allclose(compiled(x), right, rtol=1e-4, atol=1e-5):
+                        wrong.append(str(x.shape))
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
