@@ -456,6 +456,13 @@ def test_idle_memory_is_given_back():
     assert pool.held == 0 and events.stats()["arena_bytes"] == before
 
 
+def test_a_block_goes_before_its_successor_comes():
+    pool = Pool()
+    for size in (1 << 20, 1 << 21, (1 << 21) + 4096, 1 << 24):
+        pool.give(pool.take(size))
+        assert pool.peak == pool.held == size
+
+
 def test_calls_from_many_threads():
     run = Executable(extern_plan(), built(add_program()))
     wrong = []

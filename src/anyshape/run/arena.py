@@ -63,6 +63,10 @@ class Block:
         self.views[record] = views
 
 
+def _bytes(block: Block) -> int:
+    return block.bytes
+
+
 class Pool:
     """Free blocks of one kind. `take` prefers the smallest that fits; thread-safe."""
 
@@ -91,16 +95,14 @@ class Pool:
                 self._trim()
             if len(self.free) == 1 and self.free[0].bytes >= bytes_:
                 return self.free.pop()
-            best = None
-            for block in self.free:
-                if block.bytes >= bytes_ and (best is None or block.bytes < best.bytes):
-                    best = block
+            best = min((block for block in self.free if block.bytes >= bytes_), key=_bytes, default=None)
             if best is not None:
                 self.free.remove(best)
                 return best
-            # a block that is too small makes room for its successor, so that there are never more blocks than calls
+            # a block that is too small makes room for its successor, so that there are never more blocks than calls;
+            # no variable may hold it while that is made
             if self.free:
-                self._drop(max(self.free, key=lambda block: block.bytes))
+                self._drop(max(self.free, key=_bytes))
         return self._new(bytes_)
 
     def give(self, block: Block) -> None:
