@@ -40,8 +40,8 @@ from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
 from anyshape.ir.op import row
 from anyshape.passes.dce import dce
 from anyshape.passes.replay import Replay
+from anyshape.passes.views import reshape_first
 from anyshape.sym.expr import Expr, ceildiv, product
-from anyshape.sym.index import groups
 
 Dims = tuple[int, ...]
 _TARGET = "aten.convolution.default"
@@ -263,18 +263,11 @@ class _Sinking:
             return None
         value, dims = found
         shape = node.output.tensor.shape
-        if 0 in shape:
+        turned = reshape_first(value.tensor.shape, dims, shape) or (dims, shape, tuple(range(len(shape))))
+        if [d for d in turned[0] if value.tensor.shape[d] != 1] != sorted(
+                d for d in turned[0] if value.tensor.shape[d] != 1):
             return None
-        parts = [group for group in groups(_shape(node.inputs[0]), shape) if group.source]
-        for part in parts:
-            inside = [dims[d] for d in part.source]
-            between = [d for d in range(inside[0], inside[-1] + 1) if value.tensor.shape[d] != 1]
-            if inside != between or not part.result:
-                return None
-        parts.sort(key=lambda part: dims[part.source[0]])
-        order = [d for part in parts for d in part.result]
-        order += [d for d in range(len(shape)) if d not in order]
-        return self.make(replay, _inverse(tuple(order)), "reshape", value, shape=tuple(shape[d] for d in order))
+        return self.make(replay, turned[2], "reshape", value, shape=turned[1])
 
 
 def _inverse(dims: Dims) -> Dims:

@@ -1,5 +1,8 @@
 """Merges chains of views into one and removes views that show their operand as it is. Nothing is moved.
 
+A reshape of a permute becomes a permute of a reshape: what must be stored is the reshape then, in the order in which
+its operand lies.
+
 before:
     graph example(x: f32[b, n, 4])
       a = reshape(x | shape=[b*n, 4])                        f32[b*n, 4]
@@ -23,7 +26,11 @@ from collections.abc import Callable
 from anyshape.base.config import Config
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
 from anyshape.passes.replay import Replay, replay, same_type
-from anyshape.sym.expr import Expr
+from anyshape.sym.expr import Expr, Size
+from anyshape.sym.index import groups
+
+Sizes = tuple[Size, ...]
+Dims = tuple[int, ...]
 
 
 def _inner(replay: Replay, node: Node) -> Node | None:
@@ -34,7 +41,38 @@ def _inner(replay: Replay, node: Node) -> Node | None:
 
 def _reshape(replay: Replay, node: Node) -> Operand | None:
     below = _inner(replay, node)
-    return None if below is None else replay.op("reshape", below.inputs[0], shape=node.attr("shape"))
+    if below is not None:
+        return replay.op("reshape", below.inputs[0], shape=node.attr("shape"))
+    below = replay.producer(node.inputs[0])
+    if below is None or below.op != "permute":
+        return None
+    value = below.inputs[0]
+    assert isinstance(value, Value)
+    found = reshape_first(value.tensor.shape, _integers(below.attr("dims")), node.output.tensor.shape)
+    if found is None:
+        return None
+    first, shape, last = found
+    inside = replay.op("reshape", replay.op("permute", value, dims=first), shape=shape)
+    return replay.op("permute", inside, dims=last)
+
+
+def reshape_first(source: Sizes, dims: Dims, shape: Sizes) -> tuple[Dims, Sizes, Dims] | None:
+    """reshape(permute(x | dims) | shape) as permute(reshape(permute(x | first) | inside) | last), for x of the sizes
+    `source`: (first, inside, last), where dims that are reshaped together keep the place that the last of them has in
+    x. None where that is no other order."""
+    if 0 in shape:
+        return None
+    parts = [group for group in groups(tuple(source[d] for d in dims), shape) if group.source]
+    if not all(part.result for part in parts):
+        return None
+    ordered = sorted(parts, key=lambda part: dims[part.source[-1]])
+    if ordered == parts:
+        return None
+    first = [dims[d] for part in ordered for d in part.source]
+    order = [d for part in ordered for d in part.result]
+    first += [d for d in range(len(source)) if d not in first]
+    order += [d for d in range(len(shape)) if d not in order]
+    return tuple(first), tuple(shape[d] for d in order), tuple(order.index(d) for d in range(len(shape)))
 
 
 def _permute(replay: Replay, node: Node) -> Operand | None:
