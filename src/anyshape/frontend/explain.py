@@ -1,6 +1,7 @@
 """Collects what `explain()` and `memory()` say from the records of a compilation."""
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,8 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any]) -> Ex
     """
     programs = tuple(_program(one, compilation) for one in _native(compilation))
     values = _values(programs, compilation, sizes)
+    places = zip(programs, _placed(compilation, values), strict=True)
+    programs = tuple(dataclasses.replace(program, placed=placed) for program, placed in places)
     return Explanation(name, programs, tuple(compilation.fallbacks), compilation.graphs, tuple(sorted(values.items())))
 
 
@@ -46,7 +49,15 @@ def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
     programs = tuple(_program(one, compilation) for one in _native(compilation))
     values = _values(programs, compilation, sizes)
     notes = tuple((one.name, one.arena, one.saved, one.outputs) for one in programs)
-    return MemoryNote(notes, tuple(sorted(values.items())))
+    return MemoryNote(notes, tuple(sorted(values.items())), _placed(compilation, values))
+
+
+def _placed(compilation: Compilation, values: Mapping[str, int]) -> tuple[int | None, ...]:
+    """Per program, the bytes of the arena of a call at `values`: where the formula's layout is far from the least, the
+    run time makes a better one for these sizes."""
+    return tuple(program.executable.maker.arena({
+        **values, **{old: values[name] for old, _, name in _capture(program, compilation).sizes if name in values}})
+        for program in _native(compilation))
 
 
 def _native(compilation: Compilation) -> list[NativeProgram]:

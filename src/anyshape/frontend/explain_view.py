@@ -4,7 +4,7 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from anyshape.frontend.size_text import number, said
+from anyshape.frontend.size_text import arena_text, number, said
 
 if TYPE_CHECKING:
     from anyshape.frontend.explanation import Explanation, ProgramNote
@@ -122,7 +122,7 @@ def _refusals(program: ProgramNote, explanation: Explanation) -> Any:
 
 def _memory(program: ProgramNote, explanation: Explanation) -> Any:
     values = explanation.values
-    title = f"memory: arena {said(program.arena, values)}, outputs {said(program.outputs, values)}"
+    title = f"memory: arena {arena_text(program.arena, program.placed, values)}, outputs {said(program.outputs, values)}"
     if not (isinstance(program.saved, int) and program.saved == 0):
         title += f", saved for the backward {said(program.saved, values)}"
     table = _table(title, "step", "what", "alive", "", "source", right=("step",))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyshape.frontend.compilation import Fallback
-from anyshape.frontend.size_text import bytes_text, number, said
+from anyshape.frontend.size_text import arena_text, bytes_text, number, said
 from anyshape.sym.expr import Expr, Size, symbols_of
 
 
@@ -64,7 +64,8 @@ class ProgramNote:
 
     why: what forced it, empty for the first. sizes: (name, place). arena: bytes at once while it runs; saved: of those,
     kept for the backward; outputs: bytes handed to the caller. seconds: time of every stage; passes: of every pass,
-    with equations before and after. likely: sizes that the trace saw.
+    with equations before and after. likely: sizes that the trace saw. placed: bytes of the arena of a call at the sizes
+    given, at most what the formula says.
     """
 
     name: str
@@ -84,6 +85,7 @@ class ProgramNote:
     seconds: tuple[tuple[str, float], ...]
     passes: tuple[tuple[str, int, int, float], ...]
     likely: tuple[tuple[str, int], ...]
+    placed: int | None = None
 
     def peak(self) -> Size:
         """Bytes that the program holds at its highest: its arena and its outputs."""
@@ -124,17 +126,21 @@ class Explanation:
 class MemoryNote:
     """What `memory()` returns. programs: (name, arena formula, saved formula, outputs formula).
 
-    values: the sizes given. `bytes` is the predicted peak over the programs, None while a size is not given.
+    values: the sizes given. placed: per program, bytes of the arena of a call at these sizes, at most what the formula
+    says; None while a size is not given. `bytes` is the predicted peak over the programs, or None.
     """
 
     programs: tuple[tuple[str, Size, Size, Size], ...]
     values: tuple[tuple[str, int], ...]
+    placed: tuple[int | None, ...] = ()
 
     @property
     def bytes(self) -> int | None:
         """The highest peak (arena and outputs) of any program at the given sizes, inputs and parameters aside."""
-        found = [number(arena + outputs, dict(self.values)) for _, arena, _, outputs in self.programs]
-        return None if not found or None in found else max(value for value in found if value is not None)
+        handed = [number(outputs, dict(self.values)) for _, _, _, outputs in self.programs]
+        found = [placed + outputs for placed, outputs in zip(self.placed, handed, strict=True)
+                 if placed is not None and outputs is not None]
+        return max(found) if found and len(found) == len(self.programs) else None
 
     def missing(self) -> tuple[str, ...]:
         """Names of sizes that the peak depends on and that were not given."""
@@ -147,8 +153,8 @@ class MemoryNote:
         if not self.programs:
             return "nothing is compiled yet: call the program first"
         lines = []
-        for name, arena, saved, outputs in self.programs:
-            lines.append(f"{name}: arena {said(arena, self.values)}, of it saved {said(saved, self.values)}, "
+        for (name, arena, saved, outputs), placed in zip(self.programs, self.placed, strict=True):
+            lines.append(f"{name}: arena {arena_text(arena, placed, self.values)}, of it saved {said(saved, self.values)}, "
                          f"outputs {said(outputs, self.values)}")
         if self.bytes is not None:
             lines.append(f"peak {bytes_text(self.bytes)}")

@@ -19,6 +19,12 @@ def said(size: Size, values: tuple[tuple[str, int], ...] = ()) -> str:
     return bytes_text(value) if isinstance(size, int) else f"{size} B = {bytes_text(value)}"
 
 
+def arena_text(formula: Size, placed: int | None, values: tuple[tuple[str, int], ...]) -> str:
+    """The arena's formula, in numbers where the sizes are known, and what a call at these sizes takes if that is less."""
+    less = placed is not None and placed != number(formula, dict(values))
+    return said(formula, values) + (f" at most, {bytes_text(placed)} here" if less and placed is not None else "")
+
+
 def bytes_text(count: int) -> str:
     """A number of bytes with a unit of 1024."""
     value = float(count)

@@ -15,7 +15,7 @@ from anyshape.plan.plan import Buffer, CopyStep, KernelStep, MemoryStep, Plan, W
 from anyshape.run import pages
 from anyshape.run.context import Context
 from anyshape.run.layout import NO_REGIME, Layout
-from anyshape.sym.expr import evaluate
+from anyshape.sym.expr import evaluate, symbols_of
 
 WORD = ctypes.c_int64
 GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
@@ -127,6 +127,19 @@ class Records:
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
             outputs=outputs, allocations=allocations, exact=exact, large=large, calls=calls, saved=saved,
             windows=windows)
+
+    def arena(self, values: dict[str, int]) -> int | None:
+        """Bytes of the arena of a call at the symbols' `values`, from the plan's formulas, without making its record;
+        None while a symbol that they need is missing."""
+        plan = self.plan
+        places = dict(plan.offsets)
+        sizes = [buffer.bytes for buffer in self.homes.values()]
+        offsets = [places[name] for name in self.homes]
+        used = [*sizes, *offsets, plan.kept, plan.arena, *(size for r in self.regions for size in (r.bytes, r.offset))]
+        if not set().union(*(symbols_of(size) for size in used)) <= values.keys():
+            return None
+        return self._place([evaluate(size, values) for size in sizes], [evaluate(offset, values) for offset in offsets],
+                           evaluate(plan.kept, values), evaluate(plan.arena, values), values)[1]
 
     def _allocation(self, buffer: Buffer, view: View, bytes_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What to allocate for an output: its own sizes and strides, or something flat when they do not span it."""

@@ -49,11 +49,10 @@ def programs(cell: Cell) -> str:
 
 
 def arena(cell: Cell) -> str:
-    """Predicted and counted peak of the arena: one number where they are equal."""
-    if cell.arena is None:
-        return MISSING
-    predicted, counted = cell.arena
-    return f"{size(predicted)} =" if predicted == counted else f"{predicted} B predicted, {counted} B counted"
+    """The greatest predicted peak of the arena, and whether each is the counted one."""
+    if cell.arena_wrong:
+        return cell.arena_wrong
+    return MISSING if cell.arena is None else f"{size(cell.arena)} ="
 
 
 def verdict(cell: Cell) -> str:
@@ -108,6 +107,7 @@ def problems(results: Results) -> list[str]:
     for cell in cells(results):
         name = f"{cell.model} on {cell.backend}"
         found += [f"WRONG RESULT: {name}: {text}" for text in cell.mismatches]
+        found += [f"WRONG PREDICTION: {name}: {cell.arena_wrong}"] if cell.arena_wrong else []
         found += [f"FAILED: {name}: {text}" for text in cell.errors]
     return found
 
@@ -172,7 +172,10 @@ METHOD = """\
   are two; with "uncompiled", parts that ran as in eager.
 - *peak memory*: most bytes alive during a step above parameters and optimiser state, the greatest over the shapes;
   what a backend keeps between steps is included. {memory}
-- *arena predicted*: the peak the compiler predicts for its arena; "=" says that the counted one is equal to the byte.
+- *arena predicted*: the peak that the compiler predicts for its arena from its formulas, the greatest over all shapes;
+  "=" says that at every shape, for every program (in training forward and backward), it is the counted one to the
+  byte. Counted is what a run wrote: the arena is filled with a pattern before it and looked through after it, in a
+  pass that is not timed.
 - *same as eager*: at two shapes, results (for training the loss and every gradient) equal eager's within 1e-3.
 - eager is PyTorch as it is; inductor is `torch.compile(model, dynamic=True)`; anyshape is `anyshape.compile(model)`.
   In training only the model's forward with its loss is compiled; the optimiser is torch's fused AdamW everywhere.

@@ -16,6 +16,7 @@ from anyshape.base.errors import InputError
 
 FILE = "results.json"
 FORMAT = 1
+Row = list[Any]  # of the arena: shape, name of the program, bytes predicted, bytes counted
 
 
 @dataclass(slots=True)
@@ -114,7 +115,8 @@ class Cell:
         fallbacks: parts of the model the backend says it ran uncompiled.
         peak: greatest peak above parameters and optimiser state.
         peak_ratio: peak relative to eager's.
-        arena: predicted and counted peak of the arena in bytes, where the backend says them.
+        arena: greatest predicted peak of the arena over all shapes; arena_wrong: the first that is not the counted
+            one, in words.
     """
 
     model: str
@@ -131,7 +133,8 @@ class Cell:
     peak: int | None = None
     peak_ratio: float | None = None
     memory_method: str = ""
-    arena: tuple[int, int] | None = None
+    arena: int | None = None
+    arena_wrong: str = ""
     checked: int = 0
     mismatches: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
@@ -180,6 +183,7 @@ def cell(results: Results, model: str, backend: str, base: str = "eager") -> Cel
     same = {r["memory_method"] for r in counted} == {r["memory_method"] for r in records_of(results, model, base)
                                                      if r["mode"] == "memory"}
     numbers = {r["number"] for r in timed}
+    rows = [row for r in good for row in r.get("arena", ())]
     return Cell(
         model, backend,
         cold=median(r["first_step"] for r in timed if r["number"] == 0),
@@ -192,17 +196,24 @@ def cell(results: Results, model: str, backend: str, base: str = "eager") -> Cel
         fallbacks=max((r["stats"].get("fallbacks", 0) for r in good), default=0),
         peak=peak, peak_ratio=peak / base_peak if peak is not None and base_peak and same else None,
         memory_method=counted[0]["memory_method"] if counted else "",
-        arena=_arena(records), checked=sum(len(r["checked"]) for r in records),
+        arena=greatest(rows), arena_wrong=disagreement(rows), checked=sum(len(r["checked"]) for r in records),
         mismatches=tuple(m for r in records for m in r["mismatches"]),
         errors=tuple(dict.fromkeys(r["error"] for r in records if r["error"])),
     )
 
 
-def _arena(records: list[dict[str, Any]]) -> tuple[int, int] | None:
-    """Predicted and counted peak, of the record with the greatest prediction."""
-    pairs = [(r["stats"]["predicted_peak"], r["stats"]["counted_peak"]) for r in records
-             if isinstance(r["stats"].get("predicted_peak"), int) and isinstance(r["stats"].get("counted_peak"), int)]
-    return max(pairs, default=None)
+def greatest(rows: Iterable[Row]) -> int | None:
+    """The greatest predicted peak; None of nothing."""
+    return max((predicted for _, _, predicted, _ in rows if predicted is not None), default=None)
+
+
+def disagreement(rows: Iterable[Row]) -> str:
+    """The first row whose numbers differ, in words; empty when there is none."""
+    for shape, program, predicted, counted in rows:
+        if predicted != counted:
+            sizes = "x".join(map(str, shape))
+            return f"{program} at {sizes}: {predicted} B predicted, {counted} B counted"
+    return ""
 
 
 def cells(results: Results) -> list[Cell]:
@@ -218,5 +229,5 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 
 
 def failed(results: Results) -> bool:
-    """Did a process fail, or a result differ from eager's?"""
-    return any(r["error"] or r["mismatches"] for r in results.records)
+    """Did a process fail, a result differ from eager's, or a predicted peak from the counted one?"""
+    return any(r["error"] or r["mismatches"] or disagreement(r.get("arena", ())) for r in results.records)

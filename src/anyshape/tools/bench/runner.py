@@ -166,7 +166,7 @@ def empty_record(job: dict[str, Any]) -> dict[str, Any]:
         "model": job["model"], "backend": job["backend"], "number": job["number"], "mode": job["mode"], "trains": False,
         "shapes": [], "first_step": None, "second_step": None, "fresh": [], "repeated": [], "p50": None, "p99": None,
         "programs": None, "memory_shapes": [], "memory": [], "idle": None, "baseline": None, "memory_method": "",
-        "checked": [], "mismatches": [], "stats": {}, "threads": job["threads"], "error": "",
+        "checked": [], "mismatches": [], "arena": [], "stats": {}, "threads": job["threads"], "error": "",
     }
 
 

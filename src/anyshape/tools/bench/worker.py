@@ -17,7 +17,9 @@ import anyshape
 from anyshape.base.errors import AnyShapeError
 
 from . import models
+from .arena import predicted_and_counted
 from .memory import Meter, meter, settled
+from .results import Row
 from .suite import WARM_UP_CALLS, Shape, pick
 
 TOLERANCE = 1e-3
@@ -84,6 +86,7 @@ class Record:
     memory_method: str = ""
     checked: list[Shape] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
+    arena: list[Row] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     threads: int = 0
     error: str = ""
@@ -188,6 +191,10 @@ def measure_time(model: models.BenchModel, job: Job, record: Record, compiler: C
     record.repeated = [median(times[shape]) for shape in record.shapes]
     every = [seconds for of_shape in times.values() for seconds in of_shape]
     record.p50, record.p99 = quantile(every, 0.5), quantile(every, 0.99)
+    if job.number == 0 and job.backend == "anyshape":
+        report("arena", 0, 1)
+        found = getattr(compiler.compiled, "programs", ())
+        record.arena = predicted_and_counted(step, model.inputs, record.shapes, found)
 
 
 def measure_memory(model: models.BenchModel, record: Record, counter: Meter, compiler: Compiler) -> None:

@@ -1,0 +1,90 @@
+"""Counts the bytes of the arena that runs of a program really write: its blocks are filled with a pattern before a run,
+and looked through after it.
+
+    with watched(executable) as seen:
+        executable([x])
+    seen[0].record.arena == seen[0].counted
+
+What is counted is memory, not the plan: neither offsets nor formulas have a part in it. A run takes longer meanwhile;
+a program that nobody watches does not know of this file.
+"""
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from anyshape.plan.alloc import ALIGNMENT
+from anyshape.run.arena import Block, Pool
+from anyshape.run.executable import Executable
+from anyshape.run.record import Record
+
+PATTERN = 0xA5  # neither a likely number of any dtype nor the byte of a bool
+CHUNK = 1 << 20  # bytes looked at together, from the top
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One run. counted: one past the highest byte of the arena that was written, rounded up to the alignment; the
+    kept block of a backward's forward counts as a whole, for the tape holds it."""
+
+    record: Record
+    counted: int
+
+
+class _Pool(Pool):
+    """A pool whose blocks come filled with the pattern; `last` is the one that was taken last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = self.empty
+
+    def take(self, bytes_: int) -> Block:
+        self.last = super().take(bytes_)
+        self.last.tensor.fill_(PATTERN)
+        return self.last
+
+
+class _TemporaryPool(_Pool):
+    """Counts when a run gives its block back, which is the last thing that it does."""
+
+    def __init__(self, executable: Executable, kept: _Pool, seen: list[Seen]) -> None:
+        super().__init__()
+        self.executable = executable
+        self.kept = kept
+        self.seen = seen
+
+    def give(self, block: Block) -> None:
+        runs = self.executable.profiles
+        if runs:
+            record = runs.pop()[0]
+            above = _written(block, record.temporary)
+            below = record.kept if above or self.executable.takes_tape else _written(self.kept.last, record.kept)
+            self.seen.append(Seen(record, below + above))
+        super().give(block)
+
+
+def _written(block: Block, bytes_: int) -> int:
+    """One past the highest of the first bytes that is not the pattern any more, rounded up."""
+    for end in range(bytes_, 0, -CHUNK):
+        start = max(0, end - CHUNK)
+        found = (block.tensor[start:end] != PATTERN).nonzero()
+        if len(found):
+            return -(-(start + int(found[-1]) + 1) // ALIGNMENT) * ALIGNMENT
+    return 0
+
+
+@contextlib.contextmanager
+def watched(executable: Executable) -> Iterator[list[Seen]]:
+    """Watches the runs of a program; the list receives one entry per run that ends well. Not for several threads."""
+    seen: list[Seen] = []
+    before = executable.context
+    context = copy.copy(before)
+    context.kept = _Pool()
+    context.temporary = _TemporaryPool(executable, context.kept, seen)
+    executable.context, executable.profiles = context, []
+    try:
+        yield seen
+    finally:
+        executable.context, executable.profiles = before, None
