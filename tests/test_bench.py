@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from anyshape.base.errors import AnyShapeError
-from anyshape.tools.bench import memory, models, report, runner, suite, worker
+from anyshape.tools import cli
+from anyshape.tools.bench import charts, memory, models, own, report, runner, suite, worker
 from anyshape.tools.bench.results import Results, cell, failed, geometric_mean, load
 
 SOURCES = str(Path(suite.__file__).resolve().parents[3])
@@ -32,18 +33,41 @@ def test_shapes_cover_their_range(name: str) -> None:
     assert len(entry.shapes) == len(set(entry.shapes)) == suite.FULL_SHAPES
     assert all(size > 1 for shape in entry.shapes[:suite.WARM_UP_CALLS] for size in shape)
     rest = entry.shapes[suite.WARM_UP_CALLS:]
-    assert rest[0] == tuple(map(min, columns(entry)))
+    least = [min(size for size in column if size > 1) for column in columns(entry)]
+    assert all(found in (1, size) for found, size in zip(rest[0], least, strict=True))
     assert rest[-1] == tuple(map(max, columns(entry)))
     primes = set(suite.primes(2, 500))
     assert any(all(size in primes for size in shape) for shape in rest)
+    if len(rest[0]) > 1:  # each size is also at its greatest by itself
+        assert all(end in {shape[place] for shape in rest[1:-1]} for place, end in enumerate(rest[-1]))
 
 
 def test_ranges_are_those_of_the_suite() -> None:
-    ranges = {name: [(min(c), max(c)) for c in columns(entry)] for name, entry in suite.SUITE.items()}
+    ranges = {name: list(zip(entry.shapes[2], entry.shapes[-1], strict=True)) for name, entry in suite.SUITE.items()
+              if len(entry.shapes) > 2}
     assert ranges["llama"] == [(2, 6), (48, 256)]
     assert ranges["bert"] == [(1, 8), (16, 320)]
     assert ranges["gpt2-decode"] == [(1, 400)]
     assert ranges["resnet"] == [(1, 4), (96, 320), (96, 320)]
+
+
+def test_a_size_of_1_is_among_the_shapes_wherever_a_model_can_run_it() -> None:
+    ones = {name: [place for place, column in enumerate(columns(entry)) if 1 in column]
+            for name, entry in suite.SUITE.items()}
+    # an image of fewer than 16 pixels has no patch; a loss over the words after the first needs two
+    assert ones == {"llama": [0], "bert": [0, 1], "gpt2-decode": [0], "resnet": [0, 1, 2], "mlp": [0], "vit": [0],
+                    "demo-llama": [0]}
+
+
+@pytest.mark.parametrize("ranges", [((1, 1),), ((1, 2),), ((1, 8),), ((24, 28),), ((3, 3), (1, 40)), ((1, 3), (1, 3))])
+def test_small_ranges_have_shapes(ranges: tuple[tuple[int, int], ...]) -> None:
+    found = suite.spread(ranges, "own")
+    room = 1
+    for low, high in ranges:
+        room *= high - low + 1
+    assert len(found) == len(set(found)) == min(room, suite.FULL_SHAPES)
+    assert all(low <= size <= high for shape in found for size, (low, high) in zip(shape, ranges, strict=True))
+    assert found[-1] == tuple(high for _, high in ranges) and tuple(low for low, _ in ranges) in found
 
 
 def test_shapes_are_the_same_in_every_process() -> None:
@@ -62,6 +86,8 @@ def test_pick_keeps_warm_up_least_and_greatest() -> None:
         assert few[:2] == shapes[:2]
         assert few[2] == shapes[2]
         assert number == 3 or few[-1] == shapes[-1]
+        assert number < 6 or (any(map(suite.of_primes, few[2:])) and any(map(suite.has_one, few[2:])))
+        assert list(few) == [shape for shape in shapes if shape in few]
 
 
 def test_decoding_grows() -> None:
@@ -250,7 +276,7 @@ def synthetic() -> Results:
         record("anyshape", 2, first_step=5.0, fresh=[1.0, 1.0], repeated=[1.0, 1.0, 2.0], **timed),
         record("eager", 3, "memory", memory=[100, 4000], memory_method="heap", checked=[[1, 1]]),
         record("anyshape", 3, "memory", memory=[1000, 500], memory_method="heap", checked=[[1, 1]],
-               stats={"predicted_peak": 10, "counted_peak": 10}),
+               arena=[[[2, 3], "0.forward", 128, 128], [[4, 5], "0.forward", 2000000, 2000000]]),
     ])
 
 
@@ -262,8 +288,18 @@ def test_ratios_are_medians_over_rounds() -> None:
     assert summary.fresh_warm == 3.0
     assert summary.repeated == 1.5
     assert (summary.peak, summary.peak_ratio, summary.programs) == (1000, 0.25, 2)
-    assert summary.arena == (10, 10)
+    assert (summary.arena, summary.arena_wrong) == (2000000, "")
+    assert report.arena(summary) == "2.0 MB ="
     assert not failed(synthetic())
+
+
+def test_a_wrong_prediction_is_shown_and_fails_the_run() -> None:
+    results = synthetic()
+    results.records[-1]["arena"][0][3] = 192
+    assert failed(results)
+    assert report.problems(results) == [
+        "WRONG PREDICTION: bert on anyshape: 0.forward at 2x3: 128 B predicted, 192 B counted"]
+    assert "| 0.forward at 2x3: 128 B predicted, 192 B counted |" in report.markdown(results)
 
 
 def test_a_broken_round_is_left_out_and_fails_the_run() -> None:
@@ -299,7 +335,8 @@ def test_document_names_the_machine_and_every_model(tmp_path: Path) -> None:
     text = (tmp_path / "docs" / "benchmarks.md").read_text()
     assert "processor: test" in text
     assert "| bert | anyshape | 9 s | 4 s | 2.00x | 1.50x |" in text
-    assert "batch 1-4, length 1-5; 3 shapes" in text
+    assert "size 0 1-4, size 1 1-5; 3 shapes, with sizes of 1" in text
+    assert "| 2 / 3 |" in text
 
 
 def test_charts(tmp_path: Path) -> None:
@@ -307,10 +344,28 @@ def test_charts(tmp_path: Path) -> None:
     results = synthetic()
     for entry in results.records:
         entry["fresh"] = entry["fresh"][:1]
-    written = report.charts(results, tmp_path)
+    written = charts.charts(results, tmp_path)
     assert {path.name for path in written} == {"new_shapes.png", "seen_shapes.png", "cold_first_step.png",
                                                "warm_first_step.png", "peak_memory.png", "steps_bert.png"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+def test_one_chart_beside_stored_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    synthetic().save(tmp_path / "run")
+    assert cli.main(["bench", "--show", str(tmp_path / "run"), "--chart", "both.png"]) == 0
+    assert (tmp_path / "run" / "both.png").read_bytes().startswith(b"\x89PNG")
+    alone = synthetic()
+    alone.records = [r for r in alone.records if r["backend"] == "anyshape"]
+    assert charts.chart(alone, tmp_path / "alone.png") is None
+
+
+def test_a_chart_without_matplotlib_is_refused_before_anything_runs(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["bench", "mlp", "--out", str(tmp_path / "run"), "--chart", "c.png"]) == 2
+    assert "--chart needs the package matplotlib" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_stored_results_of_another_format_are_refused(tmp_path: Path) -> None:
@@ -366,6 +421,83 @@ def test_end_to_end_with_counted_memory(tmp_path: Path, counter: Path) -> None:
     assert counted["idle"] == 0
     assert counted["checked"] == [[1, 30000], [8, 30000]]
     assert "| own_model:model | eager |" in said
+
+
+TAGGER = """
+import torch
+from torch import nn
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(50, 8)
+        self.tags = nn.Linear(8, 5)
+
+    def forward(self, words, tags):
+        return nn.functional.cross_entropy(self.tags(torch.tanh(self.words(words))).flatten(0, 1), tags.flatten())
+
+def tagger():
+    def inputs(batch, length):
+        return torch.randint(0, 50, (batch, length)), torch.randint(0, 5, (batch, length))
+    return Tagger(), inputs, {"batch": (1, 4), "length": (1, 70)}, "train"
+
+def softmax():
+    return torch.softmax, lambda rows: (torch.randn(rows, 7), -1), {"rows": (1, 3)}
+
+def wrong():
+    return {wrong}
+"""
+
+
+def test_a_users_own_model_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine.py").write_text(TAGGER.replace("{wrong}", "None"))
+    done = subprocess.run(
+        [sys.executable, "-m", "anyshape.tools.bench", "folder/mine.py:tagger", "--threads", "1", "--rounds", "1",
+         "--shapes", "5", "--backends", "eager,anyshape", "--out", "out", "--markdown"], cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": SOURCES, "COLUMNS": "200"}, capture_output=True, text=True, check=False,
+        timeout=240)
+    results = load(tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    timed = next(r for r in results.records if r["backend"] == "anyshape" and r["mode"] == "time")
+    assert timed["trains"] and timed["dims"] == ["batch", "length"] and [1, 1] in timed["shapes"]
+    # both programs at every shape, and the greatest one takes some memory
+    assert len(timed["arena"]) == 2 * len(timed["shapes"]) == 10
+    assert {name for _, name, _, _ in timed["arena"]} >= {"0.forward", "0.backward"}
+    assert all(predicted == counted for _, _, predicted, counted in timed["arena"])
+    assert max(counted for _, _, _, counted in timed["arena"]) >= 4 * 70 * 5 * 4
+    assert " = | yes |" in done.stdout
+    assert "batch 1-4, length 1-70; 5 shapes" in report.describe(results, "folder/mine.py:tagger")
+
+
+def test_a_function_is_a_model_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plain.py").write_text(TAGGER.replace("{wrong}", "None"))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    model = own.load("plain:softmax")
+    assert model.shapes == ((2,), (1,), (3,)) and not model.trains
+    again = own.load("plain:softmax")
+    assert torch.equal(model.inputs((3,))[0], again.inputs((3,))[0])
+    step = model.make(lambda module: module)
+    assert step(model.inputs((3,))).shape == (3, 7)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("returned", "why"), [
+    ("Tagger()", "it returned a Tagger"),
+    ("(Tagger(), 3, {'n': (1, 2)})", "the model and the function that makes its inputs are called"),
+    ("(Tagger(), print, {})", "the third thing is {}"),
+    ("(Tagger(), print, {'n': (0, 2)})", "two whole numbers from 1 on"),
+    ("(Tagger(), print, {'n': (1, 2)}, 'trains')", "it returned 4 things"),
+    ("(torch.softmax, print, {'n': (1, 2)}, 'train')", "its model is no nn.Module"),
+])
+def test_an_own_model_that_breaks_the_contract_is_told(tmp_path: Path, returned: str, why: str) -> None:
+    path = tmp_path / "wrong_model.py"
+    path.write_text(TAGGER.replace("{wrong}", returned))
+    with pytest.raises(AnyShapeError) as caught:
+        own.load(f"{path}:wrong")
+    assert why in str(caught.value) and "do:" in str(caught.value)
+    for name in (f"{path}:absent", f"{tmp_path / 'absent.py'}:model", "no_such_module:model"):
+        with pytest.raises(AnyShapeError, match="cannot load the benchmark"):
+            own.load(name)
 
 
 def test_wrong_results_fail_loudly(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from anyshape.base.errors import AnyShapeError, ConfigError, InputError
 from anyshape.frontend import checked, program, repro
 from anyshape.frontend.dynamo import FallbackWarning
 from anyshape.frontend.reasons import miss_words, source_words
+from anyshape.run.watch import watched
 from anyshape.tools import repro as repro_tool
 
 
@@ -122,6 +123,50 @@ def test_memory_is_what_the_run_takes():
     assert note.bytes == record.arena + outputs
     assert fast.memory(ids=(32, 8)).bytes == note.bytes
     assert fast.memory().missing() == ("ids_0",) and "give ids_0" in str(fast.memory())
+
+
+def test_memory_at_given_sizes_is_what_a_train_step_writes():
+    net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 8))
+    fast = anyshape.compile(net, strict=True)
+    fast(torch.randn(5, 8)).square().mean().backward()
+    forward, backward = fast.programs
+    assert fast.memory().placed == (None, None)
+    for rows in (1, 2, 17, 1000):
+        with watched(forward.executable) as first, watched(backward.executable) as second:
+            fast(torch.randn(rows, 8)).square().mean().backward()
+        placed = fast.memory(input0_0=rows).placed
+        assert placed == (first[0].counted, second[0].counted)
+        assert placed == tuple(program.placed for program in fast.explain(input0_0=rows).programs)
+
+
+class WideThenTwo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"up": (8, 512), "down": (512, 64), "first": (64, 192), "second": (64, 128), "one": (192, 8),
+                 "other": (128, 8)}
+        for name, (before, after) in sizes.items():
+            setattr(self, name, nn.Linear(before, after, bias=False))
+
+    def forward(self, x):
+        narrow = self.down(self.up(x))
+        return self.one(self.first(narrow)) + self.other(self.second(narrow))
+
+
+def test_a_call_may_take_less_than_the_formula():
+    fast = anyshape.compile(WideThenTwo().requires_grad_(False), strict=True)
+    fast(torch.randn(5, 8))
+    found = []
+    for rows in (1, 16, 999):
+        note, explanation = fast.memory(x_0=rows), fast.explain(x_0=rows)
+        with watched(fast.programs[0].executable) as seen:
+            fast(torch.randn(rows, 8))
+        assert note.placed == (seen[0].counted,)
+        formula = explanation.number(note.programs[0][1])
+        less = seen[0].counted < formula
+        assert ("at most" in str(note), "at most" in str(explanation)) == (less, less)
+        assert note.bytes == seen[0].counted + rows * 8 * 4
+        found.append(less)
+    assert True in found, "the test has no case left"
 
 
 def test_a_size_that_does_not_exist():

@@ -1,6 +1,7 @@
 """Executables of plans written by hand: matrix products, copies, PyTorch operators, kernels, tapes, many threads."""
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import pathlib
@@ -26,6 +27,7 @@ from anyshape.run.cache import DiskCache
 from anyshape.run.context import Context, shared_context
 from anyshape.run.executable import Executable
 from anyshape.run.tape import Tape
+from anyshape.run.watch import watched
 from anyshape.sym.expr import symbol
 from anyshape.sym.facts import Facts
 
@@ -193,6 +195,29 @@ def test_kernels_in_the_arena(shape, threads):
     judge(plan, record.values, record.offsets, record.arena, record.kept)
     assert run.counted_peak(record) == record.arena
     assert record.arena == 2 * (-(-x.numel() * 4 // 64) * 64)  # two buffers, turn by turn
+
+
+def test_what_is_written_of_the_arena_is_counted_in_memory():
+    for plan in (allocate(chain_plan(5)), allocate(chain_plan(5, saved=True))):
+        run = Executable(plan, built(add_program()))
+        x, y = torch.randn(33, 17), torch.randn(17)
+        before = run.context
+        with watched(run) as seen:
+            found = run([x, y])
+            run([x[:1], y])
+        torch.testing.assert_close(found[0], x + y + y + y + y + y)
+        assert [one.counted for one in seen] == [one.record.arena for one in seen]
+        assert [one.counted for one in seen] == [run.maker.arena(one.record.values) for one in seen]
+        assert seen[0].counted > seen[1].counted > 0
+        assert run.context is before and run.profiles is None
+
+
+def test_counting_in_memory_does_not_believe_the_plan():
+    plan = allocate(chain_plan(5))
+    run = Executable(dataclasses.replace(plan, arena=plan.arena + 64), built(add_program()))
+    with watched(run) as seen:
+        run([torch.randn(100, 100), torch.randn(100)])
+    assert seen[0].counted == seen[0].record.arena - 64
 
 
 def test_other_strides_are_copied():

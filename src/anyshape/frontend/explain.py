@@ -55,7 +55,7 @@ def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
 def _placed(compilation: Compilation, values: Mapping[str, int]) -> tuple[int | None, ...]:
     """Per program, the bytes of the arena of a call at `values`: where the formula's layout is far from the least, the
     run time makes a better one for these sizes."""
-    return tuple(program.executable.maker.arena({
+    return tuple(program.compiled.executable.maker.arena({
         **values, **{old: values[name] for old, _, name in _capture(program, compilation).sizes if name in values}})
         for program in _native(compilation))
 

@@ -122,7 +122,8 @@ def _refusals(program: ProgramNote, explanation: Explanation) -> Any:
 
 def _memory(program: ProgramNote, explanation: Explanation) -> Any:
     values = explanation.values
-    title = f"memory: arena {arena_text(program.arena, program.placed, values)}, outputs {said(program.outputs, values)}"
+    title = (f"memory: arena {arena_text(program.arena, program.placed, values)}, "
+             f"outputs {said(program.outputs, values)}")
     if not (isinstance(program.saved, int) and program.saved == 0):
         title += f", saved for the backward {said(program.saved, values)}"
     table = _table(title, "step", "what", "alive", "", "source", right=("step",))

@@ -154,8 +154,8 @@ class MemoryNote:
             return "nothing is compiled yet: call the program first"
         lines = []
         for (name, arena, saved, outputs), placed in zip(self.programs, self.placed, strict=True):
-            lines.append(f"{name}: arena {arena_text(arena, placed, self.values)}, of it saved {said(saved, self.values)}, "
-                         f"outputs {said(outputs, self.values)}")
+            lines.append(f"{name}: arena {arena_text(arena, placed, self.values)}, "
+                         f"of it saved {said(saved, self.values)}, outputs {said(outputs, self.values)}")
         if self.bytes is not None:
             lines.append(f"peak {bytes_text(self.bytes)}")
         elif self.missing():

@@ -20,7 +20,7 @@ def said(size: Size, values: tuple[tuple[str, int], ...] = ()) -> str:
 
 
 def arena_text(formula: Size, placed: int | None, values: tuple[tuple[str, int], ...]) -> str:
-    """The arena's formula, in numbers where the sizes are known, and what a call at these sizes takes if that is less."""
+    """The arena's formula, in numbers where the sizes are known, and what a call there takes if that is less."""
     less = placed is not None and placed != number(formula, dict(values))
     return said(formula, values) + (f" at most, {bytes_text(placed)} here" if less and placed is not None else "")
 

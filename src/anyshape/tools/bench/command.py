@@ -14,7 +14,7 @@ from rich.table import Table
 
 from anyshape.base.errors import AnyShapeError, ConfigError
 
-from . import report, runner
+from . import charts, report, runner
 from .results import Results, failed, load, machine
 from .suite import BACKENDS, QUICK_SHAPES, SUITE, check_name, default_names
 
@@ -23,7 +23,9 @@ INTERRUPTED = 130
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `main` reads."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="models of the suite, or module:function")
+    parser.add_argument("names", nargs="*", metavar="NAME",
+                        help="models of the suite, or your own: module:function or path.py:function, which returns the "
+                             "model, a function that makes its inputs, and ranges of sizes (docs/how-to-benchmark.md)")
     parser.add_argument("--models", default="", metavar="A,B", help="the same as a comma-separated list")
     parser.add_argument("--backends", default=",".join(BACKENDS), metavar="A,B",
                         help="eager, inductor, anyshape, or another backend of torch.compile (default: %(default)s)")
@@ -40,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, default=900.0, metavar="SECONDS", help="end a process after this time")
     parser.add_argument("--out", type=Path, default=None, metavar="FOLDER",
                         help="folder for results.json, charts and logs (default: bench-DATE-TIME)")
+    parser.add_argument("--chart", type=Path, default=None, metavar="FILE",
+                        help="draw throughput and peak memory of every model and backend into FILE (.png, .svg, .pdf), "
+                             "beside results.json unless it names a folder; needs matplotlib")
     parser.add_argument("--list", action="store_true", help="list the models and end")
     parser.add_argument("--show", type=Path, default=None, metavar="FOLDER", help="show stored results, run nothing")
     parser.add_argument("--markdown", action="store_true", help="also print the table in Markdown")
@@ -65,16 +70,23 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.list:
             console.print(listing())
             return 0
+        if arguments.chart is not None:
+            charts.check_chart()
         if arguments.show is not None:
             results, finished = load(arguments.show), True
+            out = arguments.show if arguments.show.is_dir() else arguments.show.parent
         else:
             plan = make_plan(arguments)
             out = arguments.out or Path(time.strftime("bench-%Y%m%d-%H%M%S"))
             results, finished = measure(plan, out, console)
+        report.show(results, console)
+        if arguments.chart is not None:
+            beside = arguments.chart.parent == Path()
+            path = charts.chart(results, out / arguments.chart if beside else arguments.chart)
+            console.print(f"Drew {path}" if path else "Drew no chart: no model was measured on eager too", markup=False)
     except AnyShapeError as error:
         print(error, file=sys.stderr)
         return 2
-    report.show(results, console)
     if arguments.markdown:
         print(report.markdown(results))
     if arguments.write_document is not None:
@@ -144,6 +156,6 @@ def measure(plan: runner.Plan, out: Path, console: Console) -> tuple[Results, bo
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         finished = runner.run(plan, results, out, progress)
         bars.update(whole, completed=len(results.records))
-    pictures = report.charts(results, out)
+    pictures = charts.charts(results, out)
     console.print(f"Results and {len(pictures)} charts are in {out}", markup=False)
     return results, finished

@@ -1,7 +1,6 @@
 """The models of the suite: each entry's function returns a `BenchModel`, which makes steps and inputs."""
 from __future__ import annotations
 
-import importlib
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +8,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-
-from anyshape.base.errors import ConfigError
 
 from . import networks
 from .suite import SUITE, Shape
@@ -47,6 +44,7 @@ class BenchModel:
         shapes: every shape, in the order of the first pass; the first two are the warm-up calls.
         trains: a step updates parameters.
         repeats: passes over the shapes when repeated shapes are measured.
+        dims: the names of a shape's numbers.
     """
 
     name: str
@@ -55,6 +53,7 @@ class BenchModel:
     shapes: tuple[Shape, ...]
     trains: bool = False
     repeats: int = 2
+    dims: tuple[str, ...] = ()
 
 
 def flatten(value: object) -> list[Tensor]:
@@ -89,9 +88,9 @@ class InferenceStep:
         self.module.load_state_dict(state)
 
 
-class CausalTrainStep(InferenceStep):
-    """One train step of a language model: forward with loss (compiled), backward, and AdamW, which is always torch's
-    fused one. Moments exist from the start, so that memory before the first step is parameters and optimiser state."""
+class TrainStep(InferenceStep):
+    """One train step: forward with loss (compiled), backward, and AdamW, which is always torch's fused one. Moments
+    exist from the start, so that memory before the first step is parameters and optimiser state."""
 
     def __init__(self, module: nn.Module, compile_module: Compile) -> None:
         module.train()
@@ -116,6 +115,14 @@ class CausalTrainStep(InferenceStep):
                 found[f"gradient of {name}"] = parameter.grad.detach().clone()
         self.optimizer.zero_grad(set_to_none=True)
         return found
+
+    def _loss(self, inputs: Inputs) -> Tensor:
+        result = self.compiled(*inputs)
+        return result if isinstance(result, Tensor) else result.loss
+
+
+class CausalTrainStep(TrainStep):
+    """A train step of a language model of transformers, whose tokens are also the labels."""
 
     def _loss(self, inputs: Inputs) -> Tensor:
         (tokens,) = inputs
@@ -152,7 +159,7 @@ def _model(name: str, build: Callable[[], nn.Module], inputs: Callable[[Shape, t
     def inputs_of(shape: Shape) -> Inputs:
         return inputs(shape, _seeded(name, shape))
 
-    return BenchModel(name, make, inputs_of, entry.shapes, entry.trains, entry.repeats)
+    return BenchModel(name, make, inputs_of, entry.shapes, entry.trains, entry.repeats, entry.dims)
 
 
 def _tokens(vocabulary: int) -> Callable[[Shape, torch.Generator], Inputs]:
@@ -213,21 +220,5 @@ MODELS: dict[str, Callable[[], BenchModel]] = {
 
 
 def load(name: str) -> BenchModel:
-    """The benchmark of a name: one of the suite, or `module:function` (a user's own, imported here).
-
-    Raises:
-        ConfigError: the module or function does not exist, or returns something without make, inputs and shapes.
-    """
-    if name in MODELS:
-        return MODELS[name]()
-    module_name, _, function_name = name.partition(":")
-    try:
-        model = getattr(importlib.import_module(module_name), function_name)()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot load the benchmark {name}", why=str(error),
-                          do="give module:function, importable from the current folder") from error
-    missing = [field for field in ("make", "inputs", "shapes") if not hasattr(model, field)]
-    if missing:
-        raise ConfigError(f"{name} does not return a benchmark", why=f"its result has no {', '.join(missing)}",
-                          do="return anyshape.tools.bench.models.BenchModel(name, make, inputs, shapes)")
-    return model
+    """The benchmark of a name of the suite."""
+    return MODELS[name]()

@@ -1,4 +1,4 @@
-"""Shows results: a table for the terminal, a table in Markdown, the document, and charts."""
+"""Shows results: a table for the terminal, a table in Markdown, and the document; charts.py draws them."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -15,9 +15,8 @@ from .results import (
     cells,
     geometric_mean,
     models_of,
-    records_of,
 )
-from .suite import SUITE
+from .suite import SUITE, said_of
 
 MISSING = "-"
 
@@ -42,10 +41,11 @@ def ratio(value: float | None) -> str:
 
 
 def programs(cell: Cell) -> str:
-    """Compiled programs; parts that a backend ran uncompiled are said, as they are no faster than eager."""
+    """Compiled programs and the shapes they served; parts that a backend ran uncompiled are said, as they are no faster
+    than eager."""
     if cell.programs is None:
         return MISSING
-    return f"{cell.programs}, {cell.fallbacks} uncompiled" if cell.fallbacks else str(cell.programs)
+    return f"{cell.programs} / {cell.shapes}" + (f", {cell.fallbacks} uncompiled" if cell.fallbacks else "")
 
 
 def arena(cell: Cell) -> str:
@@ -77,7 +77,7 @@ SPEED: tuple[Column, ...] = (
     ("p99", lambda c: seconds(c.p99)),
 )
 MEMORY: tuple[Column, ...] = (
-    ("programs", programs),
+    ("programs / shapes", programs),
     ("peak memory", lambda c: size(c.peak)),
     ("of eager's", lambda c: ratio(c.peak_ratio)),
     ("arena predicted", arena),
@@ -168,8 +168,10 @@ METHOD = """\
   in a later process that finds the caches filled.
 - *new shapes*: total time over shapes met for the first time, after two warm-up calls, in the process that began with
   empty caches; a stall for a recompilation counts. *seen shapes*: the same shapes again, median per shape.
-- *p50*, *p99*: of single steps at seen shapes. *programs*: compiled programs, where forward and backward of one graph
-  are two; with "uncompiled", parts that ran as in eager.
+- *p50*, *p99*: of single steps at seen shapes.
+- *programs / shapes*: compiled programs, where forward and backward of one graph are two, and the shapes that they
+  served; with "uncompiled", parts that ran as in eager. Among the shapes are the least and the greatest of each size,
+  primes, and 1 where a model can run it (see Models).
 - *peak memory*: most bytes alive during a step above parameters and optimiser state, the greatest over the shapes;
   what a backend keeps between steps is included. {memory}
 - *arena predicted*: the peak that the compiler predicts for its arena from its formulas, the greatest over all shapes;
@@ -218,103 +220,19 @@ def document(results: Results) -> str:
 
 def describe(results: Results, model: str) -> str:
     """The model in a line, and the sizes that were really run."""
-    shapes = {tuple(s) for r in results.records if r["model"] == model for s in r["shapes"]}
+    records = [r for r in results.records if r["model"] == model and r["shapes"]]
+    shapes = max(([tuple(s) for s in r["shapes"]] for r in records), key=len, default=[])
     entry = SUITE.get(model)
     text = entry.summary if entry else "a user's own"
     if not shapes:
         return text
-    names = entry.dims if entry else tuple(f"size {i}" for i in range(len(next(iter(shapes)))))
+    names = records[0].get("dims") or tuple(f"size {i}" for i in range(len(shapes[0])))
     ranges = (f"{name} {min(column)}-{max(column)}" if min(column) != max(column) else f"{name} {min(column)}"
               for name, column in zip(names, zip(*shapes, strict=True), strict=True))
-    return f"{text}; {', '.join(ranges)}; {len(shapes)} shape{'s' if len(shapes) > 1 else ''}"
+    return f"{text}; {', '.join(ranges)}; {said_of(tuple(shapes))}"
 
 
 def write_document(results: Results, path: Path) -> None:
     """Writes the document, and what it shows, for example to docs/benchmarks.md."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(document(results))
-
-
-def charts(results: Results, folder: Path) -> list[Path]:
-    """Draws throughput, first step, memory, and step time by shape as PNG files; empty without matplotlib."""
-    try:
-        import matplotlib
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        return []
-    folder.mkdir(parents=True, exist_ok=True)
-    bars: tuple[tuple[str, str, str, bool], ...] = (
-        ("fresh", "throughput at new shapes, eager = 1", "new_shapes.png", False),
-        ("repeated", "throughput at seen shapes, eager = 1", "seen_shapes.png", False),
-        ("cold", "cold first step, seconds", "cold_first_step.png", True),
-        ("warm", "warm first step, seconds", "warm_first_step.png", True),
-        ("peak_ratio", "peak memory above parameters and optimiser state, eager = 1", "peak_memory.png", False),
-    )
-    written = [path for field, title, file, logarithmic in bars
-               if (path := _bars(pyplot, results, field, title, folder / file, logarithmic))]
-    return written + [path for model in models_of(results) if (path := _steps(pyplot, results, model, folder))]
-
-
-def _bars(pyplot: Any, results: Results, field: str, title: str, path: Path, logarithmic: bool) -> Path | None:
-    """Groups of bars, a group per model, a bar per backend."""
-    values = {(c.model, c.backend): getattr(c, field) for c in cells(results)}
-    models = [m for m in models_of(results) if any(values.get((m, b)) for b in backends_of(results))]
-    if not models:
-        return None
-    backends = backends_of(results)
-    figure, axes = pyplot.subplots(figsize=(1.6 * len(models) + 3, 3.6))
-    width = 0.8 / len(backends)
-    for i, backend in enumerate(backends):
-        heights = [values.get((m, backend)) or 0.0 for m in models]
-        places = [x + (i - (len(backends) - 1) / 2) * width for x in range(len(models))]
-        drawn = axes.bar(places, heights, width, label=backend)
-        axes.bar_label(drawn, labels=[f"{h:.2g}" if h else "" for h in heights], fontsize=7)
-    axes.set_xticks(range(len(models)), models)
-    axes.set_title(title, fontsize=10)
-    if logarithmic:
-        axes.set_yscale("log")
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return path
-
-
-def _steps(pyplot: Any, results: Results, model: str, folder: Path) -> Path | None:
-    """Every backend's step time at each shape of its first process: first met (dots) and met again (line)."""
-    figure, axes = pyplot.subplots(figsize=(7, 3.6))
-    drawn = False
-    for backend in backends_of(results):
-        records = [r for r in records_of(results, model, backend) if r["mode"] == "time" and not r["error"]]
-        if not records or len(records[0]["shapes"]) < 2:
-            continue
-        record = records[0]
-        shapes = [tuple(s) for s in record["shapes"]]
-        order = sorted(range(len(shapes)), key=lambda i: _volume(shapes[i]))
-        fresh = dict(zip(shapes[len(shapes) - len(record["fresh"]):], record["fresh"], strict=True))
-        (line,) = axes.plot([_volume(shapes[i]) for i in order], [record["repeated"][i] * 1e3 for i in order],
-                            label=f"{backend}, seen", linewidth=1.2)
-        met = sorted(fresh, key=_volume)
-        axes.scatter([_volume(s) for s in met], [fresh[s] * 1e3 for s in met], s=10, color=line.get_color(),
-                     label=f"{backend}, new")
-        drawn = True
-    if drawn:
-        axes.set_yscale("log")
-        axes.set_xlabel("product of the sizes")
-        axes.set_ylabel("step, ms")
-        axes.set_title(model, fontsize=10)
-        axes.legend(fontsize=7)
-        figure.tight_layout()
-    path = folder / f"steps_{''.join(c if c.isalnum() else '_' for c in model)}.png"
-    if drawn:
-        figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return path if drawn else None
-
-
-def _volume(shape: tuple[int, ...]) -> int:
-    product = 1
-    for extent in shape:
-        product *= extent
-    return product

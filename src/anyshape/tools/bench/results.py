@@ -112,6 +112,7 @@ class Cell:
         fresh: throughput at shapes seen for the first time (empty caches), relative to eager.
         fresh_warm: the same in a later process with the caches filled.
         repeated: throughput at shapes seen before, relative to eager.
+        shapes: how many shapes were run.
         fallbacks: parts of the model the backend says it ran uncompiled.
         peak: greatest peak above parameters and optimiser state.
         peak_ratio: peak relative to eager's.
@@ -129,6 +130,7 @@ class Cell:
     p50: float | None = None
     p99: float | None = None
     programs: int | None = None
+    shapes: int = 0
     fallbacks: int = 0
     peak: int | None = None
     peak_ratio: float | None = None
@@ -193,6 +195,7 @@ def cell(results: Results, model: str, backend: str, base: str = "eager") -> Cel
         repeated=speedup(results, model, backend, base, "repeated"),
         p50=median(r["p50"] for r in timed), p99=median(r["p99"] for r in timed),
         programs=max((r["programs"] for r in timed if r["programs"] is not None), default=None),
+        shapes=max((len(r["shapes"]) for r in timed), default=0),
         fallbacks=max((r["stats"].get("fallbacks", 0) for r in good), default=0),
         peak=peak, peak_ratio=peak / base_peak if peak is not None and base_peak and same else None,
         memory_method=counted[0]["memory_method"] if counted else "",

@@ -1,6 +1,7 @@
 """The suite as data: what is measured, at which shapes, in which order. Needs no torch, so listing it is instant."""
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -42,16 +43,17 @@ def primes(low: int, high: int) -> list[int]:
     return [n for n in range(max(low, 2), high + 1) if all(n % d for d in range(2, int(n**0.5) + 1))]
 
 
-def spread(ranges: tuple[tuple[int, int], ...], seed: str, number: int = FULL_SHAPES) -> tuple[Shape, ...]:
-    """Picks `number` different shapes from a box of inclusive ranges, the same ones each time.
+def spread(ranges: tuple[tuple[int, int], ...], seed: str, number: int = FULL_SHAPES,
+           ones: tuple[int, ...] = ()) -> tuple[Shape, ...]:
+    """Picks `number` different shapes from a box of inclusive ranges, the same ones each time; all, if it has fewer.
 
-    The first two are ordinary (no size is 1 or an end of its range), for the warm-up calls. The third is the least
-    of every size and the last the greatest. Between them lie each size at its least and at its greatest alone,
-    shapes of primes, and random ones.
+    The first two are ordinary (where the ranges allow it no size is 1 or an end), for the warm-up calls. The third is
+    the least of every size and the last the greatest. Between them lie each size at its least and at its greatest
+    alone, shapes of primes, and random ones. `ones`: places of sizes that are 1 once though their range begins later.
     """
     draw = random.Random(seed)
     middle = tuple((low + high) // 2 for low, high in ranges)
-    second = tuple(min(high - 1, size + 1 + draw.randrange(max(1, (high - low) // 4))) for size, (low, high)
+    second = tuple(max(low, min(high - 1, size + 1 + draw.randrange(max(1, (high - low) // 4)))) for size, (low, high)
                    in zip(middle, ranges, strict=True))
     least = tuple(low for low, _ in ranges)
     greatest = tuple(high for _, high in ranges)
@@ -59,15 +61,18 @@ def spread(ranges: tuple[tuple[int, int], ...], seed: str, number: int = FULL_SH
     for i, (low, high) in enumerate(ranges):
         for end in (low, high):
             chosen[tuple(end if i == j else _any(draw, *ranges[j]) for j in range(len(ranges)))] = None
-    room = 1
-    for low, high in ranges:
-        room *= high - low + 1
+    apart = random.Random(f"{seed} ones")
+    for i in ones:
+        chosen[tuple(1 if i == j else _any(apart, *ranges[j]) for j in range(len(ranges)))] = None
+    chosen.pop(greatest, None)
+    room = math.prod(high - low + 1 for low, high in ranges) + len(ones)
+    turn = len(chosen)
     while len(chosen) < min(number, room) - 1:
-        of_primes = len(chosen) % 3 == 0
+        of_primes = turn % 3 == 0
+        turn += 1
         shape = tuple(_prime(draw, *bounds) if of_primes else _any(draw, *bounds) for bounds in ranges)
         if shape != greatest:
             chosen[shape] = None
-    chosen.pop(greatest, None)
     return (*chosen, greatest)
 
 
@@ -95,7 +100,8 @@ def growing(low: int, high: int, warm_up: tuple[int, int], number: int = FULL_SH
 
 
 def pick(shapes: tuple[Shape, ...], number: int) -> tuple[Shape, ...]:
-    """A shorter list with the same two warm-up shapes, and the least and the greatest of the rest."""
+    """A shorter list in the same order: the two warm-up shapes, the least and the greatest of the rest, one of primes,
+    one with a size of 1, and others evenly."""
     if number >= len(shapes):
         return shapes
     if number <= WARM_UP_CALLS:
@@ -103,8 +109,28 @@ def pick(shapes: tuple[Shape, ...], number: int) -> tuple[Shape, ...]:
     rest = shapes[WARM_UP_CALLS:]
     wanted = number - WARM_UP_CALLS
     last = len(rest) - 1
-    places = [round(i * last / max(1, wanted - 1)) for i in range(wanted)]
-    return shapes[:WARM_UP_CALLS] + tuple(rest[place] for place in places)
+    special = [next((i for i, shape in enumerate(rest) if holds(shape)), 0) for holds in (of_primes, has_one)]
+    evenly = [round(i * last / max(1, wanted - 1)) for i in range(wanted)]
+    places = list(dict.fromkeys([0, last, *special, *evenly, *range(len(rest))]))[:wanted]
+    return shapes[:WARM_UP_CALLS] + tuple(rest[place] for place in sorted(places))
+
+
+def of_primes(shape: Shape) -> bool:
+    """Whether every size is a prime."""
+    return all(primes(size, size) for size in shape)
+
+
+def has_one(shape: Shape) -> bool:
+    """Whether some size is 1."""
+    return 1 in shape
+
+
+def said_of(shapes: tuple[Shape, ...]) -> str:
+    """How many shapes, and which kinds of sizes are among them."""
+    kinds = [name for name, holds in (("1", has_one), ("primes", of_primes)) if any(map(holds, shapes))]
+    kinds += ["the least and the greatest"] if len(shapes) > WARM_UP_CALLS + 1 else []
+    count = f"{len(shapes)} shape{'s' if len(shapes) > 1 else ''}"
+    return f"{count}, with sizes of {', '.join(kinds)}" if kinds and len(shapes) > 1 else count
 
 
 SUITE: dict[str, Entry] = {
@@ -112,11 +138,11 @@ SUITE: dict[str, Entry] = {
     for entry in (
         Entry(
             "llama", "transformers LlamaForCausalLM, hidden 512, 4 layers, vocabulary 8192; train step with AdamW",
-            ("batch", "length"), True, spread(((2, 6), (48, 256)), "llama"), repeats=1,
+            ("batch", "length"), True, spread(((2, 6), (48, 256)), "llama", ones=(0,)), repeats=1,
         ),
         Entry(
             "bert", "transformers BertModel, hidden 512, 6 layers; inference",
-            ("batch", "length"), False, spread(((1, 8), (16, 320)), "bert"),
+            ("batch", "length"), False, spread(((1, 8), (16, 320)), "bert", ones=(1,)),
         ),
         Entry(
             "gpt2-decode", "GPT-2 blocks, hidden 512, 6 layers; one token over a growing key/value cache",
@@ -124,7 +150,7 @@ SUITE: dict[str, Entry] = {
         ),
         Entry(
             "resnet", "ResNet-18, 1000 classes; inference",
-            ("batch", "height", "width"), False, spread(((1, 4), (96, 320), (96, 320)), "resnet"),
+            ("batch", "height", "width"), False, spread(((1, 4), (96, 320), (96, 320)), "resnet", ones=(1, 2)),
         ),
         Entry(
             "mlp", "three-layer perceptron, width 64, batch 1; inference, call overhead",
@@ -150,7 +176,7 @@ def default_names(quick: bool) -> tuple[str, ...]:
 
 
 def check_name(name: str) -> None:
-    """Accepts a name of the suite or `module:function`.
+    """Accepts a name of the suite, `module:function` or `path.py:function`.
 
     Raises:
         ConfigError: the name is neither.
@@ -160,5 +186,5 @@ def check_name(name: str) -> None:
     raise ConfigError(
         f"no benchmark is called {name!r}",
         why=f"the suite has {', '.join(SUITE)}",
-        do="name one of these, or module:function for a function that returns a BenchModel",
+        do="name one of these, or module:function or path.py:function for a model of your own",
     )

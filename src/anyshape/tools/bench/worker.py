@@ -16,11 +16,11 @@ from torch import Tensor, nn
 import anyshape
 from anyshape.base.errors import AnyShapeError
 
-from . import models
+from . import models, own
 from .arena import predicted_and_counted
 from .memory import Meter, meter, settled
 from .results import Row
-from .suite import WARM_UP_CALLS, Shape, pick
+from .suite import SUITE, WARM_UP_CALLS, Shape, pick
 
 TOLERANCE = 1e-3
 FLOOR = 1e-6
@@ -32,7 +32,7 @@ class Job:
     """What a worker does.
 
     Attributes:
-        model: a name of the suite or module:function.
+        model: a name of the suite, module:function or path.py:function.
         backend: eager, inductor, anyshape, or another backend of torch.compile.
         number: rounds count from 0; round 0 has empty cache folders.
         mode: "time" or "memory" (memory counted and results compared with eager).
@@ -71,6 +71,7 @@ class Record:
     number: int
     mode: str
     trains: bool = False
+    dims: list[str] = field(default_factory=list)
     shapes: list[Shape] = field(default_factory=list)
     first_step: float | None = None
     second_step: float | None = None
@@ -177,7 +178,7 @@ def measure_time(model: models.BenchModel, job: Job, record: Record, compiler: C
         record.fresh.append(timed(step, inputs))
         report("fresh shapes", i + 1, len(fresh))
     gc.collect()
-    repeats = job.repeats or getattr(model, "repeats", 2)
+    repeats = job.repeats or model.repeats
     times: dict[Shape, list[float]] = {shape: [] for shape in record.shapes}
     if len(record.shapes) == 1:
         inputs = model.inputs(record.shapes[0])
@@ -275,9 +276,10 @@ def run(job: Job) -> Record:
         torch.set_num_threads(job.threads)
     record = Record(job.model, job.backend, job.number, job.mode, threads=torch.get_num_threads())
     try:
-        model = models.load(job.model)
+        model = models.load(job.model) if job.model in SUITE else own.load(job.model)
         record.shapes = list(pick(tuple(model.shapes), job.shapes or len(model.shapes)))
-        record.trains = bool(getattr(model, "trains", False))
+        record.dims = list(model.dims)
+        record.trains = model.trains
         if job.mode == "memory":
             counter = meter()
             compiler = Compiler(job.backend, counter)
