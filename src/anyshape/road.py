@@ -12,7 +12,9 @@ from anyshape.backend.llvm_build import build
 from anyshape.backend.llvm_libm import UNSUPPORTED
 from anyshape.base import events
 from anyshape.base.config import Config
+from anyshape.base.errors import ParseError, VerifyError
 from anyshape.ir.graph import Graph
+from anyshape.kernel.edit import put_back, replaced
 from anyshape.kernel.fuse import fuse
 from anyshape.kernel.fusion import Fusion, Kernel, NotFusable, Refused
 from anyshape.kernel.loop import LoopProgram
@@ -20,7 +22,8 @@ from anyshape.kernel.show import content_name
 from anyshape.kernel.show import show as show_kernel
 from anyshape.ops.needs import uncertain_sizes
 from anyshape.passes import pipeline
-from anyshape.passes.pipeline import History, publish
+from anyshape.passes.pipeline import History
+from anyshape.passes.stages import Edits, edits, publish
 from anyshape.plan.alloc import allocate
 from anyshape.plan.hold import hold_less
 from anyshape.plan.judge import judge
@@ -32,13 +35,16 @@ from anyshape.run.context import shared_context
 from anyshape.run.executable import Executable
 from anyshape.sym.expr import Size
 
+# number and name of the stages after the passes
+KERNELS, LLVM, PLAN = (90, "kernels"), (91, "llvm"), (92, "plan")
+
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """What the compiler decided on one graph, for `explain`, and the executable.
 
     graph: after the passes; `history` has it before and between. programs: kernel name -> loop program.
-    seconds: (stage, time) in order.
+    seconds: (stage, time) in order. edited: files whose text stands in place of a computed stage.
     """
 
     name: str
@@ -49,6 +55,7 @@ class Compiled:
     plan: Plan
     executable: Executable
     seconds: tuple[tuple[str, float], ...]
+    edited: tuple[str, ...] = ()
 
 
 def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
@@ -58,20 +65,26 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     Args:
         forward: for a backward graph, the compiled forward whose memory and tape it shares.
         needed: sizes that must be at least 0 in a call, beside those of the graph itself.
+
+    Raises:
+        EditError: a stage in `config.edit` is not valid or does not fit.
     """
     clock = _Clock()
     history = History()
-    nonnegative = tuple(dict.fromkeys((*uncertain_sizes(graph), *needed)))
-    graph = pipeline.run(pipeline.ROAD, graph, config, history)
+    edited = edits(config, graph.name, [*pipeline.stages(pipeline.ROAD, config), KERNELS, LLVM, PLAN])
+    uncertain = uncertain_sizes(graph)
+    graph = pipeline.run(pipeline.ROAD, graph, config, history, edited)
+    nonnegative = tuple(dict.fromkeys((*uncertain, *(uncertain_sizes(graph) if edited else ()), *needed)))
     clock.mark("passes")
 
     store, fusion = _fused(graph, config)
     clock.mark("fuse")
 
     names, programs = _named(fusion)
-    publish(config, graph.name, 90, "kernels", lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
+    fusion, programs = _with_edited(fusion, names, programs, edited)
+    publish(config, graph.name, *KERNELS, lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
     texts = [emit(program, host()) for program in programs.values()]
-    publish(config, graph.name, 91, "llvm", lambda: "\n\n".join(texts))
+    publish(config, graph.name, *LLVM, lambda: "\n\n".join(texts))
     clock.mark("emit")
 
     kernels = build(texts, host(), cache_of(config))
@@ -80,14 +93,15 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     before = forward.plan if forward is not None else None
     plan = dataclasses.replace(assemble(graph, fusion, store, names), nonnegative=nonnegative)
     plan = hold_less(allocate(share(plan, before), before), before)
-    publish(config, graph.name, 92, "plan", lambda: show_plan(plan))
-    if config.check >= 1:
+    publish(config, graph.name, *PLAN, lambda: show_plan(plan))
+    if config.check >= 1 or edited:
         hints = dict(plan.facts.hints)
         judge(plan, {name: hints.get(name, 64) for name in _symbols(plan)})
     executable = Executable(plan, kernels, shared_context(), before, config.threads, config.packed_bytes)
     clock.mark("plan")
     events.count("compile_seconds", clock.total())
-    return Compiled(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks))
+    return Compiled(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks),
+                    tuple(one.path for one in edited.values()))
 
 
 def _fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
@@ -117,6 +131,21 @@ def _named(fusion: Fusion) -> tuple[dict[int, str], dict[str, LoopProgram]]:
             names[position] = name
             programs.setdefault(name, dataclasses.replace(item.lowered.program, name=name))
     return names, programs
+
+
+def _with_edited(fusion: Fusion, names: dict[int, str], programs: dict[str, LoopProgram],
+                 edited: Edits) -> tuple[Fusion, dict[str, LoopProgram]]:
+    """The kernels that a person has edited in place of the computed ones."""
+    found = edited.get("kernels")
+    if found is None:
+        return fusion, programs
+    try:
+        programs = put_back(programs, found.text)
+        for program in programs.values():
+            emit(program, host())
+    except (ParseError, VerifyError) as error:
+        found.refuse(error)
+    return replaced(fusion, names, programs), programs
 
 
 def _symbols(plan: Plan) -> set[str]:

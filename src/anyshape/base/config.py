@@ -26,6 +26,8 @@ class Config:
                           "run with the reference interpreter")
     show: str = _knob("", "print a stage: capture, any pass name, kernels, llvm, plan, or all")
     dump: str = _knob("", "folder that receives every stage as a text file")
+    edit: str = _knob("", "folder that dump= has written: graphs and kernels whose text was changed there stand in "
+                          "place of the computed ones")
     cache: bool = _knob(True, "keep compiled code on disk")
     cache_dir: str = _knob("", "folder of the disk cache; empty: the user's cache folder")
     threads: int = _knob(0, "threads of a kernel; 0: as many as torch uses")

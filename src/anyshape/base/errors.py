@@ -47,5 +47,9 @@ class ConfigError(AnyShapeError):
     """A setting has an unknown name or an impossible value."""
 
 
+class EditError(ConfigError):
+    """A stage that a person has edited cannot be put in place of the computed one."""
+
+
 class Unsupported(AnyShapeError):
     """A construct the native road does not carry; the caller falls back and explains it."""

@@ -104,7 +104,8 @@ def _program(program: NativeProgram, compilation: Compilation) -> ProgramNote:
         tuple((name, places.get(name, "found while it runs")) for name in used), kernels, libraries, externs,
         _refusals(compiled, names), _steps(plan, names), substitute(plan.arena, names), substitute(plan.kept, names),
         substitute(outputs, names), compiled.seconds,
-        tuple((stage.name, stage.before, stage.after, stage.seconds) for stage in compiled.history.stages), likely)
+        tuple((stage.name, stage.before, stage.after, stage.seconds) for stage in compiled.history.stages), likely,
+        edited=compiled.edited)
 
 
 def _symbols(plan: Plan) -> set[str]:

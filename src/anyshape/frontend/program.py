@@ -18,6 +18,7 @@ from anyshape.ir.graph import Graph
 from anyshape.ir.types import TensorType, ValueType
 from anyshape.ops.needs import uncertain_sizes
 from anyshape.passes import pipeline
+from anyshape.passes.stages import check_edit
 from anyshape.plan.plan import Window
 from anyshape.road import Compiled, compile_graph
 from anyshape.run import torch_api
@@ -174,7 +175,9 @@ STAGES = ("capture", *(step.__name__ for step in pipeline.ROAD), "kernels", "llv
 
 
 def check_stages(config: Config) -> None:
-    """Raises ConfigError when `config.show` or `config.disable` names what does not exist, before anything compiles."""
+    """Raises ConfigError when `config.show` or `config.disable` names what does not exist, or `config.edit` no folder,
+    before anything compiles."""
+    check_edit(config)
     passes = tuple(dict.fromkeys(step.__name__ for step in pipeline.ROAD))
     for name, text, known in (("show", config.show, STAGES), ("disable", config.disable, passes)):
         unknown = [word for word in map(str.strip, text.split(",")) if word and word not in known]

@@ -31,6 +31,12 @@ def parse(text: str) -> Graph:
     return _Reader(text).graph()
 
 
+def parse_lines(text: str) -> tuple[Graph, tuple[int, ...]]:
+    """The graph, and the number of the line (from 1) of each of its equations."""
+    reader = _Reader(text)
+    return reader.graph(), tuple(reader.lines)
+
+
 class _Reader:
     """Reads from left to right; `at` is the position of the next character."""
 
@@ -38,6 +44,7 @@ class _Reader:
         self.text = text
         self.at = 0
         self.values: dict[str, Value] = {}
+        self.lines: list[int] = []
 
     # ---- the whole
 
@@ -67,6 +74,7 @@ class _Reader:
                 outputs, strides, memory = self.outputs()
                 break
             else:
+                self.lines.append(self.text.count("\n", 0, self.at) + 1)
                 nodes.append(self.node())
         self.skip_blank()
         if self.at < len(self.text):

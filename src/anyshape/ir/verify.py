@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NoReturn
 
 from anyshape.base.errors import AnyShapeError, VerifyError
@@ -17,20 +18,22 @@ _WORDS = frozenset(("True", "False", "None", "inf", "nan", "strides", "on"))
 _CONTEXT = 3
 
 
-def verify(graph: Graph, stage: str = "") -> None:
-    """Raise VerifyError where `graph` breaks a rule; `stage` names what made the graph.
+def verify(graph: Graph, stage: str = "", lines: Sequence[int] = ()) -> None:
+    """Raise VerifyError where `graph` breaks a rule; `stage` names what made the graph. `lines`: the numbers of the
+    equations' lines in the text of a person, whose mistake it is then.
 
     The rules: every value has its own name and is defined before its use; ops are known, and an equation's types are
     those its row infers; strides have the rank of their tensor; outputs, writes, saved and restored values exist; a
     whole number stands as a size, not as a value, in equations; symbols of sizes are not named like tensors.
     """
-    _Verifier(graph, stage).run()
+    _Verifier(graph, stage, lines).run()
 
 
 class _Verifier:
-    def __init__(self, graph: Graph, stage: str) -> None:
+    def __init__(self, graph: Graph, stage: str, lines: Sequence[int]) -> None:
         self.graph = graph
         self.stage = stage
+        self.lines = lines
         self.known: dict[str, Value] = {}
 
     def run(self) -> None:
@@ -145,8 +148,12 @@ class _Verifier:
 
     def fail(self, position: int | None, why: str, word: str = "", do: str = "") -> NoReturn:
         made = f" after {self.stage}" if self.stage else ""
-        raise VerifyError(f"the graph {self.graph.name} is not valid{made}", where=self.place(position, word), why=why,
-                          do=do or "this is a bug of the compiler: please report it with this text")
+        where = self.place(position, word)
+        if self.lines and position is not None:
+            where = f"line {self.lines[position]}: {where}"
+        if not do:
+            do = "correct the text" if self.lines else "this is a bug of the compiler: please report it with this text"
+        raise VerifyError(f"the graph {self.graph.name} is not valid{made}", where=where, why=why, do=do)
 
     def place(self, position: int | None, word: str) -> str:
         """The graph text around an equation, with a caret below `word` in it."""

@@ -1,15 +1,14 @@
 """Runs passes in order over a graph, and keeps what happened: times, sizes, texts on request.
 
 A pass is `f(graph, config) -> graph`; its name is the function's. `config.disable` leaves passes out, `config.show`
-and `config.dump` give the graph after a pass, `config.check` verifies it and names the pass that broke it.
+and `config.dump` give the graph after a pass, `config.edit` puts another in its place, `config.check` verifies it and
+names the pass that broke it.
 """
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError
@@ -19,8 +18,10 @@ from anyshape.ir.verify import verify
 from anyshape.passes.channels_last import channels_last
 from anyshape.passes.cse import cse
 from anyshape.passes.dce import dce
+from anyshape.passes.edit import put_back
 from anyshape.passes.fold import fold
 from anyshape.passes.simplify import simplify
+from anyshape.passes.stages import Edits, publish
 from anyshape.passes.views import views
 
 Pass = Callable[[Graph, Config], Graph]
@@ -61,11 +62,12 @@ class History:
         return "\n".join(str(stage) for stage in self.stages)
 
 
-def run(passes: Sequence[Pass], graph: Graph, config: Config, history: History | None = None) -> Graph:
-    """The graph after all `passes`; `history` receives what each did.
+def run(passes: Sequence[Pass], graph: Graph, config: Config, history: History | None = None,
+        edits: Edits | None = None) -> Graph:
+    """The graph after all `passes`; `history` receives what each did. `edits`: stages that a person has edited.
 
     Raises:
-        ConfigError: `config.disable` names no pass.
+        ConfigError: `config.disable` names no pass. EditError: an edited stage is not valid or does not fit.
         VerifyError: with `config.check` of at least 1, the first pass that left a broken graph, by name.
     """
     left_out = {name.strip() for name in config.disable.split(",") if name.strip()}
@@ -77,6 +79,8 @@ def run(passes: Sequence[Pass], graph: Graph, config: Config, history: History |
     if history is not None and history.captured is None:
         history.captured = graph
     number = 0
+    if edits and "capture" in edits:
+        graph = put_back(graph, edits["capture"], "capture")
     publish(config, graph.name, number, "capture", lambda: show(graph))
     if config.check >= 1:
         verify(graph, "capture")
@@ -89,6 +93,8 @@ def run(passes: Sequence[Pass], graph: Graph, config: Config, history: History |
         start = time.perf_counter()
         graph = step(graph, config)
         seconds = time.perf_counter() - start
+        if edits and name in edits:
+            graph = put_back(graph, edits[name], name)
         if history is not None:
             history.stages.append(Stage(name, seconds, before, len(graph.nodes), graph))
         current = graph
@@ -98,13 +104,8 @@ def run(passes: Sequence[Pass], graph: Graph, config: Config, history: History |
     return graph
 
 
-def publish(config: Config, graph_name: str, number: int, stage: str, text: Callable[[], str]) -> None:
-    """Print a stage to stderr when `config.show` asks for it, write it to `config.dump` as
-    `<graph>/<number>_<stage>.txt`. `text` is called only when needed."""
-    wanted = {word.strip() for word in config.show.split(",")}
-    if stage in wanted or "all" in wanted:
-        print(f"# {graph_name}: {stage}\n{text()}", file=sys.stderr)
-    if config.dump:
-        folder = Path(config.dump) / graph_name.replace("/", "_")
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number:02d}_{stage}.txt").write_text(text(), encoding="utf-8")
+def stages(passes: Sequence[Pass], config: Config) -> list[tuple[int, str]]:
+    """Number and name of the stages that `run` computes."""
+    left_out = {name.strip() for name in config.disable.split(",")}
+    names = ["capture", *(step.__name__ for step in passes)]
+    return [(number, name) for number, name in enumerate(names) if name not in left_out]

@@ -1,0 +1,325 @@
+"""Edited stages: a person dumps, changes a text, and compiles again with it; what does not fit is refused by line."""
+from __future__ import annotations
+
+import random
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from llvmlite import binding
+
+import anyshape
+from anyshape.backend.limits import host
+from anyshape.backend.llvm import emit
+from anyshape.base.config import Config
+from anyshape.base.errors import AnyShapeError, ConfigError, EditError, ParseError, VerifyError
+from anyshape.frontend import checked
+from anyshape.ir.parse import parse as parse_graph
+from anyshape.kernel.edit import differences, put_back
+from anyshape.kernel.parse import parse
+from anyshape.kernel.show import show
+from anyshape.road import compile_graph
+from text_cases import CASES
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def attend(x, w):
+    return torch.softmax(x / 2.0, -1) @ w
+
+
+def look_up(table, index, mask):
+    return torch.where(mask, table[index].double().sum(-1), 0.0)
+
+
+def x_and_w():
+    return torch.randn(3, 5), torch.randn(5, 4)
+
+
+ARGUMENTS = {attend: x_and_w, look_up: lambda: (torch.randn(7, 5), torch.tensor([0, 6, 2]), torch.rand(3) > 0.5)}
+
+
+@pytest.fixture(scope="module")
+def dumped(tmp_path_factory):
+    """Function -> what dump= wrote for it."""
+    folders = {}
+    for function, arguments in ARGUMENTS.items():
+        torch._dynamo.reset()
+        folders[function] = tmp_path_factory.mktemp(function.__name__)
+        anyshape.compile(function, dump=str(folders[function]), strict=True)(*arguments())
+    return folders
+
+
+def changed(dumped, tmp_path, function, file, *pairs):
+    """A copy of the dumped stages of `function` with texts of one file replaced; lines of the file are kept apart."""
+    folder = tmp_path / "0_inference"
+    folder.mkdir()
+    for path in (dumped[function] / "0_inference").iterdir():
+        (folder / path.name).write_text(path.read_text())
+    text = (folder / file).read_text()
+    for old, new in pairs:
+        assert old in text, text
+        text = text.replace(old, new, 1)
+    (folder / file).write_text(text)
+    return str(tmp_path)
+
+
+# ---- put back
+
+
+def test_stages_that_nobody_touched_are_computed(dumped):
+    fast = anyshape.compile(attend, edit=str(dumped[attend]), strict=True)
+    for rows in (1, 3, 40):
+        x, w = torch.randn(rows, 9), torch.randn(9, 2)
+        torch.testing.assert_close(fast(x, w), attend(x, w))
+    assert fast.explain().programs[0].edited == ()
+
+
+@pytest.mark.parametrize(("file", "pairs"), [
+    ("00_capture.txt", [("2.0)", "4.0)")]),
+    ("02_simplify.txt", [("0.5)", "0.25)")]),
+    ("05_dce.txt", [("div = mul(arg2_1, 0.5)", "div = div(arg2_1, 4.0)")]),
+    ("90_kernels.txt", [("f32 = 0.5", "f32 = 0.25")]),
+])
+def test_an_edited_stage_stands_in_place_of_the_computed_one(dumped, tmp_path, file, pairs):
+    folder = changed(dumped, tmp_path, attend, file, *pairs)
+    fast = anyshape.compile(attend, edit=folder, strict=True)
+    for rows in (3, 1, 0, 40):
+        x, w = torch.randn(rows, 9), torch.randn(9, 2)
+        torch.testing.assert_close(fast(x, w), torch.softmax(x / 4.0, -1) @ w)
+    [path] = fast.explain().programs[0].edited
+    assert path.endswith(file) and f"edited: {path}"[:60] in str(fast.explain())
+    assert len(fast.programs) == 1
+
+
+def test_an_edit_that_computes_the_same_passes_the_check(dumped, tmp_path):
+    # the exponentials again, in place of the row buffer; columns before rows that they do not need
+    folder = changed(dumped, tmp_path, attend, "90_kernels.txt", (
+        "      r9: f32 = load t0[i1]\n      r10: f32 = div r9, r8\n      store p1[i0*n1 + i1] r10",
+        "      r20: f32 = load p0[i0*n1 + i1]\n      r21: f32 = mul r20, r1\n      r22: f32 = sub r21, r3\n"
+        "      r23: f32 = exp r22\n      r24: f32 = div r23, r8\n      store p1[i0*n1 + i1] r24"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast = anyshape.compile(attend, edit=folder, strict=True, check=2)
+        x, w = torch.randn(6, 130), torch.randn(130, 3)
+        torch.testing.assert_close(fast(x, w), attend(x, w))
+    assert "r23: f32 = exp r22" in "".join(map(show, fast.programs[0].compiled.programs.values()))
+
+
+def test_an_edit_that_computes_something_else_is_found_by_the_check(dumped, tmp_path):
+    folder = changed(dumped, tmp_path, attend, "05_dce.txt", ("0.5)", "0.25)"))
+    x, w = x_and_w()
+    fast = anyshape.compile(attend, edit=folder, check=2)
+    with pytest.warns(checked.DifferenceWarning, match="gives other results than the reference"):
+        torch.testing.assert_close(fast(x, w), attend(x, w))
+    with pytest.raises(VerifyError, match="gives other results"):
+        anyshape.compile(attend, edit=folder, check=2, strict=True)(x, w)
+
+
+def test_forward_and_backward_are_edited_apart(tmp_path):
+    def run(**settings):
+        torch._dynamo.reset()
+        fast = anyshape.compile(lambda x: torch.tanh(x) * 3.0, strict=True, **settings)
+        x = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+        y = fast(x)
+        y.sum().backward()
+        return fast, y.detach(), x.grad
+
+    _, y, grad = run(dump=str(tmp_path))
+    path = tmp_path / "0_backward" / "05_dce.txt"
+    path.write_text(path.read_text().replace("3.0)", "6.0)"))
+    fast, again, doubled = run(edit=str(tmp_path))
+    assert torch.equal(again, y)
+    torch.testing.assert_close(doubled, 2 * grad)
+    forward, backward = fast.explain().programs
+    assert forward.edited == () and backward.edited == (str(path),)
+
+
+def test_an_edited_stage_is_dumped_elsewhere_as_computed(dumped, tmp_path):
+    folder = changed(dumped, tmp_path, attend, "05_dce.txt", ("0.5)", "0.25)"))
+    second = tmp_path / "second"
+    anyshape.compile(attend, edit=folder, dump=str(second), strict=True)(*x_and_w())
+    assert "0.25" in (second / "0_inference" / "90_kernels.txt").read_text()
+    fast = anyshape.compile(attend, edit=str(second), strict=True)
+    x, w = x_and_w()
+    torch.testing.assert_close(fast(x, w), attend(x, w))  # nobody has touched the second folder
+
+
+# ---- refused
+
+HERE = -1  # the line is that of the edit
+
+
+def refused(function, folder, **settings):
+    """What is said; also without strict, for nobody edits a stage to have it ignored."""
+    with pytest.raises(EditError) as caught:
+        anyshape.compile(function, edit=folder, **settings)(*ARGUMENTS[function]())
+    error = caught.value
+    assert error.what and error.where and error.why and error.do
+    return error
+
+
+@pytest.mark.parametrize(("function", "file", "old", "new", "line", "why"), [
+    (attend, "05_dce.txt", "sub(div, amax)", "sub(div, amax", HERE, "expected"),
+    (attend, "05_dce.txt", "sub(div, amax)", "subtract(div, amax)", HERE, "there is no op subtract"),
+    (attend, "05_dce.txt", "sub(div, amax)", "sub(div, nowhere)", HERE, "nowhere"),
+    (attend, "05_dce.txt", "sub(div, amax)    ", "add(matmul, amax)", HERE, "matmul is neither a value defined above"),
+    (attend, "05_dce.txt", "keep)  f32[s77, 1]", "keep)  f32[s77, s15]", HERE, "amax gives f32[s77, 1]"),
+    (attend, "05_dce.txt", "arg2_1: f32", "arg2_1: f64", HERE, "f64"),
+    (attend, "05_dce.txt", "arg4_1: f32[s15, s21])", "arg4_1: f32[s15, s21], more: f32[s15])", HERE, "the inputs are"),
+    (attend, "05_dce.txt", "0 <= s77", "2 <= s77", HERE, "what is known of sizes"),
+    (attend, "05_dce.txt", "near 3", "near 3, 4 divides s77", HERE, "what is known of sizes"),
+    (attend, "05_dce.txt", "return matmul", "return div_1", HERE, "the results have the types f32[s77, s21]"),
+    (attend, "05_dce.txt", "return matmul", "return matmul, matmul", HERE, "the results have the types"),
+    (attend, "05_dce.txt", "return matmul", "return matmul strides [1, s77]", HERE, "have the strides dense"),
+    (attend, "05_dce.txt", "return matmul", "write arg2_1 <- sub\n  return matmul", HERE, "that are written"),
+    (attend, "05_dce.txt", "return matmul", "return nothing", HERE, "the edited text has nothing"),
+    (attend, "05_dce.txt", "div = mul(arg2_1, 0.5) ", "div = mul(arg2_1, s99)", HERE, "s99 is neither a value"),
+    (attend, "00_capture.txt", "graph 0_inference", "graph other", HERE, "the name"),
+    (attend, "05_dce.txt", "graph 0_inference", "kernel 0_inference", HERE, "graph"),
+    (attend, "90_kernels.txt", "f32 = exp r6", "f32 = exp r60", HERE, "r60 is not known here"),
+    (attend, "90_kernels.txt", "f32 = sub r5, r3", "f32 = sub r5, r0", HERE, "it ended with its stage"),
+    (attend, "90_kernels.txt", "reduce maximum r2", "reduce median r2", HERE, "does not stand here"),
+    (attend, "90_kernels.txt", "f32 = exp r6", "f32 = expo r6", HERE, "there is no operation expo"),
+    (attend, "90_kernels.txt", "f32 = exp r6", "f64 = exp r6", HERE, "an operand of exp is f64, not f32"),
+    (attend, "90_kernels.txt", "store p1[", "store p0[", HERE, "p0 is only read"),
+    (attend, "90_kernels.txt", "store p1[", "store p2[", HERE, "there is no buffer p2"),
+    (attend, "90_kernels.txt", "load p0[i0*n1 + i1]", "load p0[i0*n1 + i1 + 1]", 2, "the computed kernel does not"),
+    (attend, "90_kernels.txt", "load p0[i0*n1 + i1]", "load p0[i0*n1 + n9]", HERE, "n9 stands for nothing here"),
+    (attend, "90_kernels.txt", "store p1[i0*n1 + i1]", "store p1[i0*n1]", 2, "is not in the computed kernel"),
+    (attend, "90_kernels.txt", "      store p1[i0*n1 + i1] r10", "", 2, "of the computed kernel is missing"),
+    (attend, "90_kernels.txt", "t0: f32[max(1, n1)]", "t0: f32[1]", 2, "row buffers"),
+    (attend, "90_kernels.txt", "rows (i0: n0)", "rows (i0: 2*n0)", 2, "the rows of k"),
+    (attend, "90_kernels.txt", "columns (i1: n1)", "columns (i1: 2*n1)", 11, "the same loops"),
+    (attend, "90_kernels.txt", "p0: in f32", "p0: inout f32", 2, "the parameters of k"),
+    (attend, "90_kernels.txt", "kernel k", "kernel other", HERE, "there is no kernel other"),
+    (attend, "90_kernels.txt", "r1: f32 = 0.5", "0.5", HERE, "this is no instruction"),
+    (attend, "90_kernels.txt", "vector i1", "vector i0", HERE, "not the last"),
+    (attend, "91_llvm.txt", "define", "declare", 0, "made for people and LLVM"),
+    (attend, "92_plan.txt", "arena", "the arena", 0, "its text has no parser"),
+])
+def test_a_wrong_edit_is_refused_with_its_line(dumped, tmp_path, function, file, old, new, line, why):
+    error = refused(function, changed(dumped, tmp_path, function, file, (old, new)))
+    assert why in error.why
+    assert file in error.where
+    if line == HERE:
+        before = (dumped[function] / "0_inference" / file).read_text()
+        line = 1 + before[:before.index(old)].count("\n")
+    assert not line or f"line {line}: " in error.where
+
+
+def test_an_edit_cannot_read_elsewhere_through_an_index(dumped, tmp_path):
+    """The place in a gather is a register: its way, not its name, must be the computed one."""
+    file = dumped[look_up] / "0_inference" / "90_kernels.txt"
+    text = file.read_text()
+    gathers = re.findall(r"r\d+: f32 = load p\d+\[.*%(\d+).*\]", text)
+    assert gathers, text
+    [(name, program)] = [(p.name, p) for _, p in parse(text) if f"%{gathers[0]}" in show(p)]
+    # another numbering is the same kernel
+    numbered = re.sub(r"(?<![\w])(r|%)(\d+)\b", lambda m: f"{m[1]}{int(m[2]) + 100}", show(program))
+    assert numbered != show(program) and differences(program, parse(numbered)[0][1]) == []
+    # the index itself, not made safe
+    loads = re.findall(r"r(\d+): i64 = load", show(program))
+    other = show(program).replace(f"%{gathers[0]}", f"%{loads[0]}")
+    assert other == show(program) or any("loads p" in why for why in differences(program, parse(other)[0][1]))
+    # no check any more
+    lines = [line for line in show(program).split("\n") if " check " not in line]
+    if len(lines) != len(show(program).split("\n")):
+        assert any("is missing" in why for why in differences(program, parse("\n".join(lines))[0][1]))
+    assert put_back({name: program}, show(program)) == {name: program}
+
+
+def test_files_that_are_no_stage_are_refused(dumped, tmp_path):
+    folder = Path(changed(dumped, tmp_path, attend, "05_dce.txt"))
+    (folder / "0_inference" / "06_other.txt").write_text("graph other()\n  return\n")
+    assert "0_inference has the stages 00_capture.txt, 01_fold.txt" in refused(attend, str(folder)).why
+    (folder / "0_inference" / "06_other.txt").unlink()
+    (folder / "0_inference" / "05_dce.txt").write_bytes(b"\xff\xfe")
+    assert "cannot be read" in refused(attend, str(folder)).what
+    (folder / "0_inference" / "05_dce.txt").write_text("")
+    assert "graph" in refused(attend, str(folder)).why
+
+
+def test_a_stage_that_is_left_out_cannot_be_edited(dumped, tmp_path):
+    folder = changed(dumped, tmp_path, attend, "05_dce.txt", ("0.5)", "0.25)"))
+    assert "04_cse.txt, 90_kernels.txt" in refused(attend, folder, disable="dce").why
+
+
+def test_folders_are_looked_at_before_anything_compiles(tmp_path):
+    with pytest.raises(ConfigError, match="edit names no folder"):
+        anyshape.compile(attend, edit=str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match="the same folder"):
+        anyshape.compile(attend, edit=str(tmp_path), dump=str(tmp_path / "." ))
+
+
+# ---- the text of kernels
+
+
+def kernels_of(name):
+    try:
+        return list(compile_graph(parse_graph(CASES[name]), Config.make(strict=True)).programs.values())
+    except AnyShapeError:
+        return []
+
+
+def test_kernels_read_back(dumped):
+    programs = [program for name in CASES for program in kernels_of(name)]
+    programs += [program for folder in dumped.values()
+                 for _, program in parse((folder / "0_inference" / "90_kernels.txt").read_text())]
+    assert len(programs) >= 10
+    for program in programs:
+        [(line, again)] = parse(show(program))
+        assert line == 1 and show(again) == show(program)
+        assert differences(program, again) == []
+        assert uncommented(emit(again, host())) == uncommented(emit(program, host()))
+
+
+def uncommented(text):
+    return [line for line in text.split("\n") if not line.lstrip().startswith(";")]
+
+
+WORDS = ("f64", "i64", "bool", "store", "exp", "mul", "reduce", "where", "check", "row", "columns", "0", "1.5", "inf",
+         "cast", "index", "max(1, n1)", "%1", "")
+
+
+def garbled(text, draw):
+    """The text with one slip: a word changed into another one of it or of WORDS, or a line moved, lost or doubled."""
+    if draw.random() < 0.3:
+        lines = text.split("\n")
+        line = lines.pop(draw.randrange(1, len(lines)))
+        for _ in range(draw.randrange(3)):
+            lines.insert(draw.randrange(1, len(lines) + 1), line)
+        return "\n".join(lines)
+    parts = re.split(r"(\w+)", text)
+    words = range(1, len(parts), 2)
+    first = text[:text.index("kernel")].count("\n") and len(re.findall(r"\w+", text[:text.index("kernel")]))
+    place = words[draw.randrange(first, len(words))]
+    parts[place] = draw.choice((draw.choice(WORDS), parts[draw.choice(words)], parts[draw.choice(words)]))
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_garbled_kernel_is_refused_or_touches_nothing_else(dumped, seed):
+    """Whatever a slip of the hand makes of a text: an error with its line, or a kernel that fits and LLVM takes."""
+    draw = random.Random(seed)
+    function = draw.choice([attend, look_up])
+    text = (dumped[function] / "0_inference" / "90_kernels.txt").read_text()
+    computed = {program.name: program for _, program in parse(text)}
+    taken = 0
+    for _ in range(250):
+        try:
+            found = put_back(computed, garbled(text, draw))
+        except (ParseError, VerifyError) as error:
+            assert re.match(r"line \d+: ", error.where) and error.why and error.do
+            continue
+        for name, program in found.items():
+            if show(program) != show(computed[name]):
+                taken += 1
+                binding.parse_assembly(emit(program, host())).verify()
+    assert taken
