@@ -141,6 +141,42 @@ def test_forward_and_backward_are_edited_apart(tmp_path):
     assert forward.edited == () and backward.edited == (str(path),)
 
 
+class Mixed(torch.nn.Module):
+    """Gathers, slices, joins, masks, reductions, several dtypes, a library product, an extern op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(11, 8)
+        self.norm = torch.nn.LayerNorm(8)
+        self.up = torch.nn.Linear(8, 12)
+
+    def forward(self, tokens, scale):
+        x = self.norm(self.table(tokens))
+        y = torch.cat([x[:, 1:], x[:, :1] * 2], 1)
+        y = torch.where(tokens[..., None] > 3, y.cumsum(1), x.to(torch.bfloat16).float())
+        z = torch.nn.functional.pad(torch.tanh(self.up(y)), (2, 1))
+        return (z * scale).amax(-1).sum() + z.std(), torch.isnan(z).any(0), (tokens << 1) % 5 + tokens.shape[1]
+
+
+def test_every_stage_of_a_train_step_reads_back(tmp_path):
+    def run(**settings):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        fast = anyshape.compile(Mixed(), strict=True, **settings)
+        for shape in ((3, 5), (2, 9)):
+            loss, *rest = fast(torch.randint(0, 11, shape), torch.tensor(1.5))
+            loss.backward()
+        return fast, [loss.detach(), *rest, *(p.grad for p in fast.parameters())]
+
+    _, wanted = run(dump=str(tmp_path))
+    for path in tmp_path.rglob("*.txt"):
+        if path.stem.partition("_")[2] not in ("llvm", "plan"):
+            path.write_text(path.read_text() + "\n# looked at\n")
+    fast, found = run(edit=str(tmp_path), check=2)
+    assert [len(program.edited) for program in fast.explain().programs] == [7, 7]
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 def test_an_edited_stage_is_dumped_elsewhere_as_computed(dumped, tmp_path):
     folder = changed(dumped, tmp_path, attend, "05_dce.txt", ("0.5)", "0.25)"))
     second = tmp_path / "second"
