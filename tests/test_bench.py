@@ -15,7 +15,7 @@ import torch
 
 from anyshape.base.errors import AnyShapeError
 from anyshape.tools import cli
-from anyshape.tools.bench import charts, memory, models, own, report, runner, suite, worker
+from anyshape.tools.bench import charts, dlrm, memory, models, own, report, runner, suite, worker
 from anyshape.tools.bench.results import Results, cell, failed, geometric_mean, load
 
 SOURCES = str(Path(suite.__file__).resolve().parents[3])
@@ -56,7 +56,7 @@ def test_a_size_of_1_is_among_the_shapes_wherever_a_model_can_run_it() -> None:
             for name, entry in suite.SUITE.items()}
     # an image of fewer than 16 pixels has no patch; a loss over the words after the first needs two
     assert ones == {"llama": [0], "bert": [0, 1], "gpt2-decode": [0], "resnet": [0, 1, 2], "mlp": [0], "vit": [0],
-                    "demo-llama": [0]}
+                    "conformer": [0, 1], "t5": [0, 1, 2], "dlrm": [0, 1], "mixtral": [0, 1], "demo-llama": [0]}
 
 
 @pytest.mark.parametrize("ranges", [((1, 1),), ((1, 2),), ((1, 8),), ((24, 28),), ((3, 3), (1, 40)), ((1, 3), (1, 3))])
@@ -256,6 +256,39 @@ def test_decoding_gives_a_longer_cache() -> None:
     logits, keys, values = model.make(lambda module: module)(model.inputs((5,)))
     assert logits.shape == (1, 1, 8192)
     assert keys.shape == values.shape == (6, 1, 8, 6, 64)
+
+
+@pytest.mark.parametrize(("name", "shape", "wanted"), [
+    ("vit", (2, 64, 100), [(2, 100)]),
+    ("conformer", (2, 37), [(2, 10, 256)]),
+    ("t5", (2, 5, 3), [(2, 3, 8192), (2, 5, 384)]),
+    ("dlrm", (7, 2), [(7,)]),
+    ("mixtral", (2, 5), [(2, 5, 8192)]),
+])
+def test_networks_give_what_they_say(name: str, shape: suite.Shape, wanted: list[tuple[int, ...]]) -> None:
+    model = models.load(name)
+    assert len(model.dims) == len(shape)
+    found = models.flatten(model.make(lambda module: module)(model.inputs(shape)))
+    assert [tuple(tensor.shape) for tensor in found] == wanted
+    assert all(bool(tensor.isfinite().all()) for tensor in found)
+
+
+def test_a_conformer_hears_each_example_alone() -> None:
+    model = models.load("conformer")
+    step = model.make(lambda module: module)
+    (spectrum,) = model.inputs((3, 41))
+    whole, alone = step((spectrum,)), step((spectrum[1:2],))
+    torch.testing.assert_close(whole[1:2], alone, rtol=1e-4, atol=1e-4)  # type: ignore[index]
+
+
+def test_dlrm_sums_bags_and_takes_each_product_once() -> None:
+    net = dlrm.DLRM()
+    dense, chosen = torch.randn(4, dlrm.DENSE), torch.randint(0, dlrm.ROWS, (dlrm.TABLES, 4, 3))
+    x = net.bottom(dense)
+    vectors = [x, *(table.weight[chosen[i]].sum(1) for i, table in enumerate(net.tables))]
+    products = [(vectors[i] * vectors[j]).sum(1) for i in range(len(vectors)) for j in range(i)]
+    wanted = torch.sigmoid(net.top(torch.cat([x, torch.stack(products, 1)], 1))).squeeze(1)
+    torch.testing.assert_close(net(dense, chosen), wanted, rtol=1e-4, atol=1e-5)
 
 
 # ---- arithmetic ----

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from . import conformer as conformer_net
+from . import dlrm as dlrm_net
 from . import networks
 from .suite import SUITE, Shape
 
@@ -86,6 +88,15 @@ class InferenceStep:
 
     def load(self, state: dict[str, Tensor]) -> None:
         self.module.load_state_dict(state)
+
+
+class TranslateStep(InferenceStep):
+    """A forward call of an encoder and decoder of transformers."""
+
+    def __call__(self, inputs: Inputs) -> object:
+        source, target = inputs
+        with torch.no_grad():
+            return self.compiled(input_ids=source, decoder_input_ids=target)
 
 
 class TrainStep(InferenceStep):
@@ -208,6 +219,44 @@ def vit() -> BenchModel:
     return _model("vit", networks.VisionTransformer, _image)
 
 
+def _spectrum(shape: Shape, draw: torch.Generator) -> Inputs:
+    return (torch.randn(*shape, conformer_net.MELS, generator=draw),)
+
+
+def _sentences(vocabulary: int) -> Callable[[Shape, torch.Generator], Inputs]:
+    def inputs(shape: Shape, draw: torch.Generator) -> Inputs:
+        batch, *lengths = shape
+        return tuple(torch.randint(0, vocabulary, (batch, length), generator=draw) for length in lengths)
+
+    return inputs
+
+
+def _clicks(shape: Shape, draw: torch.Generator) -> Inputs:
+    batch, bag = shape
+    chosen = torch.randint(0, dlrm_net.ROWS, (dlrm_net.TABLES, batch, bag), generator=draw)
+    return torch.randn(batch, dlrm_net.DENSE, generator=draw), chosen
+
+
+def conformer() -> BenchModel:
+    """A speech encoder; spectrum float32[batch, frames, 80]."""
+    return _model("conformer", conformer_net.Conformer, _spectrum)
+
+
+def t5() -> BenchModel:
+    """T5 as transformers writes it; tokens int64[batch, source] and int64[batch, target]."""
+    return _model("t5", lambda: networks.t5(384, 4, 6, 1024, 8192), _sentences(8192), TranslateStep)
+
+
+def dlrm() -> BenchModel:
+    """A ranking model; float32[batch, 13] and int64[26, batch, bag]."""
+    return _model("dlrm", dlrm_net.DLRM, _clicks)
+
+
+def mixtral() -> BenchModel:
+    """Mixtral as transformers writes it; tokens int64[batch, length]."""
+    return _model("mixtral", lambda: networks.mixtral(256, 4, 8, 512, 8, 8192), _tokens(8192))
+
+
 def mlp() -> BenchModel:
     """Three linear layers; float32[batch, 64]."""
     return _model("mlp", networks.perceptron, lambda shape, draw: (torch.randn(*shape, 64, generator=draw),))
@@ -215,7 +264,7 @@ def mlp() -> BenchModel:
 
 MODELS: dict[str, Callable[[], BenchModel]] = {
     "llama": llama, "bert": bert, "gpt2-decode": gpt2_decode, "resnet": resnet, "mlp": mlp, "vit": vit,
-    "demo-llama": demo_llama,
+    "conformer": conformer, "t5": t5, "dlrm": dlrm, "mixtral": mixtral, "demo-llama": demo_llama,
 }
 
 

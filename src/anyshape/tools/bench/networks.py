@@ -1,4 +1,4 @@
-"""The networks of the suite: two from transformers, as their users call them, and plain torch ones."""
+"""Networks of the suite: those of transformers, as their users call them, and plain torch ones."""
 from __future__ import annotations
 
 import math
@@ -41,6 +41,27 @@ def bert(width: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
         vocab_size=vocabulary,
     )
     return package.BertModel(config)
+
+
+def t5(width: int, layers: int, heads: int, inner: int, vocabulary: int) -> nn.Module:
+    """T5ForConditionalGeneration with random weights; call with input_ids and decoder_input_ids, int64[batch, n]."""
+    package = _transformers()
+    config = package.T5Config(
+        d_model=width, num_layers=layers, num_heads=heads, d_kv=width // heads, d_ff=inner, vocab_size=vocabulary,
+        feed_forward_proj="gated-gelu", use_cache=False,
+    )
+    return package.T5ForConditionalGeneration(config)
+
+
+def mixtral(width: int, layers: int, heads: int, inner: int, experts: int, vocabulary: int) -> nn.Module:
+    """MixtralForCausalLM with random weights, two experts per token; call with input_ids, int64[batch, length]."""
+    package = _transformers()
+    config = package.MixtralConfig(
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads // 2,
+        intermediate_size=inner, num_local_experts=experts, num_experts_per_tok=2, vocab_size=vocabulary,
+        max_position_embeddings=512, use_cache=False,
+    )
+    return package.MixtralForCausalLM(config)
 
 
 def perceptron(width: int = 64) -> nn.Module:

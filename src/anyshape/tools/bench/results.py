@@ -196,7 +196,7 @@ def cell(results: Results, model: str, backend: str, base: str = "eager") -> Cel
         p50=median(r["p50"] for r in timed), p99=median(r["p99"] for r in timed),
         programs=max((r["programs"] for r in timed if r["programs"] is not None), default=None),
         shapes=max((len(r["shapes"]) for r in timed), default=0),
-        fallbacks=max((r["stats"].get("fallbacks", 0) for r in good), default=0),
+        fallbacks=max((r["stats"].get("uncompiled", 0) for r in good), default=0),
         peak=peak, peak_ratio=peak / base_peak if peak is not None and base_peak and same else None,
         memory_method=counted[0]["memory_method"] if counted else "",
         arena=greatest(rows), arena_wrong=disagreement(rows), checked=sum(len(r["checked"]) for r in records),

@@ -12,6 +12,7 @@ Shape = tuple[int, ...]
 FULL_SHAPES = 40
 QUICK_SHAPES = 8
 WARM_UP_CALLS = 2
+TRIES = 20  # draws until a shape is not a corner; a small box may have nothing else
 BACKENDS = ("eager", "inductor", "anyshape")
 
 
@@ -60,7 +61,11 @@ def spread(ranges: tuple[tuple[int, int], ...], seed: str, number: int = FULL_SH
     chosen = dict.fromkeys([middle, second, least])
     for i, (low, high) in enumerate(ranges):
         for end in (low, high):
-            chosen[tuple(end if i == j else _any(draw, *ranges[j]) for j in range(len(ranges)))] = None
+            for _ in range(TRIES):
+                shape = tuple(end if i == j else _any(draw, *ranges[j]) for j in range(len(ranges)))
+                if shape not in (least, greatest):
+                    break
+            chosen[shape] = None
     apart = random.Random(f"{seed} ones")
     for i in ones:
         chosen[tuple(1 if i == j else _any(apart, *ranges[j]) for j in range(len(ranges)))] = None
@@ -159,6 +164,22 @@ SUITE: dict[str, Entry] = {
         Entry(
             "vit", "vision transformer, patch 16, hidden 256, 6 layers; inference",
             ("batch", "height", "width"), False, spread(((1, 4), (64, 256), (64, 256)), "vit"),
+        ),
+        Entry(
+            "conformer", "Conformer speech encoder, width 256, 6 layers; inference",
+            ("batch", "frames"), False, spread(((1, 4), (64, 1000)), "conformer", ones=(1,)),
+        ),
+        Entry(
+            "t5", "transformers T5ForConditionalGeneration, width 384, 4 + 4 layers; inference",
+            ("batch", "source", "target"), False, spread(((1, 4), (16, 256), (8, 128)), "t5", ones=(1, 2)),
+        ),
+        Entry(
+            "dlrm", "DLRM ranking model, 26 tables of embedding bags, width 64; inference",
+            ("batch", "bag"), False, spread(((1, 2048), (1, 12)), "dlrm"),
+        ),
+        Entry(
+            "mixtral", "transformers MixtralForCausalLM, hidden 256, 4 layers, 2 of 8 experts; inference",
+            ("batch", "length"), False, spread(((1, 4), (16, 256)), "mixtral", ones=(1,)),
         ),
         Entry(
             "demo-llama", "transformers LlamaForCausalLM, hidden 64, 2 layers, vocabulary 256; train step with AdamW",

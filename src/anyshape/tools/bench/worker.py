@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import anyshape
 from anyshape.base.errors import AnyShapeError
+from anyshape.frontend.api import PLAIN
 
 from . import models, own
 from .arena import predicted_and_counted
@@ -115,6 +116,12 @@ class Compiler:
         else:
             self.compiled = torch.compile(module, dynamic=True, backend=self.backend)
         return self.compiled
+
+    def uncompiled(self) -> int:
+        """Parts that AnyShape says it ran as PyTorch would; a second way of tracing, which it also notes, is none."""
+        tell = getattr(self.compiled, "explain", None)
+        noted = tell().fallbacks if callable(tell) else ()
+        return sum(one.name != "trace" or one.stage == PLAIN for one in noted)
 
     def explain(self) -> str:
         """What the backend says about its own work; empty when it says nothing."""
@@ -290,6 +297,7 @@ def run(job: Job) -> Record:
         record.programs = programs(job.backend)
         if job.backend == "anyshape":
             record.stats |= plain(anyshape.stats())
+            record.stats["uncompiled"] = compiler.uncompiled()
             print(compiler.explain(), file=sys.stderr)
     except AnyShapeError as error:
         record.error = str(error)
