@@ -20,6 +20,7 @@ from anyshape.ir.parse import parse as parse_graph
 from anyshape.kernel.edit import differences, put_back
 from anyshape.kernel.parse import parse
 from anyshape.kernel.show import show
+from anyshape.passes import pipeline
 from anyshape.road import compile_graph
 from text_cases import CASES
 
@@ -56,17 +57,23 @@ def dumped(tmp_path_factory):
     return folders
 
 
-def changed(dumped, tmp_path, function, file, *pairs):
-    """A copy of the dumped stages of `function` with texts of one file replaced; lines of the file are kept apart."""
+def stage(folder, name, graph="0_inference"):
+    """The file of a stage; the number before its name is that of its pass."""
+    [path] = (Path(folder) / graph).glob(f"*_{name}.txt")
+    return path
+
+
+def changed(dumped, tmp_path, function, name, *pairs):
+    """A copy of the dumped stages of `function` with texts of one stage replaced."""
     folder = tmp_path / "0_inference"
     folder.mkdir()
     for path in (dumped[function] / "0_inference").iterdir():
         (folder / path.name).write_text(path.read_text())
-    text = (folder / file).read_text()
+    text = stage(tmp_path, name).read_text()
     for old, new in pairs:
         assert old in text, text
         text = text.replace(old, new, 1)
-    (folder / file).write_text(text)
+    stage(tmp_path, name).write_text(text)
     return str(tmp_path)
 
 
@@ -81,26 +88,26 @@ def test_stages_that_nobody_touched_are_computed(dumped):
     assert fast.explain().programs[0].edited == ()
 
 
-@pytest.mark.parametrize(("file", "pairs"), [
-    ("00_capture.txt", [("2.0)", "4.0)")]),
-    ("02_simplify.txt", [("0.5)", "0.25)")]),
-    ("05_dce.txt", [("div = mul(arg2_1, 0.5)", "div = div(arg2_1, 4.0)")]),
-    ("90_kernels.txt", [("f32 = 0.5", "f32 = 0.25")]),
+@pytest.mark.parametrize(("name", "pairs"), [
+    ("capture", [("2.0)", "4.0)")]),
+    ("simplify", [("0.5)", "0.25)")]),
+    ("dce", [("div = mul(arg2_1, 0.5)", "div = div(arg2_1, 4.0)")]),
+    ("kernels", [("f32 = 0.5", "f32 = 0.25")]),
 ])
-def test_an_edited_stage_stands_in_place_of_the_computed_one(dumped, tmp_path, file, pairs):
-    folder = changed(dumped, tmp_path, attend, file, *pairs)
+def test_an_edited_stage_stands_in_place_of_the_computed_one(dumped, tmp_path, name, pairs):
+    folder = changed(dumped, tmp_path, attend, name, *pairs)
     fast = anyshape.compile(attend, edit=folder, strict=True)
     for rows in (3, 1, 0, 40):
         x, w = torch.randn(rows, 9), torch.randn(9, 2)
         torch.testing.assert_close(fast(x, w), torch.softmax(x / 4.0, -1) @ w)
     [path] = fast.explain().programs[0].edited
-    assert path.endswith(file) and f"edited: {path}"[:60] in str(fast.explain())
+    assert path == str(stage(folder, name)) and f"edited: {path}"[:60] in str(fast.explain())
     assert len(fast.programs) == 1
 
 
 def test_an_edit_that_computes_the_same_passes_the_check(dumped, tmp_path):
     # the exponentials again, in place of the row buffer; columns before rows that they do not need
-    folder = changed(dumped, tmp_path, attend, "90_kernels.txt", (
+    folder = changed(dumped, tmp_path, attend, "kernels", (
         "      r9: f32 = load t0[i1]\n      r10: f32 = div r9, r8\n      store p1[i0*n1 + i1] r10",
         "      r20: f32 = load p0[i0*n1 + i1]\n      r21: f32 = mul r20, r1\n      r22: f32 = sub r21, r3\n"
         "      r23: f32 = exp r22\n      r24: f32 = div r23, r8\n      store p1[i0*n1 + i1] r24"))
@@ -113,7 +120,7 @@ def test_an_edit_that_computes_the_same_passes_the_check(dumped, tmp_path):
 
 
 def test_an_edit_that_computes_something_else_is_found_by_the_check(dumped, tmp_path):
-    folder = changed(dumped, tmp_path, attend, "05_dce.txt", ("0.5)", "0.25)"))
+    folder = changed(dumped, tmp_path, attend, "dce", ("0.5)", "0.25)"))
     x, w = x_and_w()
     fast = anyshape.compile(attend, edit=folder, check=2)
     with pytest.warns(checked.DifferenceWarning, match="gives other results than the reference"):
@@ -132,7 +139,7 @@ def test_forward_and_backward_are_edited_apart(tmp_path):
         return fast, y.detach(), x.grad
 
     _, y, grad = run(dump=str(tmp_path))
-    path = tmp_path / "0_backward" / "05_dce.txt"
+    path = stage(tmp_path, "dce", "0_backward")
     path.write_text(path.read_text().replace("3.0)", "6.0)"))
     fast, again, doubled = run(edit=str(tmp_path))
     assert torch.equal(again, y)
@@ -173,15 +180,16 @@ def test_every_stage_of_a_train_step_reads_back(tmp_path):
         if path.stem.partition("_")[2] not in ("llvm", "plan"):
             path.write_text(path.read_text() + "\n# looked at\n")
     fast, found = run(edit=str(tmp_path), check=2)
-    assert [len(program.edited) for program in fast.explain().programs] == [7, 7]
+    every = len(pipeline.ROAD) + 2  # capture and kernels
+    assert [len(program.edited) for program in fast.explain().programs] == [every, every]
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def test_an_edited_stage_is_dumped_elsewhere_as_computed(dumped, tmp_path):
-    folder = changed(dumped, tmp_path, attend, "05_dce.txt", ("0.5)", "0.25)"))
+    folder = changed(dumped, tmp_path, attend, "dce", ("0.5)", "0.25)"))
     second = tmp_path / "second"
     anyshape.compile(attend, edit=folder, dump=str(second), strict=True)(*x_and_w())
-    assert "0.25" in (second / "0_inference" / "90_kernels.txt").read_text()
+    assert "0.25" in stage(second, "kernels").read_text()
     fast = anyshape.compile(attend, edit=str(second), strict=True)
     x, w = x_and_w()
     torch.testing.assert_close(fast(x, w), attend(x, w))  # nobody has touched the second folder
@@ -201,59 +209,58 @@ def refused(function, folder, **settings):
     return error
 
 
-@pytest.mark.parametrize(("function", "file", "old", "new", "line", "why"), [
-    (attend, "05_dce.txt", "sub(div, amax)", "sub(div, amax", HERE, "expected"),
-    (attend, "05_dce.txt", "sub(div, amax)", "subtract(div, amax)", HERE, "there is no op subtract"),
-    (attend, "05_dce.txt", "sub(div, amax)", "sub(div, nowhere)", HERE, "nowhere"),
-    (attend, "05_dce.txt", "sub(div, amax)    ", "add(matmul, amax)", HERE, "matmul is neither a value defined above"),
-    (attend, "05_dce.txt", "keep)  f32[s77, 1]", "keep)  f32[s77, s15]", HERE, "amax gives f32[s77, 1]"),
-    (attend, "05_dce.txt", "arg2_1: f32", "arg2_1: f64", HERE, "f64"),
-    (attend, "05_dce.txt", "arg4_1: f32[s15, s21])", "arg4_1: f32[s15, s21], more: f32[s15])", HERE, "the inputs are"),
-    (attend, "05_dce.txt", "0 <= s77", "2 <= s77", HERE, "what is known of sizes"),
-    (attend, "05_dce.txt", "near 3", "near 3, 4 divides s77", HERE, "what is known of sizes"),
-    (attend, "05_dce.txt", "return matmul", "return div_1", HERE, "the results have the types f32[s77, s21]"),
-    (attend, "05_dce.txt", "return matmul", "return matmul, matmul", HERE, "the results have the types"),
-    (attend, "05_dce.txt", "return matmul", "return matmul strides [1, s77]", HERE, "have the strides dense"),
-    (attend, "05_dce.txt", "return matmul", "write arg2_1 <- sub\n  return matmul", HERE, "that are written"),
-    (attend, "05_dce.txt", "return matmul", "return nothing", HERE, "the edited text has nothing"),
-    (attend, "05_dce.txt", "div = mul(arg2_1, 0.5) ", "div = mul(arg2_1, s99)", HERE, "s99 is neither a value"),
-    (attend, "00_capture.txt", "graph 0_inference", "graph other", HERE, "the name"),
-    (attend, "05_dce.txt", "graph 0_inference", "kernel 0_inference", HERE, "graph"),
-    (attend, "90_kernels.txt", "f32 = exp r6", "f32 = exp r60", HERE, "r60 is not known here"),
-    (attend, "90_kernels.txt", "f32 = sub r5, r3", "f32 = sub r5, r0", HERE, "it ended with its stage"),
-    (attend, "90_kernels.txt", "reduce maximum r2", "reduce median r2", HERE, "does not stand here"),
-    (attend, "90_kernels.txt", "f32 = exp r6", "f32 = expo r6", HERE, "there is no operation expo"),
-    (attend, "90_kernels.txt", "f32 = exp r6", "f64 = exp r6", HERE, "an operand of exp is f64, not f32"),
-    (attend, "90_kernels.txt", "store p1[", "store p0[", HERE, "p0 is only read"),
-    (attend, "90_kernels.txt", "store p1[", "store p2[", HERE, "there is no buffer p2"),
-    (attend, "90_kernels.txt", "load p0[i0*n1 + i1]", "load p0[i0*n1 + i1 + 1]", 2, "the computed kernel does not"),
-    (attend, "90_kernels.txt", "load p0[i0*n1 + i1]", "load p0[i0*n1 + n9]", HERE, "n9 stands for nothing here"),
-    (attend, "90_kernels.txt", "store p1[i0*n1 + i1]", "store p1[i0*n1]", 2, "is not in the computed kernel"),
-    (attend, "90_kernels.txt", "      store p1[i0*n1 + i1] r10", "", 2, "of the computed kernel is missing"),
-    (attend, "90_kernels.txt", "t0: f32[max(1, n1)]", "t0: f32[1]", 2, "row buffers"),
-    (attend, "90_kernels.txt", "rows (i0: n0)", "rows (i0: 2*n0)", 2, "the rows of k"),
-    (attend, "90_kernels.txt", "columns (i1: n1)", "columns (i1: 2*n1)", 11, "the same loops"),
-    (attend, "90_kernels.txt", "p0: in f32", "p0: inout f32", 2, "the parameters of k"),
-    (attend, "90_kernels.txt", "kernel k", "kernel other", HERE, "there is no kernel other"),
-    (attend, "90_kernels.txt", "r1: f32 = 0.5", "0.5", HERE, "this is no instruction"),
-    (attend, "90_kernels.txt", "vector i1", "vector i0", HERE, "not the last"),
-    (attend, "91_llvm.txt", "define", "declare", 0, "made for people and LLVM"),
-    (attend, "92_plan.txt", "arena", "the arena", 0, "its text has no parser"),
+@pytest.mark.parametrize(("function", "name", "old", "new", "line", "why"), [
+    (attend, "dce", "sub(div, amax)", "sub(div, amax", HERE, "expected"),
+    (attend, "dce", "sub(div, amax)", "subtract(div, amax)", HERE, "there is no op subtract"),
+    (attend, "dce", "sub(div, amax)", "sub(div, nowhere)", HERE, "nowhere"),
+    (attend, "dce", "sub(div, amax)    ", "add(matmul, amax)", HERE, "matmul is neither a value defined above"),
+    (attend, "dce", "keep)  f32[s77, 1]", "keep)  f32[s77, s15]", HERE, "amax gives f32[s77, 1]"),
+    (attend, "dce", "arg2_1: f32", "arg2_1: f64", HERE, "f64"),
+    (attend, "dce", "arg4_1: f32[s15, s21])", "arg4_1: f32[s15, s21], more: f32[s15])", HERE, "the inputs are"),
+    (attend, "dce", "0 <= s77", "2 <= s77", HERE, "what is known of sizes"),
+    (attend, "dce", "near 3", "near 3, 4 divides s77", HERE, "what is known of sizes"),
+    (attend, "dce", "return matmul", "return div_1", HERE, "the results have the types f32[s77, s21]"),
+    (attend, "dce", "return matmul", "return matmul, matmul", HERE, "the results have the types"),
+    (attend, "dce", "return matmul", "return matmul strides [1, s77]", HERE, "have the strides dense"),
+    (attend, "dce", "return matmul", "write arg2_1 <- sub\n  return matmul", HERE, "that are written"),
+    (attend, "dce", "return matmul", "return nothing", HERE, "the edited text has nothing"),
+    (attend, "dce", "div = mul(arg2_1, 0.5) ", "div = mul(arg2_1, s99)", HERE, "s99 is neither a value"),
+    (attend, "capture", "graph 0_inference", "graph other", HERE, "the name"),
+    (attend, "dce", "graph 0_inference", "kernel 0_inference", HERE, "graph"),
+    (attend, "kernels", "f32 = exp r6", "f32 = exp r60", HERE, "r60 is not known here"),
+    (attend, "kernels", "f32 = sub r5, r3", "f32 = sub r5, r0", HERE, "it ended with its stage"),
+    (attend, "kernels", "reduce maximum r2", "reduce median r2", HERE, "does not stand here"),
+    (attend, "kernels", "f32 = exp r6", "f32 = expo r6", HERE, "there is no operation expo"),
+    (attend, "kernels", "f32 = exp r6", "f64 = exp r6", HERE, "an operand of exp is f64, not f32"),
+    (attend, "kernels", "store p1[", "store p0[", HERE, "p0 is only read"),
+    (attend, "kernels", "store p1[", "store p2[", HERE, "there is no buffer p2"),
+    (attend, "kernels", "load p0[i0*n1 + i1]", "load p0[i0*n1 + i1 + 1]", 2, "the computed kernel does not"),
+    (attend, "kernels", "load p0[i0*n1 + i1]", "load p0[i0*n1 + n9]", HERE, "n9 stands for nothing here"),
+    (attend, "kernels", "store p1[i0*n1 + i1]", "store p1[i0*n1]", 2, "is not in the computed kernel"),
+    (attend, "kernels", "      store p1[i0*n1 + i1] r10", "", 2, "of the computed kernel is missing"),
+    (attend, "kernels", "t0: f32[max(1, n1)]", "t0: f32[1]", 2, "row buffers"),
+    (attend, "kernels", "rows (i0: n0)", "rows (i0: 2*n0)", 2, "the rows of k"),
+    (attend, "kernels", "columns (i1: n1)", "columns (i1: 2*n1)", 11, "the same loops"),
+    (attend, "kernels", "p0: in f32", "p0: inout f32", 2, "the parameters of k"),
+    (attend, "kernels", "kernel k", "kernel other", HERE, "there is no kernel other"),
+    (attend, "kernels", "r1: f32 = 0.5", "0.5", HERE, "this is no instruction"),
+    (attend, "kernels", "vector i1", "vector i0", HERE, "not the last"),
+    (attend, "llvm", "define", "declare", 0, "made for people and LLVM"),
+    (attend, "plan", "arena", "the arena", 0, "its text has no parser"),
 ])
-def test_a_wrong_edit_is_refused_with_its_line(dumped, tmp_path, function, file, old, new, line, why):
-    error = refused(function, changed(dumped, tmp_path, function, file, (old, new)))
+def test_a_wrong_edit_is_refused_with_its_line(dumped, tmp_path, function, name, old, new, line, why):
+    error = refused(function, changed(dumped, tmp_path, function, name, (old, new)))
     assert why in error.why
-    assert file in error.where
+    assert str(stage(tmp_path, name)) in error.where
     if line == HERE:
-        before = (dumped[function] / "0_inference" / file).read_text()
+        before = stage(dumped[function], name).read_text()
         line = 1 + before[:before.index(old)].count("\n")
     assert not line or f"line {line}: " in error.where
 
 
 def test_an_edit_cannot_read_elsewhere_through_an_index(dumped, tmp_path):
     """The place in a gather is a register: its way, not its name, must be the computed one."""
-    file = dumped[look_up] / "0_inference" / "90_kernels.txt"
-    text = file.read_text()
+    text = stage(dumped[look_up], "kernels").read_text()
     gathers = re.findall(r"r\d+: f32 = load p\d+\[.*%(\d+).*\]", text)
     assert gathers, text
     [(name, program)] = [(p.name, p) for _, p in parse(text) if f"%{gathers[0]}" in show(p)]
@@ -272,19 +279,20 @@ def test_an_edit_cannot_read_elsewhere_through_an_index(dumped, tmp_path):
 
 
 def test_files_that_are_no_stage_are_refused(dumped, tmp_path):
-    folder = Path(changed(dumped, tmp_path, attend, "05_dce.txt"))
-    (folder / "0_inference" / "06_other.txt").write_text("graph other()\n  return\n")
+    folder = Path(changed(dumped, tmp_path, attend, "dce"))
+    other = folder / "0_inference" / "06_other.txt"
+    other.write_text("graph other()\n  return\n")
     assert "0_inference has the stages 00_capture.txt, 01_fold.txt" in refused(attend, str(folder)).why
-    (folder / "0_inference" / "06_other.txt").unlink()
-    (folder / "0_inference" / "05_dce.txt").write_bytes(b"\xff\xfe")
+    other.unlink()
+    stage(folder, "dce").write_bytes(b"\xff\xfe")
     assert "cannot be read" in refused(attend, str(folder)).what
-    (folder / "0_inference" / "05_dce.txt").write_text("")
+    stage(folder, "dce").write_text("")
     assert "graph" in refused(attend, str(folder)).why
 
 
 def test_a_stage_that_is_left_out_cannot_be_edited(dumped, tmp_path):
-    folder = changed(dumped, tmp_path, attend, "05_dce.txt", ("0.5)", "0.25)"))
-    assert "04_cse.txt, 90_kernels.txt" in refused(attend, folder, disable="dce").why
+    folder = changed(dumped, tmp_path, attend, "dce", ("0.5)", "0.25)"))
+    assert "_cse.txt, 90_kernels.txt" in refused(attend, folder, disable="dce").why
 
 
 def test_folders_are_looked_at_before_anything_compiles(tmp_path):
@@ -307,7 +315,7 @@ def kernels_of(name):
 def test_kernels_read_back(dumped):
     programs = [program for name in CASES for program in kernels_of(name)]
     programs += [program for folder in dumped.values()
-                 for _, program in parse((folder / "0_inference" / "90_kernels.txt").read_text())]
+                 for _, program in parse(stage(folder, "kernels").read_text())]
     assert len(programs) >= 10
     for program in programs:
         [(line, again)] = parse(show(program))
@@ -345,7 +353,7 @@ def test_a_garbled_kernel_is_refused_or_touches_nothing_else(dumped, seed):
     """Whatever a slip of the hand makes of a text: an error with its line, or a kernel that fits and LLVM takes."""
     draw = random.Random(seed)
     function = draw.choice([attend, look_up])
-    text = (dumped[function] / "0_inference" / "90_kernels.txt").read_text()
+    text = stage(dumped[function], "kernels").read_text()
     computed = {program.name: program for _, program in parse(text)}
     taken = 0
     for _ in range(250):
