@@ -14,6 +14,7 @@ from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.kernel.fusion import Fusion, Kernel, Refused, fusable
+from anyshape.kernel.regimes import Versions
 from anyshape.kernel.reuse import overwritable
 from anyshape.plan.plan import (
     Buffer,
@@ -27,7 +28,7 @@ from anyshape.plan.plan import (
     Window,
     touched,
 )
-from anyshape.sym.expr import Expr, Size
+from anyshape.sym.expr import Expr, Size, substitute
 
 STATUS = Window("status", TensorType("i64", ()))
 
@@ -185,17 +186,17 @@ def _any_strides(node: Node) -> bool:
     return target.startswith("aten.") and not name.startswith(("view", "as_strided", "_unsafe_view", "unfold"))
 
 
-def assemble(graph: Graph, fusion: Fusion, store: Storage, names: Mapping[int, str]) -> Plan:
-    """The plan of `graph` without offsets. `names`: position of a kernel in the fusion -> its content name."""
-    return _Assembly(graph, fusion, store, names).run()
+def assemble(graph: Graph, fusion: Fusion, store: Storage, versions: Mapping[int, Versions]) -> Plan:
+    """The plan of `graph` without offsets. `versions`: position of a kernel in the fusion -> its named programs."""
+    return _Assembly(graph, fusion, store, versions).run()
 
 
 class _Assembly:
-    def __init__(self, graph: Graph, fusion: Fusion, store: Storage, names: Mapping[int, str]) -> None:
+    def __init__(self, graph: Graph, fusion: Fusion, store: Storage, versions: Mapping[int, Versions]) -> None:
         self.graph = graph
         self.fusion = fusion
         self.store = store
-        self.names = names
+        self.versions = versions
         self.steps: list[Step] = []
         self.types: dict[str, TensorType] = {}
         self.born: dict[str, int] = {}
@@ -210,7 +211,7 @@ class _Assembly:
                 self.types[value.name] = value.type
         for position, item in enumerate(self.fusion.items):
             if isinstance(item, Kernel):
-                self.kernel(item, self.names[position])
+                self.kernel(item, self.versions[position])
             elif row(item).kind == "library":
                 self.library(item)
             else:
@@ -234,7 +235,7 @@ class _Assembly:
         found = self.store.windows.get(value.name)
         return found if found is not None else Window(value.name, self.types[value.name])
 
-    def kernel(self, item: Kernel, name: str) -> None:
+    def kernel(self, item: Kernel, versions: Versions) -> None:
         stored = {v.name: v for v in item.group.roots}
         params: list[Window] = []
         outputs: list[int] = []
@@ -248,9 +249,13 @@ class _Assembly:
             else:
                 params.append(Window(value_name, self.types[value_name]))
         lines = dict.fromkeys(n.where for n in item.group.nodes if n.where)
-        regime = Regime(name, (), item.lowered.sizes)
-        self.steps.append(KernelStep((regime,), tuple(params), tuple(outputs), "; ".join(lines),
-                                     overwritable(item.lowered.program)))
+        regimes = []
+        for program, conditions in versions:
+            inside: dict[str, Size] = dict(zip(program.sizes, item.lowered.sizes, strict=True))
+            regimes.append(Regime(program.name, tuple(substitute(c, inside) for c in conditions), item.lowered.sizes))
+        reuse = [overwritable(program) for program, _ in versions]
+        self.steps.append(KernelStep(tuple(regimes), tuple(params), tuple(outputs), "; ".join(lines),
+                                     tuple(pair for pair in reuse[0] if all(pair in other for other in reuse))))
 
     def library(self, node: Node) -> None:
         inputs = tuple(self.window(v) for v in node.values())

@@ -14,10 +14,11 @@ from anyshape.base import events
 from anyshape.base.config import Config
 from anyshape.base.errors import ParseError, VerifyError
 from anyshape.ir.graph import Graph
-from anyshape.kernel.edit import put_back, replaced
+from anyshape.kernel.edit import put_back
 from anyshape.kernel.fuse import fuse
 from anyshape.kernel.fusion import Fusion, Kernel, NotFusable, Refused
 from anyshape.kernel.loop import LoopProgram
+from anyshape.kernel.regimes import Versions, versions
 from anyshape.kernel.show import content_name
 from anyshape.kernel.show import show as show_kernel
 from anyshape.ops.needs import uncertain_sizes
@@ -80,8 +81,8 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     store, fusion = _fused(graph, config)
     clock.mark("fuse")
 
-    names, programs = _named(fusion)
-    fusion, programs = _with_edited(fusion, names, programs, edited)
+    regimes, programs = _named(fusion)
+    regimes, programs = _with_edited(regimes, programs, edited)
     publish(config, graph.name, *KERNELS, lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
     texts = [emit(program, host()) for program in programs.values()]
     publish(config, graph.name, *LLVM, lambda: "\n\n".join(texts))
@@ -91,7 +92,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     clock.mark("build")
 
     before = forward.plan if forward is not None else None
-    plan = dataclasses.replace(assemble(graph, fusion, store, names), nonnegative=nonnegative)
+    plan = dataclasses.replace(assemble(graph, fusion, store, regimes), nonnegative=nonnegative)
     plan = hold_less(allocate(share(plan, before), before), before)
     publish(config, graph.name, *PLAN, lambda: show_plan(plan))
     if config.check >= 1 or edited:
@@ -121,31 +122,36 @@ def _fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
             refused = Refused(refused.ops, refused.values | error.values)
 
 
-def _named(fusion: Fusion) -> tuple[dict[int, str], dict[str, LoopProgram]]:
-    """Name every kernel by its contents, so that equal kernels (repeated layers) are one."""
-    names: dict[int, str] = {}
+def _named(fusion: Fusion) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
+    """The versions of every kernel by its position, and all programs by name. A name says the contents, so that equal
+    kernels (repeated layers) are one."""
+    regimes: dict[int, Versions] = {}
     programs: dict[str, LoopProgram] = {}
     for position, item in enumerate(fusion.items):
         if isinstance(item, Kernel):
-            name = content_name(item.lowered.program)
-            names[position] = name
-            programs.setdefault(name, dataclasses.replace(item.lowered.program, name=name))
-    return names, programs
+            found = []
+            for program, conditions in reversed(versions(item.lowered.program)):
+                name = content_name(program)
+                programs.setdefault(name, dataclasses.replace(program, name=name))
+                found.append((programs[name], conditions))
+            regimes[position] = tuple(reversed(found))
+    return regimes, programs
 
 
-def _with_edited(fusion: Fusion, names: dict[int, str], programs: dict[str, LoopProgram],
-                 edited: Edits) -> tuple[Fusion, dict[str, LoopProgram]]:
+def _with_edited(regimes: dict[int, Versions], programs: dict[str, LoopProgram],
+                 edited: Edits) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
     """The kernels that a person has edited in place of the computed ones."""
     found = edited.get("kernels")
     if found is None:
-        return fusion, programs
+        return regimes, programs
     try:
         programs = put_back(programs, found.text)
         for program in programs.values():
             emit(program, host())
     except (ParseError, VerifyError) as error:
         found.refuse(error)
-    return replaced(fusion, names, programs), programs
+    return {position: tuple((programs[program.name], conditions) for program, conditions in several)
+            for position, several in regimes.items()}, programs
 
 
 def _symbols(plan: Plan) -> set[str]:

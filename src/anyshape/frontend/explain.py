@@ -14,11 +14,12 @@ from anyshape.frontend.explanation import (
     MemoryNote,
     ProgramNote,
     RefusalNote,
+    RegimeNote,
     StepNote,
 )
 from anyshape.frontend.program import NativeProgram
 from anyshape.kernel.fusion import Kernel
-from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
+from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Regime, Step, Window
 from anyshape.road import Compiled
 from anyshape.run.call import CONVOLUTION
 from anyshape.sym.expr import Size, product, substitute, symbol
@@ -117,7 +118,7 @@ def _kernels(compiled: Compiled, names: Names) -> tuple[KernelNote, ...]:
     steps = [step for step in compiled.plan.steps if isinstance(step, KernelStep)]
     found: dict[tuple[Any, ...], list[KernelNote]] = {}
     for group, step in zip(groups, steps, strict=False):
-        regime = step.regimes[0]
+        regime = step.regimes[-1]
         loops = compiled.programs[regime.kernel]
         inside = dict(zip(loops.sizes, regime.sizes, strict=False))
         rows, columns = (substitute(substitute(product(extent for _, extent in part), inside), names)
@@ -128,9 +129,13 @@ def _kernels(compiled: Compiled, names: Names) -> tuple[KernelNote, ...]:
         written = substitute(sum((size for out, size in moved if out), start=0), names)
         lines = tuple(dict.fromkeys(node.where for node in group.group.nodes if node.where))
         note = KernelNote(regime.kernel, tuple(node.op for node in group.group.nodes), lines, rows, columns, read,
-                          written, 1)
+                          written, 1, tuple(RegimeNote(one.kernel, _when(one, names)) for one in step.regimes))
         found.setdefault((note.name, str(rows), str(columns)), []).append(note)
     return tuple(_repeated(notes) for notes in found.values())
+
+
+def _when(regime: Regime, names: Names) -> str:
+    return " and ".join(f"{substitute(condition, names)} >= 0" for condition in regime.conditions)
 
 
 def _repeated(notes: list[KernelNote]) -> KernelNote:
@@ -139,7 +144,7 @@ def _repeated(notes: list[KernelNote]) -> KernelNote:
     lines = tuple(dict.fromkeys(line for note in notes for line in note.lines))
     return KernelNote(first.name, first.ops, lines, first.rows, first.columns,
                       sum((note.read for note in notes), start=0), sum((note.written for note in notes), start=0),
-                      len(notes))
+                      len(notes), first.regimes)
 
 
 def _calls(program: NativeProgram, plan: Plan) -> tuple[tuple[CallNote, ...], tuple[CallNote, ...]]:
@@ -194,7 +199,7 @@ def _alive(buffer: Any, step: int, steps: int) -> bool:
 def _what(step: Step) -> str:
     if isinstance(step, KernelStep):
         results = [step.params[i].buffer for i in step.outputs]
-        return f"kernel {step.regimes[0].kernel[:9]} -> {', '.join(results)}"
+        return f"kernel {step.regimes[-1].kernel[:9]} -> {', '.join(results)}"
     if isinstance(step, CopyStep):
         return f"copy {step.source.buffer} -> {step.target.buffer}"
     if isinstance(step, MemoryStep):

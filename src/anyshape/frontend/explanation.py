@@ -16,8 +16,16 @@ from anyshape.sym.expr import Expr, Size, symbols_of
 
 
 @dataclass(frozen=True, slots=True)
+class RegimeNote:
+    """A version of a kernel, and when it runs; empty: where none before it does."""
+
+    kernel: str
+    when: str
+
+
+@dataclass(frozen=True, slots=True)
 class KernelNote:
-    """A fused kernel. read, written: bytes moved; uses: how often the program runs it."""
+    """A fused kernel. read, written: bytes moved; uses: how often the program runs it; regimes: in order of choice."""
 
     name: str
     ops: tuple[str, ...]
@@ -27,6 +35,7 @@ class KernelNote:
     read: Size
     written: Size
     uses: int
+    regimes: tuple[RegimeNote, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

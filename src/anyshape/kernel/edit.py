@@ -6,11 +6,9 @@ under the same masks, so that no edit reads or writes elsewhere. What it compute
 """
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from anyshape.base.errors import VerifyError
-from anyshape.kernel.fusion import Fusion, Kernel
 from anyshape.kernel.loop import Instruction, LoopProgram
 from anyshape.kernel.parse import parse
 from anyshape.sym.expr import substitute, symbol, symbols_of
@@ -35,13 +33,6 @@ def put_back(computed: Mapping[str, LoopProgram], text: str) -> dict[str, LoopPr
                               f"names: {', '.join(computed)}")
         found[name] = program
     return found
-
-
-def replaced(fusion: Fusion, names: Mapping[int, str], programs: Mapping[str, LoopProgram]) -> Fusion:
-    """The fusion with these programs in its kernels. `names`: position of a kernel -> its name in `programs`."""
-    items = [dataclasses.replace(item, lowered=dataclasses.replace(item.lowered, program=programs[names[position]]))
-             if isinstance(item, Kernel) else item for position, item in enumerate(fusion.items)]
-    return dataclasses.replace(fusion, items=tuple(items))
 
 
 def differences(computed: LoopProgram, edited: LoopProgram) -> list[str]:

@@ -1,0 +1,71 @@
+"""Kernels with versions for regimes of sizes: every version gives eager's numbers, and the right one runs."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import anyshape
+from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
+from anyshape.kernel.regimes import FEW_COLUMNS, MANY_ROWS, versions
+from anyshape.sym.expr import Size, symbol
+
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "softmax": lambda x: torch.softmax(x, -1),
+    "logsumexp": lambda x: torch.logsumexp(x, -1),
+    "largest": lambda x: x.amax(-1) - x.amin(-1),
+    "norm": lambda x: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5),
+    "masked": lambda x: torch.where(x > 0, x, 0.0).sum(-1, keepdim=True) * x,
+    "two dims": lambda x: x.reshape(x.shape[0] // 2, 2, x.shape[1]).sum((1, 2)),
+    "all": lambda x: (x > -2).all(-1),
+}
+COLUMNS = (0, 1, 2, 3, FEW_COLUMNS, FEW_COLUMNS + 1, 16, 33)
+ROWS = (0, 2, MANY_ROWS - 2, MANY_ROWS, 94, 1000)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_every_regime_is_as_eager(name: str, dtype: torch.dtype) -> None:
+    function = FUNCTIONS[name]
+    compiled = anyshape.compile(function, strict=True)
+    torch.manual_seed(0)
+    for columns in COLUMNS:
+        for rows in ROWS:
+            if columns == 0 and name == "largest":
+                continue  # nothing has no extreme
+            x = torch.randn(rows, columns).to(dtype)
+            wanted = function(x)
+            bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(compiled(x), wanted, rtol=bound, atol=bound, equal_nan=True)
+
+
+def summing(rows: Size, columns: Size) -> LoopProgram:
+    """Sums of the rows of a matrix."""
+    i, j = symbol("i0"), symbol("i1")
+    column = Stage("column", (Instruction(0, "load", buffer="p0", offset=i * columns + j),
+                              Instruction(1, "reduce", (0,), combine="add")))
+    row = Stage("row", (Instruction(2, "store", (1,), buffer="p1", offset=i),))
+    return LoopProgram("", (Param("p0", "f32", "in"), Param("p1", "f32", "out")), ("n0", "n1"),
+                       (("i0", rows),), (("i1", columns),), "i1", (column, row))
+
+
+def test_versions_are_made_where_sizes_do_not_decide() -> None:
+    n, m = symbol("n0"), symbol("n1")
+    few, many = versions(summing(n, m))
+    assert few[0].vector == "i0" and few[1] == (FEW_COLUMNS - m, n - MANY_ROWS)
+    assert many[0] is not few[0] and many[0].vector == "i1" and many[1] == ()
+    ((only, conditions),) = versions(summing(100, 3))
+    assert only.vector == "i0" and conditions == ()
+    assert [program.vector for program, _ in versions(summing(n, 3))] == ["i0", "i1"]
+    for rows, columns in ((n, 512), (4, m), (4, 3)):
+        assert [program.vector for program, _ in versions(summing(rows, columns))] == ["i1"]
+
+
+def test_explain_shows_the_regimes() -> None:
+    compiled = anyshape.compile(FUNCTIONS["softmax"], strict=True)
+    compiled(torch.randn(40, 5))
+    (kernel,) = compiled.explain().to_dict()["programs"][0]["kernels"]
+    first, second = kernel["regimes"]
+    assert f" + {FEW_COLUMNS} >= 0" in first["when"] and first["kernel"] != second["kernel"] and second["when"] == ""
+    assert "when" in str(compiled.explain())
