@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -875,3 +876,33 @@ def test_what_a_custom_operator_keeps_is_not_written():
     for _ in range(2):
         torch.testing.assert_close(fast(x), (torch.exp(torch.arange(12.0).reshape(3, 4)) @ x.T).sum(0))
     assert torch.equal(kept, torch.arange(12.0).reshape(3, 4))
+
+
+@torch.library.custom_op("anyshape_tests::scaled_by_rows", mutates_args=())
+def scaled_by_rows(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    SEEN.append((x.stride(), x.data_ptr()))
+    return x.contiguous() * scale
+
+
+@scaled_by_rows.register_fake
+def _(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.shape)
+
+
+SEEN: list[Any] = []
+
+
+def test_a_custom_operator_gets_operands_as_they_were_traced():
+    weight = torch.randn(6, 4)
+
+    def function(x):
+        return scaled_by_rows(weight.t(), x[0] + 1) + scaled_by_rows(x[:, ::2].contiguous(), x[0, 0])[0, 0]
+
+    fast = anyshape.compile(function, strict=True)
+    for rows in (3, 1, 5):
+        x = torch.randn(rows, 6)
+        SEEN.clear()
+        torch.testing.assert_close(fast(x), function(x))
+        (view, where), (dense, _) = SEEN[:2] if SEEN[0][0] == (1, 4) else SEEN[1::-1]
+        assert view == (1, 4) and where == weight.data_ptr(), "a transposed operand is not copied"
+        assert rows == 1 or dense == (3, 1), "one that was dense in the trace is dense"

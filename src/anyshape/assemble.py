@@ -71,8 +71,8 @@ class _Storage:
         copies = self.outputs()
         for node in self.graph.nodes:
             if row(node).kind != "view" and not fusable(node, self.refused):
-                for value in node.values():
-                    self.need(value, dense=node.op == "extern" and not _any_strides(node))
+                for value, traced in _operands(node):
+                    self.need(value, node.op == "extern" and not _any_strides(node), traced)
         for operand in (*self.graph.saved, *(v for _, v in self.graph.writes)):
             if isinstance(operand, Value):
                 self.need(operand)
@@ -119,11 +119,14 @@ class _Storage:
         self.windows[value.name] = Window(value.name, wanted)
         return True
 
-    def need(self, value: Value, dense: bool = False) -> None:
+    def need(self, value: Value, dense: bool = False, traced: tuple[Size, ...] | None = None) -> None:
+        """Let `value` be stored, or a window of what is; where `dense`, only a window of the strides `traced`."""
         if value.name in self.windows:
             return
         window = self.window(value, force=True)
-        if window is None or (dense and window.buffer != value.name):
+        fits = window is not None and traced is not None and same_strides(
+            window.type, TensorType(value.tensor.dtype, value.tensor.shape, traced))
+        if window is None or (dense and window.buffer != value.name and not fits):
             self.required[value.name] = value
             self.windows[value.name] = Window(value.name, self.stored_type(value.name, value))
         else:
@@ -176,6 +179,14 @@ class _Storage:
 def same_strides(a: TensorType, b: TensorType) -> bool:
     """Equal strides wherever the size is not the literal 1."""
     return all(x == y for x, y, size in zip(a.layout(), b.layout(), a.shape, strict=True) if size != 1)
+
+
+def _operands(node: Node) -> list[tuple[Value, tuple[Size, ...] | None]]:
+    """The operands that are values, with the strides that they had in the trace, where that is known."""
+    traced = dict(node.attrs).get("strides")
+    strides = traced if isinstance(traced, tuple) else (None,) * len(node.inputs)
+    return [(operand, own) for operand, own in zip(node.inputs, strides, strict=True)  # type: ignore[misc]
+            if isinstance(operand, Value)]
 
 
 def _any_strides(node: Node) -> bool:

@@ -19,18 +19,20 @@ from anyshape.ir.build import Builder
 from anyshape.ir.graph import Attr, Operand, Value
 from anyshape.ir.types import TensorType
 from anyshape.run.dtypes import DTYPE_NAMES
-from anyshape.sym.expr import Expr
+from anyshape.sym.expr import Expr, Size
 
 _EFFECTS = frozenset(("aten._assert_async.default", "aten._assert_async.msg", "aten._print.default"))
 
 
 def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, given: tuple[Any, ...],
-           resolve: Callable[[Any], Any], types: Any, floats: set[str], effect: bool = False) -> Any:
+           resolve: Callable[[Any], Any], types: Any, floats: set[str],
+           strides: Callable[[Node, Value], tuple[Size, ...] | None], effect: bool = False) -> Any:
     """Appends the call and returns its result in the op's own structure.
 
     Args:
         given: the positional arguments; those by keyword are the node's.
         types: the traced types: one, a tuple (with None or a number where the op returns one), or None.
+        strides: those of a traced tensor, None where it is dense. A custom op gets operands that lie as they were traced.
         floats: names of values that stand for Python floats; the template has no entry for those.
         effect: the call does more than give its results, whatever is known of the op itself.
 
@@ -38,6 +40,7 @@ def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, given: t
         UnsupportedNode: an argument that a template cannot hold.
     """
     operands: list[Operand] = []
+    layouts: list[tuple[Size, ...] | None] = []
 
     def entry(argument: Any) -> tuple[Attr, ...]:
         value = resolve(argument)
@@ -45,9 +48,11 @@ def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, given: t
             if value.name in floats:
                 raise _cannot(node, "a computed Python float")
             operands.append(value)
+            layouts.append(strides(argument, value) if isinstance(argument, Node) else None)
             return ("operand", len(operands) - 1)
         if isinstance(value, Expr):
             operands.append(value)
+            layouts.append(None)
             return ("operand", len(operands) - 1)
         if isinstance(value, (list, tuple)):
             return ("list", *(entry(x) for x in argument))
@@ -56,10 +61,12 @@ def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, given: t
     arguments = tuple(entry(x) for x in given)
     keywords = tuple((key, entry(x)) for key, x in node.kwargs.items())
     flat = [kind for kind in (types if isinstance(types, tuple) else (types,)) if isinstance(kind, TensorType)]
+    custom = not str(target).startswith("aten.") and any(layouts)
+    more: dict[str, Any] = {"strides": tuple(layouts)} if custom else {}
     effect = effect or torch.Tag.nondeterministic_seeded in target.tags or str(target) in _EFFECTS
     results = iter(builder.multi(
         "extern", *operands, name=target._opname.strip("_"), types=tuple(flat), target=str(target),
-        template=(("args", *arguments), ("kwargs", *keywords)), effect=effect))
+        template=(("args", *arguments), ("kwargs", *keywords)), effect=effect, **more))
     if isinstance(types, tuple):
         return tuple(next(results) if isinstance(kind, TensorType) else kind for kind in types)
     return next(results, None)

@@ -151,7 +151,8 @@ class _Walk(Inputs):
             raise self.trace.unsupported(node, f"a call of {target} with effects")
         self.notes.externs.append((str(target), "it has effects", self.builder.where))
         types = self.trace.tensor_types(node.meta["val"][1:], node)
-        results = extern(self.builder, node, target, given, self._resolved, types, self.t.floats, effect=True)
+        results = extern(self.builder, node, target, given, self._resolved, types, self.t.floats,
+                         self._traced_strides, effect=True)
         self.env[node] = (Skipped("a token"), *results)
 
     def _known_size(self, node: Node, value: int | torch.SymInt) -> Size:
@@ -194,7 +195,8 @@ class _Walk(Inputs):
             raise self.trace.unsupported(node, f"{name}, whose result has sizes that are only known from the data")
         self.notes.externs.append((name, why, self.builder.where))
         types = self.trace.result_types(node)
-        self.env[node] = extern(self.builder, node, target, node.args, self._resolved, types, self.t.floats)
+        self.env[node] = extern(self.builder, node, target, node.args, self._resolved, types, self.t.floats,
+                                self._traced_strides)
 
     def _require_dense(self, node: Node, name: str) -> None:
         """Refuses an op that reads storage by strides, unless the traced operand lies there as our dense value does."""
@@ -225,6 +227,13 @@ class _Walk(Inputs):
             if kind.dtype not in NATIVE:
                 return f"dtype {kind.dtype}"
         return ""
+
+    def _traced_strides(self, node: Node, value: Value) -> tuple[Size, ...] | None:
+        """The strides that a tensor of the trace has, None where it is dense."""
+        traced = node.meta.get("val")
+        if not isinstance(traced, torch.Tensor) or traced.dim() != value.tensor.rank:
+            return None
+        return self.trace.strides(traced, value.tensor.shape)
 
     def _translated(self, node: Node, translation: Translation) -> Any:
         """The result of a translation, which has the traced types. Sizes that the trace takes as equal are made so."""

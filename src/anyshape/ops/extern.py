@@ -7,6 +7,7 @@ attributes:
               ("complex", x, y) | ("dtype", "f32") | ("device", "cpu") | ("layout", "strided") |
               ("memory_format", "contiguous_format")
     effect    bool: random, or changes an operand: never merged, dropped or reordered
+    strides   optional, of a custom operator: per operand, the strides that it had in the trace, None where it was dense
 The result types are those that were traced; no rule here can know them.
 """
 from __future__ import annotations
@@ -61,4 +62,4 @@ def _infer(name: str, inputs: Inputs, attrs: Attrs) -> Types:
                       do="give types= to Builder.multi")
 
 
-add_row("extern", "extern", "... | target, template, effect", _infer)
+add_row("extern", "extern", "... | target, template, effect", _infer, optional=("strides",))
