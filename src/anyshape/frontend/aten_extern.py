@@ -32,7 +32,7 @@ def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, given: t
     Args:
         given: the positional arguments; those by keyword are the node's.
         types: the traced types: one, a tuple (with None or a number where the op returns one), or None.
-        strides: those of a traced tensor, None where it is dense. A custom op gets operands that lie as they were traced.
+        strides: those of a traced tensor, None where it is dense: a custom op gets operands that lie as they were.
         floats: names of values that stand for Python floats; the template has no entry for those.
         effect: the call does more than give its results, whatever is known of the op itself.
 
