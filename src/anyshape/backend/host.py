@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from anyshape.backend import host_words
 from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, run_matmul
+from anyshape.backend.host_packed import PACKED_ROUTINES, run_packed
 from anyshape.backend.host_words import (
     CALL,
     CALLBACK,
@@ -32,7 +33,9 @@ from anyshape.backend.host_words import (
     KERNEL,
     MATMUL,
     MONOTONIC,
+    PACKED_SCRATCH,
     PARALLEL_WORK,
+    PRODUCT,
     PROGRAM,
     SLOTS,
     STATE,
@@ -76,6 +79,8 @@ def run_plan(block: int) -> int:
                 return CHECK_FAILED
         elif op == MATMUL:
             run_matmul(block, step)
+        elif op == PRODUCT:
+            run_packed(block, step)
         elif op == COPY:
             run_copy(block, step)
         elif op == CALL:
@@ -169,6 +174,8 @@ def measure(program: int, functions: int, workspace: int) -> int:
             set_word(step, 6, call(word(entry, 2), workspace))
             set_word(step, 5, call(word(entry, 3), workspace))
             scratch = maximum(scratch, word(step, 6))
+        elif op == PRODUCT:
+            scratch = maximum(scratch, word(step, PACKED_SCRATCH))
         step += 8 * word(step, 1)
         op = word(step, 0)
     set_word(program, HEAD_SCRATCH, (scratch + 63) & -64)
@@ -236,7 +243,8 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
     return cursor if best < 0 else best
 
 
-ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, best_gap, *LIBRARY_ROUTINES)
+ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, best_gap, *LIBRARY_ROUTINES,
+            *PACKED_ROUTINES)
 
 
 def emit_host() -> str:

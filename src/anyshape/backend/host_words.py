@@ -6,7 +6,7 @@
 """
 from __future__ import annotations
 
-from anyshape.backend.llvm_thin import routines
+from anyshape.backend import llvm_packed, llvm_thin
 
 # words of a call block
 STATUS = 0  # 0, or the value of a failed check
@@ -42,7 +42,8 @@ CLOCK = 5  # clock_gettime
 SGEMM_BATCH = 6
 DGEMM_BATCH = 7
 THIN = 8  # the routines of backend/llvm_thin.py in their order
-KERNELS = THIN + len(routines())
+PACKED = THIN + len(llvm_thin.routines())  # those of backend/llvm_packed.py in theirs
+KERNELS = PACKED + len(llvm_packed.routines())
 
 MONOTONIC = 1  # the clock's number
 # processor time, which other programs do not disturb, where one thread does everything
@@ -54,6 +55,7 @@ KERNEL = 1  # function, blocks, work, scratch, params, sizes, (slot, bytes) each
 MATMUL = 2
 CALL = 3
 COPY = 4
+PRODUCT = 5  # a matmul step of bf16 or f16, by packed panels
 
 # what run_plan returns
 DONE = 0
@@ -92,6 +94,26 @@ MATMUL_THIN_RESULT = 34  # bytes from the results of one vector to those of the 
 MATMUL_THIN_RESULT_STEP = 35
 MATMUL_BATCH = 36  # 0, or the library's product of many matrices at once
 MATMUL_DIMS = 37
+
+# of a product by packed panels: MATMUL_FUNCTION is the entry of its dtype's first routine; and in place of what only
+# the library needs:
+PACKED_A_LANE = 7  # bytes from one element along M to the next; of B along N; of A, of B along K
+PACKED_B_LANE = 8
+PACKED_A_INNER = 9
+PACKED_B_INNER = 10
+PACKED_LANES = 27  # of a vector of f32
+PACKED_GRAIN = 28  # rows of the smallest panel; others have two, three times as many
+PACKED_PER_WORD = 29  # elements along k in a word
+PACKED_ROWS = 30  # of the largest tile, along N; columns along M; words of the largest block along K
+PACKED_COLUMNS = 31
+PACKED_WORDS = 32
+PACKED_SCRATCH = 36  # bytes of scratch per thread
+PACKED_PAD = 64  # bytes after panels, which are written in whole vectors
+PACKED_TURN = llvm_packed.TURN
+PACKED_ALONG = llvm_packed.ALONG
+PACKED_ANY = llvm_packed.ANY
+PACKED_FINISH = llvm_packed.FINISH
+TILES_PER_THREAD = 4  # at least, so that threads end at about the same time
 
 BATCH = 64  # matrices given to the library at once
 

@@ -30,6 +30,10 @@ class Target:
         """Basic vector width, in f32 lanes."""
         return self.vector_bytes // 4
 
+    def has(self, feature: str) -> bool:
+        """Whether a feature, in LLVM's words, is on."""
+        return f"+{feature}" in self.features.split(",")
+
     @property
     def key(self) -> str:
         """Everything that machine code depends on, for cache keys."""

@@ -13,6 +13,8 @@ All routines take i64: (matrix, step, inner, begin, end, places, element, result
     element: bytes between the elements of a vector (dot: next to each other)
     result_step: bytes between the results of one vector (spread: next to each other)
     scalars: address of two words, the bits of alpha and beta: result = alpha * product + beta * result
+
+bf16 and f16 are summed in f32 (alpha and beta are f32, too) and rounded once; `spread` keeps its sums on the stack.
 """
 from __future__ import annotations
 
@@ -20,12 +22,13 @@ import functools
 import itertools
 from collections.abc import Callable
 
+from anyshape.backend import llvm_half
 from anyshape.backend.limits import Target
 from anyshape.backend.llvm_text import BITS, SUFFIX, Code, Value, constant, llvm_type
 
 PLACES = 8  # vectors at most
 COUNTS = {"dot": (1, 2, 4, 8), "spread": (1, 2, 4)}  # the routines' numbers of vectors
-DTYPES = ("f32", "f64")
+DTYPES = ("f32", "f64", *llvm_half.DTYPES)
 ARGUMENTS = ("matrix", "step", "inner", "begin", "end", "places", "element", "result_step", "scalars")
 SUMS = 8  # vectors of sums at once: as many as hide the latency of a multiply-add
 AHEAD = 4096  # bytes of the matrix fetched ahead where the vectors take the processor's own attention
@@ -49,6 +52,8 @@ def emit_thin(target: Target) -> str:
     declarations: dict[str, str] = {}
     for name in routines():
         way, dtype, count = name.split("_")
+        if dtype in llvm_half.DTYPES and dtype not in llvm_half.dtypes(target):
+            continue
         body = _Thin(target, dtype, int(count))
         body.dot() if way == "dot" else body.spread()
         declarations |= body.code.declarations
@@ -62,17 +67,20 @@ class _Thin:
 
     def __init__(self, target: Target, dtype: str, count: int) -> None:
         self.code = Code(target)
-        self.dtype = dtype
+        self.stored = dtype
+        self.half = dtype in llvm_half.DTYPES
+        self.dtype = "f32" if self.half else dtype  # of sums
         self.count = count
-        self.size = BITS[dtype] // 8
-        self.lanes = target.vector_bytes // self.size
+        self.size = 2 if self.half else BITS[dtype] // 8
+        self.lanes = target.vector_bytes * 8 // BITS[self.dtype]
+        self.taken = self.lanes * llvm_half.per_word(target, dtype) if self.half else self.lanes  # elements in a vector
         (self.matrix, self.step, self.inner, self.begin, self.end, places, self.element, self.result_step,
          scalars) = (Value(f"%{name}", "i64") for name in ARGUMENTS)
         self.vectors = [self.word(places, i) for i in range(count)]
         self.results = [self.word(places, PLACES + i) for i in range(count)]
         self.alpha = self.load(scalars)
         self.beta = self.load(self.plus(scalars, number(8)))
-        self.adds = self.code.compare("une", self.beta, constant(dtype, 0))
+        self.adds = self.code.compare("une", self.beta, constant(self.dtype, 0))
 
     # small helpers
 
@@ -89,10 +97,18 @@ class _Thin:
         return self.code.binary("mul", a, b)
 
     def load(self, address: Value, lanes: int = 0) -> Value:
-        return self.code.load(self.dtype, lanes, self.pointer(address), self.code.top, False, self.size)
+        """Sums, or alpha or beta."""
+        return self.code.load(self.dtype, lanes, self.pointer(address), self.code.top, False, BITS[self.dtype] // 8)
+
+    def element_at(self, address: Value) -> Value:
+        return llvm_half.read(self.code, self.stored, 0, address) if self.half else self.load(address)
 
     def store(self, value: Value, address: Value) -> None:
-        self.code.do(f"store {value.typed}, ptr {self.pointer(address).text}, align {self.size}")
+        """One result."""
+        if self.half:
+            llvm_half.write(self.code, self.stored, value, address)
+        else:
+            self.code.do(f"store {value.typed}, ptr {self.pointer(address).text}, align {self.size}")
 
     def get(self, slot: Value, lanes: int) -> Value:
         return self.code.load(self.dtype, lanes, slot, self.code.top, False)
@@ -112,7 +128,7 @@ class _Thin:
     def dot(self) -> None:
         """One row of the matrix at a time: a single stream is what the processor fetches ahead best (24 GB/s with one
         row, 15 with eight at once, of 25 GB/s that one core can read; Xeon 2.8 GHz, rows of 2 KB, 2026-11-21)."""
-        code, lanes = self.code, self.lanes
+        code, lanes, taken = self.code, self.lanes, self.taken
         unroll = SUMS // self.count
         sums = [[code.slot(f"sum {i} {u}", self.dtype, lanes) for u in range(unroll)] for i in range(self.count)]
         j = code.open_loop(self.begin, self.end, 1)
@@ -122,23 +138,23 @@ class _Thin:
 
         def add(k: Value, mask: Value | None, u: int) -> None:
             at = self.times(k, number(self.size))
-            factor = self.read(self.plus(row, at), mask)
+            factor = self.factors(self.plus(row, at), mask)
             if self.count == PLACES and mask is None:
                 self.prefetch(self.plus(self.plus(row, at), number(AHEAD)))
             for i, vector in enumerate(self.vectors):
-                found = self.read(self.plus(vector, at), mask)
-                self.set(sums[i][u], code.fma(found, factor, self.get(sums[i][u], lanes)))
+                found = self.factors(self.plus(vector, at), mask)
+                self.set(sums[i][u], self.multiply_add(found, factor, self.get(sums[i][u], lanes)))
 
         start = number(0)
         for step in dict.fromkeys((unroll, 1)):
-            stop = self.plus(start, code.binary("and", code.binary("sub", self.inner, start), number(-lanes * step)))
-            k = code.open_loop(start, stop, lanes * step)
+            stop = self.plus(start, code.binary("and", code.binary("sub", self.inner, start), number(-taken * step)))
+            k = code.open_loop(start, stop, taken * step)
             for u in range(step):
-                add(self.plus(k, number(u * lanes)), None, u)
+                add(self.plus(k, number(u * taken)), None, u)
             code.close_section()
             start = stop
         code.open_if(code.compare("slt", start, self.inner))
-        add(start, code.first_lanes(code.binary("sub", self.inner, start), lanes), 0)
+        add(start, code.first_lanes(code.binary("sub", self.inner, start), taken), 0)
         code.close_section()
         totals = [code.slot(f"total {i}", self.dtype, 0) for i in range(self.count)]
         places = [self.plus(result, self.times(j, self.result_step)) for result in self.results]
@@ -149,11 +165,18 @@ class _Thin:
             self.set(total, code.binary("fmul", self.alpha, self.total(parts[0])))
         code.open_if(self.adds)
         for total, place in zip(totals, places, strict=True):
-            self.set(total, code.fma(self.beta, self.load(place), self.get(total, 0)))
+            self.set(total, code.fma(self.beta, self.element_at(place), self.get(total, 0)))
         code.close_section()
         for total, place in zip(totals, places, strict=True):
             self.store(self.get(total, 0), place)
         code.close_section()
+
+    def factors(self, address: Value, mask: Value | None) -> Value:
+        """A vector of factors, of pairs of them where the processor multiplies those."""
+        return llvm_half.read_words(self.code, self.stored, address, mask) if self.half else self.read(address, mask)
+
+    def multiply_add(self, a: Value, b: Value, c: Value) -> Value:
+        return llvm_half.multiply_add(self.code, self.stored, a, b, c) if self.half else self.code.fma(a, b, c)
 
     def total(self, value: Value) -> Value:
         """The sum of the lanes."""
@@ -171,64 +194,91 @@ class _Thin:
 
     def spread(self) -> None:
         code = self.code
+        if self.half:
+            code.stack_slots.append(f"  %strips = alloca [{STRIP * self.count} x float], align 64")
         strip = code.open_loop(self.begin, self.end, STRIP)
         stop = code.intrinsic("smin", self.plus(strip, number(STRIP)), self.end)
-        self.over(strip, stop, self.clear)
+        # where the sums of each vector's results are, were there one at j = 0
+        sums = [self.strip(i, strip) for i in range(self.count)] if self.half else self.results
+        self.over(strip, stop, functools.partial(self.clear, sums))
         middle = code.binary("and", self.inner, number(-ROWS))
         for begin, end, rows in ((number(0), middle, ROWS), (middle, self.inner, 1)):
             k = code.open_loop(begin, end, rows)
             sources = [self.plus(self.matrix, self.times(self.plus(k, number(u)), self.step)) for u in range(rows)]
-            factors = [[code.binary("fmul", self.alpha, self.load(self.plus(
+            factors = [[code.binary("fmul", self.alpha, self.element_at(self.plus(
                 vector, self.times(self.plus(k, number(u)), self.element)))) for u in range(rows)]
                 for vector in self.vectors]
-            self.over(strip, stop, functools.partial(self.add, sources, factors))
+            self.over(strip, stop, functools.partial(self.add, sums, sources, factors))
             code.close_section()
+        if self.half:
+            self.over(strip, stop, functools.partial(self.finish, sums))
         code.close_section()
 
+    def strip(self, i: int, begin: Value) -> Value:
+        """The address of vector i's sums, less the place of result `begin`."""
+        base = self.code.convert("ptrtoint", Value("%strips", "ptr"), "i64")
+        return self.plus(base, self.times(self.code.binary("sub", number(i * STRIP), begin), number(4)))
+
     def over(self, begin: Value, end: Value, body: Callable[[Value, Value | None], None]) -> None:
-        """`body(bytes from the first result, mask or None)` for each vector of results begin..end-1."""
+        """`body(number of the first result, mask or None)` for each vector of results begin..end-1."""
         code, lanes = self.code, self.lanes
         length = code.binary("sub", end, begin)
         whole = self.plus(begin, code.binary("and", length, number(-lanes)))
         j = code.open_loop(begin, whole, lanes)
-        body(self.times(j, number(self.size)), None)
+        body(j, None)
         code.close_section()
         code.open_if(code.compare("slt", whole, end))
-        body(self.times(whole, number(self.size)), code.first_lanes(code.binary("sub", end, whole), lanes))
+        body(whole, code.first_lanes(code.binary("sub", end, whole), lanes))
         code.close_section()
 
     def read(self, address: Value, mask: Value | None) -> Value:
+        """A vector of elements."""
+        if self.half:
+            return llvm_half.read(self.code, self.stored, self.lanes, address, mask)
         return self.load(address, self.lanes) if mask is None else self.first(address, mask)
 
-    def write(self, value: Value, address: Value, mask: Value | None) -> None:
+    def sums_at(self, sums: Value, j: Value) -> Value:
+        return self.plus(sums, self.times(j, number(BITS[self.dtype] // 8)))
+
+    def read_sums(self, address: Value, mask: Value | None) -> Value:
+        return self.load(address, self.lanes) if mask is None else self.first(address, mask)
+
+    def write_sums(self, value: Value, address: Value, mask: Value | None) -> None:
         if mask is None:
-            self.store(value, address)
+            self.code.do(f"store {value.typed}, ptr {self.pointer(address).text}, align {BITS[self.dtype] // 8}")
         else:
             self.code.masked("store", value, self.pointer(address), mask, self.size, self.code.top, False)
 
-    def clear(self, at: Value, mask: Value | None) -> None:
-        """The results before anything is added: beta times what is there, or zero."""
-        places = [self.plus(result, at) for result in self.results]
+    def clear(self, sums: list[Value], j: Value, mask: Value | None) -> None:
+        """The sums before anything is added: beta times what the result is, or zero."""
         slots = [self.code.slot(f"old {i}", self.dtype, self.lanes) for i in range(self.count)]
         for slot in slots:
             self.set(slot, constant(self.dtype, 0, self.lanes))
         self.code.open_if(self.adds)
-        for slot, place in zip(slots, places, strict=True):
-            self.set(slot, self.code.binary("fmul", self.beta, self.read(place, mask)))
+        for slot, result in zip(slots, self.results, strict=True):
+            old = self.read(self.plus(result, self.times(j, number(self.size))), mask)
+            self.set(slot, self.code.binary("fmul", self.beta, old))
         self.code.close_section()
-        for slot, place in zip(slots, places, strict=True):
-            self.write(self.get(slot, self.lanes), place, mask)
+        for slot, place in zip(slots, sums, strict=True):
+            self.write_sums(self.get(slot, self.lanes), self.sums_at(place, j), mask)
 
-    def add(self, sources: list[Value], factors: list[list[Value]], at: Value, mask: Value | None) -> None:
-        """Adds some rows of the matrix to the results."""
-        places = [self.plus(result, at) for result in self.results]
-        sums = [self.read(place, mask) for place in places]
+    def add(self, sums: list[Value], sources: list[Value], factors: list[list[Value]], j: Value,
+            mask: Value | None) -> None:
+        """Adds some rows of the matrix to the sums."""
+        places = [self.sums_at(place, j) for place in sums]
+        totals = [self.read_sums(place, mask) for place in places]
         for u, source in enumerate(sources):
-            row = self.read(self.plus(source, at), mask)
+            row = self.read(self.plus(source, self.times(j, number(self.size))), mask)
             for i in range(self.count):
-                sums[i] = self.code.fma(factors[i][u], row, sums[i])
-        for total, place in zip(sums, places, strict=True):
-            self.write(total, place, mask)
+                totals[i] = self.code.fma(factors[i][u], row, totals[i])
+        for total, place in zip(totals, places, strict=True):
+            self.write_sums(total, place, mask)
+
+    def finish(self, sums: list[Value], j: Value, mask: Value | None) -> None:
+        """Rounds the sums into the results."""
+        for place, result in zip(sums, self.results, strict=True):
+            total = self.read_sums(self.sums_at(place, j), mask)
+            llvm_half.write(self.code, self.stored, total, self.plus(result, self.times(j, number(self.size))), mask)
 
 
 def number(value: int) -> Value:

@@ -6,8 +6,8 @@ import itertools
 from functools import lru_cache
 from typing import Any, Protocol
 
-from anyshape.backend import host_words, limits, llvm_build, llvm_digest, llvm_thin
-from anyshape.backend.base import Kernel, ObjectCache
+from anyshape.backend import host_words, limits, llvm_build, llvm_digest, llvm_packed, llvm_thin
+from anyshape.backend.base import Kernel, ObjectCache, Routines
 from anyshape.backend.host import emit_host
 from anyshape.backend.torchlib import library
 from anyshape.base.config import Config
@@ -43,9 +43,9 @@ class Context:
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
         self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, WORD)(address["place"])
-        thin = llvm_thin.routines()
-        self.products = llvm_build.load(llvm_thin.emit_thin(limits.host()), thin, limits.host(), cache)
-        self.thin = [self.products.address[name] for name in thin]
+        self.products = [
+            _routines(llvm_thin.emit_thin(limits.host()), llvm_thin.routines(), cache),
+            _routines(llvm_packed.emit_packed(limits.host()), llvm_packed.routines(), cache)]
         self.digests = llvm_build.load(llvm_digest.emit_digest(), ("digest",), limits.host(), cache)
         self.packed = PackedWeights(ctypes.CFUNCTYPE(None, *[WORD] * 3)(self.digests.address["digest"]))
         self.calls: dict[int, Running] = {}
@@ -57,7 +57,7 @@ class Context:
         """The table of addresses that a program's words refer to; see backend/host.py."""
         torch = library()
         table = [torch.parallel, torch.thread_number, torch.team_size, torch.sgemm, torch.dgemm, torch.clock,
-                 torch.sgemm_batch, torch.dgemm_batch, *self.thin]
+                 torch.sgemm_batch, torch.dgemm_batch, *(address for _, addresses in self.products for address in addresses)]
         for kernel in kernels:
             table += [kernel.run, kernel.blocks, kernel.scratch, kernel.work]
         return (WORD * len(table))(*table)
@@ -72,6 +72,13 @@ class Context:
         except BaseException as error:  # ctypes would print and forget it; the caller of run_plan raises it again
             call.error = error
         return 0
+
+
+def _routines(text: str, names: list[str], cache: ObjectCache | None) -> tuple[Routines, list[int]]:
+    """The loaded module and the addresses of routines by name; 0 for those that this processor does without."""
+    found = [name for name in names if f"@{name}(" in text]
+    loaded = llvm_build.load(text, found, limits.host(), cache)
+    return loaded, [loaded.address.get(name, 0) for name in names]
 
 
 @lru_cache(maxsize=1)

@@ -8,8 +8,9 @@ import struct
 from dataclasses import dataclass
 
 from anyshape.backend import host_words as host
-from anyshape.backend import llvm_thin
+from anyshape.backend import limits, llvm_half, llvm_packed, llvm_thin
 from anyshape.backend.torchlib import library
+from anyshape.ir.types import size_of
 
 Shape = tuple[int, ...]
 
@@ -44,12 +45,19 @@ class _Matrix:
 SMALL_MATRIX = 1 << 20  # multiply-adds below which many products in one call are quicker than one by one
 # dtype -> products of matrices, of many matrices, struct code of a scalar
 LIBRARY = {"f32": (host.SGEMM, host.SGEMM_BATCH, "f"), "f64": (host.DGEMM, host.DGEMM_BATCH, "d")}
+PACKED = {dtype: host.PACKED + llvm_packed.ROUTINES * index for index, dtype in enumerate(llvm_half.DTYPES)}
 THIN = {name: host.THIN + index for index, name in enumerate(llvm_thin.routines())}
+# largest tile of a product by packed panels (rows, columns), words of a block along k: panels of columns stay in the
+# first cache or near, the rest in the second
+TILE_ROWS = 192
+TILE_COLUMNS = 256
+TILE_WORDS = 256
+
 
 def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area | None, alpha: float,
                  beta: float) -> list[int] | None:
     """c = alpha * (a @ b) + beta * bias, batched over leading dims; [] when there is nothing to compute."""
-    if dtype not in LIBRARY or not (library().sgemm and library().dgemm):
+    if not _native(dtype):
         return None
     if 0 in c.shape:
         return []
@@ -73,6 +81,13 @@ def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area 
         bias_shape, bias_strides = _full(Area(bias.slot, bias.bytes, bias.item, c.shape, spread), *missing)
         addend = _matrix(bias, bias_shape, bias_strides, batch)
     return _words(number, dtype, left, right, result, addend, batch, alpha, beta, c.item)
+
+
+def _native(dtype: str) -> bool:
+    """Whether the host has products of this dtype."""
+    if dtype in LIBRARY:
+        return bool(library().sgemm and library().dgemm)
+    return dtype in llvm_half.dtypes(limits.host()) and not limits.host().has("amx-bf16")
 
 
 def _two(area: Area, first: bool) -> Shape:
@@ -135,27 +150,65 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
         dims.pop()
     a = _Matrix(a.slot, a.bytes, rows, a.columns, row_strides[0], a.column, a.batch)
     c = _Matrix(c.slot, c.bytes, rows, c.columns, row_strides[1], c.column, c.batch)
-    a_order, b_order, c_order = _ordered(a), _ordered(b), _ordered(c)
-    if a_order is None or b_order is None or c_order is None or c_order[0] != "N":
+    c_order = _ordered(c)
+    if c_order is None or c_order[0] != "N":
         return None
-    sizes = (c.columns, rows, a.columns, a_order[1], b_order[1], c_order[1])
-    if max(sizes) >= 2**31:
-        return None
-    function, many, code = LIBRARY[dtype]
-    small = c.columns * rows * a.columns < SMALL_MATRIX
-    has_many = library().sgemm_batch if dtype == "f32" else library().dgemm_batch
     batches = 1
     for dim in dims:
         batches *= dim[0]
     place = (bias.slot, bias.bytes, row_strides[2] * item, bias.column * item) if bias else (-1, 0, 0, 0)
-    words = [host.MATMUL, 0, number, function, c.columns, rows, a.columns, ord(b_order[0]), ord(a_order[0]),
-             b_order[1], a_order[1], c_order[1], _bits(alpha, code), _bits(beta, code), item,
-             b.slot, b.bytes, a.slot, a.bytes, c.slot, c.bytes, *place, batches, len(dims),
-             *_thin(dtype, item, a, b, c), many if small and has_many else 0]
+    places = [b.slot, b.bytes, a.slot, a.bytes, c.slot, c.bytes, *place, batches, len(dims)]
+    thin = _thin(dtype, item, a, b, c)
+    if dtype in LIBRARY:
+        words = _by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
+    elif thin[0]:
+        words = [host.MATMUL, 0, number, 0, c.columns, rows, a.columns, 0, 0, 0, 0, c_order[1], _bits(alpha, "f"),
+                 _bits(beta, "f"), item, *places, *thin, 0]
+    else:
+        words = _by_panels(number, dtype, a, b, c, c_order[1], alpha, beta, places)
+    if words is None:
+        return None
     for size, a_step, b_step, c_step, bias_step in dims:
         words += [size, b_step * item, a_step * item, c_step * item, bias_step * item]
     words[1] = len(words)
     return words
+
+
+def _by_library(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, leading: int, alpha: float, beta: float,
+                places: list[int], thin: tuple[int, ...]) -> list[int] | None:
+    """The words of a product by BLAS but for its batch dims; None when it cannot take these strides."""
+    a_order, b_order = _ordered(a), _ordered(b)
+    if a_order is None or b_order is None:
+        return None
+    if max(c.columns, c.rows, a.columns, a_order[1], b_order[1], leading) >= 2**31:
+        return None
+    function, many, code = LIBRARY[dtype]
+    small = c.columns * c.rows * a.columns < SMALL_MATRIX
+    has_many = library().sgemm_batch if dtype == "f32" else library().dgemm_batch
+    return [host.MATMUL, 0, number, function, c.columns, c.rows, a.columns, ord(b_order[0]), ord(a_order[0]),
+            b_order[1], a_order[1], leading, _bits(alpha, code), _bits(beta, code), size_of(dtype), *places, *thin,
+            many if small and has_many else 0]
+
+
+def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, leading: int, alpha: float, beta: float,
+               places: list[int]) -> list[int]:
+    """The words of a product by packed panels (backend/host_packed.py) but for its batch dims."""
+    target, item = limits.host(), size_of(dtype)
+    lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
+    # a tile is whole panels; a block of k is whole vectors of words
+    rows = min(TILE_ROWS, _up(c.rows, 3 * grain))
+    columns = min(TILE_COLUMNS, _up(c.columns, 2 * lanes))
+    inner = -(-a.columns // per_word)
+    deep = min(TILE_WORDS, _up(max(inner, 1), lanes))
+    sums = rows * columns if inner > deep else 3 * grain * 2 * lanes
+    scratch = 4 * (rows * deep + columns * deep + sums) + 3 * host.PACKED_PAD
+    return [host.PRODUCT, 0, number, PACKED[dtype], c.columns, c.rows, a.columns, b.column * item, a.row * item,
+            b.row * item, a.column * item, leading, _bits(alpha, "f"), _bits(beta, "f"), item, *places,
+            lanes, grain, per_word, rows, columns, deep, 0, 0, 0, scratch]
+
+
+def _up(size: int, part: int) -> int:
+    return -(-size // part) * part
 
 
 def _thin(dtype: str, item: int, a: _Matrix, b: _Matrix, c: _Matrix) -> tuple[int, ...]:

@@ -1,0 +1,250 @@
+"""Products of matrices of bf16 and f16 from packed panels, printed as LLVM; sums in f32, results rounded once.
+
+BLAS has no such product that uses the processor's own instruction for pairs of bf16 everywhere, and none that writes
+bf16. The scheme is that of every BLAS (Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008):
+
+    C [rows, columns] = A @ B    in tiles:  columns of B in panels of 2 vectors, rows of A in panels of 12, 8, 4
+    word k of a panel            its lanes' factors at k: two neighbours along k for the pair instruction, else one f32
+
+A *tile* routine multiplies one panel of rows with one of columns; its sums stay in registers over the whole block of k.
+
+    tile    (columns, rows, words, sums, step, add)   sums [rows of the panel, columns of it], f32, step bytes apart
+    turn, along, any (source, lane_step, inner_step, lanes, count, target, target_step)   one vector of lanes of a panel:
+            turn: elements along k are neighbours; along: the lanes are; lanes beyond `lanes` are undefined, elements
+            beyond `count` are zero up to a whole word (turn: up to a whole vector of words)
+    finish  (sums, step, target, target_step, rows, columns, addend, addend_step, scalars)
+            target = alpha * sums + beta * addend, rounded; addend: 0, or an address; scalars: of two words, f32 bits
+
+All take i64; steps are in bytes.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from anyshape.backend.limits import Target
+from anyshape.backend.llvm_half import DTYPES, dtypes, multiply_add, pairs, read, read_bits, read_words, write
+from anyshape.backend.llvm_scalar import from_memory
+from anyshape.backend.llvm_text import Code, Value, constant
+
+HEIGHTS = 3  # numbers of rows that a panel may have: 3, 2, 1 times `grain`
+VECTORS = (1, 2)  # vectors of columns that a panel may have
+TILES = HEIGHTS * len(VECTORS)
+# routines of a dtype, in the order of the host's table of functions: tiles by height, then by vectors; then:
+TURN, ALONG, ANY, FINISH = range(TILES, TILES + 4)
+ROUTINES = TILES + 4
+PACK = ("source", "lane_step", "inner_step", "lanes", "count", "target", "target_step")
+ARGUMENTS = {
+    "tile": ("columns", "rows", "words", "sums", "step", "add"), "turn": PACK, "along": PACK, "any": PACK,
+    "finish": ("sums", "step", "target", "target_step", "rows", "columns", "addend", "addend_step", "scalars"),
+}  # fmt: skip
+
+
+def grain(target: Target) -> int:
+    """Rows of the smallest panel of rows. The largest, of three times as many, fills the registers with sums."""
+    return {64: 4, 32: 2}.get(target.vector_bytes, 1)
+
+
+def routines() -> list[str]:
+    """The names of all routines, in the order of the host's table of functions."""
+    return [name for dtype in DTYPES for name in
+            (*(f"tile_{dtype}_{height}_{vectors}" for height in range(HEIGHTS) for vectors in VECTORS),
+             *(f"{way}_{dtype}" for way in ("turn", "along", "any", "finish")))]
+
+
+def emit_packed(target: Target) -> str:
+    """LLVM text of the routines of all `dtypes` of the target."""
+    parts: list[str] = []
+    declarations: dict[str, str] = {}
+    for name in routines():
+        way, dtype, *sizes = name.split("_")
+        if dtype not in dtypes(target):
+            continue
+        body = _Packed(target, dtype, ARGUMENTS[way])
+        if way == "tile":
+            body.tile(grain(target) * (HEIGHTS - int(sizes[0])), int(sizes[1]))
+        else:
+            {"turn": body.turn, "along": body.along, "any": body.any, "finish": body.finish}[way]()
+        declarations |= body.code.declarations
+        arguments = ", ".join(f"i64 %{argument}" for argument in ARGUMENTS[way])
+        parts.append("\n".join([f"define void @{name}({arguments}) {{", *body.code.function_body(), "}"]))
+    return "\n\n".join([*parts, *declarations.values()]) + "\n"
+
+
+class _Packed:
+    """One routine."""
+
+    def __init__(self, target: Target, dtype: str, arguments: tuple[str, ...]) -> None:
+        self.code = Code(target)
+        self.dtype = dtype
+        self.lanes = target.lanes
+        self.pairs = pairs(target, dtype)
+        self.arguments = {name: Value(f"%{name}", "i64") for name in arguments}
+
+    # small helpers
+
+    def given(self, *names: str) -> list[Value]:
+        return [self.arguments[name] for name in names]
+
+    def pointer(self, address: Value) -> Value:
+        return self.code.convert("inttoptr", address, "ptr")
+
+    def plus(self, a: Value, b: Value | int) -> Value:
+        return self.code.binary("add", a, b if isinstance(b, Value) else number(b))
+
+    def times(self, a: Value, b: Value | int) -> Value:
+        return self.code.binary("mul", a, b if isinstance(b, Value) else number(b))
+
+    def load(self, dtype: str, lanes: int, address: Value, alignment: int) -> Value:
+        return self.code.load(dtype, lanes, self.pointer(address), self.code.top, False, alignment)
+
+    def store(self, value: Value, address: Value, alignment: int = 4) -> None:
+        self.code.do(f"store {value.typed}, ptr {self.pointer(address).text}, align {alignment}")
+
+    def get(self, slot: Value, dtype: str, lanes: int) -> Value:
+        return self.code.load(dtype, lanes, slot, self.code.top, False)
+
+    def set(self, slot: Value, value: Value) -> None:
+        self.code.do(f"store {value.typed}, ptr {slot.text}")
+
+    # tiles
+
+    def tile(self, height: int, vectors: int) -> None:
+        code, lanes = self.code, self.lanes
+        columns, rows, words, sums, step, add = self.given(*ARGUMENTS["tile"])
+        slots = [[code.slot(f"sum {i} {j}", "f32", lanes) for j in range(vectors)] for i in range(height)]
+        places = [[self.plus(self.plus(sums, self.times(step, i)), 4 * lanes * j) for j in range(vectors)]
+                  for i in range(height)]
+        for i in range(height):
+            for j in range(vectors):
+                self.set(slots[i][j], constant("f32", 0, lanes))
+        code.open_if(code.compare("ne", add, number(0)))
+        for i in range(height):
+            for j in range(vectors):
+                self.set(slots[i][j], self.load("f32", lanes, places[i][j], 4))
+        code.close_section()
+        word = code.open_loop(number(0), words, 1)
+        column = self.plus(columns, self.times(word, 4 * lanes * vectors))
+        row = self.plus(rows, self.times(word, 4 * height))
+        factors = [self.load("f32", lanes, self.plus(column, 4 * lanes * j), 4) for j in range(vectors)]
+        for i in range(height):
+            other = code.spread(self.load("f32", 0, self.plus(row, 4 * i), 4), lanes)
+            for j in range(vectors):
+                self.set(slots[i][j], multiply_add(code, self.dtype, other, factors[j],
+                                                      self.get(slots[i][j], "f32", lanes)))
+        code.close_section()
+        for i in range(height):
+            for j in range(vectors):
+                self.store(self.get(slots[i][j], "f32", lanes), places[i][j])
+
+    # packing
+
+    def turn(self) -> None:
+        """A square of lanes by words at a time, turned about its diagonal."""
+        code, lanes = self.code, self.lanes
+        source, lane_step, _, count_of_lanes, count, target, target_step = self.given(*PACK)
+        last = self.plus(count_of_lanes, -1)
+        bases = [self.plus(source, self.times(code.intrinsic("smin", number(i), last), lane_step))
+                 for i in range(lanes)]
+        elements = 2 * lanes if self.pairs else lanes
+        whole = code.binary("and", count, number(-elements))
+
+        def square(k: Value, mask: Value | None) -> None:
+            rows = [read_words(code, self.dtype, self.plus(base, self.times(k, 2)), mask) for base in bases]
+            first = self.plus(target, self.times(code.binary("lshr", k, number(1)) if self.pairs else k, target_step))
+            for i, row in enumerate(_turned(code, rows)):
+                self.store(row, self.plus(first, self.times(target_step, i)))
+
+        k = code.open_loop(number(0), whole, elements)
+        square(k, None)
+        code.close_section()
+        code.open_if(code.compare("slt", whole, count))
+        square(whole, code.first_lanes(code.binary("sub", count, whole), elements))
+        code.close_section()
+
+    def along(self) -> None:
+        code, lanes = self.code, self.lanes
+        source, _, inner_step, count_of_lanes, count, target, target_step = self.given(*PACK)
+        for test, mask in (("eq", None), ("ne", code.first_lanes(count_of_lanes, lanes))):
+            code.open_if(code.compare(test, count_of_lanes, number(lanes)))
+            self.over_words(count, target, target_step, functools.partial(self.at, source, inner_step, lanes, mask))
+            code.close_section()
+
+    def any(self) -> None:
+        code = self.code
+        source, lane_step, inner_step, count_of_lanes, count, target, target_step = self.given(*PACK)
+        lane = code.open_loop(number(0), count_of_lanes, 1)
+        first = self.plus(source, self.times(lane, lane_step))
+        self.over_words(count, self.plus(target, self.times(lane, 4)), target_step,
+                        functools.partial(self.at, first, inner_step, 0, None))
+        code.close_section()
+
+    def at(self, source: Value, inner_step: Value, lanes: int, mask: Value | None, k: Value) -> Value:
+        """The bits of element k of some lanes, or of one."""
+        return read_bits(self.code, self.dtype, lanes, self.plus(source, self.times(k, inner_step)), mask)
+
+    def over_words(self, count: Value, target: Value, target_step: Value, bits: Callable[[Value], Value]) -> None:
+        """Writes one word after another of what `bits` finds at k: elements of one lane, or of several."""
+        code = self.code
+        if not self.pairs:
+            k = code.open_loop(number(0), count, 1)
+            self.store(from_memory(code, bits(k), self.dtype, "f32"), self.plus(target, self.times(k, target_step)))
+            code.close_section()
+            return
+        whole = code.binary("and", count, number(-2))
+        k = code.open_loop(number(0), whole, 2)
+        place = self.plus(target, self.times(code.binary("lshr", k, number(1)), target_step))
+        low, high = (code.convert("zext", bits(self.plus(k, i)), "i32") for i in (0, 1))
+        self.store(code.binary("or", low, code.binary("shl", high, constant("i32", 16, high.lanes))), place)
+        code.close_section()
+        code.open_if(code.compare("slt", whole, count))
+        place = self.plus(target, self.times(code.binary("lshr", whole, number(1)), target_step))
+        self.store(code.convert("zext", bits(whole), "i32"), place)
+        code.close_section()
+
+    # results
+
+    def finish(self) -> None:
+        code, lanes = self.code, self.lanes
+        sums, step, target, target_step, rows, columns, addend, addend_step, scalars = self.given(*ARGUMENTS["finish"])
+        alpha, beta = (self.load("f32", 0, self.plus(scalars, 8 * i), 4) for i in (0, 1))
+        adds = code.compare("ne", addend, number(0))
+        whole = code.binary("and", columns, number(-lanes))
+        slot = code.slot("result", "f32", lanes)
+        i = code.open_loop(number(0), rows, 1)
+        starts = [self.plus(first, self.times(i, each))
+                  for first, each in ((sums, step), (target, target_step), (addend, addend_step))]
+
+        def vector(j: Value, mask: Value | None) -> None:
+            source, place, old = (self.plus(start, self.times(j, size))
+                                  for start, size in zip(starts, (4, 2, 2), strict=True))
+            self.set(slot, code.binary("fmul", alpha, self.load("f32", lanes, source, 4)))
+            code.open_if(adds)
+            self.set(slot, code.fma(beta, read(code, self.dtype, lanes, old, mask), self.get(slot, "f32", lanes)))
+            code.close_section()
+            write(code, self.dtype, self.get(slot, "f32", lanes), place, mask)
+
+        j = code.open_loop(number(0), whole, lanes)
+        vector(j, None)
+        code.close_section()
+        code.open_if(code.compare("slt", whole, columns))
+        vector(whole, code.first_lanes(code.binary("sub", columns, whole), lanes))
+        code.close_section()
+        code.close_section()
+
+
+def _turned(code: Code, rows: list[Value]) -> list[Value]:
+    """The transpose of a square of vectors: as many rounds of perfect shuffles as its side has bits."""
+    lanes = len(rows)
+    low = [i // 2 + lanes * (i % 2) for i in range(lanes)]
+    orders = [", ".join(f"i32 {i + first}" for i in low) for first in (0, lanes // 2)]
+    for _ in range(lanes.bit_length() - 1):
+        rows = [code.put(f"shufflevector {a.typed}, {b.typed}, <{lanes} x i32> <{order}>", a.dtype, lanes,
+                         max(a.level, b.level))
+                for a, b in zip(rows[:lanes // 2], rows[lanes // 2:], strict=True) for order in orders]
+    return rows
+
+
+def number(value: int) -> Value:
+    """An i64 literal."""
+    return constant("i64", value)
