@@ -333,7 +333,7 @@ def test_every_row_is_sampled() -> None:
     with_body = sorted(name for name, row in OPS.items() if row.body is not None)
     assert with_body == BODY_ROWS
     without = {name for name, row in OPS.items() if row.body is None}
-    assert without == {"sum", "prod", "amax", "amin", "any", "all", "matmul", "convolution", "extern"}
+    assert without == {"sum", "prod", "amax", "amin", "any", "all", "matmul", "matmul_add", "convolution", "extern"}
 
 
 def test_every_scalar_operation_has_a_row() -> None:
@@ -375,6 +375,14 @@ def test_matmul() -> None:
         expected = (a[..., :, :, None] * b[..., None, :, :]).sum(-2).to(found.dtype)
         bound = TOLERANCE.get(dtype, 0)
         torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+
+
+def test_matmul_with_an_addend_is_rounded_once() -> None:
+    x, y, c = (torch.randn(*shape, dtype=torch.bfloat16) for shape in ((2, 3, 70), (2, 70, 5), (2, 3, 5)))
+    found = one("matmul_add", [x, y, c], alpha=0.3, beta=-2.0)
+    assert torch.equal(found, (0.3 * (x.float() @ y.float()) - 2 * c.float()).bfloat16())
+    nan = torch.full_like(c, math.nan)
+    assert torch.equal(one("matmul_add", [x, y, nan], alpha=1.0, beta=0.0), (x.float() @ y.float()).bfloat16())
 
 
 # ---- the interpreter against torch, where the two are written differently

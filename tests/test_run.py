@@ -25,6 +25,7 @@ from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, Library
 from anyshape.run.arena import Pool
 from anyshape.run.cache import DiskCache
 from anyshape.run.context import Context, shared_context
+from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.executable import Executable
 from anyshape.run.tape import Tape
 from anyshape.run.watch import watched
@@ -69,14 +70,14 @@ def matmul_plan(left, right, out, bias=None, attrs=(), dtype="f32"):
     return allocate(plan_of("product", tuple(inputs), (Window("out", out),), buffers, [step]))
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "i64"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16", "i64"])
 @pytest.mark.parametrize("sizes", [(2, 3, 4, 5), (1, 1, 1, 1), (0, 3, 4, 5), (2, 0, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0),
                                    (7, 64, 96, 33), (1, 5, 1, 1), (70, 3, 8, 5), (3, 1, 9, 6),
                                    (66, 6, 9, 1)])
 @pytest.mark.parametrize("kind", ["plain", "vector", "rows", "transposed", "result", "bias", "broadcast"])
 def test_matmul(dtype, sizes, kind):
     batch, rows, inner, columns = sizes
-    torch_dtype = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "i64": torch.int64}[dtype]
+    torch_dtype = TORCH_DTYPES[dtype]
 
     def random(*shape):
         return torch.randint(-4, 5, shape).to(torch_dtype)
@@ -98,9 +99,10 @@ def test_matmul(dtype, sizes, kind):
         bias, addend, attrs = random(columns), tensor(n, dtype=dtype), (("beta", 2), ("alpha", 3))
     elif kind == "broadcast":
         x, left = random(rows, inner), tensor(m, k, dtype=dtype)
-    wanted = torch.matmul(x, y)
+    wanted = torch.matmul(x.double(), y.double())  # exact
     if addend is not None:
         wanted = 3 * wanted + 2 * bias
+    wanted = wanted.to(torch_dtype)  # rounded once
     run = Executable(matmul_plan(left, right, out, addend, attrs, dtype))
     (found,) = run([x, y] + ([bias] if addend else []))
     assert torch.equal(found, wanted)
@@ -122,11 +124,11 @@ def test_matmul_uses_the_library_in_place():
     torch.testing.assert_close(batch([x, y])[0], x @ y)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
 @pytest.mark.parametrize("few", [1, 2, 3, 4, 5, 8, 9])
 def test_matrix_with_few_vectors(few, dtype):
     """Either operand is the matrix, stored either way, its rows shared out among threads; with and without addend."""
-    torch_dtype = {"f32": torch.float32, "f64": torch.float64}[dtype]
+    torch_dtype = TORCH_DTYPES[dtype]
     for inner, many in ((300, 2100), (1, 70), (17, 5000)):
         for left, right in (((few, inner), (inner, many)), ((many, inner), (inner, few))):
             for turned in (False, True):
@@ -138,7 +140,8 @@ def test_matrix_with_few_vectors(few, dtype):
                     run = Executable(matmul_plan(tensor(m, k, dtype=dtype), tensor(k, n, strides=strides, dtype=dtype),
                                                  tensor(m, n, dtype=dtype), addend, attrs, dtype), threads=3)
                     y_seen = y.T if turned else y
-                    wanted = x @ y_seen if addend is None else 3 * (x @ y_seen) + 2 * bias
+                    exact = x.double() @ y_seen.double()
+                    wanted = (exact if addend is None else 3 * exact + 2 * bias).to(torch_dtype)
                     assert torch.equal(run([x, y_seen] + ([bias] if addend else []))[0], wanted)
 
 

@@ -5,8 +5,8 @@
         after the last block of k: round into the result
 
 In the terms of the words, which are a column-major library's: `columns` run along M, where the result is contiguous;
-`rows` along N. The routines are those of backend/llvm_packed.py. Scratch of a thread: panels of rows, panels of columns,
-sums (of one pair of panels, or of the whole tile where there are several blocks of k).
+`rows` along N. The routines are those of backend/llvm_packed.py. Scratch of a thread: panels of rows, panels of
+columns, sums (of one pair of panels, or of the whole tile where there are several blocks of k).
 """
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ bf16. The scheme is that of every BLAS (Goto and van de Geijn, Anatomy of High-P
 A *tile* routine multiplies one panel of rows with one of columns; its sums stay in registers over the whole block of k.
 
     tile    (columns, rows, words, sums, step, add)   sums [rows of the panel, columns of it], f32, step bytes apart
-    turn, along, any (source, lane_step, inner_step, lanes, count, target, target_step)   one vector of lanes of a panel:
-            turn: elements along k are neighbours; along: the lanes are; lanes beyond `lanes` are undefined, elements
-            beyond `count` are zero up to a whole word (turn: up to a whole vector of words)
+    turn, along, any (source, lane_step, inner_step, lanes, count, target, target_step)   one vector of lanes
+            of a panel. turn: elements along k are neighbours; along: the lanes are. Lanes beyond `lanes` are
+            undefined, elements beyond `count` are zero up to a whole word (turn: to a whole vector of words)
     finish  (sums, step, target, target_step, rows, columns, addend, addend_step, scalars)
             target = alpha * sums + beta * addend, rounded; addend: 0, or an address; scalars: of two words, f32 bits
 

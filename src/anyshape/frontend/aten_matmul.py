@@ -2,7 +2,7 @@
 
     aten.addmm(bias [n], x [m, k], w [k, n])  -->  p = matmul(x, w); add(p, bias)
 
-In half precision a product with a sum stays PyTorch's one call: it rounds once, after the sum.
+In half precision a product with a sum is one row, `matmul_add`: it is rounded once, after the sum.
 """
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ aten = torch.ops.aten
 
 def matmul(t: Translator, a: Value, b: Value) -> Value:
     """[*B, M, K] @ [*B, K, N] with equal batch dims."""
+    _fits(t, a, b)
+    return t.op("matmul", a, b)
+
+
+def _fits(t: Translator, a: Value, b: Value) -> None:
     if a.tensor.dtype != b.tensor.dtype:
         raise InputError(f"a product of {a.tensor} and {b.tensor} cannot be taken", where=t.builder.where,
                          why=f"one matrix is {a.tensor.dtype}, the other {b.tensor.dtype}", do="cast one of them")
@@ -31,7 +36,6 @@ def matmul(t: Translator, a: Value, b: Value) -> Value:
     for have, want in zip(a.tensor.shape[:-2], b.tensor.shape[:-2], strict=True):
         if have != want:
             raise Mismatch(have, want)
-    return t.op("matmul", a, b)
 
 
 @translates(aten.mm.default, aten.bmm.default)
@@ -41,13 +45,17 @@ def mm(t: Translator, a: Value, b: Value) -> Value:
 
 @translates(aten.addmm.default, aten.baddbmm.default)
 def addmm(t: Translator, c: Value, a: Value, b: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    _round_once(a, beta)
+    if size_of(a.tensor.dtype) < 4 and (_is_not(alpha, 1) or _is_not(beta, 0)):
+        return _rounded_once(t, c, a, b, beta, alpha)
     return _plus(t, c, matmul(t, a, b), beta, alpha)
 
 
-def _round_once(a: Value, beta: Any = 1) -> None:
-    if size_of(a.tensor.dtype) < 4 and _is_not(beta, 0):
+def _rounded_once(t: Translator, c: Value, a: Value, b: Value, beta: Any = 1, alpha: Any = 1) -> Value:
+    if not isinstance(alpha, (int, float)) or not isinstance(beta, (int, float)):
         raise Decline("the product would be rounded before the sum")
+    _fits(t, a, b)
+    shape = (*a.tensor.shape[:-1], b.tensor.shape[-1])
+    return t.op("matmul_add", a, b, t.broadcast(c, shape), alpha=float(alpha), beta=float(beta))
 
 
 def _plus(t: Translator, c: Value, x: Value, beta: Any, alpha: Any) -> Value:
@@ -92,9 +100,10 @@ def addr(t: Translator, c: Value, a: Value, b: Value, *, beta: Any = 1, alpha: A
 def linear(t: Translator, x: Value, weight: Value, bias: Value | None = None) -> Value:
     if weight.tensor.rank != 2:
         raise Decline("a weight that is no matrix")
-    if bias is not None:
-        _round_once(x)
     shape = x.tensor.shape
     rows = t.reshape(x, (product(shape[:-1]), shape[-1]))
-    result = t.reshape(matmul(t, rows, t.permute(weight, (1, 0))), t.out.shape)
+    columns = t.permute(weight, (1, 0))
+    if bias is not None and size_of(x.tensor.dtype) < 4:
+        return t.reshape(_rounded_once(t, bias, rows, columns), t.out.shape)
+    result = t.reshape(matmul(t, rows, columns), t.out.shape)
     return result if bias is None else t.pointwise("add", result, bias)

@@ -1,4 +1,7 @@
-"""The matrix product, done by the target's library: [*B, M, K] @ [*B, K, N] -> [*B, M, N]."""
+"""The matrix product, done by the target's library: [*B, M, K] @ [*B, K, N] -> [*B, M, N].
+
+    matmul_add(a, b, c)    alpha * (a @ b) + beta * c, rounded once; beta 0: c is not read
+"""
 from __future__ import annotations
 
 from anyshape.ir.types import TensorType
@@ -21,4 +24,16 @@ def _infer(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     return (TensorType(a.dtype, a.shape[:-1] + b.shape[-1:], None, same_device(name, (a, b))),)
 
 
+def _infer_add(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    (result,), c = _infer(name, inputs[:2], attrs), tensor(name, inputs, 2)
+    if c.dtype != result.dtype or c.shape != result.shape:
+        fail(name, f"{c} is added to {result}", "cast and broadcast it first")
+    same_device(name, (c, result))
+    for key in ("alpha", "beta"):
+        if not isinstance(attrs[key], (int, float)):
+            fail(name, f"{key} is {attrs[key]!r}, not a number")
+    return (result,)
+
+
 add_row("matmul", "library", "a, b", _infer, torch="matmul")
+add_row("matmul_add", "library", "a, b, c | alpha, beta", _infer_add)

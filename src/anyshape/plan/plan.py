@@ -68,9 +68,9 @@ class KernelStep:
 
 @dataclass(frozen=True, slots=True)
 class LibraryStep:
-    """A native library call, `op` "matmul": outputs[0] = inputs[0] @ inputs[1], batched over all leading dims
-    (inputs may be strided windows, batch strides may be 0), plus inputs[2] * beta when there is a third (may be a
-    broadcast window)."""
+    """A native library call, `op` "matmul" or "matmul_add": outputs[0] = alpha * inputs[0] @ inputs[1], batched over
+    all leading dims (inputs may be strided windows, batch strides may be 0), plus inputs[2] * beta when there is a
+    third (may be a broadcast window). alpha and beta are attributes, 1 when left out."""
 
     op: str
     inputs: tuple[Window, ...]

@@ -1,6 +1,7 @@
 """One running call as Python sees it: tensors for the steps that PyTorch does, results, and saved values."""
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -250,8 +251,11 @@ class Call:
         assert isinstance(alpha, (int, float)) and isinstance(beta, (int, float))
         a, b, *rest = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
         target = self.tensor(step.outputs[0], views[len(step.inputs)])
-        if rest and a.dim() == 2 and b.dim() == 2 and target.is_floating_point():
-            target.copy_(torch.addmm(rest[0], a, b, alpha=alpha, beta=beta))
+        if rest and 2 <= a.dim() == b.dim() and target.is_floating_point():  # rounded once
+            batch = target.shape[:-2]
+            added = torch.baddbmm(*(x.expand(*batch, *x.shape[-2:]).reshape(math.prod(batch), *x.shape[-2:])
+                                    for x in (rest[0].expand(target.shape), a, b)), alpha=alpha, beta=beta)
+            target.copy_(added.view(target.shape))
             return
         product = torch.matmul(a, b)
         if alpha != 1:

@@ -57,7 +57,9 @@ class Context:
         """The table of addresses that a program's words refer to; see backend/host.py."""
         torch = library()
         table = [torch.parallel, torch.thread_number, torch.team_size, torch.sgemm, torch.dgemm, torch.clock,
-                 torch.sgemm_batch, torch.dgemm_batch, *(address for _, addresses in self.products for address in addresses)]
+                 torch.sgemm_batch, torch.dgemm_batch]
+        for _, addresses in self.products:
+            table += addresses
         for kernel in kernels:
             table += [kernel.run, kernel.blocks, kernel.scratch, kernel.work]
         return (WORD * len(table))(*table)

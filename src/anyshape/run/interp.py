@@ -127,6 +127,12 @@ def _prod(a: Attributes, x: torch.Tensor) -> torch.Tensor:
     return result.to(x.dtype)
 
 
+def _matmul_add(a: Attributes, x: torch.Tensor, y: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    working = torch.float32 if x.dtype in HALF else x.dtype
+    result = torch.matmul(x.to(working), y.to(working)) * a["alpha"]
+    return (result + c.to(working) * a["beta"] if a["beta"] else result).to(x.dtype)
+
+
 OWN: dict[str, Callable[..., torch.Tensor]] = {
     "trunc_div": lambda a, x, y: torch.div(x, y, rounding_mode="trunc"),
     "pow": lambda a, x, y: torch.pow(x, y),
@@ -153,6 +159,7 @@ OWN: dict[str, Callable[..., torch.Tensor]] = {
     "all": lambda a, x: x.all(a["dims"], a["keep"]),
     "matmul": lambda a, x, y: torch.matmul(x, y),
     "convolution": lambda a, x, w, b=None: convolve(x, w, b, a["stride"], a["padding"], a["dilation"], a["groups"]),
+    "matmul_add": _matmul_add,
 }
 
 

@@ -224,9 +224,9 @@ class _Writer:
         return f"specs[{len(self.specs) - 1}]"
 
     def library(self, number: int, step: LibraryStep) -> str:
-        if step.op != "matmul":
+        if step.op not in ("matmul", "matmul_add"):
             raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
-                              why="the host knows matmul only", do="make it an extern step")
+                              why="the host knows products only", do="make it an extern step")
         attrs = dict(step.attrs)
         windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)

@@ -1,0 +1,277 @@
+"""Products of bf16 and f16: from packed panels and beside few vectors, in the host, summed in f32 and rounded once."""
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import anyshape
+from anyshape.backend import llvm_build, llvm_half, llvm_packed, llvm_thin
+from anyshape.backend.limits import Target, host, target_of
+from anyshape.run import words
+
+HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
+EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of one rounding
+dtypes = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
+
+
+def native() -> bool:
+    """Whether this machine's products are the host's own."""
+    return all(words._native(dtype) for dtype in HALF)
+
+
+only_native = pytest.mark.skipif(not native(), reason="this processor's products are PyTorch's")
+
+
+def bound(x: torch.Tensor, y: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """What one rounding, and sums in f32, may be off; below the normal range of f16 steps are equal."""
+    inner = x.shape[-1]
+    return EPSILON[x.dtype] * exact.abs() + (inner + 2) * 2.0**-23 * (x.double().abs() @ y.double().abs()) + 2.0**-25
+
+
+def check(found: torch.Tensor, x: torch.Tensor, y: torch.Tensor, exact: torch.Tensor) -> None:
+    assert found.dtype == x.dtype and found.shape == exact.shape
+    assert ((found.double() - exact).abs() <= bound(x, y, exact)).all()
+
+
+def laid(shape: tuple[int, ...], kind: str, dtype: torch.dtype) -> torch.Tensor:
+    """A random tensor: dense; its matrices transposed; every other row and column of a larger one."""
+    if kind == "transposed":
+        return torch.randn(*shape[:-2], shape[-1], shape[-2]).to(dtype).transpose(-1, -2)
+    if kind == "strided":
+        return torch.randn(*shape[:-2], 2 * shape[-2], 2 * shape[-1]).to(dtype)[..., ::2, ::2]
+    return torch.randn(shape).to(dtype)
+
+
+def inside(fast) -> list[str]:
+    """What the programs of a compiled function leave to PyTorch."""
+    return [step.target for program in fast.programs for step in program.compiled.plan.steps
+            if type(step).__name__ == "ExternStep"]
+
+
+SIZES = [(1, 1, 1), (2, 3, 5), (13, 7, 17), (9, 64, 31), (12, 1, 32), (97, 101, 103), (16, 1500, 24), (200, 33, 300),
+         (33, 600, 40), (193, 517, 257), (0, 5, 7), (5, 0, 7), (5, 7, 0), (1, 700, 65), (70, 129, 1), (9, 40, 9)]
+
+
+@dtypes
+@pytest.mark.parametrize("left, right", list(itertools.product(("dense", "transposed", "strided"), repeat=2)))
+def test_products_of_every_layout(dtype, left, right):
+    fast = anyshape.compile(torch.matmul)
+    for m, k, n in SIZES:
+        x, y = laid((m, k), left, dtype), laid((k, n), right, dtype)
+        check(fast(x, y), x, y, x.double() @ y.double())
+    assert inside(fast) == []
+
+
+@dtypes
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_share_out_tiles(dtype, threads):
+    before = torch.get_num_threads()
+    fast = anyshape.compile(torch.matmul)
+    try:
+        torch.set_num_threads(threads)
+        for shape in ((500, 70, 600), (30, 2000, 1000), (1000, 40, 30), (3, 900, 2000), (2000, 900, 2)):
+            m, k, n = shape
+            x, y = laid((m, k), "dense", dtype), laid((k, n), "transposed", dtype)
+            check(fast(x, y), x, y, x.double() @ y.double())
+    finally:
+        torch.set_num_threads(before)
+
+
+@dtypes
+def test_batches(dtype):
+    """Of matrices, with one side the same for all, in a permuted result."""
+    fast = anyshape.compile(lambda x, y: (x @ y).transpose(-1, -2))
+    for left, right in (((3, 4, 20, 30), (3, 4, 30, 50)), ((2, 20, 30), (30, 50)), ((4, 1, 9, 17), (5, 17, 40)),
+                        ((40, 16, 64), (40, 64, 16)), ((6, 1, 64), (6, 64, 33)), ((2, 0, 5), (2, 5, 3))):
+        x, y = laid(left, "dense", dtype), laid(right, "dense", dtype)
+        exact = x.double() @ y.double()
+        check(fast(x, y).transpose(-1, -2), x, y, exact)
+
+
+@dtypes
+def test_an_addend_is_added_before_rounding(dtype):
+    fast = anyshape.compile(lambda x, w, c: torch.addmm(c, x, w, beta=-0.5, alpha=2.0))
+    for (m, k, n), shape in itertools.product(((9, 300, 70), (1, 1, 1), (3, 40, 300), (130, 600, 40), (5, 0, 3)),
+                                              ("row", "matrix", "column", "number")):
+        x, w = laid((m, k), "dense", dtype), laid((k, n), "transposed", dtype)
+        c = torch.randn({"row": (n,), "matrix": (m, n), "column": (m, 1), "number": ()}[shape]).to(dtype) * 30
+        exact = -0.5 * c.double() + 2 * (x.double() @ w.double())
+        found = fast(x, w, c)
+        assert ((found.double() - exact).abs() <= 2 * bound(x, w, exact) - EPSILON[dtype] * exact.abs()
+                + 2.0**-22 * c.double().abs()).all()
+    assert inside(fast) == []
+    linear = anyshape.compile(F.linear)
+    for shape in ((2, 3, 64), (64,), (0, 64), (40, 64)):
+        x, w, c = laid(shape, "dense", dtype), laid((70, 64), "dense", dtype), torch.randn(70).to(dtype)
+        exact = F.linear(x.double(), w.double(), c.double())
+        found = linear(x, w, c)
+        assert found.shape == exact.shape
+        assert ((found.double() - exact).abs() <= EPSILON[dtype] * exact.abs() + 1e-4).all()
+    assert inside(linear) == []
+    batched = anyshape.compile(lambda c, x, y: torch.baddbmm(c, x, y, beta=0, alpha=0.125))
+    x, y = laid((5, 20, 64), "dense", dtype), laid((5, 64, 20), "transposed", dtype)
+    c = torch.full((5, 20, 20), math.nan, dtype=dtype)
+    exact = 0.125 * (x.double() @ y.double())
+    check(batched(c, x, y), x, y, exact)
+    assert inside(batched) == []
+
+
+@dtypes
+def test_infinities_and_nans_stay_where_they_are(dtype):
+    fast = anyshape.compile(torch.matmul)
+    for m, k, n in ((20, 33, 40), (1, 37, 50), (50, 37, 2), (30, 1031, 30)):
+        x, y = laid((m, k), "dense", dtype), laid((k, n), "dense", dtype)
+        x[m // 2, k // 3] = math.inf
+        x[m // 3, k // 2] = math.nan
+        y[k - 1, n // 2] = -math.inf
+        found, exact = fast(x, y), x.double() @ y.double()
+        assert torch.equal(found.isnan(), exact.isnan())
+        assert torch.equal(found.isinf() & (found > 0), exact == math.inf)
+        assert torch.equal(found.isinf() & (found < 0), exact == -math.inf)
+
+
+def test_results_out_of_the_range_of_f16_are_infinite():
+    fast = anyshape.compile(torch.matmul)
+    for m in (1, 20):
+        x, y = torch.full((m, 64), 200.0).half(), torch.full((64, 40), 200.0).half()
+        assert (fast(x, y) == math.inf).all() and (fast(-x, y) == -math.inf).all()
+
+
+@dtypes
+def test_training(dtype):
+    """Forward and backward of two layers, at sizes not seen before: no further from float64 than eager PyTorch."""
+    torch.manual_seed(0)
+    w1, w2, b1 = (torch.randn(shape).to(dtype) * 0.2 for shape in ((96, 40), (17, 96), (96,)))
+
+    def step(x, *weights):
+        leaves = [w.clone().requires_grad_() for w in weights]
+        loss = run(x, *leaves).float().square().mean()
+        return loss.detach(), *torch.autograd.grad(loss, leaves)
+
+    def net(x, w1, w2, b1):
+        return F.linear(torch.tanh(F.linear(x, w1, b1)), w2)
+
+    fast = anyshape.compile(net)
+    for rows in (5, 33, 1, 70):
+        x = torch.randn(rows, 40).to(dtype)
+        run = net
+        exact = step(x.double(), w1.double(), w2.double(), b1.double())
+        eager = step(x, w1, w2, b1)
+        run = fast
+        for one, other, wanted in zip(step(x, w1, w2, b1), eager, exact, strict=True):
+            worst = (other.double() - wanted).abs().max()
+            assert (one.double() - wanted).abs().max() <= 1.5 * worst + EPSILON[dtype] * wanted.abs().max()
+    assert inside(fast) == []
+
+
+@only_native
+def test_products_stay_in_the_host():
+    """No call of PyTorch between kernels, and a new length costs no more than a record."""
+    fast = anyshape.compile(lambda x, w, b: F.linear(torch.relu(x), w, b).sum(0))
+    w, c = torch.randn(300, 64).bfloat16(), torch.randn(300).bfloat16()
+    fast(torch.randn(20, 64).bfloat16(), w, c)
+    (program,) = fast.programs
+    for rows in (2, 9, 100, 700):
+        x = torch.randn(rows, 64).bfloat16()
+        fast(x, w, c)
+    run = program.executable
+    assert all(not record.calls for record in run.records.values())
+    # the thread's scratch does not grow with the matrices
+    assert max(record.scratch for record in run.records.values()) < 1 << 20
+
+
+# ---- routines on processors other than this one
+
+
+def targets() -> list[Target]:
+    """This machine; without pairs of bf16; with half and a quarter of the width."""
+    names = sorted(name[1:] for name in host().features.split(",") if name.startswith("+"))
+    cut = [(), ("avx512bf16",), ("avx512", "avx10", "evex", "amx"),
+           ("avx512", "avx10", "evex", "amx", "avx2", "fma", "f16c", "avx", "vaes", "vpcl")]
+    result = []
+    for late, cpu in zip(cut, (host().cpu, host().cpu, "haswell", "nehalem"), strict=True):
+        kept = frozenset(n for n in names if not (late and n.startswith(late)))
+        target = target_of(host().triple, cpu, kept)
+        off = ",".join(f"-{n}" for n in names if n not in kept)
+        result.append(Target(target.triple, target.cpu, f"{target.features},{off}" if off else target.features,
+                             target.vector_bytes, target.fma, target.wide_int))
+    return list(dict.fromkeys(result))
+
+
+@pytest.mark.skipif(not host().triple.startswith("x86_64"), reason="older x86 processors")
+@pytest.mark.parametrize("target", targets(), ids=lambda t: f"{t.vector_bytes}{'-pairs' * llvm_half.pairs(t, 'bf16')}")
+@pytest.mark.parametrize("dtype", HALF)
+def test_every_routine_of_panels(target, dtype):
+    if dtype not in llvm_half.dtypes(target):
+        pytest.skip("no conversion of f16")
+    names = [name for name in llvm_packed.routines() if f"_{dtype}" in name]
+    routines = llvm_build.load(llvm_packed.emit_packed(target), names, target)
+
+    def call(name, *arguments):
+        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))(routines.address[name])(*arguments)
+
+    lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
+    for inner, thirds, vectors, ways in itertools.product((0, 1, 7, 37, 64), (1, 2, 3), (1, 2),
+                                                          (("turn", "along"), ("along", "turn"), ("any", "any"))):
+        rows, columns = thirds * grain, vectors * lanes
+        x, y = torch.randn(rows, inner).to(HALF[dtype]), torch.randn(inner, columns).to(HALF[dtype])
+        left = x if ways[0] != "along" else x.T.contiguous().T
+        right = y if ways[1] != "turn" else y.T.contiguous().T
+        count = -(-inner // per_word)
+        room = -(-count // lanes) * lanes
+        first, second = (np.full(size * room + lanes, math.nan, np.float32) for size in (rows, columns))
+        for i in range(0, rows, lanes):
+            call(f"{ways[0]}_{dtype}", left.data_ptr() + 2 * i * left.stride(0), 2 * left.stride(0),
+                 2 * left.stride(1), min(lanes, rows - i), inner, first.ctypes.data + 4 * i, 4 * rows)
+        for i in range(0, columns, lanes):
+            call(f"{ways[1]}_{dtype}", right.data_ptr() + 2 * i * right.stride(1), 2 * right.stride(1),
+                 2 * right.stride(0), lanes, inner, second.ctypes.data + 4 * i, 4 * columns)
+        sums = np.ones((rows, columns), np.float32)
+        call(f"tile_{dtype}_{3 - thirds}_{vectors}", second.ctypes.data, first.ctypes.data, count, sums.ctypes.data,
+             4 * columns, 1)
+        exact = x.double() @ y.double()
+        np.testing.assert_allclose(sums, 1 + exact.numpy(), rtol=1e-5, atol=1e-4)
+        result, addend = torch.zeros(rows, columns + 3).to(HALF[dtype]), torch.randn(rows, columns).to(HALF[dtype])
+        scalars = np.zeros(4, np.float32)
+        scalars[0], scalars[2] = 2, 0.5
+        call(f"finish_{dtype}", sums.ctypes.data, 4 * columns, result.data_ptr(), 2 * (columns + 3), rows, columns - 1,
+             addend.data_ptr(), 2 * columns, scalars.ctypes.data)
+        wanted = (2 * torch.from_numpy(sums).double() + 0.5 * addend.double())[:, :-1]
+        found = result[:, :columns - 1].double()
+        assert ((found - wanted).abs() <= 1.01 * EPSILON[HALF[dtype]] * wanted.abs() + 1e-6).all()
+        assert not result[:, columns - 1:].any()
+
+
+@pytest.mark.skipif(not host().triple.startswith("x86_64"), reason="older x86 processors")
+@pytest.mark.parametrize("target", targets(), ids=lambda t: f"{t.vector_bytes}{'-pairs' * llvm_half.pairs(t, 'bf16')}")
+@pytest.mark.parametrize("dtype", HALF)
+def test_every_routine_beside_few_vectors(target, dtype):
+    if dtype not in llvm_half.dtypes(target):
+        pytest.skip("no conversion of f16")
+    names = [name for name in llvm_thin.routines() if f"_{dtype}" in name]
+    routines = llvm_build.load(llvm_thin.emit_thin(target), names, target)
+    for way in llvm_thin.COUNTS:
+        for count in range(1, max(llvm_thin.COUNTS[way]) + 1):
+            call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(
+                routines.address[llvm_thin.routine(way, dtype, count)])
+            for inner, results, beta in ((37, 2100, 0.0), (300, 9, 0.5), (1, 1, 0.5), (0, 5, 0.0), (64, 4200, 0.5)):
+                shape = (results, inner) if way == "dot" else (inner, results)
+                matrix, vectors, found = (torch.randn(*s).to(HALF[dtype]) for s in (shape, (count, inner),
+                                                                                  (count, results)))
+                turned = matrix.T if way == "dot" else matrix
+                wanted = 2 * vectors.double() @ turned.double() + beta * found.double()
+                wanted[:, :results // 3] = found[:, :results // 3].double()
+                rows = [min(i, count - 1) for i in range(llvm_thin.PLACES)]
+                places = np.array([*(vectors[i].data_ptr() for i in rows), *(found[i].data_ptr() for i in rows)])
+                scalars = np.zeros(4, np.float32)
+                scalars[0], scalars[2] = 2, beta
+                call(matrix.data_ptr(), 2 * matrix.stride(0), inner, results // 3, results, places.ctypes.data, 2, 2,
+                     scalars.ctypes.data)
+                close = EPSILON[HALF[dtype]] * wanted.abs() + 1e-4
+                assert ((found.double() - wanted).abs() <= close).all()
