@@ -27,6 +27,7 @@ from anyshape.backend.llvm_half import DTYPES, dtypes, multiply_add, pairs, read
 from anyshape.backend.llvm_scalar import from_memory
 from anyshape.backend.llvm_text import Code, Value, constant
 
+AHEAD = 16  # elements along k that are fetched before their turn
 HEIGHTS = 3  # numbers of rows that a panel may have: 3, 2, 1 times `grain`
 VECTORS = (1, 2)  # vectors of columns that a panel may have
 TILES = HEIGHTS * len(VECTORS)
@@ -150,6 +151,8 @@ class _Packed:
         whole = code.binary("and", count, number(-elements))
 
         def square(k: Value, mask: Value | None) -> None:
+            for base in bases if mask is None else ():
+                self.prefetch(self.plus(self.plus(base, self.times(lane_step, lanes)), self.times(k, 2)))
             rows = [read_words(code, self.dtype, self.plus(base, self.times(k, 2)), mask) for base in bases]
             first = self.plus(target, self.times(code.binary("lshr", k, number(1)) if self.pairs else k, target_step))
             for i, row in enumerate(_turned(code, rows)):
@@ -161,6 +164,11 @@ class _Packed:
         code.open_if(code.compare("slt", whole, count))
         square(whole, code.first_lanes(code.binary("sub", count, whole), elements))
         code.close_section()
+
+    def prefetch(self, address: Value) -> None:
+        """Has the second cache fetch a line that is read soon: the processor does not foresee as many streams."""
+        self.code.declare("void", "llvm.prefetch.p0", ["ptr", "i32", "i32", "i32"])
+        self.code.do(f"call void @llvm.prefetch.p0(ptr {self.pointer(address).text}, i32 0, i32 2, i32 1)")
 
     def along(self) -> None:
         code, lanes = self.code, self.lanes
@@ -181,6 +189,8 @@ class _Packed:
 
     def at(self, source: Value, inner_step: Value, lanes: int, mask: Value | None, k: Value) -> Value:
         """The bits of element k of some lanes, or of one."""
+        if lanes and mask is None:
+            self.prefetch(self.plus(source, self.times(self.plus(k, AHEAD), inner_step)))
         return read_bits(self.code, self.dtype, lanes, self.plus(source, self.times(k, inner_step)), mask)
 
     def over_words(self, count: Value, target: Value, target_step: Value, bits: Callable[[Value], Value]) -> None:
@@ -194,13 +204,22 @@ class _Packed:
         whole = code.binary("and", count, number(-2))
         k = code.open_loop(number(0), whole, 2)
         place = self.plus(target, self.times(code.binary("lshr", k, number(1)), target_step))
-        low, high = (code.convert("zext", bits(self.plus(k, i)), "i32") for i in (0, 1))
-        self.store(code.binary("or", low, code.binary("shl", high, constant("i32", 16, high.lanes))), place)
+        self.store(self.pair(bits(k), bits(self.plus(k, 1))), place)
         code.close_section()
         code.open_if(code.compare("slt", whole, count))
         place = self.plus(target, self.times(code.binary("lshr", whole, number(1)), target_step))
         self.store(code.convert("zext", bits(whole), "i32"), place)
         code.close_section()
+
+    def pair(self, low: Value, high: Value) -> Value:
+        """Words of two elements each; or one word."""
+        code, lanes = self.code, low.lanes
+        if not lanes:
+            low, high = (code.convert("zext", value, "i32") for value in (low, high))
+            return code.binary("or", low, code.binary("shl", high, constant("i32", 16)))
+        order = ", ".join(f"i32 {i // 2 + lanes * (i % 2)}" for i in range(2 * lanes))
+        return code.put(f"shufflevector {low.typed}, {high.typed}, <{2 * lanes} x i32> <{order}>", low.dtype,
+                        2 * lanes, max(low.level, high.level))
 
     # results
 
