@@ -1,6 +1,7 @@
 """Products of bf16 and f16: from packed panels and beside few vectors, in the host, summed in f32 and rounded once."""
 from __future__ import annotations
 
+import copy
 import ctypes
 import itertools
 import math
@@ -11,9 +12,16 @@ import torch
 import torch.nn.functional as F
 
 import anyshape
+import anyshape.ops  # noqa: F401  (fills the op table)
 from anyshape.backend import llvm_build, llvm_half, llvm_packed, llvm_thin
 from anyshape.backend.limits import Target, host, target_of
+from anyshape.base.config import Config
+from anyshape.ir.parse import parse
+from anyshape.ir.verify import verify
+from anyshape.plan.plan import KernelStep, LibraryStep
+from anyshape.road import compile_graph
 from anyshape.run import words
+from anyshape.run.interp import interpret
 
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
 EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of one rounding
@@ -170,6 +178,78 @@ def test_training(dtype):
     assert inside(fast) == []
 
 
+@dtypes
+def test_casts_are_part_of_products(dtype):
+    """Under autocast: weights in f32 and their gradients exist once, and come out as eager's do."""
+    torch.manual_seed(0)
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.nn.ParameterList([torch.randn(s) for s in ((96, 40), (17, 96), (40, 96))])
+
+        def forward(self, x):
+            w1, w2, w3 = self.weights
+            h = torch.tanh(F.linear(x, w1))
+            return F.linear(torch.tanh(F.linear(h, w3)), w1).sum() + F.linear(h, w2).sum()
+
+    net = Net()
+    fast = anyshape.compile(net)
+
+    def grads(run, x):
+        with torch.autocast("cpu", dtype=dtype):
+            loss = run(x)
+        return torch.autograd.grad(loss, list(net.parameters()))
+
+    for rows in (20, 1, 7, 33, 300):
+        x = torch.randn(rows, 40)
+        twin = copy.deepcopy(net).double()
+        exact = torch.autograd.grad(twin(x.double()), list(twin.parameters()))
+        for one, other, wanted in zip(grads(fast, x), grads(net, x), exact, strict=True):
+            assert one.dtype == torch.float32
+            worst = (other - wanted).abs().max()
+            assert (one - wanted).abs().max() <= 1.5 * worst + EPSILON[dtype] * wanted.abs().max()
+            # rounded as eager's are; w1's is the sum of two such
+            assert one.shape == (96, 40) or torch.equal(one, one.to(dtype).float())
+    steps = [step for program in fast.programs for step in program.compiled.plan.steps]
+    read = {(w.type.dtype, w.type.shape) for step in steps if isinstance(step, LibraryStep) for w in step.inputs}
+    made = {(w.type.dtype, w.type.shape) for step in steps if isinstance(step, LibraryStep) for w in step.outputs}
+    assert {("f32", (96, 17)), ("f32", (96, 40))} <= read and {("f32", (17, 96)), ("f32", (40, 96))} <= made
+    in_kernels = [w.type.shape for step in steps if isinstance(step, KernelStep) for w in step.params]
+    assert (17, 96) not in in_kernels and (40, 96) not in in_kernels
+
+
+@dtypes
+def test_operands_and_results_in_f32(dtype):
+    """Of every layout, as panels; beside few vectors, too."""
+    name = next(key for key, value in HALF.items() if value == dtype)
+    graph = parse(f"""
+    graph g(x: {name}[m, k], y: f32[k, n], z: f32[n, k], u: f32[k, m], v: {name}[n, m], w: {name}[m, n])
+      zt = permute(z | dims=[1, 0])                                       f32[k, n]
+      ut = permute(u | dims=[1, 0])                                       f32[m, k]
+      a = matmul(x, y | rounded="{name}")                                 {name}[m, n]
+      b = matmul(x, zt | rounded="{name}", dtype="f32")                   f32[m, n]
+      c = matmul(ut, zt | rounded="{name}")                               {name}[m, n]
+      d = matmul(u, w | rounded="{name}", dtype="f32")                    f32[k, n]
+      e = matmul(v, ut | rounded="{name}", dtype="f32")                   f32[n, k]
+      f = matmul_add(ut, y, w | alpha=0.5, beta=2.0, rounded="{name}")    {name}[m, n]
+      return a, b, c, d, e, f
+    """)
+    verify(graph)
+    compiled = compile_graph(graph, Config(check=1))
+    for m, k, n in ((20, 33, 40), (1, 1, 1), (3, 70, 100), (250, 600, 300), (13, 0, 5), (0, 3, 4)):
+        x, y, z, u, v, w = (torch.randn(shape) for shape in ((m, k), (k, n), (n, k), (k, m), (n, m), (m, n)))
+        inputs = [x.to(dtype), y, z, u, v.to(dtype), w.to(dtype)]
+        wanted = interpret(graph, inputs)[0]
+        for one, other in zip(compiled.executable(list(inputs)), wanted, strict=True):
+            assert one.dtype == other.dtype
+            close = 2 * EPSILON[dtype]
+            torch.testing.assert_close(one, other, rtol=close, atol=close * (1 + k) ** 0.5)
+            assert torch.equal(one, one.to(dtype).to(one.dtype))
+    if native():
+        assert not any(record.calls for record in compiled.executable.records.values())
+
+
 @only_native
 def test_products_stay_in_the_host():
     """No call of PyTorch between kernels, and a new length costs no more than a record."""
@@ -221,21 +301,22 @@ def test_every_routine_of_panels(target, dtype):
                                                           (("turn", "along"), ("along", "turn"), ("any", "any"))):
         rows, columns = thirds * grain, vectors * lanes
         x, y = torch.randn(rows, inner).to(HALF[dtype]), torch.randn(inner, columns).to(HALF[dtype])
+        y = y.float() * 1.001
         left = x if ways[0] != "along" else x.T.contiguous().T
         right = y if ways[1] != "turn" else y.T.contiguous().T
         count = -(-inner // per_word)
         room = -(-count // lanes) * lanes
         first, second = (np.full(size * room + lanes, math.nan, np.float32) for size in (rows, columns))
-        for i in range(0, rows, lanes):
+        for i in range(0, rows, lanes):  # rows as they are, columns from f32
             call(f"{ways[0]}_{dtype}", left.data_ptr() + 2 * i * left.stride(0), 2 * left.stride(0),
                  2 * left.stride(1), min(lanes, rows - i), inner, first.ctypes.data + 4 * i, 4 * rows)
         for i in range(0, columns, lanes):
-            call(f"{ways[1]}_{dtype}", right.data_ptr() + 2 * i * right.stride(1), 2 * right.stride(1),
-                 2 * right.stride(0), lanes, inner, second.ctypes.data + 4 * i, 4 * columns)
+            call(f"{ways[1]}_{dtype}_wide", right.data_ptr() + 4 * i * right.stride(1), 4 * right.stride(1),
+                 4 * right.stride(0), lanes, inner, second.ctypes.data + 4 * i, 4 * columns)
         sums = np.ones((rows, columns), np.float32)
         call(f"tile_{dtype}_{3 - thirds}_{vectors}", second.ctypes.data, first.ctypes.data, count, sums.ctypes.data,
              4 * columns, 1)
-        exact = x.double() @ y.double()
+        exact = x.double() @ y.to(HALF[dtype]).double()
         np.testing.assert_allclose(sums, 1 + exact.numpy(), rtol=1e-5, atol=1e-4)
         result, addend = torch.zeros(rows, columns + 3).to(HALF[dtype]), torch.randn(rows, columns).to(HALF[dtype])
         scalars = np.zeros(4, np.float32)
@@ -246,6 +327,10 @@ def test_every_routine_of_panels(target, dtype):
         found = result[:, :columns - 1].double()
         assert ((found - wanted).abs() <= 1.01 * EPSILON[HALF[dtype]] * wanted.abs() + 1e-6).all()
         assert not result[:, columns - 1:].any()
+        wide = torch.zeros(rows, columns)
+        call(f"finish_{dtype}_wide", sums.ctypes.data, 4 * columns, wide.data_ptr(), 4 * columns, rows, columns - 1,
+             addend.data_ptr(), 2 * columns, scalars.ctypes.data)
+        assert torch.equal(wide[:, :-1], result[:, :columns - 1].float()) and not wide[:, -1].any()
 
 
 @pytest.mark.skipif(not host().triple.startswith("x86_64"), reason="older x86 processors")

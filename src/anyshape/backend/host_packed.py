@@ -33,11 +33,14 @@ from anyshape.backend.host_words import (
     MATMUL_N,
     MATMUL_RANK,
     PACKED_A_INNER,
+    PACKED_A_ITEM,
     PACKED_A_LANE,
     PACKED_ALONG,
     PACKED_ANY,
     PACKED_B_INNER,
+    PACKED_B_ITEM,
     PACKED_B_LANE,
+    PACKED_C_ITEM,
     PACKED_COLUMNS,
     PACKED_FINISH,
     PACKED_GRAIN,
@@ -46,6 +49,7 @@ from anyshape.backend.host_words import (
     PACKED_PER_WORD,
     PACKED_ROWS,
     PACKED_TURN,
+    PACKED_WIDE,
     PACKED_WORDS,
     PARALLEL_FLOPS,
     PROGRAM,
@@ -143,8 +147,9 @@ def packed_tile(data: int, column: int, row: int, scratch: int, ready: int) -> i
     a = address(block, step + 8 * MATMUL_A) + batch_place(step, batch, 1) + first_column * word(step, PACKED_A_LANE)
     b = address(block, step + 8 * MATMUL_B) + batch_place(step, batch, 2) + first_row * word(step, PACKED_B_LANE)
     item = word(step, MATMUL_ITEM)
-    c_step = word(step, MATMUL_LDC) * item
-    c = address(block, step + 8 * MATMUL_C) + batch_place(step, batch, 3) + first_row * c_step + first_column * item
+    c_item = word(step, PACKED_C_ITEM)
+    c_step = word(step, MATMUL_LDC) * c_item
+    c = address(block, step + 8 * MATMUL_C) + batch_place(step, batch, 3) + first_row * c_step + first_column * c_item
     frame = words(12)
     set_word(frame, 0, word(data, 0) + 8 * word(step, MATMUL_FUNCTION))
     set_word(frame, 1, step)
@@ -177,10 +182,10 @@ def packed_tile(data: int, column: int, row: int, scratch: int, ready: int) -> i
         first = part * deep
         count = minimum(deep, inner - first)
         if ready == 0:
-            pack(frame, a + first * word(step, PACKED_A_INNER), word(step, PACKED_A_LANE),
+            pack(frame, a + first * word(step, PACKED_A_INNER), word(step, PACKED_A_ITEM), word(step, PACKED_A_LANE),
                  word(step, PACKED_A_INNER), columns, count, word(frame, 9), 2 * lanes, lanes)
-        pack(frame, b + first * word(step, PACKED_B_INNER), word(step, PACKED_B_LANE), word(step, PACKED_B_INNER),
-             rows, count, word(frame, 8), 3 * grain, grain)
+        pack(frame, b + first * word(step, PACKED_B_INNER), word(step, PACKED_B_ITEM), word(step, PACKED_B_LANE),
+             word(step, PACKED_B_INNER), rows, count, word(frame, 8), 3 * grain, grain)
         multiply_panels(frame, parts(count, word(step, PACKED_PER_WORD)), part)
     return 0
 
@@ -196,17 +201,18 @@ def batch_place(step: int, index: int, which: int) -> int:
     return place
 
 
-def pack(frame: int, source: int, lane_step: int, inner_step: int, size: int, count: int, target: int, top: int,
-         grain: int) -> int:
+def pack(frame: int, source: int, item: int, lane_step: int, inner_step: int, size: int, count: int, target: int,
+         top: int, grain: int) -> int:
     """Packs `size` lanes by `count` elements along k into panels of `top` lanes, the last of a multiple of `grain`."""
     step = word(frame, 1)
-    item = word(step, MATMUL_ITEM)
     lanes = word(step, PACKED_LANES)
     way = PACKED_ANY
     if inner_step == item:
         way = PACKED_TURN
     elif lane_step == item:
         way = PACKED_ALONG
+    if item != word(step, MATMUL_ITEM):
+        way += PACKED_WIDE
     function = word(word(frame, 0), way)
     room = parts(parts(count, word(step, PACKED_PER_WORD)), lanes) * lanes
     first = 0
@@ -234,6 +240,10 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     grain = word(step, PACKED_GRAIN)
     room = parts(count, lanes) * lanes
     item = word(step, MATMUL_ITEM)
+    c_item = word(step, PACKED_C_ITEM)
+    finish = word(entry, PACKED_FINISH)
+    if c_item != item:
+        finish = word(entry, PACKED_FINISH + PACKED_WIDE)
     sums = word(frame, 10)
     sums_step = 8 * lanes
     if blocks > 1:
@@ -255,8 +265,8 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
                 addend = word(frame, 6)
                 if addend != 0:
                     addend += row * word(frame, 7) + column * item
-                call_void(word(entry, PACKED_FINISH), here, sums_step,
-                          word(frame, 4) + row * word(frame, 5) + column * item, word(frame, 5),
+                call_void(finish, here, sums_step,
+                          word(frame, 4) + row * word(frame, 5) + column * c_item, word(frame, 5),
                           minimum(rows - row, thirds * grain), minimum(columns - column, width), addend,
                           word(frame, 7), step + 8 * MATMUL_ALPHA)
             row_panel += 4 * thirds * grain * room

@@ -107,12 +107,16 @@ PACKED_PER_WORD = 29  # elements along k in a word
 PACKED_ROWS = 30  # of the largest tile, along N; columns along M; words of the largest block along K
 PACKED_COLUMNS = 31
 PACKED_WORDS = 32
+PACKED_A_ITEM = 33  # bytes per element of A, of B, of C: those of MATMUL_ITEM, or 4, of f32
+PACKED_B_ITEM = 34
+PACKED_C_ITEM = 35
 PACKED_SCRATCH = 36  # bytes of scratch per thread
 PACKED_PAD = 64  # bytes after panels, which are written in whole vectors
 PACKED_TURN = llvm_packed.TURN
 PACKED_ALONG = llvm_packed.ALONG
 PACKED_ANY = llvm_packed.ANY
 PACKED_FINISH = llvm_packed.FINISH
+PACKED_WIDE = llvm_packed.WIDE
 TILES_PER_THREAD = 4  # at least, so that threads end at about the same time
 
 BATCH = 64  # matrices given to the library at once

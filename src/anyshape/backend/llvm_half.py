@@ -43,17 +43,20 @@ def read_bits(code: Code, dtype: str, lanes: int, address: Value, mask: Value | 
     return found
 
 
-def write(code: Code, dtype: str, value: Value, address: Value, mask: Value | None = None) -> None:
-    """f32 values, rounded to elements at an address (i64)."""
-    rounded = _rounded(code, dtype, value)
+def write(code: Code, dtype: str, value: Value, address: Value, mask: Value | None = None, wide: bool = False) -> None:
+    """f32 values, rounded to elements at an address (i64); `wide`: which are f32 themselves."""
+    rounded, size = rounded_bits(code, dtype, value), 2
+    if wide:
+        rounded, size = from_memory(code, rounded, dtype, "f32"), 4
     pointer = code.convert("inttoptr", address, "ptr")
     if mask is None:
-        code.do(f"store {rounded.typed}, ptr {pointer.text}, align 2")
+        code.do(f"store {rounded.typed}, ptr {pointer.text}, align {size}")
     else:
-        code.masked("store", rounded, pointer, mask, 2, code.top, False)
+        code.masked("store", rounded, pointer, mask, size, code.top, False)
 
 
-def _rounded(code: Code, dtype: str, value: Value) -> Value:
+def rounded_bits(code: Code, dtype: str, value: Value) -> Value:
+    """f32 values, rounded, as they stand in memory."""
     if not (pairs(code.target, dtype) and value.lanes == code.target.lanes):
         return to_memory(code, value, dtype)
     # one instruction; like that for pairs it takes numbers below the normal range for zero
@@ -63,15 +66,42 @@ def _rounded(code: Code, dtype: str, value: Value) -> Value:
     return code.put(f"bitcast {kind} {half.text} to {llvm_type('i16', value.lanes)}", "i16", value.lanes, value.level)
 
 
-def read_words(code: Code, dtype: str, address: Value, mask: Value | None = None) -> Value:
-    """A vector of words from elements next to each other; `mask`: of the elements."""
+def read_wide(code: Code, lanes: int, address: Value, mask: Value | None = None) -> Value:
+    """f32 elements at an address (i64); with a mask, zero where it does not hold. lanes: 0 for one element."""
+    pointer = code.convert("inttoptr", address, "ptr")
+    if mask is None:
+        return code.load("f32", lanes, pointer, code.top, False, 4)
+    found = code.masked("load", constant("f32", 0, lanes), pointer, mask, 4, code.top, False)
+    assert found is not None
+    return found
+
+
+def read_words(code: Code, dtype: str, address: Value, mask: Value | None = None, wide: bool = False) -> Value:
+    """A vector of words from elements next to each other; `mask`: of the elements; `wide`: they are f32, and are
+    rounded."""
     lanes = code.target.lanes
+    if wide and pairs(code.target, dtype):
+        return _read_wide_pairs(code, lanes, address, mask)
+    if wide:
+        return from_memory(code, rounded_bits(code, dtype, read_wide(code, lanes, address, mask)), dtype, "f32")
     if not pairs(code.target, dtype):
         return read(code, dtype, lanes, address, mask)
     if mask is None:
         return code.load("f32", lanes, code.convert("inttoptr", address, "ptr"), code.top, False, 2)
     raw = read_bits(code, dtype, 2 * lanes, address, mask)
     return code.put(f"bitcast {raw.typed} to {llvm_type('f32', lanes)}", "f32", lanes, raw.level)
+
+
+def _read_wide_pairs(code: Code, lanes: int, address: Value, mask: Value | None) -> Value:
+    parts = []
+    for first in (0, lanes):
+        part = None if mask is None else code.shuffle(mask, range(first, first + lanes))
+        parts.append(read_wide(code, lanes, code.binary("add", address, constant("i64", 4 * first)), part))
+    low, high = parts
+    name, kind = "llvm.x86.avx512bf16.cvtne2ps2bf16.512", f"<{2 * lanes} x bfloat>"
+    code.declare(kind, name, [low.type, low.type])
+    half = code.put(f"call {kind} @{name}({high.typed}, {low.typed})", "bf16", lanes, max(low.level, high.level))
+    return code.put(f"bitcast {kind} {half.text} to {llvm_type('f32', lanes)}", "f32", lanes, half.level)
 
 
 def multiply_add(code: Code, dtype: str, a: Value, b: Value, c: Value) -> Value:

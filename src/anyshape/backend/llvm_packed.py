@@ -23,7 +23,18 @@ import functools
 from collections.abc import Callable
 
 from anyshape.backend.limits import Target
-from anyshape.backend.llvm_half import DTYPES, dtypes, multiply_add, pairs, read, read_bits, read_words, write
+from anyshape.backend.llvm_half import (
+    DTYPES,
+    dtypes,
+    multiply_add,
+    pairs,
+    read,
+    read_bits,
+    read_wide,
+    read_words,
+    rounded_bits,
+    write,
+)
 from anyshape.backend.llvm_scalar import from_memory
 from anyshape.backend.llvm_text import Code, Value, constant
 
@@ -33,7 +44,8 @@ VECTORS = (1, 2)  # vectors of columns that a panel may have
 TILES = HEIGHTS * len(VECTORS)
 # routines of a dtype, in the order of the host's table of functions: tiles by height, then by vectors; then:
 TURN, ALONG, ANY, FINISH = range(TILES, TILES + 4)
-ROUTINES = TILES + 4
+WIDE = 4  # later in the table: the same for elements, or results, in f32, which are rounded all the same
+ROUTINES = TILES + 2 * WIDE
 PACK = ("source", "lane_step", "inner_step", "lanes", "count", "target", "target_step")
 ARGUMENTS = {
     "tile": ("columns", "rows", "words", "sums", "step", "add"), "turn": PACK, "along": PACK, "any": PACK,
@@ -50,7 +62,7 @@ def routines() -> list[str]:
     """The names of all routines, in the order of the host's table of functions."""
     return [name for dtype in DTYPES for name in
             (*(f"tile_{dtype}_{height}_{vectors}" for height in range(HEIGHTS) for vectors in VECTORS),
-             *(f"{way}_{dtype}" for way in ("turn", "along", "any", "finish")))]
+             *(f"{way}_{dtype}{width}" for width in ("", "_wide") for way in ("turn", "along", "any", "finish")))]
 
 
 def emit_packed(target: Target) -> str:
@@ -61,7 +73,7 @@ def emit_packed(target: Target) -> str:
         way, dtype, *sizes = name.split("_")
         if dtype not in dtypes(target):
             continue
-        body = _Packed(target, dtype, ARGUMENTS[way])
+        body = _Packed(target, dtype, ARGUMENTS[way], "wide" in sizes)
         if way == "tile":
             body.tile(grain(target) * (HEIGHTS - int(sizes[0])), int(sizes[1]))
         else:
@@ -75,11 +87,13 @@ def emit_packed(target: Target) -> str:
 class _Packed:
     """One routine."""
 
-    def __init__(self, target: Target, dtype: str, arguments: tuple[str, ...]) -> None:
+    def __init__(self, target: Target, dtype: str, arguments: tuple[str, ...], wide: bool) -> None:
         self.code = Code(target)
         self.dtype = dtype
         self.lanes = target.lanes
         self.pairs = pairs(target, dtype)
+        self.wide = wide
+        self.item = 4 if wide else 2  # bytes of an element of the source, or of the result
         self.arguments = {name: Value(f"%{name}", "i64") for name in arguments}
 
     # small helpers
@@ -152,8 +166,9 @@ class _Packed:
 
         def square(k: Value, mask: Value | None) -> None:
             for base in bases if mask is None else ():
-                self.prefetch(self.plus(self.plus(base, self.times(lane_step, lanes)), self.times(k, 2)))
-            rows = [read_words(code, self.dtype, self.plus(base, self.times(k, 2)), mask) for base in bases]
+                self.prefetch(self.plus(self.plus(base, self.times(lane_step, lanes)), self.times(k, self.item)))
+            rows = [read_words(code, self.dtype, self.plus(base, self.times(k, self.item)), mask, self.wide)
+                    for base in bases]
             first = self.plus(target, self.times(code.binary("lshr", k, number(1)) if self.pairs else k, target_step))
             for i, row in enumerate(_turned(code, rows)):
                 self.store(row, self.plus(first, self.times(target_step, i)))
@@ -191,7 +206,10 @@ class _Packed:
         """The bits of element k of some lanes, or of one."""
         if lanes and mask is None:
             self.prefetch(self.plus(source, self.times(self.plus(k, AHEAD), inner_step)))
-        return read_bits(self.code, self.dtype, lanes, self.plus(source, self.times(k, inner_step)), mask)
+        place = self.plus(source, self.times(k, inner_step))
+        if self.wide:
+            return rounded_bits(self.code, self.dtype, read_wide(self.code, lanes, place, mask))
+        return read_bits(self.code, self.dtype, lanes, place, mask)
 
     def over_words(self, count: Value, target: Value, target_step: Value, bits: Callable[[Value], Value]) -> None:
         """Writes one word after another of what `bits` finds at k: elements of one lane, or of several."""
@@ -236,12 +254,12 @@ class _Packed:
 
         def vector(j: Value, mask: Value | None) -> None:
             source, place, old = (self.plus(start, self.times(j, size))
-                                  for start, size in zip(starts, (4, 2, 2), strict=True))
+                                  for start, size in zip(starts, (4, self.item, 2), strict=True))
             self.set(slot, code.binary("fmul", alpha, self.load("f32", lanes, source, 4)))
             code.open_if(adds)
             self.set(slot, code.fma(beta, read(code, self.dtype, lanes, old, mask), self.get(slot, "f32", lanes)))
             code.close_section()
-            write(code, self.dtype, self.get(slot, "f32", lanes), place, mask)
+            write(code, self.dtype, self.get(slot, "f32", lanes), place, mask, self.wide)
 
         j = code.open_loop(number(0), whole, lanes)
         vector(j, None)

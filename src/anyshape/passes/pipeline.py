@@ -20,14 +20,16 @@ from anyshape.passes.cse import cse
 from anyshape.passes.dce import dce
 from anyshape.passes.edit import put_back
 from anyshape.passes.fold import fold
+from anyshape.passes.products import products
 from anyshape.passes.simplify import simplify
 from anyshape.passes.stages import Edits, publish
 from anyshape.passes.views import views
 
 Pass = Callable[[Graph, Config], Graph]
 
-# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; dce sweeps
-ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, dce)
+# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; products count
+# readers, so equal equations are one before; dce sweeps
+ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, products, dce)
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,6 +250,8 @@ class Call:
         alpha, beta = attrs.get("alpha", 1), attrs.get("beta", 1)
         assert isinstance(alpha, (int, float)) and isinstance(beta, (int, float))
         a, b, *rest = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
+        if "rounded" in attrs:
+            a, b = (x.to(TORCH_DTYPES[str(attrs["rounded"])]) for x in (a, b))
         target = self.tensor(step.outputs[0], views[len(step.inputs)])
         if rest and 2 <= a.dim() == b.dim() and target.is_floating_point():  # rounded once
             batch = target.shape[:-2]

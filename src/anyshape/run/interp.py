@@ -127,10 +127,18 @@ def _prod(a: Attributes, x: torch.Tensor) -> torch.Tensor:
     return result.to(x.dtype)
 
 
+def _matmul(a: Attributes, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    rounded = TORCH_DTYPES[a["rounded"]] if "rounded" in a else x.dtype
+    result = torch.matmul(x.to(rounded), y.to(rounded))
+    return result.to(TORCH_DTYPES[a["dtype"]]) if "dtype" in a else result
+
+
 def _matmul_add(a: Attributes, x: torch.Tensor, y: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    working = torch.float32 if x.dtype in HALF else x.dtype
-    result = torch.matmul(x.to(working), y.to(working)) * a["alpha"]
-    return (result + c.to(working) * a["beta"] if a["beta"] else result).to(x.dtype)
+    rounded = TORCH_DTYPES[a["rounded"]] if "rounded" in a else x.dtype
+    working = torch.float32 if rounded in HALF else rounded
+    result = torch.matmul(x.to(rounded).to(working), y.to(rounded).to(working)) * a["alpha"]
+    result = (result + c.to(working) * a["beta"] if a["beta"] else result).to(rounded)
+    return result.to(TORCH_DTYPES[a["dtype"]]) if "dtype" in a else result
 
 
 OWN: dict[str, Callable[..., torch.Tensor]] = {
@@ -157,7 +165,7 @@ OWN: dict[str, Callable[..., torch.Tensor]] = {
     "amin": lambda a, x: x.amin(a["dims"], a["keep"]),
     "any": lambda a, x: x.any(a["dims"], a["keep"]),
     "all": lambda a, x: x.all(a["dims"], a["keep"]),
-    "matmul": lambda a, x, y: torch.matmul(x, y),
+    "matmul": _matmul,
     "convolution": lambda a, x, w, b=None: convolve(x, w, b, a["stride"], a["padding"], a["dilation"], a["groups"]),
     "matmul_add": _matmul_add,
 }

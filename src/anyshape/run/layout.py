@@ -100,7 +100,7 @@ def _areas(spec: _Spec, windows: tuple[Any, ...]) -> list[Area]:
 
 
 def _matmul(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
-    words = _product(spec.dtype, spec.alpha, spec.beta, spec.places[0][1],
+    words = _product(spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
                      tuple([(shape, strides) for shape, strides, _ in windows]))
     if words is None:
         return [host.CALL, 3, spec.number]
@@ -117,11 +117,12 @@ def _matmul(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def _product(dtype: str, alpha: float, beta: float, item: int, types: tuple[tuple[Shape, Shape], ...]
-             ) -> tuple[int, ...] | None:
+def _product(dtype: str, alpha: float, beta: float, items: tuple[int, ...],
+             types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words of a product of windows at such sizes and strides; slots are positions among the windows. Layers that
     repeat ask for the same ones."""
-    a, b, c, *rest = (Area(position, 0, item, *kind) for position, kind in enumerate(types))
+    a, b, c, *rest = (Area(position, 0, item, *kind) for position, (item, kind) in enumerate(zip(items, types,
+                                                                                                  strict=True)))
     words = matmul_words(0, dtype, a, b, c, rest[0] if rest else None, alpha, beta)
     return None if words is None else tuple(words)
 
@@ -230,7 +231,7 @@ class _Writer:
         attrs = dict(step.attrs)
         windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
-        dtypes = {w.type.dtype for w in windows}
+        dtypes = {str(attrs["rounded"])} if "rounded" in attrs else {w.type.dtype for w in windows}
         dtype = dtypes.pop() if len(dtypes) == 1 else ""
         alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
         return f"*matmul({self.spec(_Spec(number, dtype, places, alpha, beta))}, {self.types(windows)})"

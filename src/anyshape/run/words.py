@@ -28,10 +28,12 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """A batch of rows x columns matrices; batch strides broadcast to the batch of the result."""
+    """A batch of rows x columns matrices; batch strides broadcast to the batch of the result; item: bytes of an
+    element."""
 
     slot: int
     bytes: int
+    item: int
     rows: int
     columns: int
     row: int
@@ -39,7 +41,7 @@ class _Matrix:
     batch: Shape
 
     def turned(self) -> _Matrix:
-        return _Matrix(self.slot, self.bytes, self.columns, self.rows, self.column, self.row, self.batch)
+        return _Matrix(self.slot, self.bytes, self.item, self.columns, self.rows, self.column, self.row, self.batch)
 
 
 SMALL_MATRIX = 1 << 20  # multiply-adds below which many products in one call are quicker than one by one
@@ -66,7 +68,7 @@ def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area 
     rows = 1 if len(a.shape) == 1 else a.shape[-2]
     inner = a.shape[-1]
     columns = 1 if len(b.shape) == 1 else b.shape[-1]
-    if inner == 0 and bias is not None and beta != 1:
+    if inner == 0 and bias is not None and beta != 1 and dtype in LIBRARY:
         return None
     # the result and the addend with both matrix dims, whatever the rank of the operands
     missing = (len(a.shape) == 1, len(b.shape) == 1)
@@ -80,7 +82,7 @@ def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area 
         spread = _broadcast(bias.shape, bias.strides, c.shape)
         bias_shape, bias_strides = _full(Area(bias.slot, bias.bytes, bias.item, c.shape, spread), *missing)
         addend = _matrix(bias, bias_shape, bias_strides, batch)
-    return _words(number, dtype, left, right, result, addend, batch, alpha, beta, c.item)
+    return _words(number, dtype, left, right, result, addend, batch, alpha, beta)
 
 
 def _native(dtype: str) -> bool:
@@ -117,7 +119,7 @@ def _broadcast(shape: Shape, strides: Shape, wanted: Shape) -> Shape:
 
 def _matrix(area: Area, shape: Shape, strides: Shape, batch: Shape) -> _Matrix:
     spread = _broadcast(shape[:-2], strides[:-2], batch)
-    return _Matrix(area.slot, area.bytes, shape[-2], shape[-1], strides[-2], strides[-1], spread)
+    return _Matrix(area.slot, area.bytes, area.item, shape[-2], shape[-1], strides[-2], strides[-1], spread)
 
 
 def _ordered(matrix: _Matrix) -> tuple[str, int] | None:
@@ -130,7 +132,7 @@ def _ordered(matrix: _Matrix) -> tuple[str, int] | None:
 
 
 def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _Matrix | None, batch: Shape,
-           alpha: float, beta: float, item: int) -> list[int] | None:
+           alpha: float, beta: float) -> list[int] | None:
     order = _ordered(c)
     if order is None:
         return None
@@ -148,17 +150,20 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
         row_strides = row_strides if rows > 1 else steps
         rows *= size
         dims.pop()
-    a = _Matrix(a.slot, a.bytes, rows, a.columns, row_strides[0], a.column, a.batch)
-    c = _Matrix(c.slot, c.bytes, rows, c.columns, row_strides[1], c.column, c.batch)
+    a = _Matrix(a.slot, a.bytes, a.item, rows, a.columns, row_strides[0], a.column, a.batch)
+    c = _Matrix(c.slot, c.bytes, c.item, rows, c.columns, row_strides[1], c.column, c.batch)
     c_order = _ordered(c)
     if c_order is None or c_order[0] != "N":
+        return None
+    if bias and bias.column != 1 and c.item != bias.item:  # such an addend is written into the result first
         return None
     batches = 1
     for dim in dims:
         batches *= dim[0]
+    item = size_of(dtype)
     place = (bias.slot, bias.bytes, row_strides[2] * item, bias.column * item) if bias else (-1, 0, 0, 0)
     places = [b.slot, b.bytes, a.slot, a.bytes, c.slot, c.bytes, *place, batches, len(dims)]
-    thin = _thin(dtype, item, a, b, c)
+    thin = _thin(dtype, item, a, b, c) if {a.item, b.item, c.item} == {item} else (0,)
     if dtype in LIBRARY:
         words = _by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
     elif thin[0]:
@@ -169,7 +174,7 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
     if words is None:
         return None
     for size, a_step, b_step, c_step, bias_step in dims:
-        words += [size, b_step * item, a_step * item, c_step * item, bias_step * item]
+        words += [size, b_step * b.item, a_step * a.item, c_step * c.item, bias_step * item]
     words[1] = len(words)
     return words
 
@@ -193,7 +198,7 @@ def _by_library(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lea
 def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, leading: int, alpha: float, beta: float,
                places: list[int]) -> list[int]:
     """The words of a product by packed panels (backend/host_packed.py) but for its batch dims."""
-    target, item = limits.host(), size_of(dtype)
+    target = limits.host()
     lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
     # a tile is whole panels; a block of k is whole vectors of words
     rows = min(TILE_ROWS, _up(c.rows, 3 * grain))
@@ -202,9 +207,9 @@ def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lead
     deep = min(TILE_WORDS, _up(max(inner, 1), lanes))
     sums = rows * columns if inner > deep else 3 * grain * 2 * lanes
     scratch = 4 * (rows * deep + columns * deep + sums) + 3 * host.PACKED_PAD
-    return [host.PRODUCT, 0, number, PACKED[dtype], c.columns, c.rows, a.columns, b.column * item, a.row * item,
-            b.row * item, a.column * item, leading, _bits(alpha, "f"), _bits(beta, "f"), item, *places,
-            lanes, grain, per_word, rows, columns, deep, 0, 0, 0, scratch]
+    return [host.PRODUCT, 0, number, PACKED[dtype], c.columns, c.rows, a.columns, b.column * b.item, a.row * a.item,
+            b.row * b.item, a.column * a.item, leading, _bits(alpha, "f"), _bits(beta, "f"), size_of(dtype), *places,
+            lanes, grain, per_word, rows, columns, deep, b.item, a.item, c.item, scratch]
 
 
 def _up(size: int, part: int) -> int:
