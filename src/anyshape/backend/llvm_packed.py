@@ -204,7 +204,7 @@ class _Packed:
 
     def at(self, source: Value, inner_step: Value, lanes: int, mask: Value | None, k: Value) -> Value:
         """The bits of element k of some lanes, or of one."""
-        if lanes and mask is None:
+        if lanes:
             self.prefetch(self.plus(source, self.times(self.plus(k, AHEAD), inner_step)))
         place = self.plus(source, self.times(k, inner_step))
         if self.wide:

@@ -49,11 +49,10 @@ SMALL_MATRIX = 1 << 20  # multiply-adds below which many products in one call ar
 LIBRARY = {"f32": (host.SGEMM, host.SGEMM_BATCH, "f"), "f64": (host.DGEMM, host.DGEMM_BATCH, "d")}
 PACKED = {dtype: host.PACKED + llvm_packed.ROUTINES * index for index, dtype in enumerate(llvm_half.DTYPES)}
 THIN = {name: host.THIN + index for index, name in enumerate(llvm_thin.routines())}
-# largest tile of a product by packed panels (rows, columns), words of a block along k: panels of columns stay in the
-# first cache or near, the rest in the second
-TILE_ROWS = 192
-TILE_COLUMNS = 256
-TILE_WORDS = 256
+# of a product by packed panels, by words along k: at most so many in one block, largest tile (rows, columns). A panel
+# of columns is near the first cache, a tile in the second; the last entry is for several blocks, whose columns are
+# packed anew for every tile of rows.
+TILES = ((256, 192, 256), (704, 192, 128), (256, 384, 256))
 
 
 def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area | None, alpha: float,
@@ -201,10 +200,11 @@ def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lead
     target = limits.host()
     lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
     # a tile is whole panels; a block of k is whole vectors of words
-    rows = min(TILE_ROWS, _up(c.rows, 3 * grain))
-    columns = min(TILE_COLUMNS, _up(c.columns, 2 * lanes))
     inner = -(-a.columns // per_word)
-    deep = min(TILE_WORDS, _up(max(inner, 1), lanes))
+    deep, rows, columns = next((tile for tile in TILES if tile[0] >= inner), TILES[-1])
+    rows = min(rows, _up(c.rows, 3 * grain))
+    columns = min(columns, _up(c.columns, 2 * lanes))
+    deep = min(deep, _up(max(inner, 1), lanes))
     sums = rows * columns if inner > deep else 3 * grain * 2 * lanes
     scratch = 4 * (rows * deep + columns * deep + sums) + 3 * host.PACKED_PAD
     return [host.PRODUCT, 0, number, PACKED[dtype], c.columns, c.rows, a.columns, b.column * b.item, a.row * a.item,
