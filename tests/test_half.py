@@ -20,7 +20,7 @@ from anyshape.ir.parse import parse
 from anyshape.ir.verify import verify
 from anyshape.plan.plan import KernelStep, LibraryStep
 from anyshape.road import compile_graph
-from anyshape.run import words
+from anyshape.run import layout, words
 from anyshape.run.interp import interpret
 
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -272,6 +272,29 @@ def test_products_stay_in_the_host():
     assert 0 < max(scratch) < 1.2e6
 
 
+@dtypes
+def test_without_products_of_its_own_the_host_calls_pytorch(dtype, monkeypatch):
+    """As on processors with AMX: the same programs, the same roundings."""
+    monkeypatch.setattr(words, "_native", lambda name: name in words.LIBRARY)
+    layout._product.cache_clear()
+    try:
+        fast = anyshape.compile(lambda x, w, c: (torch.addmm(c, x, w, alpha=0.5), torch.baddbmm(c, x[None], w[None])))
+        for m, k, n in ((20, 33, 40), (1, 8, 5), (0, 3, 4), (4, 0, 3)):
+            x, w, c = laid((m, k), "dense", dtype), laid((k, n), "dense", dtype), laid((m, n), "dense", dtype)
+            for found, alpha in zip(fast(x, w, c), (0.5, 1.0), strict=True):
+                exact = (c.double() + alpha * (x.double() @ w.double())).reshape(found.shape)
+                assert ((found.double() - exact).abs() <= bound(x, w, exact) + 2.0**-22 * c.double().abs()).all()
+        linear = anyshape.compile(F.linear)
+        x, w = torch.randn(9, 16), torch.randn(8, 16)
+        with torch.autocast("cpu", dtype=dtype):
+            found = linear(x, w)
+        check(found, x.to(dtype), w.T.to(dtype), x.to(dtype).double() @ w.T.to(dtype).double())
+        records = [record for p in (*fast.programs, *linear.programs) for record in p.executable.records.values()]
+        assert any(record.calls for record in records)
+    finally:
+        layout._product.cache_clear()
+
+
 # ---- routines on processors other than this one
 
 
@@ -347,22 +370,23 @@ def test_every_routine_beside_few_vectors(target, dtype):
         pytest.skip("no conversion of f16")
     names = [name for name in llvm_thin.routines() if f"_{dtype}" in name]
     routines = llvm_build.load(llvm_thin.emit_thin(target), names, target)
-    for way in llvm_thin.COUNTS:
+    for way, wide in itertools.product(llvm_thin.COUNTS, (False, True)):
         for count in range(1, max(llvm_thin.COUNTS[way]) + 1):
             call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(
-                routines.address[llvm_thin.routine(way, dtype, count)])
+                routines.address[llvm_thin.routine(way, dtype, count, wide)])
             for inner, results, beta in ((37, 2100, 0.0), (300, 9, 0.5), (1, 1, 0.5), (0, 5, 0.0), (64, 4200, 0.5)):
                 shape = (results, inner) if way == "dot" else (inner, results)
                 matrix, vectors, found = (torch.randn(*s).to(HALF[dtype]) for s in (shape, (count, inner),
                                                                                   (count, results)))
-                turned = matrix.T if way == "dot" else matrix
+                matrix = matrix.float() * 1.001 if wide else matrix
+                turned = (matrix.T if way == "dot" else matrix).to(HALF[dtype])
                 wanted = 2 * vectors.double() @ turned.double() + beta * found.double()
                 wanted[:, :results // 3] = found[:, :results // 3].double()
                 rows = [min(i, count - 1) for i in range(llvm_thin.PLACES)]
                 places = np.array([*(vectors[i].data_ptr() for i in rows), *(found[i].data_ptr() for i in rows)])
                 scalars = np.zeros(4, np.float32)
                 scalars[0], scalars[2] = 2, beta
-                call(matrix.data_ptr(), 2 * matrix.stride(0), inner, results // 3, results, places.ctypes.data, 2, 2,
-                     scalars.ctypes.data)
+                call(matrix.data_ptr(), matrix.itemsize * matrix.stride(0), inner, results // 3, results,
+                     places.ctypes.data, 2, 2, scalars.ctypes.data)
                 close = EPSILON[HALF[dtype]] * wanted.abs() + 1e-4
                 assert ((found.double() - wanted).abs() <= close).all()

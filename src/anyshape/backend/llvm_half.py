@@ -45,14 +45,12 @@ def read_bits(code: Code, dtype: str, lanes: int, address: Value, mask: Value | 
 
 def write(code: Code, dtype: str, value: Value, address: Value, mask: Value | None = None, wide: bool = False) -> None:
     """f32 values, rounded to elements at an address (i64); `wide`: which are f32 themselves."""
-    rounded, size = rounded_bits(code, dtype, value), 2
-    if wide:
-        rounded, size = from_memory(code, rounded, dtype, "f32"), 4
+    found, size = (rounded(code, dtype, value), 4) if wide else (rounded_bits(code, dtype, value), 2)
     pointer = code.convert("inttoptr", address, "ptr")
     if mask is None:
-        code.do(f"store {rounded.typed}, ptr {pointer.text}, align {size}")
+        code.do(f"store {found.typed}, ptr {pointer.text}, align {size}")
     else:
-        code.masked("store", rounded, pointer, mask, size, code.top, False)
+        code.masked("store", found, pointer, mask, size, code.top, False)
 
 
 def rounded_bits(code: Code, dtype: str, value: Value) -> Value:
@@ -64,6 +62,11 @@ def rounded_bits(code: Code, dtype: str, value: Value) -> Value:
     code.declare(kind, name, [value.type])
     half = code.put(f"call {kind} @{name}({value.typed})", "bf16", value.lanes, value.level)
     return code.put(f"bitcast {kind} {half.text} to {llvm_type('i16', value.lanes)}", "i16", value.lanes, value.level)
+
+
+def rounded(code: Code, dtype: str, value: Value) -> Value:
+    """f32 values, rounded to what the dtype can hold, as f32."""
+    return from_memory(code, rounded_bits(code, dtype, value), dtype, "f32")
 
 
 def read_wide(code: Code, lanes: int, address: Value, mask: Value | None = None) -> Value:
@@ -83,7 +86,7 @@ def read_words(code: Code, dtype: str, address: Value, mask: Value | None = None
     if wide and pairs(code.target, dtype):
         return _read_wide_pairs(code, lanes, address, mask)
     if wide:
-        return from_memory(code, rounded_bits(code, dtype, read_wide(code, lanes, address, mask)), dtype, "f32")
+        return rounded(code, dtype, read_wide(code, lanes, address, mask))
     if not pairs(code.target, dtype):
         return read(code, dtype, lanes, address, mask)
     if mask is None:

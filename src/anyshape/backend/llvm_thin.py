@@ -14,7 +14,8 @@ All routines take i64: (matrix, step, inner, begin, end, places, element, result
     result_step: bytes between the results of one vector (spread: next to each other)
     scalars: address of two words, the bits of alpha and beta: result = alpha * product + beta * result
 
-bf16 and f16 are summed in f32 (alpha and beta are f32, too) and rounded once; `spread` keeps its sums on the stack.
+bf16 and f16 are summed in f32 (alpha and beta are f32, too) and rounded once; `spread` keeps its sums on the stack. In
+their `wide` routines the matrix is in f32 and is rounded on the way.
 """
 from __future__ import annotations
 
@@ -36,14 +37,15 @@ ROWS = 4  # rows of the matrix added to the results in one go
 STRIP = 2048  # results that stay in the first cache meanwhile
 
 
-def routine(way: str, dtype: str, count: int) -> str:
+def routine(way: str, dtype: str, count: int, wide: bool = False) -> str:
     """The name of the routine that does `count` vectors: the least that is enough."""
-    return f"{way}_{dtype}_{min(number for number in COUNTS[way] if number >= count)}"
+    return f"{way}_{dtype}_{min(number for number in COUNTS[way] if number >= count)}{'_wide' * wide}"
 
 
 def routines() -> list[str]:
     """The names of all routines, in the order of the host's table of functions."""
-    return [f"{way}_{dtype}_{count}" for dtype in DTYPES for way in COUNTS for count in COUNTS[way]]
+    narrow = [f"{way}_{dtype}_{count}" for dtype in DTYPES for way in COUNTS for count in COUNTS[way]]
+    return [*narrow, *(f"{name}_wide" for name in narrow if name.split("_")[1] in llvm_half.DTYPES)]
 
 
 def emit_thin(target: Target) -> str:
@@ -51,10 +53,10 @@ def emit_thin(target: Target) -> str:
     parts: list[str] = []
     declarations: dict[str, str] = {}
     for name in routines():
-        way, dtype, count = name.split("_")
+        way, dtype, count, *wide = name.split("_")
         if dtype in llvm_half.DTYPES and dtype not in llvm_half.dtypes(target):
             continue
-        body = _Thin(target, dtype, int(count))
+        body = _Thin(target, dtype, int(count), bool(wide))
         body.dot() if way == "dot" else body.spread()
         declarations |= body.code.declarations
         arguments = ", ".join(f"i64 %{argument}" for argument in ARGUMENTS)
@@ -65,13 +67,15 @@ def emit_thin(target: Target) -> str:
 class _Thin:
     """One routine."""
 
-    def __init__(self, target: Target, dtype: str, count: int) -> None:
+    def __init__(self, target: Target, dtype: str, count: int, wide: bool) -> None:
         self.code = Code(target)
         self.stored = dtype
         self.half = dtype in llvm_half.DTYPES
         self.dtype = "f32" if self.half else dtype  # of sums
         self.count = count
         self.size = 2 if self.half else BITS[dtype] // 8
+        self.wide = wide
+        self.matrix_size = 4 if wide else self.size
         self.lanes = target.vector_bytes * 8 // BITS[self.dtype]
         self.taken = self.lanes * llvm_half.per_word(target, dtype) if self.half else self.lanes  # elements in a vector
         (self.matrix, self.step, self.inner, self.begin, self.end, places, self.element, self.result_step,
@@ -138,9 +142,10 @@ class _Thin:
 
         def add(k: Value, mask: Value | None, u: int) -> None:
             at = self.times(k, number(self.size))
-            factor = self.factors(self.plus(row, at), mask)
+            place = self.plus(row, self.times(k, number(self.matrix_size)))
+            factor = self.factors(place, mask, self.wide)
             if self.count == PLACES and mask is None:
-                self.prefetch(self.plus(self.plus(row, at), number(AHEAD)))
+                self.prefetch(self.plus(place, number(AHEAD)))
             for i, vector in enumerate(self.vectors):
                 found = self.factors(self.plus(vector, at), mask)
                 self.set(sums[i][u], self.multiply_add(found, factor, self.get(sums[i][u], lanes)))
@@ -171,9 +176,11 @@ class _Thin:
             self.store(self.get(total, 0), place)
         code.close_section()
 
-    def factors(self, address: Value, mask: Value | None) -> Value:
+    def factors(self, address: Value, mask: Value | None, wide: bool = False) -> Value:
         """A vector of factors, of pairs of them where the processor multiplies those."""
-        return llvm_half.read_words(self.code, self.stored, address, mask) if self.half else self.read(address, mask)
+        if self.half:
+            return llvm_half.read_words(self.code, self.stored, address, mask, wide)
+        return self.read(address, mask)
 
     def multiply_add(self, a: Value, b: Value, c: Value) -> Value:
         return llvm_half.multiply_add(self.code, self.stored, a, b, c) if self.half else self.code.fma(a, b, c)
@@ -237,6 +244,13 @@ class _Thin:
             return llvm_half.read(self.code, self.stored, self.lanes, address, mask)
         return self.load(address, self.lanes) if mask is None else self.first(address, mask)
 
+    def read_matrix(self, address: Value, mask: Value | None) -> Value:
+        """A vector of the matrix's elements."""
+        if not self.wide:
+            return self.read(address, mask)
+        return llvm_half.rounded(self.code, self.stored,
+                                 llvm_half.read_wide(self.code, self.lanes, address, mask))
+
     def sums_at(self, sums: Value, j: Value) -> Value:
         return self.plus(sums, self.times(j, number(BITS[self.dtype] // 8)))
 
@@ -268,7 +282,7 @@ class _Thin:
         places = [self.sums_at(place, j) for place in sums]
         totals = [self.read_sums(place, mask) for place in places]
         for u, source in enumerate(sources):
-            row = self.read(self.plus(source, self.times(j, number(self.size))), mask)
+            row = self.read_matrix(self.plus(source, self.times(j, number(self.matrix_size))), mask)
             for i in range(self.count):
                 totals[i] = self.code.fma(factors[i][u], row, totals[i])
         for total, place in zip(totals, places, strict=True):

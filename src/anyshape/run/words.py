@@ -162,7 +162,7 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
     item = size_of(dtype)
     place = (bias.slot, bias.bytes, row_strides[2] * item, bias.column * item) if bias else (-1, 0, 0, 0)
     places = [b.slot, b.bytes, a.slot, a.bytes, c.slot, c.bytes, *place, batches, len(dims)]
-    thin = _thin(dtype, item, a, b, c) if {a.item, b.item, c.item} == {item} else (0,)
+    thin = _thin(dtype, item, a, b, c)
     if dtype in LIBRARY:
         words = _by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
     elif thin[0]:
@@ -230,9 +230,10 @@ def _thin(dtype: str, item: int, a: _Matrix, b: _Matrix, c: _Matrix) -> tuple[in
         way, step = "spread", matrix.row
     else:
         return nothing
-    if vectors.rows > max(llvm_thin.COUNTS[way]):
+    if vectors.rows > max(llvm_thin.COUNTS[way]) or vectors.item != item or result.item != item:
         return nothing
-    return (THIN[llvm_thin.routine(way, dtype, vectors.rows)], 1 if second else 0, result.columns, step * item,
+    return (THIN[llvm_thin.routine(way, dtype, vectors.rows, matrix.item != item)], 1 if second else 0, result.columns,
+            step * matrix.item,
             vectors.rows, vectors.row * item, vectors.column * item, result.row * item, result.column * item)
 
 
