@@ -49,6 +49,8 @@ SMALL_MATRIX = 1 << 20  # multiply-adds below which many products in one call ar
 LIBRARY = {"f32": (host.SGEMM, host.SGEMM_BATCH, "f"), "f64": (host.DGEMM, host.DGEMM_BATCH, "d")}
 PACKED = {dtype: host.PACKED + llvm_packed.ROUTINES * index for index, dtype in enumerate(llvm_half.DTYPES)}
 THIN = {name: host.THIN + index for index, name in enumerate(llvm_thin.routines())}
+# features of processors that multiply whole tiles at once, several times faster than ours: there PyTorch is called
+TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
 # of a product by packed panels, by words along k: at most so many in one block, largest tile (rows, columns). A panel
 # of columns is near the first cache, a tile in the second; the last entry is for several blocks, whose columns are
 # packed anew for every tile of rows.
@@ -88,7 +90,7 @@ def _native(dtype: str) -> bool:
     """Whether the host has products of this dtype."""
     if dtype in LIBRARY:
         return bool(library().sgemm and library().dgemm)
-    return dtype in llvm_half.dtypes(limits.host()) and not limits.host().has("amx-bf16")
+    return dtype in llvm_half.dtypes(limits.host()) and not limits.host().has(TILE_UNITS[dtype])
 
 
 def _two(area: Area, first: bool) -> Shape:
