@@ -222,6 +222,7 @@ class _Compare(Interpreter):
         super().__init__(gm)
         self.symbols = symbols
         self.strides = strides
+        self.unknown = torch_trace.unknown_results()
         self.returned = set(gm.graph.output_node().all_input_nodes)
         self.entered: list[Any] = []
         self.values: dict[Node, Any] = {}
@@ -244,7 +245,10 @@ class _Compare(Interpreter):
         operands = [(one, value) for one in node.all_input_nodes for value in pytree.tree_leaves(self.values.get(one))
                     if isinstance(value, torch.Tensor)]
         versions = [value._version for _, value in operands]
-        found = super().run_node(node)
+        try:
+            found = super().run_node(node)
+        except self.unknown:
+            found = self._chosen(node.meta.get("example_value"))
         if node.op != "output":
             self.values[node] = found
         self.changed.update(one for (one, value), version in zip(operands, versions, strict=True)
@@ -252,6 +256,20 @@ class _Compare(Interpreter):
         if node.op not in ("placeholder", "output"):
             self._compare(node, node.meta.get("example_value"), found)
         return found
+
+    def _chosen(self, expected: Any) -> Any:
+        """A result whose sizes the data decide: as predicted, with the least number from SMALL on that is in its range
+        (calls that find a smaller one are refused where they find it). Such results are in memory of their own."""
+        def made(value: Any) -> Any:
+            if isinstance(value, torch.SymInt):
+                for symbol, least in torch_api.found_later(value).items():
+                    self.symbols.setdefault(symbol, max(SMALL, least))
+                return self._value(value)
+            if isinstance(value, torch.Tensor):
+                return torch.empty([made(size) for size in value.shape], dtype=value.dtype, device=value.device)
+            raise _Differs("a number that is only known from the data")
+
+        return pytree.tree_map(made, expected)
 
     def compare_memory(self) -> None:
         """What shares memory with an input, with a result, or with what is changed in place must do so as predicted."""

@@ -231,7 +231,8 @@ class Sizes:
             if a is None or b is None:
                 continue
             known = b - a - int(strict)
-            if isinstance(known, Expr) and len(expr.symbols_of(known)) > 1:
+            low, _ = self.range_of(known)
+            if isinstance(known, Expr) and (low is None or low < 0):
                 found[known] = None
         return list(found)
 
@@ -437,6 +438,7 @@ _HANDLERS: dict[type, Callable[[Sizes, Any], Size]] = {
     ops.Min: _extreme(expr.minimum, larger=False),
     sympy.Max: _extreme(expr.maximum, larger=True),
     sympy.Min: _extreme(expr.minimum, larger=False),
+    sympy.Abs: lambda sizes, value: expr.maximum(sizes.from_sympy(value.args[0]), -sizes.from_sympy(value.args[0])),
     ops.Identity: lambda sizes, value: sizes.from_sympy(value.args[0]),
     ops.FloorToInt: _rounded(up=False),
     ops.CeilToInt: _rounded(up=True),

@@ -106,6 +106,7 @@ def general_tracing() -> Iterator[None]:
     import torch
     from torch._dynamo import utils
     from torch._functorch import aot_autograd
+    from torch._subclasses import fake_impls
     from torch.fx.experimental import symbolic_shapes
     from torch.fx.experimental.sym_node import SymNode
     from torch.utils._sympy.symbol import SymT
@@ -152,6 +153,20 @@ def general_tracing() -> Iterator[None]:
             assumptions = {**assumptions, "positive": None, "nonnegative": True}
         return symbol(prefix, number, **assumptions)
 
+    slice_index = fake_impls._compute_slice_index
+
+    def compute_slice_index(size: Any, index: Any) -> Any:
+        # a bound that may be negative, by its sign in this call, which becomes a guard: `cache[:, :position + n]`
+        found = slice_index(size, index)
+        if found is not None or not isinstance(index, torch.SymInt) or not index.node.has_hint() \
+                or getattr(index.node.shape_env, "_error_on_new_guards", False):
+            return found
+        rest, depth[:] = depth[:], []
+        try:
+            return torch.sym_min(index, size) if index >= 0 else torch.sym_max(index + size, 0)
+        finally:
+            depth[:] = rest
+
     operator_run = within("operator", utils.run_node)
 
     def run_node(tracer: Any, node: Any, arguments: Any, keywords: Any, *rest: Any) -> Any:
@@ -163,7 +178,7 @@ def general_tracing() -> Iterator[None]:
 
     patches = [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true),
                (symbolic_shapes, "make_symbol", make_symbol), (symbolic_shapes, "_static_eval_sym_bool", static_value),
-               (utils, "run_node", run_node),
+               (utils, "run_node", run_node), (fake_impls, "_compute_slice_index", compute_slice_index),
                (aot_autograd, "aot_module_simplified", within("operator", aot_autograd.aot_module_simplified)),
                (torch._C, "_select_conv_backend", within("layout", torch._C._select_conv_backend))]
     saved = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]

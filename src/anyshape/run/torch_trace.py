@@ -51,6 +51,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         if oblivious:
             stack.enter_context(newer_rules())
             stack.enter_context(general_tracing())
+        stack.enter_context(_floats_left())
         stack.enter_context(_shape_rules(rules))
         stack.enter_context(_replaced(in_python))
         yield
@@ -92,6 +93,26 @@ def _by_rule(rule: Callable[..., Any], mode: Any, op: Any, *arguments: Any, **ke
 
     with mode:
         return rule(new_size, *arguments, **keywords)
+
+
+@contextlib.contextmanager
+def _floats_left() -> Iterator[None]:
+    """Inside, a float made of sizes by a function that torch's pass over floats does not know (a remainder of what may
+    be negative) stays as it is; the pass would fail."""
+    from torch.utils._sympy.interp import handlers
+    from torch.utils._sympy.reference import TensorReferenceAnalysis as Known
+    missing = [name for name in set(handlers().values()) if not hasattr(Known, name)]
+    for name in missing:
+        setattr(Known, name, staticmethod(_leave))
+    try:
+        yield
+    finally:
+        for name in missing:
+            delattr(Known, name)
+
+
+def _leave(*operands: Any) -> Any:
+    raise NotImplementedError("by this torch's pass leaves a float")
 
 
 @contextlib.contextmanager
@@ -182,6 +203,12 @@ def shapes_only(value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any]
             yield to_fake
     finally:
         log.disabled = disabled
+
+
+def unknown_results() -> tuple[type[BaseException], ...]:
+    """The exceptions by which an operator that computes shapes says that its result depends on the data."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    return DataDependentOutputException, DynamicOutputShapeException
 
 
 def hints(values: Iterable[Any]) -> dict[Any, int]:
