@@ -188,8 +188,8 @@ class Compiled:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         oblivious, ordinary = self.oblivious, self.ordinary
         plain = not torch.compiler.is_compiling()
-        if plain and torch_api.dispatch_modes():
-            return self.target(*arguments, **keywords)  # whoever watches or replaces operators wants to see them
+        if plain and torch_api.watched():
+            return self.target(*arguments, **keywords)  # whoever watches operators or modules wants to see them
         try:
             failed_before = bool(oblivious.tracing.failure)
             try:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.nn.modules import module as hooks_module
 
 from anyshape.run import torch_api
 
@@ -151,9 +150,7 @@ class Door:
         state = module.__dict__
         return bool(
             state["_backward_hooks"] or state["_backward_pre_hooks"] or state["_forward_hooks"]
-            or state["_forward_pre_hooks"] or hooks_module._global_backward_pre_hooks
-            or hooks_module._global_backward_hooks or hooks_module._global_forward_hooks
-            or hooks_module._global_forward_pre_hooks or "forward" in state
+            or state["_forward_pre_hooks"] or "forward" in state
             or kind.forward is not self.function or type(module) is not kind
             or module._compiled_call_impl is not None)
 

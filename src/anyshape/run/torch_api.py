@@ -228,7 +228,14 @@ def found_later(size: torch.SymInt) -> dict[Any, int]:
     return {symbol: int(ranges[symbol].lower) for symbol in size.node.expr.free_symbols if is_unbacked(str(symbol))}
 
 
-dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many TorchDispatchModes are active
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_modules = torch.nn.modules.module
+
+
+def watched() -> bool:
+    """Does somebody watch every operator (a TorchDispatchMode) or every module (a global hook)?"""
+    return bool(_modes() or _modules._global_forward_hooks or _modules._global_forward_pre_hooks
+                or _modules._global_backward_hooks or _modules._global_backward_pre_hooks)
 
 
 def is_fake(value: Any) -> bool:

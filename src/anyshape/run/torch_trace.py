@@ -22,6 +22,7 @@ DYNAMO_SETTINGS: dict[str, Any] = {
     "specialize_float": True,
     "assume_static_by_default": False,
     "automatic_dynamic_shapes": True,
+    "skip_nnmodule_hook_guards": False,  # a hook that is added later must run: 0.3 us a module and call
     "recompile_limit": 64,
     "accumulated_recompile_limit": 1024,
 }
