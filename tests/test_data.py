@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import anyshape
 from anyshape.base.errors import InputError
+from anyshape.frontend import api
 from anyshape.frontend.dynamo import FallbackWarning
 
 
@@ -143,6 +144,23 @@ def test_a_loss_over_nothing_runs_as_plain_pytorch():
     assert len(fast.programs) == programs
     with pytest.raises(Exception, match="division by zero"):
         anyshape.compile(F.mse_loss, strict=True)(nothing.clone().requires_grad_(), nothing)
+
+
+def test_what_is_always_refused_is_not_traced_for_ever(monkeypatch):
+    def function(x):
+        return torch.func.jvp(lambda row: (row * row.shape[0]).sum(), (x[0],), (torch.ones_like(x[0]),))[1]
+    monkeypatch.setattr(api, "PATIENCE", 2)
+    fast = anyshape.compile(function)
+    traces = []
+    for way in (fast._anyshape.oblivious, fast._anyshape.ordinary):
+        way.tracing.inner = lambda *rest, inner=way.tracing.inner: traces.append(1) or inner(*rest)
+    counts = []
+    for size in range(2, 7):  # a trace that ends inside of a transform leaves it: the plain call comes after it
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            agree(function, fast, torch.randn(3, size))
+        counts.append(len(traces))
+    assert counts[1] < counts[2] == counts[3] == counts[4], counts
 
 
 def test_what_eager_refuses_too_is_an_error_in_words():

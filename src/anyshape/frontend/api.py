@@ -32,6 +32,7 @@ from anyshape.frontend.sizes import checked_program
 from anyshape.run import torch_api
 
 PLAIN = "these sizes run as plain PyTorch"
+PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes as long as one that it does not refuse
 
 
 def compile_target(target: Any, config: Config) -> Any:
@@ -64,7 +65,8 @@ class Tracing:
     """What runs on a cache miss of Dynamo: the trace, under our settings.
 
     way: what `Capture` calls it.
-    plain: what the tracer said of frames of the call in hand, which run as plain PyTorch.
+    plain: what the tracer said of frames of the call in hand, which run as plain PyTorch: (code object, error) each.
+    refusals: per code object, how many calls that PyTorch takes it has refused.
     """
 
     def __init__(self, compilation: Compilation, inner: torch_api.FrameCallback, oblivious: bool) -> None:
@@ -74,7 +76,8 @@ class Tracing:
         self.way = "ordinary" if not oblivious else "all sizes" if compilation.config.dynamic else "one graph"
         self.failure = ""
         self.codes: list[Any] = []
-        self.plain: list[BaseException] = []
+        self.plain: list[tuple[Any, BaseException]] = []
+        self.refusals: dict[Any, int] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         """Traces one frame.
@@ -99,13 +102,15 @@ class Tracing:
     def _trace_or_run(self, arguments: tuple[Any, ...], dynamic: bool) -> Any:
         """The trace; a frame that torch's tracer refuses at these sizes runs as plain PyTorch, this one time. (Eager
         PyTorch takes more: a loss over no elements, statistics over one. What it refuses too, it reports itself.)"""
-        config = self.compilation.config
+        config, code = self.compilation.config, arguments[0].f_code
+        if self.refusals.get(code, 0) == PATIENCE:
+            return torch_api.plain_frame()
         try:
             return self._trace(arguments, dynamic)
         except torch_api.tracer_failures() as error:
             if config.strict or config.fullgraph or isinstance(getattr(error, "inner_exception", None), AnyShapeError):
                 raise
-            self.plain.append(error)
+            self.plain.append((code, error))
             return torch_api.plain_frame()
 
     def _trace(self, arguments: tuple[Any, ...], dynamic: bool) -> Any:
@@ -228,10 +233,11 @@ class Compiled:
             return result
         except Exception as error:
             if plain:
-                raise plain[0] from error  # what eager PyTorch refuses too, the tracer names better
+                raise plain[0][1] from error  # what eager PyTorch refuses too, the tracer names better
             raise
         finally:
-            for refused in plain if done else ():
+            for code, refused in plain if done else ():
+                self.ordinary.tracing.refusals[code] = self.ordinary.tracing.refusals.get(code, 0) + 1
                 self._note_plain(f"{type(refused).__name__}: {_first_lines(str(refused))}")
             if not failed_before and self.oblivious.tracing.failure:
                 tracing = self.oblivious.tracing

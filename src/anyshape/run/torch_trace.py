@@ -53,6 +53,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
             stack.enter_context(newer_rules())
             stack.enter_context(general_tracing())
         stack.enter_context(_floats_left())
+        stack.enter_context(_transforms_left())
         stack.enter_context(_shape_rules(rules))
         stack.enter_context(_replaced(in_python))
         yield
@@ -110,6 +111,25 @@ def _floats_left() -> Iterator[None]:
     finally:
         for name in missing:
             delattr(Known, name)
+
+
+@contextlib.contextmanager
+def _transforms_left() -> Iterator[None]:
+    """Leaves the transforms of torch.func and of forward-mode differentiation that a failed trace is still in: what
+    runs next would run inside of them."""
+    from torch._C import _functorch
+    from torch.autograd import forward_ad
+    depth, level = _functorch.maybe_current_level() or 0, forward_ad._current_level
+    try:
+        yield
+    except BaseException:
+        while (_functorch.maybe_current_level() or 0) > depth:
+            _functorch.pop_dynamic_layer_stack()
+        if level < 0:  # a traced program enters its one level without telling Python
+            forward_ad._current_level = level
+            with contextlib.suppress(RuntimeError):
+                torch._C._exit_dual_level(level=0)
+        raise
 
 
 def _leave(*operands: Any) -> Any:
