@@ -23,7 +23,7 @@ def fallbacks(fast) -> list[tuple[str, str]]:
     return [(item.name, item.stage) for item in fast._anyshape.compilation.fallbacks]
 
 
-def agree(function, fast, *inputs: torch.Tensor) -> None:
+def agree(function, fast, *inputs) -> None:
     """Values, and gradients of the first input, equal eager's, with the same random numbers."""
     results = []
     for call in (function, fast):
@@ -71,6 +71,20 @@ def test_sizes_of_0_and_1_from_the_data(function):
             except (RuntimeError, IndexError):
                 continue
             agree(function, fast, x, mask)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: torch.zeros_like(x).index_add(0, torch.where(x[:, 0] > 0)[0], x[x[:, 0] > 0]),
+    lambda x: F.ctc_loss(x.reshape(12, -1, 1).expand(-1, -1, 4).log_softmax(-1), torch.ones(x.shape[1], 2).long(),
+                         torch.full((x.shape[1],), 12), torch.full((x.shape[1],), 2)),
+    lambda x: x * (1 + torch.bincount(x.detach().flatten().abs().long(), minlength=16).shape[0] // 99),
+], ids=["experts", "ctc", "counts"])
+def test_small_sizes_beside_what_the_data_decide(function):
+    fast = anyshape.compile(function)
+    for columns in (3, 1, 5):
+        agree(function, fast, torch.arange(-6.0, 6.0)[:, None] * torch.rand(columns))
+    assert fast._anyshape.compilation.graphs == 1
+    assert {stage for _, stage in fallbacks(fast)} == {"split"}
 
 
 def test_parts_without_a_way_back():
@@ -206,6 +220,33 @@ def test_sizes_scaled_by_floats(scale):
     for size in (10, 5, 7, 30, 11, 100):
         agree(function, fast, torch.randn(1, 2, size))
     assert fast._anyshape.compilation.graphs == 1
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x * (((x.shape[1] - 4) % 3) / 2),
+    lambda x: x * (abs(x.shape[1] - 5) / 7),
+    lambda x: F.layer_norm(x.repeat(1, 4)[:, :8], (8,)),
+    lambda x: torch.fft.irfft(torch.fft.rfft(x.repeat(1, 3), dim=1), n=3 * x.shape[1], dim=1),
+    lambda x: x[:, : x.shape[1] - x.shape[1] // 2].exp(),
+], ids=["remainder", "absolute", "least", "spectrum", "half"])
+def test_numbers_made_of_sizes(function):
+    fast = anyshape.compile(function)
+    for shape in ((3, 17), (2, 5), (5, 2), (1, 6), (4, 40)):
+        agree(function, fast, torch.randn(shape))
+    assert fast._anyshape.compilation.graphs == 1
+    assert not fallbacks(fast)
+
+
+def test_positions_are_taken_by_their_sign():
+    def attend(x, cache, position):
+        keys = cache[:, :position + x.shape[1]]
+        return torch.einsum("btd,bsd->bts", x, keys).softmax(-1)
+    fast = anyshape.compile(attend)
+    cache = torch.randn(2, 32, 4)
+    for length, position in ((5, 3), (2, 0), (1, 8), (7, 11), (1, 31), (9, 30)):
+        agree(attend, fast, torch.randn(2, length, 4), cache, position)
+    assert fast._anyshape.compilation.graphs == 1
+    assert not fallbacks(fast)
 
 
 def test_powers_of_whole_numbers():
