@@ -228,7 +228,14 @@ def test_sizes_scaled_by_floats(scale):
     lambda x: F.layer_norm(x.repeat(1, 4)[:, :8], (8,)),
     lambda x: torch.fft.irfft(torch.fft.rfft(x.repeat(1, 3), dim=1), n=3 * x.shape[1], dim=1),
     lambda x: x[:, : x.shape[1] - x.shape[1] // 2].exp(),
-], ids=["remainder", "absolute", "least", "spectrum", "half"])
+    lambda x: x[:, x.shape[1] // 2] + x[None, :, int(x.shape[1] * 0.3)] + x[..., -x.shape[1]],
+    lambda x: x * torch.linspace(-1, x.shape[1] / 3, x.shape[1]) + torch.linspace(0, 1, x.shape[1] - 1).sum(),
+    lambda x: torch.cat((F.max_pool1d(x[None], 2, padding=1)[0], F.max_pool1d(x[None], x.shape[1])[0],
+                         F.avg_pool2d(x[None], x.shape)[0] + x[:, :1], F.max_pool2d(x[None], x.shape)[0] + x[:, :1]), 1),
+    lambda x: (x.t() @ x).fill_diagonal_(2.0),
+    lambda x: (x.t() @ x)[tuple(torch.tril_indices(x.shape[1], x.shape[1], -1))]
+    * (x.t() @ x)[tuple(torch.triu_indices(x.shape[1], x.shape[1], 1))],
+], ids=["remainder", "absolute", "least", "spectrum", "half", "element", "linspace", "pools", "diagonal", "triangles"])
 def test_numbers_made_of_sizes(function):
     fast = anyshape.compile(function)
     for shape in ((3, 17), (2, 5), (5, 2), (1, 6), (4, 40)):
@@ -247,6 +254,34 @@ def test_positions_are_taken_by_their_sign():
         agree(attend, fast, torch.randn(2, length, 4), cache, position)
     assert fast._anyshape.compilation.graphs == 1
     assert not fallbacks(fast)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, n: x * n + torch.arange(3) * n,
+    lambda x, n: x.roll(n, 0) - n // 2,
+    lambda x, n: x[n:].exp(),
+    lambda x, n: x[None, n] + x[..., n],
+    lambda x, n: torch.cat((x[:, None], x.clone()[:, None]), 1).index_put((torch.tensor([1]),), x[n]).neg(),
+], ids=["factor", "shift", "rest", "element", "put"])
+def test_numbers_of_either_sign(function):
+    fast = anyshape.compile(function, strict=True)
+    for number in (2, 1, -3, 0, -1, -2):
+        agree(function, fast, torch.randn(3), number)
+    assert fast._anyshape.compilation.graphs <= 2
+
+
+def test_elements_at_a_position_are_written():
+    def write(cache, x, position):
+        cache[:, position] = x
+        cache[0, ..., position, 1:] = 7
+        return cache.sum(1)
+    fast = anyshape.compile(write, strict=True)
+    wanted, found = torch.zeros(2, 8, 8), torch.zeros(2, 8, 8)
+    for position in (3, 0, 1, 7, -2, -8):
+        x = torch.randn(2, 8)
+        torch.testing.assert_close(fast(found, x, position), write(wanted, x, position))
+        torch.testing.assert_close(found, wanted)
+    assert fast._anyshape.compilation.graphs == 2
 
 
 def test_powers_of_whole_numbers():

@@ -20,6 +20,8 @@ from anyshape.sym import expr
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
 
+_LARGE = 2**62
+
 
 class Sizes:
     """Converts the symbolic numbers of one graph; remembers each conversion and which symbols were met.
@@ -136,17 +138,17 @@ class Sizes:
             for smaller, larger in self._ordered():
                 for one, other, at in ((smaller, larger, 1), (larger, smaller, 0)):
                     if isinstance(one, sympy.Symbol) and isinstance(other, sympy.Integer):
-                        low, high = self._ends.get(one, (0, None))
+                        low, high = self._ends.get(one, (-_LARGE, None))
                         number = int(other)
                         self._ends[one] = (max(low, number), high) if at == 0 else (
                             low, number if high is None else min(high, number))
         bounds = self.shape_env.var_to_range.get(symbol)
+        least, most = self._ends.get(symbol, (-_LARGE, None))
         if bounds is None:
-            return self._ends.get(symbol)
-        low, high = _bound(bounds.lower) or 0, _bound(bounds.upper)
-        least, most = self._ends.get(symbol, (0, None))
-        highs = [number for number in (high, most) if number is not None]
-        return max(low, least), min(highs, default=None)
+            return (max(least, 0), most) if symbol in self._ends else None
+        lows = [number for number in (_bound(bounds.lower), least) if number is not None]
+        highs = [number for number in (_bound(bounds.upper), most) if number is not None]
+        return max(lows), min(highs, default=None)
 
     def _ordered(self) -> list[tuple[sympy.Basic, sympy.Basic]]:
         """Pairs of which the first is at most the second, by guards that say which side a minimum or maximum is."""
@@ -241,7 +243,7 @@ def _bound(value: Any) -> int | None:
     if is_infinite(value):
         return None
     number = int(value)
-    return number if abs(number) < 2**62 else None
+    return number if abs(number) < _LARGE else None
 
 
 def _without_floor(size: Size) -> Size:

@@ -18,6 +18,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from anyshape.run.torch_sizes import general_form
+
 # Methods of torch's symbolic numbers whose result depends on nothing but the two operands; `mod` asks for value ranges.
 # Functions of torch's decompositions that compute another number where a size is 1.
 NUMBERS_BY_SIZE = frozenset(("_compute_scale",))
@@ -174,6 +176,9 @@ def general_tracing() -> Iterator[None]:
         if flags:  # `f(flag=n > 1 and ...)` where the condition is false: n is known, the flag is still a formula
             node.kwargs = {**node.kwargs, **flags}
             keywords = {**keywords, **flags}
+        ours = general_form(node.target, arguments, keywords) if node.op in ("call_function", "call_method") else None
+        if ours is not None:
+            node.op, node.target = "call_function", ours
         return operator_run(tracer, node, arguments, keywords, *rest)
 
     patches = [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true),

@@ -1,0 +1,183 @@
+"""Functions of torch that ask a traced size for its number, each written so that it does not.
+
+    x[:, n // 2]  -->  select(x, 1, n // 2)        max_pool1d(x, n)  -->  max(x, -1, keepdim=True)
+
+A trace in which torch's own stands serves one size only. `torch_quick.general_tracing` puts ours in its place where an
+argument, or the shape of the first one, is a size without a number. Ours gives what torch's gives; what it was not
+written for it hands to torch's.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+
+FLOATS = (torch.float32, torch.float64)
+
+
+def general_form(target: Any, arguments: Sequence[Any], keywords: dict[str, Any]) -> Callable[..., Any] | None:
+    """Our function for a call of `target`, a function or the name of a method; None where torch's serves."""
+    by_number, by_shape = _BY_NUMBER.get(target), _BY_SHAPE.get(target)
+    if by_number is not None and any(isinstance(one, torch.SymInt)
+                                     for one in pytree.tree_leaves((tuple(arguments), keywords))):
+        return by_number
+    if by_shape is not None and any(isinstance(size, torch.SymInt) for size in arguments[0].shape):
+        return by_shape
+    return None
+
+
+def _same(a: Any, b: Any) -> bool:
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+    return bool(statically_known_true(a == b))
+
+
+# ---- indices
+
+
+def _parts(tensor: Any, index: Any) -> list[Any] | None:
+    """An index of a tensor by numbers, slices, None and `...`; None for any other."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    kinds = (torch.SymInt, int, slice, type(None), type(...))
+    basic = all(isinstance(one, kinds) and not isinstance(one, bool) for one in parts)
+    return parts if isinstance(tensor, Tensor) and basic else None
+
+
+def item_at(tensor: Any, index: Any) -> Any:
+    parts = _parts(tensor, index)
+    if parts is None:
+        return tensor[index]
+    rest: list[Any] = []
+    dim = 0
+    for place, entry in enumerate(parts):
+        if isinstance(entry, torch.SymInt):
+            bool(entry < 0)  # a guard: where the element lies depends on it
+            tensor = tensor.select(dim, entry)
+            continue
+        rest.append(entry)
+        if entry is ...:
+            dim = tensor.dim() - sum(one is not None for one in parts[place + 1:])
+        elif type(entry) is not int:
+            dim += entry is not None
+        else:
+            tensor = tensor.select(dim, entry)
+            rest.pop()
+    return tensor[tuple(rest)] if any(entry != slice(None) for entry in rest) else tensor
+
+
+def write_at(tensor: Any, index: Any, value: Any) -> None:
+    parts = _parts(tensor, index)
+    view = None if parts is None else item_at(tensor, index)
+    if view is None or (isinstance(value, Tensor) and value.dim() > view.dim()):
+        tensor[index] = value
+    elif isinstance(value, Tensor):
+        view.copy_(value)
+    else:
+        view.fill_(value)
+
+
+def _fill_diagonal_(tensor: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
+    if tensor.dim() != 2 or wrap:
+        return tensor.fill_diagonal_(fill_value, wrap)
+    tensor.diagonal().fill_(fill_value)
+    return tensor
+
+
+def _tril_indices(row: Any, col: Any, offset: Any = 0, **more: Any) -> Tensor:
+    if not _same(row, col) or type(offset) is not int or offset > 0:
+        return torch.tril_indices(row, col, offset, **more)
+    rows, columns = _triangle(torch.sym_max(row + offset, 0), more.get("device"))
+    return torch.stack((rows - offset, columns)).to(more.get("dtype") or torch.int64)
+
+
+def _triu_indices(row: Any, col: Any, offset: Any = 0, **more: Any) -> Tensor:
+    if not _same(row, col) or type(offset) is not int or offset < 0:
+        return torch.triu_indices(row, col, offset, **more)
+    count = torch.sym_max(row - offset, 0)
+    rows, columns = (part.flip(0) for part in _triangle(count, more.get("device")))
+    return torch.stack((count - 1 - rows, row - 1 - columns)).to(more.get("dtype") or torch.int64)
+
+
+def _triangle(count: Any, device: Any) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the lower triangle of `count` rows, row by row; roots in float64 are exact enough."""
+    place = torch.arange(count * (count + 1) // 2, device=device)
+    rows = ((torch.sqrt(1.0 + 8.0 * place.double()) - 1.0) / 2.0).floor().long()
+    return rows, place - rows * (rows + 1) // 2
+
+
+# ---- numbers
+
+
+def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, device: Any = None, **more: Any) -> Tensor:
+    kind = dtype or torch.get_default_dtype()
+    if kind not in FLOATS or any(isinstance(one, (Tensor, complex)) for one in (start, end)) or more:
+        return torch.linspace(start, end, steps, dtype=dtype, device=device, **more)
+    place = torch.arange(steps, device=device)
+    step = (end - start) / torch.sym_max(steps - 1, 1)
+    first = place < torch.sym_max(steps // 2, 1)  # exact at both ends
+    return torch.where(first, place.to(kind) * step + start, (place - (steps - 1)).to(kind) * step + end)
+
+
+# ---- pools
+
+
+def _is_whole(x: Tensor, kernel_size: Any, padding: Any, count: int) -> bool:
+    """Is one window all of the last `count` dims, without padding?"""
+    sizes = pytree.tree_leaves(kernel_size)
+    sizes = sizes * count if len(sizes) == 1 else sizes
+    return all(_same(one, 0) for one in pytree.tree_leaves(padding)) and all(map(_same, sizes, x.shape[-count:]))
+
+
+def _average(torchs: Callable[..., Tensor], count: int) -> Callable[..., Tensor]:
+    def average(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+                count_include_pad: bool = True, divisor_override: Any = None) -> Tensor:
+        if divisor_override is None and _is_whole(input, kernel_size, padding, count):
+            return input.mean(tuple(range(-count, 0)), keepdim=True)
+        last = () if divisor_override is None else (divisor_override,)
+        return torchs(input, kernel_size, stride, padding, ceil_mode, count_include_pad, *last)
+
+    return average
+
+
+def _max_pool2d(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+                ceil_mode: bool = False, return_indices: bool = False) -> Any:
+    if return_indices or not _is_whole(input, kernel_size, padding, 2):
+        torchs: Any = functional.max_pool2d
+        return torchs(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    # the first of the largest elements gets the gradient, as in a pool
+    return input.flatten(-2).max(-1).values[..., None, None]
+
+
+def _max_pool1d(input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+                ceil_mode: bool = False, return_indices: bool = False) -> Any:
+    if return_indices:
+        torchs: Any = functional.max_pool1d
+        return torchs(input, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
+    if _is_whole(input, kernel_size, padding, 1):
+        return input.max(-1, keepdim=True).values
+    given = (kernel_size, stride or kernel_size, padding, dilation)
+    rows = [(row, *pytree.tree_leaves(one)) for row, one in zip((1, 1, 0, 1), given, strict=True)]
+    return torch.max_pool2d(input.unsqueeze(-2), *rows, ceil_mode).squeeze(-2)
+
+
+# what a size among the arguments makes special, and what the shape of the first argument does
+_BY_NUMBER: dict[Any, Callable[..., Any]] = {
+    operator.getitem: item_at,
+    operator.setitem: write_at,
+    torch.tril_indices: _tril_indices,
+    torch.triu_indices: _triu_indices,
+    torch.linspace: _linspace,
+    torch.avg_pool1d: _average(torch.avg_pool1d, 1),
+    torch._C._nn.avg_pool2d: _average(torch._C._nn.avg_pool2d, 2),
+    torch.max_pool2d: _max_pool2d,
+    functional.max_pool2d: _max_pool2d,
+}
+_BY_SHAPE: dict[Any, Callable[..., Any]] = {
+    torch.max_pool1d: _max_pool1d,
+    functional.max_pool1d: _max_pool1d,
+    "fill_diagonal_": _fill_diagonal_,
+}
