@@ -151,6 +151,15 @@ def test_a_condition_given_as_a_flag():
     assert not fast._anyshape.compilation.fallbacks
 
 
+@pytest.mark.parametrize("f", [
+    lambda x: (lambda skip: x * 2 if skip else x * 3)(x.dim() == 2 and not (True and x.shape[1] == 1)),
+    lambda x: x * int(x.shape[1] == 1),
+    lambda x: x.sum(1, keepdim=not x.shape[1] == 1),
+], ids=["negation", "number", "keyword"])
+def test_a_condition_that_is_kept(f):
+    check(f, (3, 7), (2, 1), (1, 4), (1, 1), (5, 4))
+
+
 def test_every_broadcast():
     def f(x, y):
         return x * y

@@ -288,7 +288,7 @@ class _Compare(Interpreter):
                 raise _Differs(f"{node.name} has shape {list(found.shape)}, the general program gives {shape}")
             if self.strides and node in self.returned:
                 self._compare_strides(node, expected, found)
-        elif isinstance(expected, torch.SymInt):
+        elif isinstance(expected, (torch.SymInt, int)):
             if self._value(expected) != found:
                 raise _Differs(f"{node.name} is {found}, the general program gives {self._value(expected)}")
         elif isinstance(expected, (tuple, list)) and isinstance(found, (tuple, list)):

@@ -24,6 +24,8 @@ from anyshape.run.torch_sizes import general_form
 # Functions of torch's decompositions that compute another number where a size is 1.
 NUMBERS_BY_SIZE = frozenset(("_compute_scale",))
 
+PYTHON = ("_operator", "builtins", "math")  # modules of functions of numbers that a captured graph may call
+
 BINARY = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "sym_max", "sym_min")
 
 
@@ -169,7 +171,7 @@ def general_tracing() -> Iterator[None]:
         finally:
             depth[:] = rest
 
-    operator_run = within("operator", utils.run_node)
+    python_run, operator_run = utils.run_node, within("operator", utils.run_node)
 
     def run_node(tracer: Any, node: Any, arguments: Any, keywords: Any, *rest: Any) -> Any:
         flags = {name: bool(value) for name, value in keywords.items() if isinstance(value, torch.SymBool)}
@@ -179,7 +181,9 @@ def general_tracing() -> Iterator[None]:
         ours = general_form(node.target, arguments, keywords) if node.op in ("call_function", "call_method") else None
         if ours is not None:
             node.op, node.target = "call_function", ours
-        return operator_run(tracer, node, arguments, keywords, *rest)
+        asks = getattr(node.target, "__module__", "") in PYTHON and not any(
+            isinstance(one, torch.Tensor) for one in arguments)  # `not n == 1`: what the user's Python asks of a size
+        return (python_run if asks else operator_run)(tracer, node, arguments, keywords, *rest)
 
     patches = [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true),
                (symbolic_shapes, "make_symbol", make_symbol), (symbolic_shapes, "_static_eval_sym_bool", static_value),
