@@ -230,12 +230,12 @@ def test_sizes_scaled_by_floats(scale):
     lambda x: x[:, : x.shape[1] - x.shape[1] // 2].exp(),
     lambda x: x[:, x.shape[1] // 2] + x[None, :, int(x.shape[1] * 0.3)] + x[..., -x.shape[1]],
     lambda x: x * torch.linspace(-1, x.shape[1] / 3, x.shape[1]) + torch.linspace(0, 1, x.shape[1] - 1).sum(),
-    lambda x: torch.cat((F.max_pool1d(x[None], 2, padding=1)[0], F.max_pool1d(x[None], x.shape[1])[0],
-                         F.avg_pool2d(x[None], x.shape)[0] + x[:, :1], F.max_pool2d(x[None], x.shape)[0] + x[:, :1]), 1),
+    lambda x: torch.cat((F.max_pool1d(x[None], 2, padding=1)[0], F.max_pool1d(x[None], x.shape[1])[0]), 1),
+    lambda x: F.avg_pool2d(x[None], x.shape) + F.max_pool2d(x[None], x.shape) * F.avg_pool1d(x[None], x.shape[1]),
     lambda x: (x.t() @ x).fill_diagonal_(2.0),
     lambda x: (x.t() @ x)[tuple(torch.tril_indices(x.shape[1], x.shape[1], -1))]
     * (x.t() @ x)[tuple(torch.triu_indices(x.shape[1], x.shape[1], 1))],
-], ids=["remainder", "absolute", "least", "spectrum", "half", "element", "linspace", "pools", "diagonal", "triangles"])
+], ids=["remainder", "absolute", "least", "spectrum", "half", "element", "linspace", "pools", "whole", "diagonal", "triangles"])
 def test_numbers_made_of_sizes(function):
     fast = anyshape.compile(function)
     for shape in ((3, 17), (2, 5), (5, 2), (1, 6), (4, 40)):
