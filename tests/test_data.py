@@ -235,13 +235,23 @@ def test_sizes_scaled_by_floats(scale):
     lambda x: (x.t() @ x).fill_diagonal_(2.0),
     lambda x: (x.t() @ x)[tuple(torch.tril_indices(x.shape[1], x.shape[1], -1))]
     * (x.t() @ x)[tuple(torch.triu_indices(x.shape[1], x.shape[1], 1))],
-], ids=["remainder", "absolute", "least", "spectrum", "half", "element", "linspace", "pools", "whole", "diagonal", "triangles"])
+], ids=["remainder", "absolute", "least", "spectrum", "half", "element", "linspace", "pools", "whole", "diagonal",
+        "triangles"])
 def test_numbers_made_of_sizes(function):
     fast = anyshape.compile(function)
     for shape in ((3, 17), (2, 5), (5, 2), (1, 6), (4, 40)):
         agree(function, fast, torch.randn(shape))
     assert fast._anyshape.compilation.graphs == 1
     assert not fallbacks(fast)
+
+
+def test_sizes_in_a_correction_and_no_columns():
+    for function, shapes in ((lambda x: x.var(1, correction=x.shape[0]), ((3, 8), (2, 9))),
+                             (lambda x: x.t() * 2 + 1, ((3, 4), (3, 0), (1, 0), (5, 7), (2, 0)))):
+        fast = anyshape.compile(function, strict=True)
+        for shape in shapes:
+            agree(function, fast, torch.randn(shape))
+        assert not fallbacks(fast)
 
 
 def test_positions_are_taken_by_their_sign():

@@ -12,7 +12,7 @@ import torch
 from anyshape.frontend.aten_table import Decline, Translator, is_float, literal, translates, wide
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
-from anyshape.sym.expr import Size, maximum, product
+from anyshape.sym.expr import Expr, Size, maximum, product
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -141,8 +141,8 @@ def all_(t: Translator, x: Value, dim: Any = None, keepdim: bool = False) -> Val
 
 def variance(t: Translator, x: Value, dims: tuple[int, ...], correction: Any, keep: bool) -> tuple[Value, Value]:
     """Variance and mean in the operand's dtype, in two passes."""
-    if isinstance(correction, Value) or (isinstance(correction, float) and not correction.is_integer()):
-        raise Decline("a fractional correction of the variance")
+    if isinstance(correction, (Value, Expr)) or (isinstance(correction, float) and not correction.is_integer()):
+        raise Decline("a correction of the variance that is no whole number")
     middle = mean(t, x, dims, True)
     difference = t.op("sub", x, middle)
     count = product(x.tensor.shape[d] for d in dims) - int(correction)

@@ -115,7 +115,7 @@ def general_tracing() -> Iterator[None]:
     from torch.fx.experimental.sym_node import SymNode
     from torch.utils._sympy.symbol import SymT
     depth: list[str] = []  # what is running: "operator", or "layout" where no answer changes a result
-    guard, check = SymNode.guard_bool, SymNode.expect_true
+    guard, check, remainder = SymNode.guard_bool, SymNode.expect_true, SymNode.mod
     symbol, static = symbolic_shapes.make_symbol, symbolic_shapes._static_eval_sym_bool
 
     def guard_bool(self: Any, file: str, line: int) -> bool:
@@ -131,6 +131,14 @@ def general_tracing() -> Iterator[None]:
             return check(self, file, line)
         finally:
             depth[:] = rest
+
+    def mod(self: Any, other: Any) -> Any:
+        try:
+            return remainder(self, other)
+        except ZeroDivisionError:
+            if not depth:
+                raise
+            return self.wrap_int(1)  # torch's rules for strides ask whether 0 divides a size: it does not
 
     def static_value(condition: Any) -> bool | None:
         answer = static(condition)
@@ -185,7 +193,7 @@ def general_tracing() -> Iterator[None]:
             isinstance(one, torch.Tensor) for one in arguments)  # `not n == 1`: what the user's Python asks of a size
         return (python_run if asks else operator_run)(tracer, node, arguments, keywords, *rest)
 
-    patches = [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true),
+    patches = [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true), (SymNode, "mod", mod),
                (symbolic_shapes, "make_symbol", make_symbol), (symbolic_shapes, "_static_eval_sym_bool", static_value),
                (utils, "run_node", run_node), (fake_impls, "_compute_slice_index", compute_slice_index),
                (aot_autograd, "aot_module_simplified", within("operator", aot_autograd.aot_module_simplified)),
