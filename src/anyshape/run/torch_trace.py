@@ -120,16 +120,17 @@ def _transforms_left() -> Iterator[None]:
     from torch._C import _functorch
     from torch.autograd import forward_ad
     depth, level = _functorch.maybe_current_level() or 0, forward_ad._current_level
+    done = False
     try:
         yield
-    except BaseException:
-        while (_functorch.maybe_current_level() or 0) > depth:
+        done = True
+    finally:
+        while not done and (_functorch.maybe_current_level() or 0) > depth:
             _functorch.pop_dynamic_layer_stack()
-        if level < 0:  # a traced program enters its one level without telling Python
+        if not done and level < 0:  # a traced program enters its one level without telling Python
             forward_ad._current_level = level
             with contextlib.suppress(RuntimeError):
                 torch._C._exit_dual_level(level=0)
-        raise
 
 
 def _leave(*operands: Any) -> Any:
