@@ -155,7 +155,9 @@ def test_a_condition_given_as_a_flag():
     lambda x: (lambda skip: x * 2 if skip else x * 3)(x.dim() == 2 and not (True and x.shape[1] == 1)),
     lambda x: x * int(x.shape[1] == 1),
     lambda x: x.sum(1, keepdim=not (True and x.shape[1] == 1)),
-], ids=["negation", "number", "keyword"])
+    lambda x: x.sum(1, x.shape[0] > 0 and x.shape[1] == 1),
+    lambda x: nn.functional.max_pool1d(input=x[None], kernel_size=x.shape[1], ceil_mode=x.shape[1] == 1),
+], ids=["negation", "number", "keyword", "argument", "pool"])
 def test_a_condition_that_is_kept(f):
     check(f, (3, 7), (2, 1), (1, 4), (1, 1), (5, 4))
 

@@ -20,7 +20,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.frontend import export
 from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
-from anyshape.frontend.direct import MISS, Door
+from anyshape.frontend.direct import MISS, Door, watched
 from anyshape.frontend.dynamo import FallbackWarning, compile_fx
 from anyshape.frontend.explain import explain, memory
 from anyshape.frontend.explanation import Explanation, MemoryNote
@@ -193,7 +193,7 @@ class Compiled:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         oblivious, ordinary = self.oblivious, self.ordinary
         plain = not torch.compiler.is_compiling()
-        if plain and torch_api.watched():
+        if plain and watched():
             return self.target(*arguments, **keywords)  # whoever watches operators or modules wants to see them
         try:
             failed_before = bool(oblivious.tracing.failure)

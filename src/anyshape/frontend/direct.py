@@ -19,12 +19,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.modules import module as hooks
 
 from anyshape.run import torch_api
 
 MISS = object()
 MOST_PROGRAMS = 8  # guards are tried one after another
 _numbers = itertools.count()
+
+
+def watched() -> bool:
+    """Does somebody watch every operator (a TorchDispatchMode), or every module (a global hook)?"""
+    return bool(torch_api.dispatch_modes() or hooks._global_forward_hooks or hooks._global_forward_pre_hooks
+                or hooks._global_backward_hooks or hooks._global_backward_pre_hooks)
 
 
 class Door:

@@ -10,6 +10,7 @@ them, and takes results to be dense.
 """
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from anyshape.frontend.reasons import size_names
 from anyshape.run import torch_api, torch_trace
 
 SMALL = 2
+CTC = (torch.ctc_loss, torch.nn.functional.ctc_loss)
 FORESEEN = 6  # different sizes up to which patterns are judged before a call has them
 
 
@@ -211,6 +213,11 @@ def _sharing(values: Mapping[Node, Any]) -> dict[Node, frozenset[Node]]:
     return {node: frozenset().union(*(owners[key] for key in own)) for node, own in keys.items()}
 
 
+def _takes_shapes_as_they_are(target: Any, operands: Sequence[Any]) -> bool:
+    """Operators of one tensor, masks and ctc_loss do not stretch a size of 1 where nobody can see it."""
+    return len(operands) < 2 or (target is operator.getitem and len(operands) == 2) or target in CTC
+
+
 class _Differs(Exception):
     """A shape is not the predicted one."""
 
@@ -248,6 +255,8 @@ class _Compare(Interpreter):
         try:
             found = super().run_node(node)
         except self.unknown:
+            if not _takes_shapes_as_they_are(node.target, operands):
+                raise
             found = self._chosen(node.meta.get("example_value"))
         if node.op != "output":
             self.values[node] = found
@@ -262,7 +271,7 @@ class _Compare(Interpreter):
         (calls that find a smaller one are refused where they find it). Such results are in memory of their own."""
         def made(value: Any) -> Any:
             if isinstance(value, torch.SymInt):
-                for symbol, least in torch_api.found_later(value).items():
+                for symbol, least in torch_trace.found_later(value).items():
                     self.symbols.setdefault(symbol, max(SMALL, least))
                 return self._value(value)
             if isinstance(value, torch.Tensor):

@@ -222,20 +222,7 @@ def is_unbacked(symbol: str) -> bool:
     return symbol.startswith(("u", "zuf")) and symbol.lstrip("zuf").isdigit()
 
 
-def found_later(size: torch.SymInt) -> dict[Any, int]:
-    """The symbols of a traced size that are only known from the data, each with its least value."""
-    ranges = size.node.shape_env.var_to_range
-    return {symbol: int(ranges[symbol].lower) for symbol in size.node.expr.free_symbols if is_unbacked(str(symbol))}
-
-
-_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_modules = torch.nn.modules.module
-
-
-def watched() -> bool:
-    """Does somebody watch every operator (a TorchDispatchMode) or every module (a global hook)?"""
-    return bool(_modes() or _modules._global_forward_hooks or _modules._global_forward_pre_hooks
-                or _modules._global_backward_hooks or _modules._global_backward_pre_hooks)
+dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many TorchDispatchModes are active
 
 
 def is_fake(value: Any) -> bool:

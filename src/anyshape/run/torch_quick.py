@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 from anyshape.run.torch_sizes import general_form
@@ -182,16 +183,21 @@ def general_tracing() -> Iterator[None]:
     python_run, operator_run = utils.run_node, within("operator", utils.run_node)
 
     def run_node(tracer: Any, node: Any, arguments: Any, keywords: Any, *rest: Any) -> Any:
+        ours = general_form(node.target, arguments, keywords) if node.op in ("call_function", "call_method") else None
+        if ours is not None:
+            node.op, node.target = "call_function", ours
+        if getattr(node.target, "__module__", "") in PYTHON and not any(
+                isinstance(one, torch.Tensor) for one in arguments):  # `not n == 1`: the user's Python asks a size
+            return python_run(tracer, node, arguments, keywords, *rest)
         flags = {name: bool(value) for name, value in keywords.items() if isinstance(value, torch.SymBool)}
         if flags:  # `f(flag=n > 1 and ...)` where the condition is false: n is known, the flag is still a formula
             node.kwargs = {**node.kwargs, **flags}
             keywords = {**keywords, **flags}
-        ours = general_form(node.target, arguments, keywords) if node.op in ("call_function", "call_method") else None
-        if ours is not None:
-            node.op, node.target = "call_function", ours
-        asks = getattr(node.target, "__module__", "") in PYTHON and not any(
-            isinstance(one, torch.Tensor) for one in arguments)  # `not n == 1`: what the user's Python asks of a size
-        return (python_run if asks else operator_run)(tracer, node, arguments, keywords, *rest)
+        if not isinstance(node.target, FunctionType):  # torch._check takes formulas
+            flags = {place: bool(value) for place, value in enumerate(arguments) if isinstance(value, torch.SymBool)}
+            node.args = tuple(flags.get(place, value) for place, value in enumerate(node.args))
+            arguments = tuple(flags.get(place, value) for place, value in enumerate(arguments))
+        return operator_run(tracer, node, arguments, keywords, *rest)
 
     patches = [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true), (SymNode, "mod", mod),
                (symbolic_shapes, "make_symbol", make_symbol), (symbolic_shapes, "_static_eval_sym_bool", static_value),

@@ -26,7 +26,8 @@ def general_form(target: Any, arguments: Sequence[Any], keywords: dict[str, Any]
     if by_number is not None and any(isinstance(one, torch.SymInt)
                                      for one in pytree.tree_leaves((tuple(arguments), keywords))):
         return by_number
-    if by_shape is not None and any(isinstance(size, torch.SymInt) for size in arguments[0].shape):
+    first = arguments[0] if arguments else keywords.get("input")
+    if by_shape is not None and any(isinstance(size, torch.SymInt) for size in getattr(first, "shape", ())):
         return by_shape
     return None
 

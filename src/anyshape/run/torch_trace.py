@@ -233,6 +233,13 @@ def unknown_results() -> tuple[type[BaseException], ...]:
     return DataDependentOutputException, DynamicOutputShapeException
 
 
+def found_later(size: torch.SymInt) -> dict[Any, int]:
+    """The symbols of a traced size that are only known from the data, each with its least value, or 0."""
+    ranges = size.node.shape_env.var_to_range
+    found = [symbol for symbol in size.node.expr.free_symbols if torch_api.is_unbacked(str(symbol))]
+    return {symbol: int(ranges[symbol].lower) if ranges[symbol].lower > 0 else 0 for symbol in found}
+
+
 def hints(values: Iterable[Any]) -> dict[Any, int]:
     """The numbers that the symbols in the sizes of traced values had when the trace was made."""
     found: dict[Any, int] = {}
