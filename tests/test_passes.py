@@ -361,3 +361,31 @@ def test_stages_are_shown_and_dumped(tmp_path: object, capsys: pytest.CaptureFix
     assert names == ["00_capture.txt", "01_fold.txt", "02_simplify.txt", "03_channels_last.txt",
                      "04_views.txt", "05_cse.txt", "06_products.txt", "07_dce.txt"]
     assert show(parse((folder / "07_dce.txt").read_text())) == show(after)
+
+
+@pytest.mark.parametrize(("dims", "shape", "wanted"), [
+    ((0, 2, 3, 1), (symbol("b") * 4, 16, symbol("n")), "permute"),  # the keys of attention: 16 stays innermost
+    ((0, 2, 1, 3), (symbol("b") * 4, symbol("n"), 16), "reshape"),  # queries and values are in order as they are
+    ((0, 1, 2, 3), (symbol("b") * symbol("n"), 64), "reshape"),
+])
+def test_a_reshape_of_a_permute_keeps_the_order_in_memory(dims: tuple[int, ...], shape: tuple[object, ...],
+                                                          wanted: str) -> None:
+    builder = Builder("heads")
+    x = builder.input("x", TensorType("f32", (symbol("b"), symbol("n"), 4, 16)))
+    result = builder.op("reshape", builder.op("permute", x, dims=dims), shape=shape)
+    after = views.views(builder.finish((result,)), CONFIG)
+    last = after.producers()[after.outputs[0].name]  # type: ignore[union-attr]
+    assert last.op == wanted
+    inputs = [torch.arange(2 * 3 * 64.0).reshape(2, 3, 4, 16)]
+    assert torch.equal(interpret(after, inputs)[0][0], inputs[0].permute(dims).reshape(
+        [size if isinstance(size, int) else {"4*b": 8, "n": 3, "b*n": 6}[str(size)] for size in shape]))
+
+
+def test_a_reshape_that_would_put_the_batch_innermost_stays() -> None:
+    """Then no library could read the matrices: neither their rows nor their columns would be contiguous."""
+    builder = Builder("scan")
+    b, t = symbol("b"), symbol("t")
+    x = builder.input("x", TensorType("f32", (b, t, t, 8)))
+    result = builder.op("reshape", builder.op("permute", x, dims=(0, 3, 1, 2)), shape=(8 * b, t, t))
+    graph = builder.finish((result,))
+    assert show(views.views(graph, CONFIG)) == show(graph)

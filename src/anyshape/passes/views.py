@@ -49,7 +49,8 @@ def _reshape(replay: Replay, node: Node) -> Operand | None:
     value = below.inputs[0]
     assert isinstance(value, Value)
     found = reshape_first(value.tensor.shape, _integers(below.attr("dims")), node.output.tensor.shape)
-    if found is None:
+    # a library reads matrices whose rows or columns are contiguous, so one of the last two dims has to be the innermost
+    if found is None or len(found[2]) - 1 not in found[2][-2:]:
         return None
     first, shape, last = found
     inside = replay.op("reshape", replay.op("permute", value, dims=first), shape=shape)
@@ -58,16 +59,17 @@ def _reshape(replay: Replay, node: Node) -> Operand | None:
 
 def reshape_first(source: Sizes, dims: Dims, shape: Sizes) -> tuple[Dims, Sizes, Dims] | None:
     """reshape(permute(x | dims) | shape) as permute(reshape(permute(x | first) | inside) | last), for x of the sizes
-    `source`: (first, inside, last), where dims that are reshaped together keep the place that the last of them has in
-    x. None where that is no other order."""
+    `source`: (first, inside, last), where the dims that lie innermost in x, and those that are reshaped with them, come
+    last. None where they do so already."""
     if 0 in shape:
         return None
     parts = [group for group in groups(tuple(source[d] for d in dims), shape) if group.source]
     if not all(part.result for part in parts):
         return None
-    ordered = sorted(parts, key=lambda part: dims[part.source[-1]])
-    if ordered == parts:
+    innermost = max(parts, key=lambda part: dims[part.source[-1]], default=None)
+    if innermost is None or innermost is parts[-1]:
         return None
+    ordered = [part for part in parts if part is not innermost] + [innermost]
     first = [dims[d] for part in ordered for d in part.source]
     order = [d for part in ordered for d in part.result]
     first += [d for d in range(len(source)) if d not in first]
