@@ -47,6 +47,7 @@ class BenchModel:
         trains: a step updates parameters.
         repeats: passes over the shapes when repeated shapes are measured.
         dims: the names of a shape's numbers.
+        apart: shapes run once after the others.
     """
 
     name: str
@@ -56,6 +57,7 @@ class BenchModel:
     trains: bool = False
     repeats: int = 2
     dims: tuple[str, ...] = ()
+    apart: tuple[Shape, ...] = ()
 
 
 def flatten(value: object) -> list[Tensor]:
@@ -170,7 +172,8 @@ def _model(name: str, build: Callable[[], nn.Module], inputs: Callable[[Shape, t
     def inputs_of(shape: Shape) -> Inputs:
         return inputs(shape, _seeded(name, shape))
 
-    return BenchModel(name, make, inputs_of, entry.shapes, entry.trains, entry.repeats, entry.dims)
+    return BenchModel(name, make, inputs_of, entry.shapes, entry.trains, entry.repeats, entry.dims,
+                      entry.apart)
 
 
 def _tokens(vocabulary: int) -> Callable[[Shape, torch.Generator], Inputs]:

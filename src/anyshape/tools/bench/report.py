@@ -73,6 +73,7 @@ SPEED: tuple[Column, ...] = (
     ("warm first step", lambda c: seconds(c.warm)),
     ("new shapes", lambda c: ratio(c.fresh)),
     ("seen shapes", lambda c: ratio(c.repeated)),
+    ("first 1", lambda c: seconds(c.apart)),
     ("p50", lambda c: seconds(c.p50)),
     ("p99", lambda c: seconds(c.p99)),
 )
@@ -168,6 +169,8 @@ METHOD = """\
   in a later process that finds the caches filled.
 - *new shapes*: total time over shapes met for the first time, after two warm-up calls, in the process that began with
   empty caches; a stall for a recompilation counts. *seen shapes*: the same shapes again, median per shape.
+- *first 1*: the slowest first call with a size of 1 that the other shapes do not have, for which a backend may compile
+  again; after all that is timed.
 - *p50*, *p99*: of single steps at seen shapes.
 - *programs / shapes*: compiled programs, where forward and backward of one graph are two, and the shapes that they
   served; with "uncompiled", parts that ran as in eager. Among the shapes are the least and the greatest of each size,

@@ -113,6 +113,7 @@ class Cell:
         fresh_warm: the same in a later process with the caches filled.
         repeated: throughput at shapes seen before, relative to eager.
         shapes: how many shapes were run.
+        apart: seconds of the slowest first call with a size of 1 that the other shapes do not have.
         fallbacks: parts of the model the backend says it ran uncompiled.
         peak: greatest peak above parameters and optimiser state.
         peak_ratio: peak relative to eager's.
@@ -131,6 +132,7 @@ class Cell:
     p99: float | None = None
     programs: int | None = None
     shapes: int = 0
+    apart: float | None = None
     fallbacks: int = 0
     peak: int | None = None
     peak_ratio: float | None = None
@@ -195,7 +197,8 @@ def cell(results: Results, model: str, backend: str, base: str = "eager") -> Cel
         repeated=speedup(results, model, backend, base, "repeated"),
         p50=median(r["p50"] for r in timed), p99=median(r["p99"] for r in timed),
         programs=max((r["programs"] for r in timed if r["programs"] is not None), default=None),
-        shapes=max((len(r["shapes"]) for r in timed), default=0),
+        shapes=max((len(r["shapes"]) + len(r["apart"]) for r in timed), default=0),
+        apart=max((seconds for r in timed for seconds in r["apart_times"]), default=None),
         fallbacks=max((r["stats"].get("uncompiled", 0) for r in good), default=0),
         peak=peak, peak_ratio=peak / base_peak if peak is not None and base_peak and same else None,
         memory_method=counted[0]["memory_method"] if counted else "",

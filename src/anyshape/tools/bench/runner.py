@@ -164,8 +164,9 @@ def empty_record(job: dict[str, Any]) -> dict[str, Any]:
     """A record of nothing measured, with every field a worker's record has."""
     return {
         "model": job["model"], "backend": job["backend"], "number": job["number"], "mode": job["mode"], "trains": False,
-        "dims": [], "shapes": [], "first_step": None, "second_step": None, "fresh": [], "repeated": [], "p50": None,
-        "p99": None, "programs": None, "memory_shapes": [], "memory": [], "idle": None, "baseline": None,
+        "dims": [], "shapes": [], "first_step": None, "second_step": None, "fresh": [], "repeated": [], "apart": [],
+        "apart_times": [], "p50": None, "p99": None, "programs": None,
+        "memory_shapes": [], "memory": [], "idle": None, "baseline": None,
         "memory_method": "", "checked": [], "mismatches": [], "arena": [], "stats": {},
         "threads": job["threads"], "error": "",
     }

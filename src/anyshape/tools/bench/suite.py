@@ -26,6 +26,8 @@ class Entry:
         dims: the names of a shape's numbers.
         trains: a step is forward, backward and update; otherwise forward without gradients.
         shapes: every shape of the full run, first the two of the warm-up calls.
+        apart: shapes with a size of 1 that the ranges do not have, run once after the others: a backend may compile
+            again for them.
         repeats: passes over all shapes when repeated shapes are measured, in one process.
         in_default: measured when no name is given.
     """
@@ -37,6 +39,7 @@ class Entry:
     shapes: tuple[Shape, ...]
     repeats: int = 2
     in_default: bool = True
+    apart: tuple[Shape, ...] = ()
 
 
 def primes(low: int, high: int) -> list[int]:
@@ -44,13 +47,12 @@ def primes(low: int, high: int) -> list[int]:
     return [n for n in range(max(low, 2), high + 1) if all(n % d for d in range(2, int(n**0.5) + 1))]
 
 
-def spread(ranges: tuple[tuple[int, int], ...], seed: str, number: int = FULL_SHAPES,
-           ones: tuple[int, ...] = ()) -> tuple[Shape, ...]:
+def spread(ranges: tuple[tuple[int, int], ...], seed: str, number: int = FULL_SHAPES) -> tuple[Shape, ...]:
     """Picks `number` different shapes from a box of inclusive ranges, the same ones each time; all, if it has fewer.
 
     The first two are ordinary (where the ranges allow it no size is 1 or an end), for the warm-up calls. The third is
     the least of every size and the last the greatest. Between them lie each size at its least and at its greatest
-    alone, shapes of primes, and random ones. `ones`: places of sizes that are 1 once though their range begins later.
+    alone, shapes of primes, and random ones.
     """
     draw = random.Random(seed)
     middle = tuple((low + high) // 2 for low, high in ranges)
@@ -66,11 +68,8 @@ def spread(ranges: tuple[tuple[int, int], ...], seed: str, number: int = FULL_SH
                 if shape not in (least, greatest):
                     break
             chosen[shape] = None
-    apart = random.Random(f"{seed} ones")
-    for i in ones:
-        chosen[tuple(1 if i == j else _any(apart, *ranges[j]) for j in range(len(ranges)))] = None
     chosen.pop(greatest, None)
-    room = math.prod(high - low + 1 for low, high in ranges) + len(ones)
+    room = math.prod(high - low + 1 for low, high in ranges)
     turn = len(chosen)
     while len(chosen) < min(number, room) - 1:
         of_primes = turn % 3 == 0
@@ -79,6 +78,12 @@ def spread(ranges: tuple[tuple[int, int], ...], seed: str, number: int = FULL_SH
         if shape != greatest:
             chosen[shape] = None
     return (*chosen, greatest)
+
+
+def with_one(ranges: tuple[tuple[int, int], ...], seed: str, places: tuple[int, ...]) -> tuple[Shape, ...]:
+    """A shape for each of `places`, with a size of 1 there, which its range does not have."""
+    draw = random.Random(f"{seed} ones")
+    return tuple(tuple(1 if i == j else _any(draw, *bounds) for j, bounds in enumerate(ranges)) for i in places)
 
 
 def _any(draw: random.Random, low: int, high: int) -> int:
@@ -143,11 +148,13 @@ SUITE: dict[str, Entry] = {
     for entry in (
         Entry(
             "llama", "transformers LlamaForCausalLM, hidden 512, 4 layers, vocabulary 8192; train step with AdamW",
-            ("batch", "length"), True, spread(((2, 6), (48, 256)), "llama", ones=(0,)), repeats=1,
+            ("batch", "length"), True, spread(((2, 6), (48, 256)), "llama"),
+            apart=with_one(((2, 6), (48, 256)), "llama", (0,)), repeats=1,
         ),
         Entry(
             "bert", "transformers BertModel, hidden 512, 6 layers; inference",
-            ("batch", "length"), False, spread(((1, 8), (16, 320)), "bert", ones=(1,)),
+            ("batch", "length"), False, spread(((1, 8), (16, 320)), "bert"),
+            apart=with_one(((1, 8), (16, 320)), "bert", (1,)),
         ),
         Entry(
             "gpt2-decode", "GPT-2 blocks, hidden 512, 6 layers; one token over a growing key/value cache",
@@ -155,7 +162,8 @@ SUITE: dict[str, Entry] = {
         ),
         Entry(
             "resnet", "ResNet-18, 1000 classes; inference",
-            ("batch", "height", "width"), False, spread(((1, 4), (96, 320), (96, 320)), "resnet", ones=(1, 2)),
+            ("batch", "height", "width"), False, spread(((1, 4), (96, 320), (96, 320)), "resnet"),
+            apart=with_one(((1, 4), (96, 320), (96, 320)), "resnet", (1, 2)),
         ),
         Entry(
             "mlp", "three-layer perceptron, width 64, batch 1; inference, call overhead",
@@ -167,11 +175,13 @@ SUITE: dict[str, Entry] = {
         ),
         Entry(
             "conformer", "Conformer speech encoder, width 256, 6 layers; inference",
-            ("batch", "frames"), False, spread(((1, 4), (64, 1000)), "conformer", ones=(1,)),
+            ("batch", "frames"), False, spread(((1, 4), (64, 1000)), "conformer"),
+            apart=with_one(((1, 4), (64, 1000)), "conformer", (1,)),
         ),
         Entry(
             "t5", "transformers T5ForConditionalGeneration, width 384, 4 + 4 layers; inference",
-            ("batch", "source", "target"), False, spread(((1, 4), (16, 256), (8, 128)), "t5", ones=(1, 2)),
+            ("batch", "source", "target"), False, spread(((1, 4), (16, 256), (8, 128)), "t5"),
+            apart=with_one(((1, 4), (16, 256), (8, 128)), "t5", (1, 2)),
         ),
         Entry(
             "dlrm", "DLRM ranking model, 26 tables of embedding bags, width 64; inference",
@@ -179,7 +189,8 @@ SUITE: dict[str, Entry] = {
         ),
         Entry(
             "mixtral", "transformers MixtralForCausalLM, hidden 256, 4 layers, 2 of 8 experts; inference",
-            ("batch", "length"), False, spread(((1, 4), (16, 256)), "mixtral", ones=(1,)),
+            ("batch", "length"), False, spread(((1, 4), (16, 256)), "mixtral"),
+            apart=with_one(((1, 4), (16, 256)), "mixtral", (1,)),
         ),
         Entry(
             "demo-llama", "transformers LlamaForCausalLM, hidden 64, 2 layers, vocabulary 256; train step with AdamW",

@@ -60,6 +60,7 @@ class Record:
         second_step: the other warm-up call.
         fresh: one time per shape after the warm-up calls, seen for the first time.
         repeated: per shape, the median of the passes.
+        apart: shapes with a size of 1 that the others do not have, run once after them, each in `apart_times`.
         p50, p99: of all repeated steps.
         programs: compiled programs or graphs; None where the backend has no such number.
         memory: per shape of `memory_shapes`, the peak above parameters and optimiser state.
@@ -78,6 +79,8 @@ class Record:
     second_step: float | None = None
     fresh: list[float] = field(default_factory=list)
     repeated: list[float] = field(default_factory=list)
+    apart: list[Shape] = field(default_factory=list)
+    apart_times: list[float] = field(default_factory=list)
     p50: float | None = None
     p99: float | None = None
     programs: int | None = None
@@ -199,10 +202,11 @@ def measure_time(model: models.BenchModel, job: Job, record: Record, compiler: C
     record.repeated = [median(times[shape]) for shape in record.shapes]
     every = [seconds for of_shape in times.values() for seconds in of_shape]
     record.p50, record.p99 = quantile(every, 0.5), quantile(every, 0.99)
+    record.apart_times = [timed(step, model.inputs(shape)) for shape in record.apart]
     if job.number == 0 and job.backend == "anyshape":
         report("arena", 0, 1)
         found = getattr(compiler.compiled, "programs", ())
-        record.arena = predicted_and_counted(step, model.inputs, record.shapes, found)
+        record.arena = predicted_and_counted(step, model.inputs, [*record.shapes, *record.apart], found)
 
 
 def measure_memory(model: models.BenchModel, record: Record, counter: Meter, compiler: Compiler) -> None:
@@ -285,6 +289,7 @@ def run(job: Job) -> Record:
     try:
         model = models.load(job.model) if job.model in SUITE else own.load(job.model)
         record.shapes = list(pick(tuple(model.shapes), job.shapes or len(model.shapes)))
+        record.apart = list(model.apart)
         record.dims = list(model.dims)
         record.trains = model.trains
         if job.mode == "memory":
