@@ -917,3 +917,32 @@ def test_a_custom_operator_gets_operands_as_they_were_traced():
         (view, where), (dense, _) = SEEN[:2] if SEEN[0][0] == (1, 4) else SEEN[1::-1]
         assert view == (1, 4) and where == weight.data_ptr(), "a transposed operand is not copied"
         assert rows == 1 or dense == (3, 1), "one that was dense in the trace is dense"
+
+
+def test_attention_over_nothing_is_zero():
+    """PyTorch's fused kernel divides by the lengths; eager PyTorch does not call it at such sizes."""
+    def attend(x, y):
+        queries, keys = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in (x, y))
+        return torch.nn.functional.scaled_dot_product_attention(queries, keys, keys)
+
+    fast = anyshape.compile(attend, strict=True)
+    for batch, own, other in ((2, 3, 5), (2, 0, 5), (2, 3, 0), (0, 3, 5), (2, 0, 0), (2, 4, 6)):
+        pairs = []
+        for function in (fast, attend):
+            torch.manual_seed(0)
+            x, y = (torch.randn(batch, n, 8, requires_grad=True) for n in (own, other))
+            result = function(x, y)
+            result.sum().backward()
+            pairs.append((result, x.grad, y.grad))
+        for found, wanted in zip(*pairs, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_size_of_0_is_not_traced_for_all_sizes():
+    """The backward of cumprod takes another path there, which PyTorch chooses by the number."""
+    fast = anyshape.compile(lambda x: x.cumprod(1), strict=True)
+    for shape in ((2, 3, 4), (2, 0, 3), (0, 0, 0), (3, 5, 2)):
+        x = torch.randn(shape, requires_grad=True)
+        torch.testing.assert_close(fast(x), x.cumprod(1))
+        fast(x).sum().backward()
+        assert x.grad is not None and x.grad.shape == x.shape

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from anyshape.base import events
 from anyshape.base.config import Config
@@ -83,7 +84,8 @@ class Tracing:
         """Traces one frame.
 
         Raises:
-            NotCovered: the oblivious way failed, now or before; nothing of the user's program has run.
+            NotCovered: the oblivious way failed, now or before, or a size is 0, from which nothing can be told about
+                others; nothing of the user's program has run.
         """
         dynamic = self.compilation.config.dynamic
         self.compilation.tracing = self._told(arguments[0])
@@ -91,6 +93,9 @@ class Tracing:
             return self._trace_or_run(arguments, dynamic)
         if self.failure:
             raise NotCovered(self.failure)
+        if any(isinstance(value, torch.Tensor) and 0 in value.shape
+               for value in pytree.tree_leaves(list(arguments[0].f_locals.values()))):
+            raise NotCovered("a size of 0")
         try:
             return self._trace(arguments, dynamic)
         except Exception as error:  # the border to torch's tracer: whatever went wrong, the ordinary way comes next

@@ -55,12 +55,41 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 STAND_INS: dict[str, Callable[..., Any]] = {"prims.convert_element_type.default": _converted}
 
 
+def _attention(target: Any) -> Callable[..., Any]:
+    """Fused attention, which divides by its lengths. Over nothing its results are zero."""
+    def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
+        if query.numel() and key.numel():
+            return target(query, key, value, *rest, **keywords)
+        sums = torch.float64 if query.dtype == torch.float64 else torch.float32
+        return query.new_zeros(*query.shape[:-1], value.shape[-1]), query.new_zeros(query.shape[:-1], dtype=sums)
+
+    return call
+
+
+def _attention_backward(target: Any) -> Callable[..., Any]:
+    def call(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any,
+             **keywords: Any) -> Any:
+        if query.numel() and key.numel():
+            return target(gradient, query, key, value, *rest, **keywords)
+        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+
+    return call
+
+
+# operators that end the process, or read elsewhere, where eager PyTorch would not call them: what is called instead
+_GUARDED: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
+    **{f"aten.{name}.default": _in_own_storage for name in BY_STORAGE},
+}
+
+
 @lru_cache(maxsize=4096)
 def compile_extern(target: str, template: Attr) -> Callable[[Sequence[Any]], Any]:
     """The call of `target` as a function of the list of operands (tensors and numbers); template: ops/extern.py."""
     found = STAND_INS.get(target) or resolve(target)
-    constants: dict[str, Any] = {
-        "target": _in_own_storage(found) if getattr(found, "_opname", "") in BY_STORAGE else found}
+    guarded = _GUARDED.get(target)
+    constants: dict[str, Any] = {"target": found if guarded is None else guarded(found)}
 
     def constant(value: Any) -> str:
         name = f"constant_{len(constants)}"
