@@ -23,19 +23,16 @@ def emit_digest() -> str:
     seed = ", ".join(f"i64 {lane + 1}" for lane in range(LANES))
     chains = range(CHAINS)
     phis = [f"  %a{c} = phi {vector} [ <{seed}>, %entry ], [ %n{c}, %loop ]" for c in chains]
-    body: list[str] = []
-    for c in chains:
-        body += [f"  %p{c} = getelementptr i8, ptr %at, i64 {8 * LANES * c}",
-                 f"  %x{c} = load {vector}, ptr %p{c}, align 1",
-                 f"  %m{c} = mul {vector} %a{c}, <{factor}>",
-                 f"  %n{c} = add {vector} %m{c}, %x{c}"]
     ends = [f"  %e{c} = phi {vector} [ <{seed}>, %entry ], [ %n{c}, %loop ]" for c in chains]
-    last: list[str] = []
-    for c in chains:
-        last += [f"  %q{c} = getelementptr i8, ptr %rest, i64 {8 * LANES * c}",
-                 f"  %y{c} = load {vector}, ptr %q{c}, align 1",
-                 f"  %f{c} = mul {vector} %e{c}, <{factor}>",
-                 f"  %g{c} = add {vector} %f{c}, %y{c}"]
+
+    def round_of(state: str, source: str, result: str) -> list[str]:
+        """The next coefficients, from `source`: state -> result."""
+        return [line for c in chains for line in (
+            f"  %{result}p{c} = getelementptr i8, ptr %{source}, i64 {8 * LANES * c}",
+            f"  %{result}x{c} = load {vector}, ptr %{result}p{c}, align 1",
+            f"  %{result}m{c} = mul {vector} %{state}{c}, <{factor}>",
+            f"  %{result}{c} = add {vector} %{result}m{c}, %{result}x{c}")]
+
     fold, total = [], "0"
     for c in chains:
         for lane in range(LANES):
@@ -47,8 +44,7 @@ def emit_digest() -> str:
     return "\n".join([
         "define void @digest(i64 %address, i64 %bytes, i64 %result) {",
         "entry:",
-        f"  %room = alloca [{STEP} x i8], align 64",
-        "  %rest = getelementptr i8, ptr %room, i64 0",
+        f"  %rest = alloca [{STEP} x i8], align 64",
         f"  %rounds = udiv i64 %bytes, {STEP}",
         f"  %whole = mul i64 %rounds, {STEP}",
         "  %left = sub i64 %bytes, %whole",
@@ -60,7 +56,7 @@ def emit_digest() -> str:
         "  %i = phi i64 [ 0, %entry ], [ %next, %loop ]",
         *phis,
         "  %at = getelementptr i8, ptr %base, i64 %i",
-        *body,
+        *round_of("a", "at", "n"),
         f"  %next = add i64 %i, {STEP}",
         "  %more = icmp ult i64 %next, %whole",
         "  br i1 %more, label %loop, label %end",
@@ -68,7 +64,7 @@ def emit_digest() -> str:
         *ends,
         "  %tail = getelementptr i8, ptr %base, i64 %whole",
         "  call void @llvm.memcpy.p0.p0.i64(ptr %rest, ptr %tail, i64 %left, i1 false)",
-        *last,
+        *round_of("e", "rest", "g"),
         *fold,
         "  %to = inttoptr i64 %result to ptr",
         f"  store i64 {total}, ptr %to",
