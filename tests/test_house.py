@@ -145,13 +145,13 @@ def test_a_file_is_of_readable_size_and_says_what_it_is_for(path: Path) -> None:
     assert not wide, f"{name_of(path)}: lines {wide} are wider than 120 columns"
 
 
-def test_importing_is_fast_and_leaves_torch_alone() -> None:
-    program = ("import sys, time; start = time.process_time(); import anyshape; seconds = time.process_time() - start; "
-               "print(seconds, 'torch' in sys.modules, 'llvmlite' in sys.modules)")
+def test_importing_loads_little_and_leaves_torch_alone() -> None:
+    program = ("import sys; before = len(sys.modules); import anyshape; loaded = len(sys.modules) - before; "
+               "print(loaded, 'torch' in sys.modules, 'llvmlite' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
                           env={"PYTHONPATH": str(SOURCE.parent), "PATH": ""})
-    seconds, torch_is_there, llvm_is_there = done.stdout.split()
-    assert float(seconds) < 0.3 and torch_is_there == "False" and llvm_is_there == "False"
+    loaded, torch_is_there, llvm_is_there = done.stdout.split()
+    assert int(loaded) < 100 and torch_is_there == "False" and llvm_is_there == "False"
 
 
 def test_the_core_works_without_torch() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-import time
 
 import pytest
 
@@ -23,6 +22,7 @@ from anyshape.run.layout import layout_of
 from anyshape.run.record import Records
 from anyshape.sym.expr import floordiv, symbol
 from anyshape.sym.facts import Facts
+from counting import calls
 
 b, s = symbol("b"), symbol("s")
 SIZES = [4 * b * s, 8 * b * s, 4 * b, 4 * b * s * s, 2 * b * s, 4096, 4 * s * 1024, 64 * s * floordiv(b + 3, 4), 0]
@@ -183,17 +183,13 @@ def test_the_judge_refuses():
 
 
 def test_a_new_shape_costs_little():
-    """300 buffers: layout and placement of a new shape, in milliseconds."""
+    """300 buffers: layout and placement of a new shape."""
     plan = allocate(random_problem(1, count=300, steps=250, saved=0.2))
     context = shared_context()
     records = Records(plan, layout_of(plan, {}), context, context.functions([]), None)
     records.make({"b": 2, "s": 2})
-    times = []
-    for i in range(5):
-        start = time.perf_counter()
-        records.make({"b": 5 + i, "s": 300})
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.02, times  # a few milliseconds on a quiet machine
+    made = calls(lambda: records.make({"b": 5, "s": 300}))
+    assert made < 10_000  # a few milliseconds
 
 
 def test_text(golden):
