@@ -19,7 +19,7 @@ from anyshape.ir.parse import parse
 from anyshape.ir.show import show
 from anyshape.ir.types import DTYPES, NATIVE, TensorType
 from anyshape.ir.verify import verify
-from anyshape.passes import channels_last, cse, dce, fold, pipeline, products, simplify, views
+from anyshape.passes import causal, channels_last, cse, dce, fold, pipeline, products, simplify, views
 from anyshape.passes.fold import round_to
 from anyshape.passes.replay import same_type
 from anyshape.run.dtypes import TORCH_DTYPES
@@ -28,7 +28,7 @@ from anyshape.sym.expr import symbol
 from counting import calls
 from text_cases import CASES
 
-PASSES = (fold, simplify, channels_last, views, cse, products, dce)
+PASSES = (fold, simplify, channels_last, views, cse, causal, products, dce)
 STEPS = {module.__name__.rsplit(".", 1)[-1]: getattr(module, module.__name__.rsplit(".", 1)[-1]) for module in PASSES}
 CONFIG = Config()
 # these run in the reference interpreter to the bit; "everything" names operators that do not exist

@@ -9,9 +9,12 @@ come in a table, so that the code holds no address and may be kept on disk.
 from __future__ import annotations
 
 from anyshape.backend import host_words
+from anyshape.backend.host_attention import ATTENTION_ROUTINES, run_attention
 from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, run_matmul
 from anyshape.backend.host_packed import PACKED_ROUTINES, run_packed
 from anyshape.backend.host_words import (
+    ATTENTION,
+    ATTENTION_SCRATCH,
     CALL,
     CALLBACK,
     CALLBACK_FAILED,
@@ -81,6 +84,8 @@ def run_plan(block: int) -> int:
             run_matmul(block, step)
         elif op == PRODUCT:
             run_packed(block, step)
+        elif op == ATTENTION:
+            run_attention(block, step)
         elif op == COPY:
             run_copy(block, step)
         elif op == CALL:
@@ -176,6 +181,8 @@ def measure(program: int, functions: int, workspace: int) -> int:
             scratch = maximum(scratch, word(step, 6))
         elif op == PRODUCT:
             scratch = maximum(scratch, word(step, PACKED_SCRATCH))
+        elif op == ATTENTION:
+            scratch = maximum(scratch, word(step, ATTENTION_SCRATCH))
         step += 8 * word(step, 1)
         op = word(step, 0)
     set_word(program, HEAD_SCRATCH, (scratch + 63) & -64)
@@ -244,7 +251,7 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
 
 
 ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, best_gap, *LIBRARY_ROUTINES,
-            *PACKED_ROUTINES)
+            *PACKED_ROUTINES, *ATTENTION_ROUTINES)
 
 
 def emit_host() -> str:

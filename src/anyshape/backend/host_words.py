@@ -6,7 +6,7 @@
 """
 from __future__ import annotations
 
-from anyshape.backend import llvm_packed, llvm_thin
+from anyshape.backend import llvm_attention, llvm_packed, llvm_thin
 
 # words of a call block
 STATUS = 0  # 0, or the value of a failed check
@@ -43,7 +43,8 @@ SGEMM_BATCH = 6
 DGEMM_BATCH = 7
 THIN = 8  # the routines of backend/llvm_thin.py in their order
 PACKED = THIN + len(llvm_thin.routines())  # those of backend/llvm_packed.py in theirs
-KERNELS = PACKED + len(llvm_packed.routines())
+WEIGH = PACKED + len(llvm_packed.routines())  # those of backend/llvm_attention.py
+KERNELS = WEIGH + len(llvm_attention.routines())
 
 MONOTONIC = 1  # the clock's number
 # processor time, which other programs do not disturb, where one thread does everything
@@ -56,6 +57,7 @@ MATMUL = 2
 CALL = 3
 COPY = 4
 PRODUCT = 5  # a matmul step of bf16 or f16, by packed panels
+ATTENTION = 6
 
 # what run_plan returns
 DONE = 0
@@ -118,6 +120,32 @@ PACKED_ANY = llvm_packed.ANY
 PACKED_FINISH = llvm_packed.FINISH
 PACKED_WIDE = llvm_packed.WIDE
 TILES_PER_THREAD = 4  # at least, so that threads end at about the same time
+
+# words of an attention step after the head of three
+ATTENTION_PRODUCT = 3  # entry of the library's product
+ATTENTION_WEIGH = 4  # entry of the routine for rows of scores
+ATTENTION_BACKWARD = 5  # 0 or 1
+ATTENTION_BATCH = 6
+ATTENTION_GROUPS = 7  # heads of keys, and the heads of queries that each one serves
+ATTENTION_SHARE = 8
+ATTENTION_ROWS = 9  # of queries
+ATTENTION_COLUMNS = 10  # rows of keys
+ATTENTION_DEPTH = 11  # of a head
+ATTENTION_CAUSAL = 12  # 0 or 1
+ATTENTION_ITEM = 13  # bytes per element
+ATTENTION_SCALE = 14  # the bits of a float or double; then those of 1 and of 0
+ATTENTION_ONE = 15
+ATTENTION_ZERO = 16
+ATTENTION_TILE = 17  # rows of scores at a time
+ATTENTION_STEP = 18  # bytes from one of them to the next
+ATTENTION_SCRATCH = 19  # bytes of scratch per thread
+ATTENTION_DOT = 20  # 0, or the entries of the routines for a matrix and a few vectors (backend/llvm_thin.py)
+ATTENTION_SPREAD = 21
+ATTENTION_OPERANDS = 22  # per operand: slot (-1: none), bytes, and bytes from batch to batch, head to head, row to row
+OPERANDS = ("q", "k", "v", "mask", "sums", "result", "gradient", "products", "dq", "dk", "dv")
+(QUERY, KEY, VALUE, MASK, SUMS, RESULT, GRADIENT, PRODUCTS, DQUERY, DKEY, DVALUE) = range(len(OPERANDS))
+PLAIN = 78  # "N" and "T", as the library wants to be told
+TURNED = 84
 
 BATCH = 64  # matrices given to the library at once
 

@@ -17,6 +17,7 @@ from anyshape import ops
 from anyshape.base.errors import VerifyError
 from anyshape.frontend import (
     aten_activation,
+    aten_attention,
     aten_create,
     aten_index,
     aten_matmul,
@@ -41,8 +42,8 @@ from anyshape.run.tape import make_tape, tape_get
 from anyshape.sym.expr import Expr, Size, coefficient_of, symbol, symbols_of
 
 # importing these fills the tables of rows and of translations
-TABLES = (ops, aten_activation, aten_create, aten_index, aten_matmul, aten_norm, aten_pointwise, aten_pool, aten_reduce,
-          aten_view)
+TABLES = (ops, aten_activation, aten_attention, aten_create, aten_index, aten_matmul, aten_norm, aten_pointwise,
+          aten_pool, aten_reduce, aten_view)
 
 _MOST_EQUALITIES = 16
 

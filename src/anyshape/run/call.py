@@ -16,6 +16,8 @@ from anyshape.plan.alloc import live_bytes
 from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.run import torch_api
 from anyshape.run.arena import Block
+from anyshape.run.attention import OPS as ATTENTION
+from anyshape.run.attention import by_torch
 from anyshape.run.convolution import Convolution, PackedWeights
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.extern import compile_extern, results_of
@@ -172,6 +174,8 @@ class Call:
         try:
             if isinstance(step, ExternStep):
                 self._extern(number, step, views)
+            elif isinstance(step, LibraryStep) and step.op in ATTENTION:
+                self._attention(step, views)
             elif isinstance(step, LibraryStep):
                 self._matmul(step, views)
             elif isinstance(step, MemoryStep):
@@ -243,6 +247,13 @@ class Call:
         storages.add(result.untyped_storage()._cdata)
         self.externs[window.buffer] = result
         self.block[host.SLOTS + self.shared.slots[window.buffer]] = result.data_ptr()
+
+    def _attention(self, step: LibraryStep, views: tuple[Any, ...]) -> None:
+        """Attention that the host cannot do in place: odd strides."""
+        operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
+        results = by_torch(step.op, dict(step.attrs), operands)
+        for window, view, result in zip(step.outputs, views[len(step.inputs):], results, strict=True):
+            self.tensor(window, view).copy_(result)
 
     def _matmul(self, step: LibraryStep, views: tuple[Any, ...]) -> None:
         """A product that the library cannot do in place: integers, half precision, odd strides."""

@@ -6,7 +6,7 @@ import itertools
 from functools import lru_cache
 from typing import Any, Protocol
 
-from anyshape.backend import host_words, limits, llvm_build, llvm_digest, llvm_packed, llvm_thin
+from anyshape.backend import host_words, limits, llvm_attention, llvm_build, llvm_digest, llvm_packed, llvm_thin
 from anyshape.backend.base import Kernel, ObjectCache, Routines
 from anyshape.backend.host import emit_host
 from anyshape.backend.torchlib import library
@@ -45,7 +45,8 @@ class Context:
         self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, WORD)(address["place"])
         self.products = [
             _routines(llvm_thin.emit_thin(limits.host()), llvm_thin.routines(), cache),
-            _routines(llvm_packed.emit_packed(limits.host()), llvm_packed.routines(), cache)]
+            _routines(llvm_packed.emit_packed(limits.host()), llvm_packed.routines(), cache),
+            _routines(llvm_attention.emit_attention(limits.host()), llvm_attention.routines(), cache)]
         self.digests = llvm_build.load(llvm_digest.emit_digest(), ("digest",), limits.host(), cache)
         self.packed = PackedWeights(ctypes.CFUNCTYPE(None, *[WORD] * 3)(self.digests.address["digest"]))
         self.calls: dict[int, Running] = {}

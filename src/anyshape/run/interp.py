@@ -16,6 +16,7 @@ from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.run import torch_api
+from anyshape.run.attention import by_torch
 from anyshape.run.convolution import convolve
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from anyshape.run.extern import call_extern, results_of
@@ -141,7 +142,7 @@ def _matmul_add(a: Attributes, x: torch.Tensor, y: torch.Tensor, c: torch.Tensor
     return result.to(TORCH_DTYPES[a["dtype"]]) if "dtype" in a else result
 
 
-OWN: dict[str, Callable[..., torch.Tensor]] = {
+OWN: dict[str, Callable[..., Any]] = {
     "trunc_div": lambda a, x, y: torch.div(x, y, rounding_mode="trunc"),
     "pow": lambda a, x, y: torch.pow(x, y),
     "cast": lambda a, x: x.to(TORCH_DTYPES[a["dtype"]]),
@@ -168,6 +169,8 @@ OWN: dict[str, Callable[..., torch.Tensor]] = {
     "matmul": _matmul,
     "convolution": lambda a, x, w, b=None: convolve(x, w, b, a["stride"], a["padding"], a["dilation"], a["groups"]),
     "matmul_add": _matmul_add,
+    "attention": lambda a, *x: by_torch("attention", a, x),
+    "attention_backward": lambda a, *x: by_torch("attention_backward", a, x),
 }
 
 
@@ -285,7 +288,8 @@ class Interpreter:
                 return (function(*operands),)
             return (_pointwise(node.op, function, operands),)
         assert own is not None, node.op
-        return (own(attributes, *operands),)
+        result = own(attributes, *operands)
+        return result if isinstance(result, tuple) else (result,)
 
     def run(self, node: Node) -> None:
         """Run a node and check its results against their declared types."""

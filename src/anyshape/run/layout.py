@@ -18,6 +18,7 @@ from anyshape.backend import host_words as host
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType, size_of
 from anyshape.plan.plan import Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
+from anyshape.run.attention import OPS, AttentionSpec, attention_words
 from anyshape.run.words import Area, Shape, copy_words, matmul_words
 from anyshape.sym.expr import Call, Expr, Size, symbols_of
 from anyshape.sym.floats import float_of
@@ -71,7 +72,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(_name(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
-    names: dict[str, Any] = {"matmul": _matmul, "copy": _copy, "specs": writer.specs}
+    names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "copy": _copy, "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
     return Layout(symbols, slots, placed, names["shape"])
 
@@ -146,7 +147,7 @@ class _Writer:
         self.lines: list[str] = []
         self.known: dict[Size, str] = {}
         self.symbols: set[str] = {entry for entry in plan.inputs if isinstance(entry, str)}
-        self.specs: list[_Spec] = []
+        self.specs: list[_Spec | AttentionSpec] = []
 
     def number(self, size: Size | float) -> str:
         """The name or literal that stands for `size`."""
@@ -220,14 +221,16 @@ class _Writer:
             return self.library(number, step)
         return f"{host.CALL}, 3, {number}"
 
-    def spec(self, spec: _Spec) -> str:
+    def spec(self, spec: _Spec | AttentionSpec) -> str:
         self.specs.append(spec)
         return f"specs[{len(self.specs) - 1}]"
 
     def library(self, number: int, step: LibraryStep) -> str:
+        if step.op in OPS:
+            return self.attention(number, step)
         if step.op not in ("matmul", "matmul_add"):
             raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
-                              why="the host knows products only", do="make it an extern step")
+                              why="the host knows products and attention only", do="make it an extern step")
         attrs = dict(step.attrs)
         windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
@@ -235,6 +238,14 @@ class _Writer:
         dtype = dtypes.pop() if len(dtypes) == 1 else ""
         alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
         return f"*matmul({self.spec(_Spec(number, dtype, places, alpha, beta))}, {self.types(windows)})"
+
+    def attention(self, number: int, step: LibraryStep) -> str:
+        attrs: dict[str, Any] = dict(step.attrs)
+        windows = (*step.inputs, *step.outputs)
+        dtype = windows[0].type.dtype
+        places = tuple((self.slots[w.buffer], size_of(dtype)) for w in windows)
+        spec = AttentionSpec(number, step.op, dtype, attrs["causal"], attrs["scale"], places)
+        return f"*attention({self.spec(spec)}, {self.types(windows)})"
 
     def kernel(self, number: int, step: KernelStep) -> str:
         params = []

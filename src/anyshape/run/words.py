@@ -89,8 +89,13 @@ def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area 
 def _native(dtype: str) -> bool:
     """Whether the host has products of this dtype."""
     if dtype in LIBRARY:
-        return bool(library().sgemm and library().dgemm)
+        return has_products()
     return dtype in llvm_half.dtypes(limits.host()) and not limits.host().has(TILE_UNITS[dtype])
+
+
+def has_products() -> bool:
+    """Whether torch's library has products of f32 and f64."""
+    return bool(library().sgemm and library().dgemm)
 
 
 def _two(area: Area, first: bool) -> Shape:
@@ -168,8 +173,8 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
     if dtype in LIBRARY:
         words = _by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
     elif thin[0]:
-        words = [host.MATMUL, 0, number, 0, c.columns, rows, a.columns, 0, 0, 0, 0, c_order[1], _bits(alpha, "f"),
-                 _bits(beta, "f"), item, *places, *thin, 0]
+        words = [host.MATMUL, 0, number, 0, c.columns, rows, a.columns, 0, 0, 0, 0, c_order[1], bits(alpha, "f"),
+                 bits(beta, "f"), item, *places, *thin, 0]
     else:
         words = _by_panels(number, dtype, a, b, c, c_order[1], alpha, beta, places)
     if words is None:
@@ -192,7 +197,7 @@ def _by_library(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lea
     small = c.columns * c.rows * a.columns < SMALL_MATRIX
     has_many = library().sgemm_batch if dtype == "f32" else library().dgemm_batch
     return [host.MATMUL, 0, number, function, c.columns, c.rows, a.columns, ord(b_order[0]), ord(a_order[0]),
-            b_order[1], a_order[1], leading, _bits(alpha, code), _bits(beta, code), size_of(dtype), *places, *thin,
+            b_order[1], a_order[1], leading, bits(alpha, code), bits(beta, code), size_of(dtype), *places, *thin,
             many if small and has_many else 0]
 
 
@@ -210,7 +215,7 @@ def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lead
     sums = rows * columns if inner > deep else 3 * grain * 2 * lanes
     scratch = 4 * (rows * deep + columns * deep + sums) + 3 * host.PACKED_PAD
     return [host.PRODUCT, 0, number, PACKED[dtype], c.columns, c.rows, a.columns, b.column * b.item, a.row * a.item,
-            b.row * b.item, a.column * a.item, leading, _bits(alpha, "f"), _bits(beta, "f"), size_of(dtype), *places,
+            b.row * b.item, a.column * a.item, leading, bits(alpha, "f"), bits(beta, "f"), size_of(dtype), *places,
             lanes, grain, per_word, rows, columns, deep, b.item, a.item, c.item, scratch]
 
 
@@ -239,7 +244,8 @@ def _thin(dtype: str, item: int, a: _Matrix, b: _Matrix, c: _Matrix) -> tuple[in
             vectors.rows, vectors.row * item, vectors.column * item, result.row * item, result.column * item)
 
 
-def _bits(value: float, code: str) -> int:
+def bits(value: float, code: str) -> int:
+    """The bits of a number as a float ("f") or a double ("d")."""
     return int.from_bytes(struct.pack(f"<{code}", value), "little")
 
 

@@ -1,0 +1,200 @@
+"""Rows of attention's scores, printed as LLVM: their softmax, and its derivative.
+
+    weigh     (scores, step, rows, columns, limit, grow, mask, mask_step, sums, sums_step)
+              scores = softmax(scores + mask); sums = log of the sum of each row's exponentials
+    unweigh   (scores, step, rows, columns, limit, grow, mask, mask_step, sums, sums_step, gradients, products,
+              products_step)
+              scores = exp(scores + mask - sums); gradients = scores * (gradients - products)
+
+Row i sees its first limit + i * grow columns, at most all; the others become zero. Steps are bytes from row to row,
+those of gradients are those of scores; elements of a row are next to each other. mask and sums may be 0: none. A row
+that sees nothing but minus infinity becomes zero, and its logarithm too. All take i64.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from anyshape.backend import llvm_math
+from anyshape.backend.limits import Target
+from anyshape.backend.llvm_text import BITS, SUFFIX, Code, Value, constant, llvm_type
+
+DTYPES = ("f32", "f64")
+_WEIGH = ("scores", "step", "rows", "columns", "limit", "grow", "mask", "mask_step", "sums", "sums_step")
+ARGUMENTS = {"weigh": _WEIGH, "unweigh": (*_WEIGH, "gradients", "products", "products_step")}
+
+
+def routines() -> list[str]:
+    """The names of all routines, in the order of the host's table of functions."""
+    return [f"{way}_{dtype}" for dtype in DTYPES for way in ARGUMENTS]
+
+
+def emit_attention(target: Target) -> str:
+    """LLVM text of all routines."""
+    parts: list[str] = []
+    declarations: dict[str, str] = {}
+    for name in routines():
+        way, dtype = name.split("_")
+        body = _Rows(target, dtype, ARGUMENTS[way])
+        body.weigh() if way == "weigh" else body.unweigh()
+        declarations |= body.code.declarations
+        arguments = ", ".join(f"i64 %{argument}" for argument in ARGUMENTS[way])
+        parts.append("\n".join([f"define void @{name}({arguments}) {{", *body.code.function_body(), "}"]))
+    return "\n\n".join([*parts, *declarations.values()]) + "\n"
+
+
+class _Rows:
+    """One routine."""
+
+    def __init__(self, target: Target, dtype: str, arguments: tuple[str, ...]) -> None:
+        self.code = Code(target)
+        self.dtype = dtype
+        self.item = BITS[dtype] // 8
+        self.lanes = target.vector_bytes // self.item
+        self.given = {name: Value(f"%{name}", "i64") for name in arguments}
+
+    # small helpers
+
+    def pointer(self, address: Value) -> Value:
+        return self.code.convert("inttoptr", address, "ptr")
+
+    def at(self, name: str, row: Value, step: str = "") -> Value:
+        """The address of a row of an operand."""
+        code = self.code
+        return code.binary("add", self.given[name], code.binary("mul", row, self.given[step or f"{name}_step"]))
+
+    def plus(self, row: Value, column: Value) -> Value:
+        return self.code.binary("add", row, self.code.binary("mul", column, constant("i64", self.item)))
+
+    def load(self, address: Value, mask: Value | None = None, other: float = 0.0) -> Value:
+        code = self.code
+        if mask is None:
+            return code.load(self.dtype, self.lanes, self.pointer(address), code.top, False, self.item)
+        found = code.masked("load", constant(self.dtype, other, self.lanes), self.pointer(address), mask, self.item,
+                            code.top, False)
+        assert found is not None
+        return found
+
+    def store(self, value: Value, address: Value, mask: Value | None = None) -> None:
+        if mask is None:
+            self.code.do(f"store {value.typed}, ptr {self.pointer(address).text}, align {self.item}")
+        else:
+            self.code.masked("store", value, self.pointer(address), mask, self.item, self.code.top, False)
+
+    def scalar(self, address: Value) -> Value:
+        return self.code.load(self.dtype, 0, self.pointer(address), self.code.top, False, self.item)
+
+    def get(self, slot: Value) -> Value:
+        return self.code.load(self.dtype, self.lanes, slot, self.code.top, False)
+
+    def set(self, slot: Value, value: Value) -> None:
+        self.code.do(f"store {value.typed}, ptr {slot.text}")
+
+    def slot(self, name: str, value: float) -> Value:
+        slot = self.code.slot(name, self.dtype, self.lanes)
+        self.set(slot, constant(self.dtype, value, self.lanes))
+        return slot
+
+    def reduced(self, operation: str, value: Value, start: float | None = None) -> Value:
+        """All lanes as one: the largest, or, from `start`, the sum."""
+        kind = llvm_type(self.dtype, 0)
+        name = f"llvm.vector.reduce.{operation}.v{self.lanes}{SUFFIX[self.dtype]}"
+        first = [] if start is None else [constant(self.dtype, start)]
+        self.code.declare(kind, name, [*(x.type for x in first), value.type])
+        arguments = ", ".join(x.typed for x in (*first, value))
+        return self.code.put(f"call reassoc {kind} @{name}({arguments})", self.dtype, 0, value.level)
+
+    def over(self, count: Value, body: Callable[[Value, Value | None], None]) -> None:
+        """`body(column, mask or None)` for each vector of the first `count` columns."""
+        code = self.code
+        whole = code.binary("and", count, constant("i64", -self.lanes))
+        column = code.open_loop(constant("i64", 0), whole, self.lanes)
+        body(column, None)
+        code.close_section()
+        code.open_if(code.compare("slt", whole, count))
+        body(whole, code.first_lanes(code.binary("sub", count, whole), self.lanes))
+        code.close_section()
+
+    # rows
+
+    def open_row(self) -> tuple[Value, Value, Value]:
+        """A loop over rows; its counter, the row's address, the columns that it sees. The mask is added to them."""
+        code, given = self.code, self.given
+        row = code.open_loop(constant("i64", 0), given["rows"], 1)
+        scores = self.at("scores", row, "step")
+        seen = code.binary("add", given["limit"], code.binary("mul", row, given["grow"]))
+        seen = code.intrinsic("smin", seen, given["columns"])
+        code.open_if(code.compare("ne", given["mask"], constant("i64", 0)))
+        masks = self.at("mask", row)
+
+        def add(column: Value, mask: Value | None) -> None:
+            place = self.plus(scores, column)
+            found = code.binary("fadd", self.load(place, mask), self.load(self.plus(masks, column), mask))
+            self.store(found, place, mask)
+
+        self.over(seen, add)
+        code.close_section()
+        return row, scores, seen
+
+    def clear(self, row: Value, seen: Value) -> None:
+        """Zeros from column `seen` on."""
+        code = self.code
+        column = code.open_loop(seen, self.given["columns"], self.lanes)
+        left = code.binary("sub", self.given["columns"], column)
+        left = code.intrinsic("smin", left, constant("i64", self.lanes))
+        self.store(constant(self.dtype, 0, self.lanes), self.plus(row, column), code.first_lanes(left, self.lanes))
+        code.close_section()
+
+    def weigh(self) -> None:
+        code = self.code
+        row, scores, seen = self.open_row()
+        zero, infinity = constant(self.dtype, 0), float("inf")
+        best, total = self.slot("best", -infinity), self.slot("total", 0)
+
+        def largest(column: Value, mask: Value | None) -> None:
+            found, before = self.load(self.plus(scores, column), mask, -infinity), self.get(best)
+            self.set(best, code.select(code.compare("ogt", found, before), found, before))
+
+        self.over(seen, largest)
+        top = self.reduced("fmax", self.get(best))
+        top = code.select(code.compare("oeq", top, constant(self.dtype, -infinity)), zero, top)
+
+        def exponential(column: Value, mask: Value | None) -> None:
+            place = self.plus(scores, column)
+            found = llvm_math.exp(code, code.binary("fsub", self.load(place, mask, -infinity), top))
+            self.set(total, code.binary("fadd", self.get(total), found))
+            self.store(found, place, mask)
+
+        self.over(seen, exponential)
+        amount = self.reduced("fadd", self.get(total), -0.0)
+        amount = code.select(code.compare("oeq", amount, zero), constant(self.dtype, 1), amount)
+        factor = code.binary("fdiv", constant(self.dtype, 1), amount)
+
+        def scale(column: Value, mask: Value | None) -> None:
+            place = self.plus(scores, column)
+            self.store(code.binary("fmul", self.load(place, mask), factor), place, mask)
+
+        self.over(seen, scale)
+        self.clear(scores, seen)
+        code.open_if(code.compare("ne", self.given["sums"], constant("i64", 0)))
+        logarithm = code.binary("fadd", top, llvm_math.log(code, amount))
+        code.do(f"store {logarithm.typed}, ptr {self.pointer(self.at('sums', row)).text}, align {self.item}")
+        code.close_section()
+        code.close_section()
+
+    def unweigh(self) -> None:
+        code = self.code
+        row, scores, seen = self.open_row()
+        gradients = self.at("gradients", row, "step")
+        logarithm, product = self.scalar(self.at("sums", row)), self.scalar(self.at("products", row))
+
+        def derive(column: Value, mask: Value | None) -> None:
+            place, other = self.plus(scores, column), self.plus(gradients, column)
+            weight = llvm_math.exp(code, code.binary("fsub", self.load(place, mask), logarithm))
+            self.store(weight, place, mask)
+            change = code.binary("fsub", self.load(other, mask), product)
+            self.store(code.binary("fmul", weight, change), other, mask)
+
+        self.over(seen, derive)
+        self.clear(scores, seen)
+        self.clear(gradients, seen)
+        code.close_section()

@@ -1,0 +1,142 @@
+"""Attention steps at given sizes: the words that the host reads (backend/host_attention.py), or a call of PyTorch."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from anyshape.backend import host_words as host
+from anyshape.backend import llvm_attention, llvm_thin
+from anyshape.run.words import LIBRARY, THIN, Shape, bits, has_products
+
+OPS = {  # the operands of each op, without the mask, and its results
+    "attention": (("q", "k", "v"), ("result", "sums")),
+    "attention_backward": (("gradient", "q", "k", "v", "sums", "products"), ("dq", "dk", "dv")),
+}
+HEADS_FIRST = frozenset(("q", "k", "v", "mask", "gradient"))  # [B, H, M, D]; results are [B, M, H, D]
+ROWS = 64  # of a tile of scores: with more, products gain little
+FEWEST = 32
+SCORES = 1 << 20  # bytes of a tile of scores, which then has fewer rows: about what the second cache holds
+CAUSAL_TILES = 8  # at least so many tiles of a causal square: what lies beyond the diagonal in a tile is in vain
+FEW = max(llvm_thin.COUNTS["spread"])  # rows that are multiplied as vectors
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What does not depend on sizes in a step: the op, and per window (slot, bytes per element)."""
+
+    number: int
+    op: str
+    dtype: str
+    causal: bool
+    scale: float | None
+    places: tuple[tuple[int, int], ...]
+
+
+def attention_words(spec: AttentionSpec, windows: tuple[Any, ...]) -> list[int]:
+    """The words of a step; windows: (shape, strides, offset) of operands and results, in the order of the plan."""
+    words = _words(spec.op, spec.dtype, spec.causal, spec.scale, tuple([(shape, strides)
+                                                                        for shape, strides, _ in windows]))
+    if words is None:
+        return [host.CALL, 3, spec.number]
+    result = [*words]
+    result[2] = spec.number
+    for at in range(host.ATTENTION_OPERANDS, len(result), 5):
+        window = result[at]
+        if window >= 0:
+            slot, item = spec.places[window]
+            result[at] = slot
+            result[at + 1] = windows[window][2] * item
+    return result
+
+
+def roles(op: str, count: int) -> tuple[str, ...]:
+    """What each of `count` windows of a step is: a word of host_words.OPERANDS."""
+    operands, results = OPS[op]
+    return (*operands, *(("mask",) if count > len(operands) + len(results) else ()), *results)
+
+
+@lru_cache(maxsize=4096)
+def _words(op: str, dtype: str, causal: bool, scale: float | None,
+           types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
+    """The words with positions among the windows in place of slots; None when the host cannot take these strides."""
+    if dtype not in LIBRARY or not has_products():
+        return None
+    windows = dict(zip(roles(op, len(types)), enumerate(types), strict=True))
+    batch, heads, rows, depth = windows["q"][1][0]
+    groups, columns = windows["k"][1][0][1:3]
+    product, _, code = LIBRARY[dtype]
+    item = 8 if code == "d" else 4
+    if 0 in (heads, groups, depth) or max(rows, columns, depth) >= 2**30:
+        return None
+    operands: list[int] = []
+    for role in host.OPERANDS:
+        position, kind = windows.get(role, (-1, ((), ())))
+        steps = _steps(role, *kind, (batch, heads, rows, columns)) if position >= 0 else (0, 0, 0)
+        if steps is None:
+            return None
+        operands += [position, 0, *(step * item for step in steps)]
+    backward = op == "attention_backward"
+    tile = min(ROWS, SCORES // (item * max(columns, 1)), columns // CAUSAL_TILES if causal else ROWS)
+    tile = max(min(max(tile, FEWEST), rows), 1)
+    # rows of scores begin at different places of the cache's lines
+    step = -(-columns * item // 64) * 64
+    step += 64 if step % 1024 == 0 else 0
+    few = 0 < rows <= FEW and not backward
+    dot, spread = (THIN[llvm_thin.routine(way, dtype, rows)] if few else 0 for way in ("dot", "spread"))
+    factor = depth**-0.5 if scale is None else scale
+    weigh = host.WEIGH + llvm_attention.routines().index(f"{'unweigh' if backward else 'weigh'}_{dtype}")
+    words = [host.ATTENTION, 0, 0, product, weigh, int(backward), batch, groups, heads // groups, rows, columns, depth,
+             int(causal), item, bits(factor, code), bits(1.0, code), 0, tile, step, tile * step * (1 + backward), dot,
+             spread, *operands]
+    words[1] = len(words)
+    return tuple(words)
+
+
+def _steps(role: str, shape: Shape, strides: Shape, scores: Shape) -> tuple[int, int, int] | None:
+    """Elements from batch to batch, from head to head and from row to row; None when the elements of a row are not
+    next to each other, or rows lie in each other."""
+    if role in ("sums", "products"):
+        return strides[0], strides[1], strides[2]
+    if role == "mask":
+        if shape[3] != scores[3] or (strides[3] != 1 and shape[3] > 1):
+            return None
+        batch, head, row = (0 if have == 1 else step for have, step in zip(shape[:3], strides[:3], strict=True))
+        return batch, head, row
+    batch, head, row = strides[:3] if role in HEADS_FIRST else (strides[0], strides[2], strides[1])
+    count = shape[2] if role in HEADS_FIRST else shape[1]
+    if shape[3] > 1 and strides[3] != 1:
+        return None
+    if count <= 1:
+        row = shape[3]
+    return None if row < shape[3] else (batch, head, row)
+
+
+def by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The results of a step by PyTorch's operators, [B, M, H, D] as ours."""
+    given = dict(zip(roles(op, len(operands) + len(OPS[op][1])), operands, strict=False))
+    q, k, v, mask = given["q"], given["k"], given["v"], given.get("mask")
+    if q.shape[1] != k.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scale = q.shape[3] ** -0.5 if attrs["scale"] is None else attrs["scale"]
+    scores = scale * (q @ k.transpose(2, 3))
+    if mask is not None:
+        scores = scores + mask
+    if attrs["causal"]:
+        scores = scores.masked_fill(~torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), -torch.inf) \
+            if scores.numel() else scores
+    if op == "attention":
+        sums = scores.logsumexp(3) if scores.shape[3] else scores.new_zeros(scores.shape[:3])
+        sums = torch.where(sums == -torch.inf, 0.0, sums)
+        return ((scores - sums[..., None]).exp() @ v).transpose(1, 2), sums
+    change, sums, products = given["gradient"], given["sums"], given["products"]
+    weights = (scores - sums[..., None]).exp()
+    turned = scale * weights * (change @ v.transpose(2, 3) - products[..., None])
+    dq, dk, dv = turned @ k, turned.transpose(2, 3) @ q, weights.transpose(2, 3) @ change
+    groups = given["k"].shape[1]
+    if groups != q.shape[1]:
+        dk, dv = (x.unflatten(1, (groups, q.shape[1] // groups)).sum(2) for x in (dk, dv))
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
