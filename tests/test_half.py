@@ -1,4 +1,4 @@
-"""Products of bf16 and f16: from packed panels and beside few vectors, in the host, summed in f32 and rounded once."""
+"""Products from packed panels and beside few vectors, in the host: of bf16, f16 and f32, with sums in f32."""
 from __future__ import annotations
 
 import copy
@@ -21,6 +21,7 @@ from anyshape.ir.verify import verify
 from anyshape.plan.plan import KernelStep, LibraryStep
 from anyshape.road import compile_graph
 from anyshape.run import layout, words
+from anyshape.run.call import Call
 from anyshape.run.interp import interpret
 
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
@@ -295,6 +296,37 @@ def test_without_products_of_its_own_the_host_calls_pytorch(dtype, monkeypatch):
         layout._product.cache_clear()
 
 
+# ---- f32
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_products_of_f32(threads, monkeypatch):
+    """From panels wherever their sizes allow, whatever the processor."""
+    monkeypatch.setattr(words, "OUR_CPUS", frozenset((host().cpu,)))
+    monkeypatch.setattr(words, "OUR_SIDE", 1)
+    monkeypatch.setattr(words, "OUR_INNER", 1)
+    monkeypatch.setattr(Call, "step", None)  # no step is left to PyTorch
+    layout._product.cache_clear()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        fast = anyshape.compile(torch.matmul, strict=True)
+        for rows, inner, columns in ((9, 17, 33), (65, 513, 100), (13, 705, 300), (300, 1500, 500), (97, 48, 1024),
+                                     (10, 1, 40), (12, 512, 32), (100, 32, 12)):
+            for batch, one, other in itertools.product(((), (3,)), ("dense", "transposed", "strided"),
+                                                       ("dense", "transposed", "strided")):
+                if rows * inner > 50_000 and (batch or "strided" in (one, other)):
+                    continue
+                x, y = laid((*batch, rows, inner), one, torch.float32), laid((*batch, inner, columns), other,
+                                                                           torch.float32)
+                exact = x.double() @ y.double()
+                off = (fast(x, y).double() - exact).abs()
+                assert (off <= (inner + 2) * 2.0**-23 * (x.double().abs() @ y.double().abs())).all()
+    finally:
+        torch.set_num_threads(before)
+        layout._product.cache_clear()
+
+
 # ---- routines on processors other than this one
 
 
@@ -315,11 +347,13 @@ def targets() -> list[Target]:
 
 @pytest.mark.skipif(not host().triple.startswith("x86_64"), reason="older x86 processors")
 @pytest.mark.parametrize("target", targets(), ids=lambda t: f"{t.vector_bytes}{'-pairs' * llvm_half.pairs(t, 'bf16')}")
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", [*HALF, "f32"])
 def test_every_routine_of_panels(target, dtype):
-    if dtype not in llvm_half.dtypes(target):
+    if dtype not in (*llvm_half.dtypes(target), "f32"):
         pytest.skip("no conversion of f16")
-    names = [name for name in llvm_packed.routines() if f"_{dtype}" in name]
+    kind = HALF.get(dtype, torch.float32)
+    size, wider, one = kind.itemsize, "_wide" if dtype in HALF else "", EPSILON.get(kind, 2.0**-23)
+    names = [name for name in llvm_packed.routines() if f"_{dtype}" in name and (dtype in HALF or "wide" not in name)]
     routines = llvm_build.load(llvm_packed.emit_packed(target), names, target)
 
     def call(name, *arguments):
@@ -329,7 +363,7 @@ def test_every_routine_of_panels(target, dtype):
     for inner, thirds, vectors, ways in itertools.product((0, 1, 7, 37, 64), (1, 2, 3), (1, 2),
                                                           (("turn", "along"), ("along", "turn"), ("any", "any"))):
         rows, columns = thirds * grain, vectors * lanes
-        x, y = torch.randn(rows, inner).to(HALF[dtype]), torch.randn(inner, columns).to(HALF[dtype])
+        x, y = torch.randn(rows, inner).to(kind), torch.randn(inner, columns).to(kind)
         y = y.float() * 1.001
         left = x if ways[0] != "along" else x.T.contiguous().T
         right = y if ways[1] != "turn" else y.T.contiguous().T
@@ -337,28 +371,30 @@ def test_every_routine_of_panels(target, dtype):
         room = -(-count // lanes) * lanes
         first, second = (np.full(size * room + lanes, math.nan, np.float32) for size in (rows, columns))
         for i in range(0, rows, lanes):  # rows as they are, columns from f32
-            call(f"{ways[0]}_{dtype}", left.data_ptr() + 2 * i * left.stride(0), 2 * left.stride(0),
-                 2 * left.stride(1), min(lanes, rows - i), inner, first.ctypes.data + 4 * i, 4 * rows)
+            call(f"{ways[0]}_{dtype}", left.data_ptr() + size * i * left.stride(0), size * left.stride(0),
+                 size * left.stride(1), min(lanes, rows - i), inner, first.ctypes.data + 4 * i, 4 * rows)
         for i in range(0, columns, lanes):
-            call(f"{ways[1]}_{dtype}_wide", right.data_ptr() + 4 * i * right.stride(1), 4 * right.stride(1),
+            call(f"{ways[1]}_{dtype}{wider}", right.data_ptr() + 4 * i * right.stride(1), 4 * right.stride(1),
                  4 * right.stride(0), lanes, inner, second.ctypes.data + 4 * i, 4 * columns)
         sums = np.ones((rows, columns), np.float32)
         call(f"tile_{dtype}_{3 - thirds}_{vectors}", second.ctypes.data, first.ctypes.data, count, sums.ctypes.data,
              4 * columns, 1)
-        exact = x.double() @ y.to(HALF[dtype]).double()
+        exact = x.double() @ y.to(kind).double()
         np.testing.assert_allclose(sums, 1 + exact.numpy(), rtol=1e-5, atol=1e-4)
-        result, addend = torch.zeros(rows, columns + 3).to(HALF[dtype]), torch.randn(rows, columns).to(HALF[dtype])
+        result, addend = torch.zeros(rows, columns + 3).to(kind), torch.randn(rows, columns).to(kind)
         scalars = np.zeros(4, np.float32)
         scalars[0], scalars[2] = 2, 0.5
-        call(f"finish_{dtype}", sums.ctypes.data, 4 * columns, result.data_ptr(), 2 * (columns + 3), rows, columns - 1,
-             addend.data_ptr(), 2 * columns, scalars.ctypes.data)
+        call(f"finish_{dtype}", sums.ctypes.data, 4 * columns, result.data_ptr(), size * (columns + 3), rows,
+             columns - 1, addend.data_ptr(), size * columns, scalars.ctypes.data)
         wanted = (2 * torch.from_numpy(sums).double() + 0.5 * addend.double())[:, :-1]
         found = result[:, :columns - 1].double()
-        assert ((found - wanted).abs() <= 1.01 * EPSILON[HALF[dtype]] * wanted.abs() + 1e-6).all()
+        assert ((found - wanted).abs() <= 1.01 * one * wanted.abs() + 1e-6).all()
         assert not result[:, columns - 1:].any()
+        if dtype not in HALF:
+            continue
         wide = torch.zeros(rows, columns)
         call(f"finish_{dtype}_wide", sums.ctypes.data, 4 * columns, wide.data_ptr(), 4 * columns, rows, columns - 1,
-             addend.data_ptr(), 2 * columns, scalars.ctypes.data)
+             addend.data_ptr(), size * columns, scalars.ctypes.data)
         assert torch.equal(wide[:, :-1], result[:, :columns - 1].float()) and not wide[:, -1].any()
 
 

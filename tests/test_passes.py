@@ -366,8 +366,8 @@ def test_stages_are_shown_and_dumped(tmp_path: object, capsys: pytest.CaptureFix
     folder = tmp_path / "attention"  # type: ignore[operator]
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["00_capture.txt", "01_fold.txt", "02_simplify.txt", "03_channels_last.txt",
-                     "04_views.txt", "05_cse.txt", "06_products.txt", "07_dce.txt"]
-    assert show(parse((folder / "07_dce.txt").read_text())) == show(after)
+                     "04_views.txt", "05_cse.txt", "06_causal.txt", "07_products.txt", "08_dce.txt"]
+    assert show(parse((folder / "08_dce.txt").read_text())) == show(after)
 
 
 @pytest.mark.parametrize(("dims", "shape", "wanted"), [

@@ -41,6 +41,7 @@ from anyshape.backend.host_words import (
     PACKED_B_ITEM,
     PACKED_B_LANE,
     PACKED_C_ITEM,
+    PACKED_CHUNK,
     PACKED_COLUMNS,
     PACKED_FINISH,
     PACKED_GRAIN,
@@ -170,8 +171,10 @@ def packed_tile(data: int, column: int, row: int, scratch: int, ready: int) -> i
             set_word(frame, 7, c_step)
     deep = word(step, PACKED_WORDS)
     set_word(frame, 8, scratch)
-    set_word(frame, 9, scratch + 4 * word(step, PACKED_ROWS) * deep + PACKED_PAD)
-    set_word(frame, 10, word(frame, 9) + 4 * word(step, PACKED_COLUMNS) * deep + PACKED_PAD)
+    set_word(frame, 9, scratch + 4 * word(step, PACKED_ROWS) * deep
+             + PACKED_PAD * parts(word(step, PACKED_ROWS), 3 * word(step, PACKED_GRAIN)))
+    set_word(frame, 10, word(frame, 9) + 4 * word(step, PACKED_COLUMNS) * deep
+             + PACKED_PAD * parts(word(step, PACKED_COLUMNS), 2 * word(step, PACKED_LANES)))
     inner = word(step, MATMUL_K)
     deep = deep * word(step, PACKED_PER_WORD)
     blocks = maximum(parts(inner, deep), 1)
@@ -215,17 +218,25 @@ def pack(frame: int, source: int, item: int, lane_step: int, inner_step: int, si
         way += PACKED_WIDE
     function = word(word(frame, 0), way)
     room = parts(parts(count, word(step, PACKED_PER_WORD)), lanes) * lanes
-    first = 0
-    while first < size:
-        width = minimum(top, parts(size - first, grain) * grain)
-        end = minimum(first + width, size)
-        lane = first
-        while lane < end:
-            call_void(function, source + lane * lane_step, lane_step, inner_step, minimum(lanes, end - lane), count,
-                      target + 4 * (lane - first), 4 * width)
-            lane += lanes
-        target += 4 * width * room
-        first += width
+    chunk = PACKED_CHUNK if lane_step == item and inner_step != item else maximum(count, 1)
+    part = 0
+    while part < maximum(count, 1):
+        words_before = part // word(step, PACKED_PER_WORD)
+        panel = target
+        first = 0
+        while first < size:
+            width = minimum(top, parts(size - first, grain) * grain)
+            end = minimum(first + width, size)
+            lane = first
+            while lane < end:
+                call_void(function, source + lane * lane_step, lane_step, inner_step, minimum(lanes, end - lane),
+                          minimum(chunk, count - part), panel + 4 * (lane - first) + 4 * width * words_before,
+                          4 * width)
+                lane += lanes
+            panel += 4 * width * room + PACKED_PAD
+            first += width
+        source += chunk * inner_step
+        part += chunk
     return 0
 
 
@@ -269,9 +280,9 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
                           word(frame, 4) + row * word(frame, 5) + column * c_item, word(frame, 5),
                           minimum(rows - row, thirds * grain), minimum(columns - column, width), addend,
                           word(frame, 7), step + 8 * MATMUL_ALPHA)
-            row_panel += 4 * thirds * grain * room
+            row_panel += 4 * thirds * grain * room + PACKED_PAD
             row += thirds * grain
-        column_panel += 4 * width * room
+        column_panel += 4 * width * room + PACKED_PAD
         column += width
     return 0
 

@@ -113,12 +113,15 @@ PACKED_A_ITEM = 33  # bytes per element of A, of B, of C: those of MATMUL_ITEM, 
 PACKED_B_ITEM = 34
 PACKED_C_ITEM = 35
 PACKED_SCRATCH = 36  # bytes of scratch per thread
-PACKED_PAD = 64  # bytes after panels, which are written in whole vectors
+PACKED_PAD = 64  # bytes after a panel, which is written in whole vectors
 PACKED_TURN = llvm_packed.TURN
 PACKED_ALONG = llvm_packed.ALONG
 PACKED_ANY = llvm_packed.ANY
 PACKED_FINISH = llvm_packed.FINISH
 PACKED_WIDE = llvm_packed.WIDE
+# elements along k that are packed of all lanes before the next ones, where lanes lie side by side: lines far apart, by
+# powers of two above all, push each other out of the caches before the next panel wants the rest of them
+PACKED_CHUNK = 16
 TILES_PER_THREAD = 4  # at least, so that threads end at about the same time
 
 # words of an attention step after the head of three

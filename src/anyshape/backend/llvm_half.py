@@ -1,4 +1,4 @@
-"""Elements of bf16 and f16 as factors of a sum in f32: lane by lane, or two neighbours in one lane's bits.
+"""Elements of bf16, f16 and f32 as factors of a sum in f32: lane by lane, or two neighbours in one lane's bits.
 
 A *word* is what one f32 lane of a register holds: an element, converted; or, where the processor multiplies pairs of
 bf16 and adds both products to a lane (AVX512-BF16), two neighbours as they stand in memory.
@@ -10,6 +10,7 @@ from anyshape.backend.llvm_scalar import IN_MEMORY, from_memory, to_memory
 from anyshape.backend.llvm_text import Code, Value, constant, llvm_type
 
 DTYPES = ("bf16", "f16")
+SIZE = {"bf16": 2, "f16": 2, "f32": 4}  # bytes
 
 
 def dtypes(target: Target) -> tuple[str, ...]:
@@ -37,15 +38,15 @@ def read_bits(code: Code, dtype: str, lanes: int, address: Value, mask: Value | 
     stored = IN_MEMORY.get(dtype, dtype)
     pointer = code.convert("inttoptr", address, "ptr")
     if mask is None:
-        return code.load(stored, lanes, pointer, code.top, False, 2)
-    found = code.masked("load", constant(stored, 0, lanes), pointer, mask, 2, code.top, False)
+        return code.load(stored, lanes, pointer, code.top, False, SIZE[dtype])
+    found = code.masked("load", constant(stored, 0, lanes), pointer, mask, SIZE[dtype], code.top, False)
     assert found is not None
     return found
 
 
 def write(code: Code, dtype: str, value: Value, address: Value, mask: Value | None = None, wide: bool = False) -> None:
     """f32 values, rounded to elements at an address (i64); `wide`: which are f32 themselves."""
-    found, size = (rounded(code, dtype, value), 4) if wide else (rounded_bits(code, dtype, value), 2)
+    found, size = (rounded(code, dtype, value), 4) if wide else (rounded_bits(code, dtype, value), SIZE[dtype])
     pointer = code.convert("inttoptr", address, "ptr")
     if mask is None:
         code.do(f"store {found.typed}, ptr {pointer.text}, align {size}")

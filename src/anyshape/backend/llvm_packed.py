@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 from anyshape.backend.limits import Target
 from anyshape.backend.llvm_half import (
-    DTYPES,
+    SIZE,
     dtypes,
     multiply_add,
     pairs,
@@ -38,6 +38,7 @@ from anyshape.backend.llvm_half import (
 from anyshape.backend.llvm_scalar import from_memory
 from anyshape.backend.llvm_text import Code, Value, constant
 
+DTYPES = ("bf16", "f16", "f32")
 AHEAD = 16  # elements along k that are fetched before their turn
 HEIGHTS = 3  # numbers of rows that a panel may have: 3, 2, 1 times `grain`
 VECTORS = (1, 2)  # vectors of columns that a panel may have
@@ -71,7 +72,7 @@ def emit_packed(target: Target) -> str:
     declarations: dict[str, str] = {}
     for name in routines():
         way, dtype, *sizes = name.split("_")
-        if dtype not in dtypes(target):
+        if dtype not in (*dtypes(target), "f32") or (dtype == "f32" and "wide" in sizes):
             continue
         body = _Packed(target, dtype, ARGUMENTS[way], "wide" in sizes)
         if way == "tile":
@@ -93,7 +94,8 @@ class _Packed:
         self.lanes = target.lanes
         self.pairs = pairs(target, dtype)
         self.wide = wide
-        self.item = 4 if wide else 2  # bytes of an element of the source, or of the result
+        self.size = SIZE[dtype]
+        self.item = 4 if wide else self.size  # bytes of an element of the source, or of the result
         self.arguments = {name: Value(f"%{name}", "i64") for name in arguments}
 
     # small helpers
@@ -254,7 +256,7 @@ class _Packed:
 
         def vector(j: Value, mask: Value | None) -> None:
             source, place, old = (self.plus(start, self.times(j, size))
-                                  for start, size in zip(starts, (4, self.item, 2), strict=True))
+                                  for start, size in zip(starts, (4, self.item, self.size), strict=True))
             self.set(slot, code.binary("fmul", alpha, self.load("f32", lanes, source, 4)))
             code.open_if(adds)
             self.set(slot, code.fma(beta, read(code, self.dtype, lanes, old, mask), self.get(slot, "f32", lanes)))

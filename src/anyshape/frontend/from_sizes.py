@@ -17,10 +17,10 @@ from torch.fx import GraphModule, Node
 _MOST = 40  # equations that are done again for one value
 # what costs next to nothing inside another kernel
 _CHEAP = frozenset((
-    "arange", "full", "zeros", "ones", "scalar_tensor", "iota", "empty",
-    "view", "reshape", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select",
-    "alias", "clone", "index", "constant_pad_nd", "flip", "_to_copy", "convert_element_type", "lift_fresh_copy", "detach", "cat",
-    "add", "sub", "rsub", "mul", "neg", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or",
+    "arange", "full", "zeros", "ones", "scalar_tensor", "iota", "empty", "view", "reshape", "_unsafe_view",
+    "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select", "alias", "clone", "index",
+    "constant_pad_nd", "flip", "_to_copy", "convert_element_type", "lift_fresh_copy", "detach", "cat", "add",
+    "sub", "rsub", "mul", "neg", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or",
     "bitwise_not", "bitwise_and", "bitwise_or", "where", "tril", "triu", "sym_size", "floor_divide",
 ))  # fmt: skip
 _ON_SIZES = frozenset((operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg))

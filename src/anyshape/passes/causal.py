@@ -182,8 +182,10 @@ def _arithmetic(function: Callable[[Any, Any], Any]) -> Callable[..., Known]:
 
 
 def _cast(a: Known, dtype: str) -> Known:
+    if dtype == "bool" and type(a) in (int, float):
+        return a != 0
     if _whole(a):
-        return a if dtype in _WIDE else None
+        return a if dtype in _WIDE and dtype != "bool" else None
     if isinstance(a, bool):
         return a if dtype == "bool" else int(a) if dtype in _WIDE else None
     return a if dtype.startswith(("f", "bf")) else None

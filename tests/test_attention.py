@@ -1,0 +1,295 @@
+"""Attention of our own: against PyTorch's, at every kind of size, stride and mask; masks of the future are found."""
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import anyshape
+from anyshape.backend import llvm_attention, llvm_build
+from anyshape.base.config import Config
+from anyshape.ir.graph import Graph
+from anyshape.ir.parse import parse
+from anyshape.passes.causal import causal
+from anyshape.plan.plan import ExternStep, LibraryStep
+from anyshape.run import attention as steps
+from anyshape.run.interp import interpret
+from roads import compilation_of
+from test_half import targets
+
+aten = torch.ops.aten
+
+
+def attend(q, k, v, mask=None, causal=False, scale=None):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+
+
+def heads(batch, count, rows, depth, dtype=torch.float32, dense=False):
+    if dense:
+        return torch.randn(batch, count, rows, depth, dtype=dtype, requires_grad=True)
+    return torch.randn(batch, rows, count, depth, dtype=dtype).transpose(1, 2).requires_grad_()
+
+
+def ops_of(fast) -> list[str]:
+    return [step.op if isinstance(step, LibraryStep) else step.target for program in compilation_of(fast).programs
+            for step in program.compiled.plan.steps if isinstance(step, (LibraryStep, ExternStep))]
+
+
+def check(fast, function, operands, *more) -> None:
+    """Values, gradients and their strides, with and without gradients."""
+    wanted = function(*operands, *more)
+    gradient = torch.randn_like(wanted)
+    found = fast(*operands, *more)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(*operands, *more), wanted.detach(), rtol=1e-4, atol=1e-5)
+    pairs = [(found, wanted), *zip(torch.autograd.grad(found, operands, gradient),
+                                   torch.autograd.grad(wanted, operands, gradient), strict=True)]
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=3e-5)
+        assert ours.stride() == theirs.stride() or not ours.numel()
+
+
+SIZES = [(2, 3, 65, 65, 16), (1, 1, 1, 1, 8), (3, 2, 1, 77, 16), (2, 3, 5, 7, 8), (2, 3, 7, 5, 8),
+         (1, 4, 300, 1, 32), (2, 2, 4, 400, 8), (1, 2, 65, 1025, 8), (0, 2, 5, 5, 8), (2, 2, 0, 5, 8), (2, 2, 5, 0, 8), (1, 2, 127, 131, 33)]
+
+
+@pytest.mark.parametrize("future", [False, True], ids=["all", "causal"])
+def test_sizes(future):
+    fast = anyshape.compile(attend, strict=True)
+    for batch, count, rows, columns, depth in SIZES:
+        operands = [heads(batch, count, n, depth) for n in (rows, columns, columns)]
+        check(fast, attend, operands, None, future)
+    calls = set(ops_of(fast))
+    assert {"attention", "attention_backward"} <= calls and not any("attention" in op for op in calls - set(steps.OPS))
+
+
+def test_dtypes_and_layouts():
+    fast = anyshape.compile(attend, strict=True)
+    for dtype, dense in ((torch.float64, False), (torch.float32, True)):
+        check(fast, attend, [heads(2, 3, n, 8, dtype, dense) for n in (9, 50, 50)], None, True)
+    fast(*[heads(2, 3, 9, 8).bfloat16() for _ in range(3)])
+    assert any("flash_attention" in op for op in ops_of(fast)), "half precision stays PyTorch's"
+    wide = [torch.randn(2, 3, 9, 16)[..., ::2].requires_grad_() for _ in range(3)]  # no library reads such rows
+    check(fast, attend, wide, None, True)
+
+
+@pytest.mark.parametrize("shape", [(50, 70), (2, 1, 50, 70), (2, 4, 50, 70), (1, 1, 1, 70), (2, 1, 1, 70),
+                                   (2, 1, 50, 1)])
+def test_masks(shape):
+    fast = anyshape.compile(attend, strict=True)
+    operands = [heads(2, 4, n, 8) for n in (50, 70, 70)]
+    check(fast, attend, operands, torch.randn(shape))
+    check(fast, attend, operands, torch.rand(shape) > 0.4)
+    if len(shape) == 2:
+        check(fast, attend, operands, torch.randn(70, 50).t(), False, 0.3)
+
+
+def test_rows_that_see_nothing_and_what_is_not_finite():
+    fast = anyshape.compile(attend, strict=True)
+    operands = [heads(1, 2, 6, 8) for _ in range(3)]
+    mask = torch.zeros(6, 6)
+    mask[1] = -math.inf
+    check(fast, attend, operands, mask)
+    mask[2, 1], mask[3, 2] = math.nan, math.inf
+    with torch.no_grad():
+        torch.testing.assert_close(fast(*operands, mask), attend(*operands, mask), equal_nan=True)
+        operands[0][0, 0, 4, 0] = math.inf
+        torch.testing.assert_close(fast(*operands), attend(*operands), equal_nan=True)
+        # PyTorch's kernel takes a row of nothing but NaN for one that is masked, and makes it zero; here it stays NaN
+        operands[0][0, 0, 4] = math.nan
+        assert fast(*operands)[0, 0, 4].isnan().all()
+
+
+def test_grouped_heads():
+    def grouped(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    class Grouped(nn.Module):
+        def forward(self, x, y):
+            q = x.unflatten(-1, (6, 8)).transpose(1, 2)
+            k = y.unflatten(-1, (2, 8)).transpose(1, 2)
+            return grouped(q, k, 2 * k)
+
+    model, fast = Grouped(), anyshape.compile(Grouped(), strict=True)
+    for rows, columns in ((5, 9), (70, 70), (1, 1), (3, 200)):
+        operands = [torch.randn(2, rows, 48, requires_grad=True), torch.randn(2, columns, 16, requires_grad=True)]
+        check(fast, model, operands)
+
+
+TEXT = """
+graph one(q: f32[2, 6, m, 4], k: f32[2, 2, n, 4], v: f32[2, 2, n, 4], w: f32[1, 6, m, n], g: f32[2, 6, m, 4])
+  y, l = attention(q, k, v, w | causal=True, scale=None)  f32[2, m, 6, 4], f32[2, 6, m]
+  r = permute(y | dims=[0, 2, 1, 3])                      f32[2, 6, m, 4]
+  z = mul(r, g)                                           f32[2, 6, m, 4]
+  p = sum(z | dims=[3], keep=False)                       f32[2, 6, m]
+  dq, dk, dv = attention_backward(g, q, k, v, l, p, w | causal=True, scale=None)  f32[2, m, 6, 4], f32[2, n, 2, 4], f32[2, n, 2, 4]
+  return y, l, dq, dk, dv
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(5, 9), (9, 5), (1, 1), (0, 3), (40, 70)])
+def test_the_interpreter_agrees_with_autograd(rows, columns):
+    """The reference itself, by PyTorch's own differentiation of the plain formula."""
+    q, k, v = (torch.randn(2, count, n, 4, dtype=torch.float64, requires_grad=True)
+               for count, n in ((6, rows), (2, columns), (2, columns)))
+    mask, g = torch.randn(1, 6, rows, columns), torch.randn(2, 6, rows, 4)
+    many = [x.repeat_interleave(3, 1) for x in (k, v)]
+    scores = 0.5 * q @ many[0].transpose(2, 3) + mask
+    scores = scores.masked_fill(torch.ones(rows, columns).tril() == 0, -math.inf)
+    result = scores.softmax(3) @ many[1]
+    gradients = torch.autograd.grad(result, (q, k, v), g.double())
+    found = interpret(parse(TEXT), [*(x.detach().float() for x in (q, k, v)), mask, g])[0]
+    wanted = [result.transpose(1, 2), scores.logsumexp(3), *(x.transpose(1, 2) for x in gradients)]
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours.double(), theirs.detach(), rtol=1e-4, atol=1e-5)
+
+
+# ---- the rows' own work, on processors other than this one
+
+
+@pytest.mark.parametrize("target", targets(), ids=lambda t: str(t.vector_bytes))
+@pytest.mark.parametrize("dtype", llvm_attention.DTYPES)
+def test_routines(target, dtype):
+    kind = {"f32": np.float32, "f64": np.float64}[dtype]
+    routines = llvm_build.load(llvm_attention.emit_attention(target),
+                               [name for name in llvm_attention.routines() if dtype in name], target)
+
+    def call(name, *arguments):
+        ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))(routines.address[f"{name}_{dtype}"])(*arguments)
+
+    random = np.random.default_rng(0)
+    for rows, columns, limit, grow, masked in itertools.product((1, 5), (0, 1, 7, 16, 33), (0, 1, 50), (0, 1), (0, 1)):
+        wide = columns + 3
+        scores, gradients, mask = (random.standard_normal((rows, wide)).astype(kind) for _ in range(3))
+        given, change = scores.copy(), gradients.copy()
+        sums, products = np.zeros(rows, kind), random.standard_normal(rows).astype(kind)
+        seen = [max(min(columns, limit + i * grow), 0) for i in range(rows)]
+        item = scores.itemsize
+        more = (scores.ctypes.data, wide * item, rows, columns, limit, grow, mask.ctypes.data if masked else 0,
+                wide * item, sums.ctypes.data, item)
+        call("weigh", *more)
+        for i, count in enumerate(seen):
+            row = given[i, :count].astype(np.float64) + (mask[i, :count] if masked else 0)
+            total = np.log(np.exp(row).sum()) if count else 0.0
+            np.testing.assert_allclose(sums[i], total, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(scores[i, :count], np.exp(row - total), rtol=1e-5, atol=1e-7)
+            assert not scores[i, count:columns].any() and (scores[i, columns:] == given[i, columns:]).all()
+        scores[:] = given
+        call("unweigh", *more, gradients.ctypes.data, products.ctypes.data, item)
+        for i, count in enumerate(seen):
+            row = given[i, :count].astype(np.float64) + (mask[i, :count] if masked else 0)
+            weights = np.exp(row - sums[i])
+            np.testing.assert_allclose(scores[i, :count], weights, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(gradients[i, :count], weights * (change[i, :count] - products[i]), rtol=1e-4,
+                                       atol=1e-6)
+            assert not gradients[i, count:columns].any() and (gradients[i, columns:] == change[i, columns:]).all()
+
+
+# ---- masks of the future
+
+
+def kinds(fast) -> list[tuple[bool, int]]:
+    """Of every attention step: whether it is causal, and its operands beyond q, k, v and what the backward needs."""
+    return [(dict(step.attrs)["causal"], len(step.inputs) - len(steps.OPS[step.op][0]))
+            for program in compilation_of(fast).programs for step in program.compiled.plan.steps
+            if isinstance(step, LibraryStep) and step.op in steps.OPS]
+
+
+def lower(n):
+    return torch.ones(n, n, dtype=torch.bool).tril()
+
+
+def added(n):
+    return torch.full((n, n), -math.inf).triu(1)
+
+
+def least(n):
+    return torch.zeros(n, n).masked_fill(~torch.ones(n, n).tril().bool(), torch.finfo(torch.float32).min)
+
+
+def counted(n):
+    return torch.arange(n)[:, None] >= torch.arange(n)[None, :]
+
+
+def window(n):
+    rows, columns = torch.arange(n)[:, None], torch.arange(n)
+    return (columns <= rows) & (columns > rows - 4)
+
+
+def past(n):
+    return torch.arange(n)[None, :] <= torch.arange(n)[:, None] + 1
+
+
+def strict(n):
+    return torch.arange(n)[None, :] < torch.arange(n)[:, None]
+
+
+@pytest.mark.parametrize(("mask", "wanted"), [
+    (lower, (True, 0)), (added, (True, 0)), (least, (True, 0)), (counted, (True, 0)), (window, (True, 1)),
+    (past, (False, 1)), (strict, (True, 1))])
+def test_a_mask_of_the_future_is_found(mask, wanted):
+    def model(q, k, v):
+        return attend(q, k, v, mask(q.shape[2]))
+
+    fast = anyshape.compile(model, strict=True)
+    for rows in (9, 33, 1, 2):
+        operands = [heads(2, 2, rows, 8) for _ in range(3)]
+        check(fast, model, operands)
+    assert set(kinds(fast)) == {wanted}
+
+
+def test_a_mask_that_is_data_is_kept():
+    fast = anyshape.compile(attend, strict=True)
+    check(fast, attend, [heads(2, 2, 9, 8) for _ in range(3)], lower(9))
+    assert set(kinds(fast)) == {(False, 1)}
+
+
+def test_whole_numbers_that_wrap_are_not_followed():
+    """In u8, column 256 is column 0 again."""
+    text = """
+graph wraps(q: f32[b, 1, n, 4], k: f32[b, 1, n, 4], v: f32[b, 1, n, 4])
+  i = iota(| count=n, start=0, step=1, dtype="{0}")       {0}[n]
+  c = reshape(i | shape=[n, 1])                           {0}[n, 1]
+  s = le(i, c)                                            bool[n, n]
+  z = full(0.0 | shape=[], dtype="f32")                   f32[]
+  m = where(s, z, -inf)                                   f32[n, n]
+  w = reshape(m | shape=[1, 1, n, n])                     f32[1, 1, n, n]
+  y, l = attention(q, k, v, w | causal=False, scale=0.5)  f32[b, n, 1, 4], f32[b, 1, n]
+  return y
+"""
+    found = []
+    for dtype in ("i64", "i32", "u8"):
+        after: Graph = causal(parse(text.format(dtype)), Config())
+        found.append(after.nodes[-1].attr("causal"))
+    assert found == [True, True, False]
+
+
+def test_positions_are_not_saved():
+    """What is made of sizes alone is made again in the backward, where its mask is found, too."""
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(8, 24)
+
+        def forward(self, x):
+            q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+            positions = torch.arange(x.shape[1]).expand(x.shape[0], -1)
+            mask = positions[:, None, :, None] >= positions[:, None, None, :]
+            return attend(q, k, v, mask).sum()
+
+    model = Model()
+    fast = anyshape.compile(model, strict=True)
+    for shape in ((2, 5, 8), (3, 40, 8), (1, 1, 8)):
+        x = torch.randn(shape)
+        wanted = torch.autograd.grad(model(x), model.project.weight)
+        torch.testing.assert_close(torch.autograd.grad(fast(x), model.project.weight), wanted, rtol=1e-4, atol=1e-5)
+    assert set(kinds(fast)) == {(True, 0)}
+    saved = [window.type.dtype for program in compilation_of(fast).programs for window in program.compiled.plan.saved
+             if hasattr(window, "type")]
+    assert saved and set(saved) == {"f32"}
