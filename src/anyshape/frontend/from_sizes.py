@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 _MOST = 40  # equations that are done again for one value
 # what costs next to nothing inside another kernel
 _CHEAP = frozenset((
-    "arange", "full", "zeros", "ones", "scalar_tensor", "iota", "empty", "view", "reshape", "_unsafe_view",
+    "arange", "full", "zeros", "ones", "scalar_tensor", "iota", "view", "reshape", "_unsafe_view",
     "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select", "alias", "clone", "index",
     "constant_pad_nd", "flip", "_to_copy", "convert_element_type", "lift_fresh_copy", "detach", "cat", "add",
     "sub", "rsub", "mul", "neg", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "logical_and", "logical_or",
