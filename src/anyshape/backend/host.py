@@ -190,17 +190,18 @@ def measure(program: int, functions: int, workspace: int) -> int:
 
 
 def place(count: int, fixed: int, order: int, sizes: int, firsts: int, lasts: int, offsets: int, placed: int,
-          wall: int) -> int:
-    """Places buffers one after another in `order`, each into the smallest gap that fits (best fit); returns the top.
+          wall: int, lowest: int) -> int:
+    """Places buffers one after another in `order`, each into the smallest gap that fits (best fit), or, if `lowest` is
+    not 0, into the lowest one (first fit); returns the top.
 
-    All arguments but count, fixed (that many of `order` have offsets already) and wall are addresses of `count` words
-    each. No buffer crosses `wall`. `placed` is room for the list of buffers by offset.
+    All arguments but count, fixed (that many of `order` have offsets already), wall and lowest are addresses of `count`
+    words each. No buffer crosses `wall`. `placed` is room for the list of buffers by offset.
     """
     top = wall
     for position in range(count):
         item = word(order, position)
         if position >= fixed:
-            set_word(offsets, item, best_gap(item, position, sizes, firsts, lasts, offsets, placed, wall))
+            set_word(offsets, item, best_gap(item, position, sizes, firsts, lasts, offsets, placed, wall, lowest))
         at = word(offsets, item)
         top = maximum(top, at + word(sizes, item))
         slot = position
@@ -215,8 +216,9 @@ def place(count: int, fixed: int, order: int, sizes: int, firsts: int, lasts: in
 
 
 def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets: int, placed: int,
-             wall: int) -> int:
-    """The offset of the smallest gap that holds `item` among the placed buffers alive with it, else the top."""
+             wall: int, lowest: int) -> int:
+    """The offset of the smallest, or lowest, gap that holds `item` among the placed buffers alive with it, else the
+    top."""
     size = word(sizes, item)
     first = word(firsts, item)
     last = word(lasts, item)
@@ -233,13 +235,13 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
             gap = wall - cursor
             if gap >= size and gap < smallest:
                 best = cursor
-                smallest = gap
+                smallest = gap if lowest == 0 else 0
             cursor = maximum(cursor, wall)
             crossed = 1
         gap = start - cursor
         if gap >= size and gap < smallest:
             best = cursor
-            smallest = gap
+            smallest = gap if lowest == 0 else 0
         cursor = maximum(cursor, (start + word(sizes, other) + 63) & -64)
     if crossed == 0:
         gap = wall - cursor

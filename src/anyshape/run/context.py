@@ -42,7 +42,7 @@ class Context:
         address = self.native.address
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
-        self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, WORD)(address["place"])
+        self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, WORD, WORD)(address["place"])
         self.products = [
             _routines(llvm_thin.emit_thin(limits.host()), llvm_thin.routines(), cache),
             _routines(llvm_packed.emit_packed(limits.host()), llvm_packed.routines(), cache),

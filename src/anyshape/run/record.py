@@ -182,8 +182,8 @@ class Records:
             return offsets, arena, bound
         place = _Placement(self.context, items, fixed, kept)
         best = arena
-        for weight in (_size, _area, _birth):
-            top, places = place.run(weight)
+        for weight, lowest in ((_size, False), (_area, False), (_birth, False), (_birth, True), (_size, True)):
+            top, places = place.run(weight, lowest)
             if top < best:
                 best = top
                 for i, offset in zip(self.moving, places, strict=True):
@@ -219,14 +219,15 @@ class _Placement:
         self.array = WORD * len(items)
         self.columns = [self.array(*column) for column in zip(*[item[:3] for item in items], strict=True)]
 
-    def run(self, weight: Any) -> tuple[int, list[int]]:
-        """The top, and the offsets of the items that are not fixed."""
+    def run(self, weight: Any, lowest: bool) -> tuple[int, list[int]]:
+        """The top, and the offsets of the items that are not fixed, placed in the order of `weight` into the gaps that
+        fit best, or the lowest ones."""
         items = self.items
         count = len(items)
         order = self.array(*range(self.fixed), *sorted(range(self.fixed, count), key=lambda i: weight(items[i])))
         offsets = self.array(*[item[3] for item in items])
         placed = self.array()
-        top = self.context.place(count, self.fixed, order, *self.columns, offsets, placed, self.wall)
+        top = self.context.place(count, self.fixed, order, *self.columns, offsets, placed, self.wall, lowest)
         return top, offsets[self.fixed:]
 
 
