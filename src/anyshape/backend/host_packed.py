@@ -1,17 +1,20 @@
-"""Products of bf16 and f16 matrices of the host, in the native subset: tiles, panels, blocks of the inner dim.
+"""Products of the host from packed panels, in the native subset: tiles, panels, blocks of the inner dim.
 
-    for each tile of the result, of all batches, shared out among threads:
-        for each block of k:  pack the columns of A, pack the rows of B; for each pair of panels: multiply
-        after the last block of k: round into the result
+    for some columns of the result, and some rows, shared out among threads:
+        for each block of k:
+            pack the columns of A
+            for each tile of rows: pack the rows of B; for each pair of panels: multiply
 
 In the terms of the words, which are a column-major library's: `columns` run along M, where the result is contiguous;
-`rows` along N. The routines are those of backend/llvm_packed.py. Scratch of a thread: panels of rows, panels of
-columns, sums (of one pair of panels, or of the whole tile where there are several blocks of k).
+`rows` along N. The routines are those of backend/llvm_packed.py. Sums of f32 lie in the result from the first block on.
+In half precision they are rounded once, so that all blocks of a tile follow each other. Scratch of a thread: panels of
+rows, panels of columns, sums (of one pair of panels, or of the whole tile, in half precision with several blocks).
 """
 from __future__ import annotations
 
 from anyshape.backend.host_library import address, copy_run
 from anyshape.backend.host_words import (
+    F32,
     FUNCTIONS,
     GOMP_PARALLEL,
     HEAD_SCRATCH,
@@ -117,79 +120,85 @@ def packed_part(data: int) -> int:
 
 
 def packed_range(data: int, begin: int, end: int, thread: int) -> int:
-    """The tiles begin..end-1: all rows of some columns, then of the next ones, so that columns are packed once where
-    one block of k is all."""
+    """The tiles begin..end-1: all rows of some columns, then of the next ones. Columns are packed once for all of these
+    rows where sums need no room between two blocks of k: with one block, or in f32, where they lie in the result."""
     block = word(data, 1)
     step = word(data, 2)
     program = word(block, PROGRAM)
     scratch = word(block, TEMP) + word(program, HEAD_SCRATCH_AT) + thread * word(program, HEAD_SCRATCH)
     down = word(data, 6)
-    one_block = word(step, MATMUL_K) <= word(step, PACKED_WORDS) * word(step, PACKED_PER_WORD)
-    packed = -1
-    for index in range(begin, end):
+    blocks = maximum(parts(word(step, MATMUL_K), word(step, PACKED_WORDS) * word(step, PACKED_PER_WORD)), 1)
+    frame = words(12)
+    index = begin
+    while index < end:
         column = index // down
-        ready = one_block if column == packed else 0
-        packed_tile(data, column, index % down, scratch, ready)
-        packed = column
+        stop = minimum(end, (column + 1) * down)
+        if word(step, MATMUL_ITEM) != F32 and blocks > 1:
+            stop = index + 1
+        for part in range(blocks):
+            for tile in range(index, stop):
+                if aim(data, frame, column, tile % down, scratch, blocks) != 0:
+                    packed_tile(frame, part, 1 if tile == index else 0)
+        index = stop
     return 0
 
 
-def packed_tile(data: int, column: int, row: int, scratch: int, ready: int) -> int:
-    """One tile of the result: number `column` of all columns of all batches. `ready`: its columns are packed."""
+def aim(data: int, frame: int, column: int, row: int, scratch: int, blocks: int) -> int:
+    """Writes into `frame` what belongs to one tile of the result, number `column` of all columns of all batches; 0 when
+    there is nothing in it."""
     block = word(data, 1)
     step = word(data, 2)
     batch = column // word(data, 5)
     first_column = column % word(data, 5) * word(data, 3)
-    columns = minimum(word(data, 3), word(step, MATMUL_M) - first_column)
     first_row = row * word(data, 4)
-    rows = minimum(word(data, 4), word(step, MATMUL_N) - first_row)
-    if columns <= 0 or rows <= 0:
-        return 0
-    a = address(block, step + 8 * MATMUL_A) + batch_place(step, batch, 1) + first_column * word(step, PACKED_A_LANE)
-    b = address(block, step + 8 * MATMUL_B) + batch_place(step, batch, 2) + first_row * word(step, PACKED_B_LANE)
-    item = word(step, MATMUL_ITEM)
-    c_item = word(step, PACKED_C_ITEM)
-    c_step = word(step, MATMUL_LDC) * c_item
-    c = address(block, step + 8 * MATMUL_C) + batch_place(step, batch, 3) + first_row * c_step + first_column * c_item
-    frame = words(12)
     set_word(frame, 0, word(data, 0) + 8 * word(step, MATMUL_FUNCTION))
     set_word(frame, 1, step)
-    set_word(frame, 2, columns)
-    set_word(frame, 3, rows)
-    set_word(frame, 4, c)
-    set_word(frame, 5, c_step)
+    set_word(frame, 2, minimum(word(data, 3), word(step, MATMUL_M) - first_column))
+    set_word(frame, 3, minimum(word(data, 4), word(step, MATMUL_N) - first_row))
+    if word(frame, 2) <= 0 or word(frame, 3) <= 0:
+        return 0
+    item = word(step, PACKED_C_ITEM)
+    set_word(frame, 4, address(block, step + 8 * MATMUL_C) + batch_place(step, batch, 3) + first_column * item
+             + first_row * word(step, MATMUL_LDC) * item)
+    set_word(frame, 5, 0)
+    set_word(frame, 6, address(block, step + 8 * MATMUL_A) + batch_place(step, batch, 1)
+             + first_column * word(step, PACKED_A_LANE))
+    set_word(frame, 7, address(block, step + 8 * MATMUL_B) + batch_place(step, batch, 2)
+             + first_row * word(step, PACKED_B_LANE))
     if word(step, MATMUL_BIAS) >= 0:
-        bias = address(block, step + 8 * MATMUL_BIAS) + batch_place(step, batch, 4)
-        bias += first_row * word(step, MATMUL_BIAS_ROW) + first_column * word(step, MATMUL_BIAS_COLUMN)
-        set_word(frame, 6, bias)
-        set_word(frame, 7, word(step, MATMUL_BIAS_ROW))
-        if word(step, MATMUL_BIAS_COLUMN) != item:
-            for i in range(rows):
-                copy_run(c + i * c_step, bias + i * word(step, MATMUL_BIAS_ROW), columns, item,
-                         word(step, MATMUL_BIAS_COLUMN), item)
-            set_word(frame, 6, c)
-            set_word(frame, 7, c_step)
+        set_word(frame, 5, address(block, step + 8 * MATMUL_BIAS) + batch_place(step, batch, 4)
+                 + first_row * word(step, MATMUL_BIAS_ROW) + first_column * word(step, MATMUL_BIAS_COLUMN))
     deep = word(step, PACKED_WORDS)
     set_word(frame, 8, scratch)
     set_word(frame, 9, scratch + 4 * word(step, PACKED_ROWS) * deep
              + PACKED_PAD * parts(word(step, PACKED_ROWS), 3 * word(step, PACKED_GRAIN)))
     set_word(frame, 10, word(frame, 9) + 4 * word(step, PACKED_COLUMNS) * deep
              + PACKED_PAD * parts(word(step, PACKED_COLUMNS), 2 * word(step, PACKED_LANES)))
-    inner = word(step, MATMUL_K)
-    deep = deep * word(step, PACKED_PER_WORD)
-    blocks = maximum(parts(inner, deep), 1)
     set_word(frame, 11, blocks)
+    return 1
+
+
+def packed_tile(frame: int, part: int, new: int) -> int:
+    """Adds block `part` of k to a tile; `new`: its columns are to be packed."""
+    step = word(frame, 1)
+    item = word(step, MATMUL_ITEM)
+    bias = word(frame, 5)
+    if part == 0 and bias != 0 and word(step, MATMUL_BIAS_COLUMN) != item:
+        for i in range(word(frame, 3)):
+            copy_run(word(frame, 4) + i * word(step, MATMUL_LDC) * item, bias + i * word(step, MATMUL_BIAS_ROW),
+                     word(frame, 2), item, word(step, MATMUL_BIAS_COLUMN), item)
+    deep = word(step, PACKED_WORDS) * word(step, PACKED_PER_WORD)
+    first = part * deep
+    count = minimum(deep, word(step, MATMUL_K) - first)
     lanes = word(step, PACKED_LANES)
     grain = word(step, PACKED_GRAIN)
-    for part in range(blocks):
-        first = part * deep
-        count = minimum(deep, inner - first)
-        if ready == 0:
-            pack(frame, a + first * word(step, PACKED_A_INNER), word(step, PACKED_A_ITEM), word(step, PACKED_A_LANE),
-                 word(step, PACKED_A_INNER), columns, count, word(frame, 9), 2 * lanes, lanes)
-        pack(frame, b + first * word(step, PACKED_B_INNER), word(step, PACKED_B_ITEM), word(step, PACKED_B_LANE),
-             word(step, PACKED_B_INNER), rows, count, word(frame, 8), 3 * grain, grain)
-        multiply_panels(frame, parts(count, word(step, PACKED_PER_WORD)), part)
+    if new != 0:
+        pack(frame, word(frame, 6) + first * word(step, PACKED_A_INNER), word(step, PACKED_A_ITEM),
+             word(step, PACKED_A_LANE), word(step, PACKED_A_INNER), word(frame, 2), count, word(frame, 9), 2 * lanes,
+             lanes)
+    pack(frame, word(frame, 7) + first * word(step, PACKED_B_INNER), word(step, PACKED_B_ITEM),
+         word(step, PACKED_B_LANE), word(step, PACKED_B_INNER), word(frame, 3), count, word(frame, 8), 3 * grain, grain)
+    multiply_panels(frame, parts(count, word(step, PACKED_PER_WORD)), part)
     return 0
 
 
@@ -247,18 +256,19 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     columns = word(frame, 2)
     rows = word(frame, 3)
     blocks = word(frame, 11)
+    in_place = word(step, MATMUL_ITEM) == F32
     lanes = word(step, PACKED_LANES)
     grain = word(step, PACKED_GRAIN)
     room = parts(count, lanes) * lanes
     item = word(step, MATMUL_ITEM)
     c_item = word(step, PACKED_C_ITEM)
+    c_step = word(step, MATMUL_LDC) * c_item
     finish = word(entry, PACKED_FINISH)
     if c_item != item:
         finish = word(entry, PACKED_FINISH + PACKED_WIDE)
     sums = word(frame, 10)
-    sums_step = 8 * lanes
-    if blocks > 1:
-        sums_step = 4 * word(step, PACKED_COLUMNS)
+    whole = blocks > 1 and in_place == 0  # sums of the whole tile wait for the next block
+    sums_step = 4 * word(step, PACKED_COLUMNS) if whole else 8 * lanes
     column = 0
     column_panel = word(frame, 9)
     while column < columns:
@@ -267,19 +277,23 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
         row_panel = word(frame, 8)
         while row < rows:
             thirds = minimum(3, parts(rows - row, grain))
-            here = sums
-            if blocks > 1:
-                here = sums + row * sums_step + 4 * column
-            call_void(word(entry, 2 * (3 - thirds) + width // lanes - 1), column_panel, row_panel, count, here,
-                      sums_step, 1 if part > 0 else 0)
-            if part == blocks - 1:
-                addend = word(frame, 6)
+            tile = word(entry, 2 * (3 - thirds) + width // lanes - 1)
+            target = word(frame, 4) + row * c_step + column * c_item
+            if in_place != 0 and thirds * grain <= rows - row and width <= columns - column:
+                call_void(tile, column_panel, row_panel, count, target, c_step, 1 if part > 0 else 0)
+            else:
+                here = sums + row * sums_step + 4 * column if whole else sums
+                call_void(tile, column_panel, row_panel, count, here, sums_step, 1 if whole and part > 0 else 0)
+                addend = word(frame, 5)
+                addend_step = word(step, MATMUL_BIAS_ROW)
                 if addend != 0:
-                    addend += row * word(frame, 7) + column * item
-                call_void(finish, here, sums_step,
-                          word(frame, 4) + row * word(frame, 5) + column * c_item, word(frame, 5),
-                          minimum(rows - row, thirds * grain), minimum(columns - column, width), addend,
-                          word(frame, 7), step + 8 * MATMUL_ALPHA)
+                    addend += row * addend_step + column * item
+                if (addend != 0 and word(step, MATMUL_BIAS_COLUMN) != item) or (in_place != 0 and part > 0):
+                    addend = target
+                    addend_step = c_step
+                if part == blocks - 1 or in_place != 0:
+                    call_void(finish, here, sums_step, target, c_step, minimum(rows - row, thirds * grain),
+                              minimum(columns - column, width), addend, addend_step, step + 8 * MATMUL_ALPHA)
             row_panel += 4 * thirds * grain * room + PACKED_PAD
             row += thirds * grain
         column_panel += 4 * width * room + PACKED_PAD
@@ -287,4 +301,4 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     return 0
 
 
-PACKED_ROUTINES = (run_packed, parts, packed_part, packed_range, packed_tile, batch_place, pack, multiply_panels)
+PACKED_ROUTINES = (run_packed, parts, packed_part, packed_range, aim, packed_tile, batch_place, pack, multiply_panels)

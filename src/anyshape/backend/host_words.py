@@ -113,6 +113,7 @@ PACKED_A_ITEM = 33  # bytes per element of A, of B, of C: those of MATMUL_ITEM, 
 PACKED_B_ITEM = 34
 PACKED_C_ITEM = 35
 PACKED_SCRATCH = 36  # bytes of scratch per thread
+F32 = 4  # bytes per element
 PACKED_PAD = 64  # bytes after a panel, which is written in whole vectors
 PACKED_TURN = llvm_packed.TURN
 PACKED_ALONG = llvm_packed.ALONG

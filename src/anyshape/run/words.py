@@ -54,6 +54,7 @@ TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
 # of a product by packed panels, by words along k: at most so many in one block, largest tile (rows, columns). A panel
 # of columns is near the first cache, a tile in the second; the last entry is for several blocks, whose columns are
 # packed anew for every tile of rows.
+TILE = (256, 48, 256)  # in f32
 TILES = ((512, 96, 256), (704, 96, 192), (256, 384, 256))
 # processors on which our products of f32 are faster than the library's, 103 against 91 GFLOP/s on a core for the sizes
 # of a small language model (MKL, 2026-11-21), and from which sizes on
@@ -175,12 +176,13 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
     places = [b.slot, b.bytes, a.slot, a.bytes, c.slot, c.bytes, *place, batches, len(dims)]
     thin = _thin(dtype, item, a, b, c)
     words = None
-    if dtype in LIBRARY and not (dtype == "f32" and not thin[0] and _ours(c.rows, c.columns, a.columns)):
+    plain = dtype != "f64" and a.columns > 0 and alpha == 1 and not bias  # what panels can do in f32
+    if dtype in LIBRARY and not (plain and not thin[0] and _ours(c.rows, c.columns, a.columns)):
         words = _by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
     elif thin[0]:
         words = [host.MATMUL, 0, number, 0, c.columns, rows, a.columns, 0, 0, 0, 0, c_order[1], bits(alpha, "f"),
                  bits(beta, "f"), item, *places, *thin, 0]
-    if words is None and dtype in PACKED and (a.columns > 0 or dtype not in LIBRARY):
+    if words is None and (plain or dtype not in LIBRARY):
         words = _by_panels(number, dtype, a, b, c, c_order[1], alpha, beta, places)
     if words is None:
         return None
@@ -218,11 +220,12 @@ def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lead
     lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
     # a tile is whole panels; a block of k is whole vectors of words
     inner = -(-a.columns // per_word)
-    deep, rows, columns = next((tile for tile in TILES if tile[0] >= inner), TILES[-1])
+    deep, rows, columns = TILE if dtype == "f32" else next((tile for tile in TILES if tile[0] >= inner), TILES[-1])
     rows = min(rows, _up(c.rows, 3 * grain))
     columns = min(columns, _up(c.columns, 2 * lanes))
     deep = min(deep, _up(max(inner, 1), lanes))
-    sums = rows * columns if inner > deep else 3 * grain * 2 * lanes
+    sums = rows * columns if inner > deep and dtype != "f32" else 3 * grain * 2 * lanes
+    beta = 1.0 if dtype == "f32" else beta  # to the sums of the blocks before
     pads = -(-rows // (3 * grain)) - (-columns // (2 * lanes)) + 1
     scratch = 4 * (rows * deep + columns * deep + sums) + host.PACKED_PAD * pads
     return [host.PRODUCT, 0, number, PACKED[dtype], c.columns, c.rows, a.columns, b.column * b.item, a.row * a.item,
