@@ -74,6 +74,20 @@ class Fallback:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionNote:
+    """Attention that a model writes out.
+
+    Args:
+        where: the line of its softmax.
+        taken: whether the fused operator stands in its place.
+        what: what was put there, or why it was left.
+    """
+    where: str
+    taken: bool
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class Capture:
     """One captured graph.
 
@@ -101,6 +115,7 @@ class Compilation:
     Args:
         config: the settings.
         compiler: compiles one graph; another one may be put in for tests.
+        attentions: by number of the captured graph, the attention that its program writes out.
         tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
     """
     config: Config
@@ -108,6 +123,7 @@ class Compilation:
     programs: list[Any] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     captures: list[Capture] = field(default_factory=list)
+    attentions: dict[int, tuple[AttentionNote, ...]] = field(default_factory=dict)
     graphs: int = 0
     tracing: tuple[str, str, str] = ("", "", "backend")
     lock: Any = field(default_factory=threading.Lock)

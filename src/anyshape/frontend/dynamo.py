@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsupported
 from anyshape.frontend import decompositions, repro
+from anyshape.frontend.attention import attention
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
@@ -56,6 +57,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if any(torch_api.is_fake(value) for value in example_inputs):
         return gm.forward  # a call on shapes alone: there is no memory to compute on
     number = compilation.next_graph(size_names(gm))
+    gm, compilation.attentions[number] = attention(gm, compilation.config)
     halves = Halves()
     inference = _Inference(compilation, number, halves)
     wrapped = torch_api.aot_compile(

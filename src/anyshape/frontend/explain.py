@@ -8,6 +8,7 @@ from typing import Any
 from anyshape.base.errors import InputError
 from anyshape.frontend.compilation import Capture, Compilation
 from anyshape.frontend.explanation import (
+    AttentionUse,
     CallNote,
     Explanation,
     KernelNote,
@@ -38,7 +39,8 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any]) -> Ex
     values = _values(programs, compilation, sizes)
     places = zip(programs, _placed(compilation, values), strict=True)
     programs = tuple(dataclasses.replace(program, placed=placed) for program, placed in places)
-    return Explanation(name, programs, tuple(compilation.fallbacks), compilation.graphs, tuple(sorted(values.items())))
+    return Explanation(name, programs, tuple(compilation.fallbacks), compilation.graphs, tuple(sorted(values.items())),
+                       _attentions(compilation))
 
 
 def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
@@ -51,6 +53,12 @@ def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
     values = _values(programs, compilation, sizes)
     notes = tuple((one.name, one.arena, one.saved, one.outputs) for one in programs)
     return MemoryNote(notes, tuple(sorted(values.items())), _placed(compilation, values))
+
+
+def _attentions(compilation: Compilation) -> tuple[AttentionUse, ...]:
+    """What was written out, repeated layers once."""
+    return tuple(AttentionUse(number, note.where, note.taken, note.what, notes.count(note))
+                 for number, notes in sorted(compilation.attentions.items()) for note in dict.fromkeys(notes))
 
 
 def _placed(compilation: Compilation, values: Mapping[str, int]) -> tuple[int | None, ...]:

@@ -31,6 +31,8 @@ def view(explanation: Explanation) -> Any:
     if not explanation.programs and not explanation.graphs:
         parts.append(Text("nothing is compiled yet: compiling happens at the first call"))
     parts += [_program(program, explanation) for program in explanation.programs]
+    if explanation.attentions:
+        parts.append(_attentions(explanation))
     if explanation.fallbacks:
         parts.append(_fallbacks(explanation))
     return Group(*parts)
@@ -146,6 +148,14 @@ def _times(program: ProgramNote) -> str:
     stages = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in program.seconds)
     passes = ", ".join(f"{name} {before}->{after}" for name, before, after, _ in program.passes)
     return f"times:  {stages}" + (f"\npasses: {passes} equations" if passes else "")
+
+
+def _attentions(explanation: Explanation) -> Any:
+    table = _table("\nattention that the model writes out", "graph", "uses", "source", "what", right=("graph", "uses"))
+    for one in explanation.attentions:
+        what = f"{'fused' if one.taken else 'left as it is'}: {one.what}"
+        table.add_row(str(one.graph), str(one.uses), _source((one.where,)), what)
+    return table
 
 
 def _fallbacks(explanation: Explanation) -> Any:

@@ -103,14 +103,27 @@ class ProgramNote:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionUse:
+    """Attention that the model writes out, by the line of its softmax. taken: one operator stands in its place; what:
+    the operator, or why it was left; graph: the captured graph's number; uses: how often that line comes in it."""
+
+    graph: int
+    where: str
+    taken: bool
+    what: str
+    uses: int
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
-    """Programs and fallbacks of one compiled object. values: the sizes given to `explain`."""
+    """Programs, fallbacks and written-out attention of one compiled object. values: the sizes given to `explain`."""
 
     name: str
     programs: tuple[ProgramNote, ...]
     fallbacks: tuple[Fallback, ...]
     graphs: int
     values: tuple[tuple[str, int], ...] = ()
+    attentions: tuple[AttentionUse, ...] = ()
 
     def number(self, size: Size) -> int | None:
         """`size` in numbers, where the given sizes determine it."""

@@ -32,6 +32,8 @@ Pass = Callable[[Graph, Config], Graph]
 # readers, so equal equations are one before; dce sweeps
 ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, causal, products, dce)
 
+ATTENTION = "attention"  # done before there is a Graph (frontend/attention.py); `disable` names it like a pass
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -75,7 +77,7 @@ def run(passes: Sequence[Pass], graph: Graph, config: Config, history: History |
     """
     left_out = {name.strip() for name in config.disable.split(",") if name.strip()}
     names = [step.__name__ for step in passes]
-    unknown = sorted(left_out - set(names))
+    unknown = sorted(left_out - {*names, ATTENTION})
     if unknown:
         raise ConfigError(f"disable names no pass: {', '.join(unknown)}", why=f"the passes are {', '.join(names)}",
                           do="correct the name")

@@ -55,25 +55,61 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 STAND_INS: dict[str, Callable[..., Any]] = {"prims.convert_element_type.default": _converted}
 
 
+_VECTOR = 32  # no fewer numbers than the widest register holds
+
+
+def _dense_heads(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its last dim in steps of 1: a trace makes it so, but a copy inside of a program may be a view."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
 def _attention(target: Any) -> Callable[..., Any]:
-    """Fused attention, which divides by its lengths. Over nothing its results are zero."""
+    """Fused attention, which divides by its lengths, and takes heads for dense. Over nothing its results are zero.
+    With fewer keys than a vector has places, and no mask, it takes scores that are all NaN for -inf."""
     def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
         if query.numel() and key.numel():
-            return target(query, key, value, *rest, **keywords)
+            if key.shape[-2] < _VECTOR and keywords.get("attn_mask") is None and not any(rest):
+                keywords["attn_mask"] = query.new_zeros(1, key.shape[-2])
+            return target(_dense_heads(query), _dense_heads(key), _dense_heads(value), *rest, **keywords)
         sums = torch.float64 if query.dtype == torch.float64 else torch.float32
         return query.new_zeros(*query.shape[:-1], value.shape[-1]), query.new_zeros(query.shape[:-1], dtype=sums)
 
     return call
 
 
+_DEEP = -2.0**10  # a logarithm of a sum, in float32, that has lost digits of the sum: it is right to 2**-15
+
+
 def _attention_backward(target: Any) -> Callable[..., Any]:
-    def call(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any,
-             **keywords: Any) -> Any:
+    """The backward of fused attention, right also in rows that are masked everywhere with finite numbers: the operator
+    gets the logarithm of their sum of exponentials, -3e38 + log(n), which is -3e38, and takes each weight to be n times
+    what it was. A gradient that is smaller by n makes up for it, for all that the row gives is linear in it."""
+    def call(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+             sums: torch.Tensor, *rest: Any, attn_mask: torch.Tensor | None = None, scale: float | None = None) -> Any:
         if query.numel() and key.numel():
-            return target(gradient, query, key, value, *rest, **keywords)
+            query, key, value = (_dense_heads(tensor) for tensor in (query, key, value))
+            deep = sums < _DEEP if attn_mask is not None else None
+            if attn_mask is not None and deep is not None and bool(deep.any()):
+                gradient = _by_row_sums(gradient, query, key, attn_mask, scale, sums, deep)
+            return target(_dense_heads(gradient), query, key, value, out, sums, *rest, attn_mask=attn_mask, scale=scale)
         return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
 
     return call
+
+
+def _by_row_sums(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor,
+                 scale: float | None, sums: torch.Tensor, deep: torch.Tensor) -> torch.Tensor:
+    """The gradient with its `deep` rows divided by what their weights come to, one head after the other."""
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    gradient = gradient.clone()
+    masks = mask.expand(*query.shape[:-1], key.shape[-2])
+    for batch, head in deep.any(-1).nonzero().tolist():
+        rows = deep[batch, head].nonzero().flatten()
+        scores = query[batch, head, rows].to(sums.dtype) @ key[batch, head].to(sums.dtype).T
+        scores = scores * factor + masks[batch, head, rows].to(sums.dtype)
+        total = (scores - sums[batch, head, rows, None]).exp().sum(-1, keepdim=True)
+        gradient[batch, head, rows] = (gradient[batch, head, rows] / total).to(gradient.dtype)
+    return gradient
 
 
 # operators that end the process, or read elsewhere, where eager PyTorch would not call them: what is called instead

@@ -199,6 +199,27 @@ def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dim() == b.dim() and all(statically_known_true(n == m) for n, m in zip(a.shape, b.shape, strict=True))
 
 
+def same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes of a trace are one formula; asks for no guard."""
+    formulas = [size.node.expr if isinstance(size, torch.SymInt) else size for size in (a, b)]
+    return bool(formulas[0] == formulas[1])
+
+
+def copy_captured(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A graph of Dynamo's in its own nodes, with what AOTAutograd reads off it; both share what the graph refers to."""
+    graph = torch.fx.Graph()
+    copies: dict[Any, Any] = {}
+    graph.output(graph.graph_copy(gm.graph, copies)).meta = dict(gm.graph.output_node().meta)
+    for node, copy in copies.items():
+        if hasattr(node, "_dynamo_source"):
+            copy._dynamo_source = node._dynamo_source
+    result = torch.fx.GraphModule(gm, graph)
+    result.meta.update(gm.meta)
+    if hasattr(gm, "_param_name_to_source"):
+        result._param_name_to_source = gm._param_name_to_source
+    return result
+
+
 @contextlib.contextmanager
 def shapes_only(value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any], Any]]:
     """Inside, torch computes shapes, not numbers; yields the function that turns a tensor into its shape: a real one,
