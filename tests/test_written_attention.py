@@ -37,7 +37,8 @@ class Attend(nn.Module):
     def __init__(self, form: Callable[..., Any]) -> None:
         super().__init__()
         width = HEADS * SIZE
-        self.query, self.keys = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        # a bias of keys adds the same to all scores of a row: its gradient is 0, and all that is found are roundings
+        self.query, self.keys = nn.Linear(width, width), nn.Linear(width, 2 * width, bias=False)
         self.bias = nn.Parameter(torch.randn(HEADS, 1, 1))
         self.register_buffer("left", torch.tril(torch.ones(80, 80)).view(1, 1, 80, 80))
         self.form = form
@@ -309,6 +310,11 @@ def near(found: Any, wanted: Any, exact: Any) -> bool:
     return same and bool(own <= 1.5 * allowed) and bool(allowed > 1e-4 * exact[finite].square().mean().sqrt())
 
 
+def is_fused(fast: Any) -> bool:
+    """Whether programs call the operator, ours or PyTorch's."""
+    return any("attention" in call.target for one in fast.explain().programs for call in (*one.libraries, *one.externs))
+
+
 def check(fast: Any, model: Any, inputs: list[Any], training: bool) -> None:
     """Results and gradients are eager's, or as near to those in float64."""
     wanted = results_of(model, inputs, training)
@@ -341,7 +347,7 @@ def test_forms(form, training):
     assert compilation_of(fast).graphs == 1 or form.function is gpt
     text = str(fast.explain())
     assert ("left as it is: " if reason else "fused: one call") in text
-    assert ("flash_attention" in "".join(str(one) for one in fast.explain().programs)) == (not reason)
+    assert is_fused(fast) == (not reason)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -484,7 +490,7 @@ def test_it_is_switched_off_by_name():
         fast = anyshape.compile(Attend(plain), strict=True, **settings)
         inputs = inputs_of(FORMS[0], (2, 7, 7), torch.float32)
         fast(*inputs)
-        assert not notes_of(fast) and "flash" not in str(fast.explain())
+        assert not notes_of(fast) and not is_fused(fast)
         torch._dynamo.reset()
     with pytest.raises(ConfigError, match="attentions"):
         anyshape.compile(Attend(plain), disable="attentions")
@@ -506,7 +512,7 @@ def test_the_dials_of_a_compilation(tmp_path):
     fast = anyshape.compile(model, strict=True, check=2, dump=str(tmp_path))
     results_of(fast, inputs, True)
     text = (tmp_path / "0_forward" / "00_capture.txt").read_text()
-    assert "flash_attention_for_cpu" in text
+    assert "attention(" in text
     torch._dynamo.reset()
     again = anyshape.compile(model, strict=True, edit=str(tmp_path))
     for one, other in zip(results_of(again, inputs, True), results_of(model, inputs, True), strict=True):

@@ -5,6 +5,8 @@
     unweigh   (scores, step, rows, columns, limit, grow, mask, mask_step, sums, sums_step, gradients, products,
               products_step)
               scores = exp(scores + mask - sums); gradients = scores * (gradients - products)
+              In a row whose mask is a large negative number everywhere, sums is that number, for the logarithm of what
+              was summed is lost beside it: there the exponentials are divided by their sum.
 
 Row i sees its first limit + i * grow columns, at most all; the others become zero. Steps are bytes from row to row,
 those of gradients are those of scores; elements of a row are next to each other. mask and sums may be 0: none. A row
@@ -19,6 +21,7 @@ from anyshape.backend.limits import Target
 from anyshape.backend.llvm_text import BITS, SUFFIX, Code, Value, constant, llvm_type
 
 DTYPES = ("f32", "f64")
+DEEP = -1024.0  # a logarithm from here on may have lost digits of its sum
 _WEIGH = ("scores", "step", "rows", "columns", "limit", "grow", "mask", "mask_step", "sums", "sums_step")
 ARGUMENTS = {"weigh": _WEIGH, "unweigh": (*_WEIGH, "gradients", "products", "products_step")}
 
@@ -88,6 +91,9 @@ class _Rows:
 
     def set(self, slot: Value, value: Value) -> None:
         self.code.do(f"store {value.typed}, ptr {slot.text}")
+
+    def scalar_of(self, slot: Value) -> Value:
+        return self.code.load(self.dtype, 0, slot, self.code.top, False)
 
     def slot(self, name: str, value: float) -> Value:
         slot = self.code.slot(name, self.dtype, self.lanes)
@@ -186,10 +192,25 @@ class _Rows:
         row, scores, seen = self.open_row()
         gradients = self.at("gradients", row, "step")
         logarithm, product = self.scalar(self.at("sums", row)), self.scalar(self.at("products", row))
+        factor = code.slot("factor", self.dtype, 0)
+        self.set(factor, constant(self.dtype, 1))
+
+        def add(column: Value, mask: Value | None) -> None:
+            found = code.binary("fsub", self.load(self.plus(scores, column), mask, -float("inf")), logarithm)
+            self.set(total, code.binary("fadd", self.get(total), llvm_math.exp(code, found)))
+
+        code.open_if(code.compare("olt", logarithm, constant(self.dtype, DEEP)))
+        total = self.slot("total", 0)
+        self.over(seen, add)
+        amount = self.reduced("fadd", self.get(total), -0.0)
+        self.set(factor, code.binary("fdiv", constant(self.dtype, 1), amount))
+        code.close_section()
+        share = self.scalar_of(factor)
 
         def derive(column: Value, mask: Value | None) -> None:
             place, other = self.plus(scores, column), self.plus(gradients, column)
             weight = llvm_math.exp(code, code.binary("fsub", self.load(place, mask), logarithm))
+            weight = code.binary("fmul", weight, share)
             self.store(weight, place, mask)
             change = code.binary("fsub", self.load(other, mask), product)
             self.store(code.binary("fmul", weight, change), other, mask)

@@ -130,10 +130,13 @@ def by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -
             if scores.numel() else scores
     if op == "attention":
         sums = scores.logsumexp(3) if scores.shape[3] else scores.new_zeros(scores.shape[:3])
-        sums = torch.where(sums == -torch.inf, 0.0, sums)
-        return ((scores - sums[..., None]).exp() @ v).transpose(1, 2), sums
+        nothing = sums == -torch.inf
+        weights = torch.where(nothing[..., None], 0.0, scores.softmax(3))
+        return (weights @ v).transpose(1, 2), torch.where(nothing, 0.0, sums)
     change, sums, products = given["gradient"], given["sums"], given["products"]
     weights = (scores - sums[..., None]).exp()
+    if scores.shape[3]:  # see backend/llvm_attention.py
+        weights = torch.where(sums[..., None] < llvm_attention.DEEP, weights / weights.sum(3, keepdim=True), weights)
     turned = scale * weights * (change @ v.transpose(2, 3) - products[..., None])
     dq, dk, dv = turned @ k, turned.transpose(2, 3) @ q, weights.transpose(2, 3) @ change
     groups = given["k"].shape[1]

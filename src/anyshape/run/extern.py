@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from anyshape.backend.llvm_attention import DEEP
 from anyshape.base.errors import VerifyError
 from anyshape.ir.graph import Attr
 from anyshape.run.dtypes import TORCH_DTYPES
@@ -77,9 +78,6 @@ def _attention(target: Any) -> Callable[..., Any]:
     return call
 
 
-_DEEP = -2.0**10  # a logarithm of a sum, in float32, that has lost digits of the sum: it is right to 2**-15
-
-
 def _attention_backward(target: Any) -> Callable[..., Any]:
     """The backward of fused attention, right also in rows that are masked everywhere with finite numbers: the operator
     gets the logarithm of their sum of exponentials, -3e38 + log(n), which is -3e38, and takes each weight to be n times
@@ -88,7 +86,7 @@ def _attention_backward(target: Any) -> Callable[..., Any]:
              sums: torch.Tensor, *rest: Any, attn_mask: torch.Tensor | None = None, scale: float | None = None) -> Any:
         if query.numel() and key.numel():
             query, key, value = (_dense_heads(tensor) for tensor in (query, key, value))
-            deep = sums < _DEEP if attn_mask is not None else None
+            deep = sums < DEEP if attn_mask is not None else None
             if attn_mask is not None and deep is not None and bool(deep.any()):
                 gradient = _by_row_sums(gradient, query, key, attn_mask, scale, sums, deep)
             return target(_dense_heads(gradient), query, key, value, out, sums, *rest, attn_mask=attn_mask, scale=scale)
