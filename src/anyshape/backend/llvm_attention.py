@@ -5,8 +5,8 @@
     unweigh   (scores, step, rows, columns, limit, grow, mask, mask_step, sums, sums_step, gradients, products,
               products_step)
               scores = exp(scores + mask - sums); gradients = scores * (gradients - products)
-              In a row whose mask is a large negative number everywhere, sums is that number, for the logarithm of what
-              was summed is lost beside it: there the exponentials are divided by their sum.
+              Where sums is large, digits of what was summed are lost beside the largest score (all of them where a mask
+              is -1e9 in the whole row): there the exponentials are divided by their sum.
 
 Row i sees its first limit + i * grow columns, at most all; the others become zero. Steps are bytes from row to row,
 those of gradients are those of scores; elements of a row are next to each other. mask and sums may be 0: none. A row
@@ -21,7 +21,7 @@ from anyshape.backend.limits import Target
 from anyshape.backend.llvm_text import BITS, SUFFIX, Code, Value, constant, llvm_type
 
 DTYPES = ("f32", "f64")
-DEEP = -1024.0  # a logarithm from here on may have lost digits of its sum
+FAR = 64.0  # a logarithm as far from 0 as that has lost digits of its sum
 _WEIGH = ("scores", "step", "rows", "columns", "limit", "grow", "mask", "mask_step", "sums", "sums_step")
 ARGUMENTS = {"weigh": _WEIGH, "unweigh": (*_WEIGH, "gradients", "products", "products_step")}
 
@@ -199,7 +199,7 @@ class _Rows:
             found = code.binary("fsub", self.load(self.plus(scores, column), mask, -float("inf")), logarithm)
             self.set(total, code.binary("fadd", self.get(total), llvm_math.exp(code, found)))
 
-        code.open_if(code.compare("olt", logarithm, constant(self.dtype, DEEP)))
+        code.open_if(code.compare("ogt", code.intrinsic("fabs", logarithm), constant(self.dtype, FAR)))
         total = self.slot("total", 0)
         self.over(seen, add)
         amount = self.reduced("fadd", self.get(total), -0.0)

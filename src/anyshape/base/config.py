@@ -37,7 +37,8 @@ class Config:
                                         "the call holds fit into this many bytes, or into what some call has held")
     dynamic: bool = _knob(True, "make every size symbolic from the first call")
     fullgraph: bool = _knob(False, "refuse graph breaks")
-    disable: str = _knob("", "comma-separated pass names to leave out, for bisecting")
+    disable: str = _knob("", "comma-separated pass names to leave out, for bisecting; attention: leave attention "
+                             "as it is written")
 
     @staticmethod
     def make(**overrides: Any) -> Config:

@@ -136,7 +136,8 @@ def by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -
     change, sums, products = given["gradient"], given["sums"], given["products"]
     weights = (scores - sums[..., None]).exp()
     if scores.shape[3]:  # see backend/llvm_attention.py
-        weights = torch.where(sums[..., None] < llvm_attention.DEEP, weights / weights.sum(3, keepdim=True), weights)
+        far = sums[..., None].abs() > llvm_attention.FAR
+        weights = torch.where(far, weights / weights.sum(3, keepdim=True), weights)
     turned = scale * weights * (change @ v.transpose(2, 3) - products[..., None])
     dq, dk, dv = turned @ k, turned.transpose(2, 3) @ q, weights.transpose(2, 3) @ change
     groups = given["k"].shape[1]
