@@ -563,6 +563,29 @@ def test_sums_are_multiplied_as_scores_are():
         assert [note.taken for note in notes_of(fast)] == [taken]
 
 
+def test_sizes_from_the_data_are_left():
+    def form(x, seen):
+        x = x[seen].view(-1, HEADS, SIZE).transpose(0, 1)
+        return (x @ x.mT * 0.3).softmax(-1) @ x
+
+    fast = anyshape.compile(form)
+    for count in (7, 9):
+        x, seen = torch.randn(count, 32), torch.arange(count) % 3 != 1
+        torch.testing.assert_close(fast(x, seen), form(x, seen), rtol=1e-4, atol=1e-5)
+    assert not any(note.taken for note in notes_of(fast))
+
+
+def test_a_failure_of_the_search_costs_no_run(monkeypatch):
+    def fails(gm, config):
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr("anyshape.frontend.dynamo.attention", fails)
+    model = Attend(plain)
+    fast = anyshape.compile(model)
+    check(fast, model, inputs_of(FORMS[0], (2, 7, 7), torch.float32), False)
+    assert fast.explain().fallbacks[0].reason == "RuntimeError: no such luck"
+
+
 def test_transforms_are_left():
     def one(x):
         return (x @ x.mT).softmax(-1) @ x

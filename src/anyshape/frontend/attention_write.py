@@ -22,7 +22,8 @@ from torch.fx import Graph, Node
 
 from anyshape.frontend.attention_forms import traced
 from anyshape.frontend.attention_layout import Attention, Change, Laid, Refused, Writer
-from anyshape.sym.expr import Size
+from anyshape.run import torch_api
+from anyshape.sym.expr import Size, symbols_of
 from anyshape.sym.index import dense_strides
 
 OPERATOR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -164,6 +165,9 @@ class _Replacement(Writer):
                 for dim in range(len(all_of[0].shape) - 2)]
 
     def check(self, q: Laid, k: Laid, v: Laid) -> None:
+        sizes = [size for one in (q, k, v) for size in one.shape]
+        if any(torch_api.is_unbacked(name) for size in sizes for name in symbols_of(size)):
+            raise Refused("its sizes are found in the data")
         if len({len(one.shape) for one in (q, k, v)}) != 1:
             raise Refused("queries, keys and values have different numbers of dims")
         if not q.shape[-1] == k.shape[-1] == v.shape[-1]:

@@ -20,6 +20,7 @@ from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Ro
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
+from anyshape.passes.pipeline import ATTENTION
 from anyshape.run import torch_api
 
 
@@ -57,7 +58,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if any(torch_api.is_fake(value) for value in example_inputs):
         return gm.forward  # a call on shapes alone: there is no memory to compute on
     number = compilation.next_graph(size_names(gm))
-    gm, compilation.attentions[number] = attention(gm, compilation.config)
+    gm = _recognised(gm, compilation, number)
     halves = Halves()
     inference = _Inference(compilation, number, halves)
     wrapped = torch_api.aot_compile(
@@ -68,6 +69,17 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         partition=lambda joint, inputs, **more: partition_with_tape(joint, inputs, halves, **more),
         decompositions=decompositions.table())
     return inference.flat(len(example_inputs)) or wrapped
+
+
+def _recognised(gm: GraphModule, compilation: Compilation, number: int) -> GraphModule:
+    """The graph with fused attention; as it was where the search for it fails, which must not cost the user the run."""
+    try:
+        gm, compilation.attentions[number] = attention(gm, compilation.config)
+    except Exception as error:
+        if compilation.config.strict:
+            raise
+        compilation.record(str(number), ATTENTION, f"{type(error).__name__}: {error}")
+    return gm
 
 
 class _Inference:
