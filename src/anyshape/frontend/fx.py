@@ -167,7 +167,7 @@ class _Walk(Inputs):
         if name == "aten.copy_.default" and node.args[0] in self.placeholders:
             self._write(node)
             return
-        if name in _TOKENS:
+        if name in torch_api.TOKENS:
             self.env[node] = Skipped("a token")
             return
         if name in _ASSERTS:
@@ -374,6 +374,5 @@ class _Walk(Inputs):
 
 
 _MISSING = object()
-_TOKENS = frozenset(("prims._make_token.default", "prims._sink_tokens.default"))
 _ASSERTS = frozenset(("aten._assert_scalar.default", "aten._assert_tensor_metadata.default",
                       "aten.sym_constrain_range_for_size.default", "aten.sym_constrain_range.default"))

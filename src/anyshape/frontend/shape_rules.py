@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn import _reduction, functional
 
 from anyshape.run import torch_trace
 
@@ -73,7 +74,29 @@ def allclose(input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol:
     return torch.isclose(input, other, rtol, atol, equal_nan).all().item()
 
 
-IN_PYTHON: dict[Any, Any] = {torch.equal: equal, torch.allclose: allclose}
+def multilabel_margin_loss(input: torch.Tensor, target: torch.Tensor, size_average: bool | None = None,
+                           reduce: bool | None = None, reduction: str = "mean") -> torch.Tensor:
+    """The function of torch.nn.functional; the tracer's own form counts what is behind the -1 that ends the targets.
+
+    Args:
+        input: [n, classes] or [classes]; target: as many class numbers, i64.
+    """
+    if size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce)
+    torch._check(input.dim() in (1, 2) and input.shape[-1] != 0,
+                 lambda: "Expected non-empty vector or matrix with optional 0-dim batch size")
+    torch._check(input.shape == target.shape, lambda: "inconsistent target size")
+    places = torch.arange(input.shape[-1], device=input.device)
+    given = places < torch.where(target == -1, places, input.shape[-1]).amin(-1, keepdim=True)
+    aimed = input.gather(-1, torch.where(given, target, 0))
+    other = ~((places == target.unsqueeze(-1)) & given.unsqueeze(-1)).any(-2)
+    margins = (1 - aimed.unsqueeze(-1) + input.unsqueeze(-2)).relu()
+    losses = torch.where(given.unsqueeze(-1) & other.unsqueeze(-2), margins, 0).sum((-2, -1)) / input.shape[-1]
+    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+
+IN_PYTHON: dict[Any, Any] = {torch.equal: equal, torch.allclose: allclose,
+                             functional.multilabel_margin_loss: multilabel_margin_loss}
 
 
 def tracing_settings(dynamic: bool, oblivious: bool, others: int) -> Any:

@@ -63,6 +63,7 @@ def split_program(request: ProgramRequest, first: Node | None, why: str, transla
     Raises:
         Unsupported: too much of the graph is not for the IR.
     """
+    _drop_tokens(request.gm)
     outside = {node: "its result has sizes or numbers that are only known from the data"
                for node in found_in_data(request.gm)}
     if first is not None:
@@ -89,6 +90,18 @@ def split_program(request: ProgramRequest, first: Node | None, why: str, transla
         request.compilation.register(program)
         return program
     raise Unsupported(f"{len(outside)} calls of this graph have no form in the IR", do="see explain() for the first")
+
+
+def _drop_tokens(gm: GraphModule) -> None:
+    """Steps keep the order of the trace, so calls with effects need no tokens, which no part could hand to another."""
+    for node in reversed(gm.graph.nodes):
+        first = node.args[0] if node.args else None
+        if node.target is torch_api.WITH_EFFECTS:
+            node.args = (None, *node.args[1:])
+        elif str(node.target) in torch_api.TOKENS or (
+                node.target is operator.getitem and isinstance(first, Node) and node.args[1] == 0
+                and first.target is torch_api.WITH_EFFECTS and not node.users):
+            gm.graph.erase_node(node)
 
 
 def found_in_data(gm: GraphModule) -> list[Node]:

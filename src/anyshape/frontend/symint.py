@@ -16,6 +16,7 @@ from torch.utils._sympy import functions as ops
 from torch.utils._sympy.numbers import is_infinite
 
 from anyshape.base.errors import Unsupported
+from anyshape.frontend import guards
 from anyshape.sym import expr
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
@@ -40,6 +41,7 @@ class Sizes:
         self._facts: tuple[int, Facts] | None = None
         self._gathering = False
         self._ends: dict[sympy.Symbol, tuple[int, int | None]] | None = None
+        self._numbers: dict[sympy.Basic, int] | None = None
 
     def size(self, value: int | torch.SymInt) -> Size:
         """A size from a number of the trace.
@@ -91,7 +93,11 @@ class Sizes:
             return value
         known = self._by_sympy.get(value)
         if known is None:
-            known = self._convert(value)
+            if self._numbers is None and self.shape_env is not None:
+                self._numbers = guards.fixed(self.shape_env)
+            known = (self._numbers or {}).get(value)
+            if known is None:
+                known = self._convert(value)
             if not self._gathering:
                 self._by_sympy[value] = known
         return known
@@ -135,7 +141,7 @@ class Sizes:
         """Smallest and largest value of a symbol, by its range and by guards such as Eq(Min(512, s), s)."""
         if self._ends is None:
             self._ends = {}
-            for smaller, larger in self._ordered():
+            for smaller, larger in guards.ordered(self.shape_env):
                 for one, other, at in ((smaller, larger, 1), (larger, smaller, 0)):
                     if isinstance(one, sympy.Symbol) and isinstance(other, sympy.Integer):
                         low, high = self._ends.get(one, (-_LARGE, None))
@@ -149,20 +155,6 @@ class Sizes:
         lows = [number for number in (_bound(bounds.lower), least) if number is not None]
         highs = [number for number in (_bound(bounds.upper), most) if number is not None]
         return max(lows), min(highs, default=None)
-
-    def _ordered(self) -> list[tuple[sympy.Basic, sympy.Basic]]:
-        """Pairs of which the first is at most the second, by guards that say which side a minimum or maximum is."""
-        found = []
-        for guard in getattr(self.shape_env, "guards", ()):
-            if not isinstance(guard.expr, sympy.Eq):
-                continue
-            sides = [self.shape_env.replace(side) for side in guard.expr.args]
-            for extreme, chosen in (sides, sides[::-1]):
-                if isinstance(extreme, _EXTREMES) and chosen in extreme.args:
-                    others = [part for part in extreme.args if part != chosen]
-                    least = isinstance(extreme, (ops.Min, sympy.Min))
-                    found += [(chosen, other) if least else (other, chosen) for other in others]
-        return found
 
     def facts(self) -> Facts:
         """What the ShapeEnv knows of the symbols met so far: ranges, likely values, divisibility, inequalities."""
@@ -221,7 +213,7 @@ class Sizes:
     def _inequalities(self) -> list[Size]:
         """Sizes that guards of the trace show to be at least 0."""
         found: dict[Size, None] = {}
-        pairs = [(smaller, larger, False) for smaller, larger in self._ordered()]
+        pairs = [(smaller, larger, False) for smaller, larger in guards.ordered(self.shape_env)]
         for guard in getattr(self.shape_env, "guards", ()):
             relation = guard.expr
             if isinstance(relation, (sympy.Ge, sympy.Gt, sympy.Le, sympy.Lt)):
@@ -423,8 +415,6 @@ def _trunc(sizes: Sizes, value: sympy.Basic) -> Size:
         raise _cannot(value)
     return _divide(sizes, *ratio)
 
-
-_EXTREMES = (ops.Min, ops.Max, sympy.Min, sympy.Max)
 
 _HANDLERS: dict[type, Callable[[Sizes, Any], Size]] = {
     sympy.Add: _add,

@@ -260,6 +260,7 @@ def no_new_guards() -> Iterator[None]:
 
 
 WITH_EFFECTS = torch.ops.higher_order.with_effects  # a call that AOTAutograd keeps in order by tokens
+TOKENS = frozenset(("prims._make_token.default", "prims._sink_tokens.default"))
 
 ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast

@@ -27,6 +27,8 @@ NUMBERS_BY_SIZE = frozenset(("_compute_scale",))
 
 PYTHON = ("_operator", "builtins", "math")  # modules of functions of numbers that a captured graph may call
 
+LONG = 2**40  # a length that no slice reaches
+
 BINARY = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "sym_max", "sym_min")
 
 
@@ -147,8 +149,15 @@ def general_tracing() -> Iterator[None]:
             formula = condition.node.expr
             known = formula.xreplace({size: sympy.Symbol(size.name, positive=True, integer=True)
                                       for size in formula.free_symbols if size.is_nonnegative})
-            answer = bool(known) if known in (sympy.true, sympy.false) else None
+            answer = bool(known) if known in (sympy.true, sympy.false) else _length_of_slice(condition, guard_of)
         return answer
+
+    def guard_of(condition: Any) -> bool:
+        rest, depth[:] = depth[:], []
+        try:
+            return guard(condition.node, "", 0)
+        finally:
+            depth[:] = rest
 
     def within(word: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **keywords: Any) -> Any:
@@ -233,6 +242,26 @@ def _general_answer(node: Any, place: str) -> bool | None:
         if bool(node.hint) == unequal:
             return unequal
     return None
+
+
+def _length_of_slice(condition: Any, guard_of: Callable[[Any], bool]) -> bool | None:
+    """Whether `x[:, k:k + 1]` has a length of 1, when `condition` asks that; else None. It has where `x` is long enough,
+    which is a guard: `squeeze` and broadcasting are not to take its length for any other."""
+    import sympy
+    from torch.utils._sympy.functions import Max, Min
+    node, formula = condition.node, condition.node.expr
+    env = node.shape_env
+    if not isinstance(formula, sympy.Eq) or 1 not in formula.args or not formula.has(Min, Max):
+        return None
+    known = env._maybe_evaluate_static(formula, size_oblivious=True)
+    if known in (sympy.true, sympy.false):
+        return bool(known)
+    if not node.has_hint() or not node.hint or getattr(env, "_error_on_new_guards", False):
+        return None
+    hints = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    given = {symbol: sympy.Integer(hints[symbol]) for symbol in formula.free_symbols}
+    long = any(formula.xreplace(given | {symbol: sympy.Integer(LONG)}) == sympy.true for symbol in given)
+    return guard_of(condition) if long else None
 
 
 def _chooses_numbers(env: Any, formula: Any) -> bool:

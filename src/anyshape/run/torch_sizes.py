@@ -123,6 +123,21 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, device: An
     return torch.where(first, place.to(kind) * step + start, (place - (steps - 1)).to(kind) * step + end)
 
 
+def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Tensor:
+    """theta: [n, 2, 3] or [n, 3, 4]; size: [n, c, (depth,) height, width]. torch's derivative takes numbers only."""
+    batch, _, *space = size
+    if theta.shape[1:] != (len(space), len(space) + 1) or not theta.is_floating_point():
+        return functional.affine_grid(theta, size, align_corners)
+    axes = []
+    for place, count in enumerate(space):
+        middle = 2.0 * torch.arange(count, device=theta.device) - (count - 1)
+        axis = middle / (torch.sym_max(count - 1, 1) if align_corners else count)
+        axes.append(axis.reshape([-1 if k == place else 1 for k in range(len(space))]).expand(space))
+    base = torch.stack([*reversed(axes), torch.ones_like(axes[0])], -1).to(theta.dtype)
+    grid = torch.matmul(base.reshape(1, -1, len(space) + 1), theta.mT)
+    return grid.reshape([batch, *space, len(space)])
+
+
 # ---- pools
 
 
@@ -172,6 +187,7 @@ _BY_NUMBER: dict[Any, Callable[..., Any]] = {
     torch.tril_indices: _tril_indices,
     torch.triu_indices: _triu_indices,
     torch.linspace: _linspace,
+    functional.affine_grid: _affine_grid,
     torch.avg_pool1d: _average(torch.avg_pool1d, 1),
     torch._C._nn.avg_pool2d: _average(torch._C._nn.avg_pool2d, 2),
     torch.max_pool2d: _max_pool2d,

@@ -249,8 +249,10 @@ class Facts:
         a, b = call.args
         if not sign:
             return None
-        if isinstance(b, Expr) and (self._shifted_interval(b)[0] or 0) < 1:
-            return None
+        if isinstance(b, Expr):
+            least = self._shifted_interval(b)[0]
+            if least is None or least < 0:  # it is not 0: nothing is divided by 0
+                return None
         rest = size - factor * _of(call)
         scaled = rest * b + factor * (a if sign < 0 else a - b + 1)
         if isinstance(b, int):
@@ -323,8 +325,9 @@ class Facts:
             return (None if al is None else NUMBERS["scaled"](al, bl)), (
                 None if ah is None else NUMBERS["scaled"](ah, bl))
         if atom.op == "floordiv":
-            if bl is None or bl < 1:
+            if bl is None or bl < 0:
                 return None, None
+            bl = max(bl, 1)  # nothing is divided by 0
             low = None if al is None else al // bl if al < 0 else 0 if bh is None else al // bh
             high = None if ah is None else ah // bl if ah >= 0 else -1 if bh is None else ah // bh
             return low, high

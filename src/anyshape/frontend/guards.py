@@ -1,0 +1,35 @@
+"""What the guards of a trace say of its sizes: which is at most which, and which is a number.
+
+    Eq(Min(512, s0), s0)  -->  s0 is at most 512        Eq(Min(3, s0) - Min(2, s0), 1)  -->  that is 1
+"""
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+from torch.utils._sympy import functions as ops
+
+LEAST, EXTREMES = (ops.Min, sympy.Min), (ops.Min, ops.Max, sympy.Min, sympy.Max)
+
+
+def ordered(shape_env: Any) -> list[tuple[sympy.Basic, sympy.Basic]]:
+    """Pairs of which the first is at most the second, by guards that say which side a minimum or maximum is."""
+    found = []
+    for guard in _equations(shape_env):
+        sides = [shape_env.replace(side) for side in guard.args]
+        for extreme, chosen in (sides, sides[::-1]):
+            if isinstance(extreme, EXTREMES) and chosen in extreme.args:
+                others = [part for part in extreme.args if part != chosen]
+                least = isinstance(extreme, LEAST)
+                found += [(chosen, other) if least else (other, chosen) for other in others]
+    return found
+
+
+def fixed(shape_env: Any) -> dict[sympy.Basic, int]:
+    """Formulas that a guard fixes at a number."""
+    return {shape_env.replace(guard.args[0]): int(guard.args[1]) for guard in _equations(shape_env)
+            if isinstance(guard.args[1], sympy.Integer)}
+
+
+def _equations(shape_env: Any) -> list[sympy.Eq]:
+    return [guard.expr for guard in getattr(shape_env, "guards", ()) if isinstance(guard.expr, sympy.Eq)]
