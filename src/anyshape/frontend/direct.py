@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as hooks
 
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_trace
 
 MISS = object()
 MOST_PROGRAMS = 8  # guards are tried one after another
@@ -29,8 +29,9 @@ _numbers = itertools.count()
 
 
 def watched() -> bool:
-    """Does somebody watch every operator (a TorchDispatchMode), or every module (a global hook)?"""
-    return bool(torch_api.dispatch_modes() or hooks._global_forward_hooks or hooks._global_forward_pre_hooks
+    """Does somebody watch every operator (a TorchDispatchMode, a transform), or every module (a global hook)?"""
+    return bool(torch_api.dispatch_modes() or torch_trace.in_transform()
+                or hooks._global_forward_hooks or hooks._global_forward_pre_hooks
                 or hooks._global_backward_hooks or hooks._global_backward_pre_hooks)
 
 

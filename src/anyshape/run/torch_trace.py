@@ -23,6 +23,7 @@ DYNAMO_SETTINGS: dict[str, Any] = {
     "assume_static_by_default": False,
     "automatic_dynamic_shapes": True,
     "skip_nnmodule_hook_guards": False,  # a hook that is added later must run: 0.3 us a module and call
+    "trace_autograd_ops": True,  # torch.autograd.grad in a program: else its graph ends there, with what it needs lost
     "recompile_limit": 64,
     "accumulated_recompile_limit": 1024,
 }
@@ -131,6 +132,14 @@ def _transforms_left() -> Iterator[None]:
             forward_ad._current_level = level
             with contextlib.suppress(RuntimeError):
                 torch._C._exit_dual_level(level=0)
+
+
+def in_transform() -> bool:
+    """Is a transform of torch.func running (grad, vmap, ...), or forward-mode differentiation? They go through the
+    operators of a program one by one, and no compiled one has rules for that."""
+    from torch._C import _functorch
+    from torch.autograd import forward_ad
+    return _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def _leave(*operands: Any) -> Any:
