@@ -21,6 +21,7 @@ def make():
     return torch.nn.Linear(3, 2), [(torch.randn(4, 3),), (torch.randn(5, 3),)]
 def wrong():
     return 5
+net = torch.nn.Linear(3, 2)
 """
 
 
@@ -55,6 +56,11 @@ def test_explain(capsys):
     assert cli.main(["explain", "some_net:make", "--train", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert [one["role"] for one in found["programs"]] == ["forward", "backward"]
+
+
+def test_explain_of_a_file(capsys):
+    assert cli.main(["explain", "some_net.py:make"]) == 0
+    assert "1 program" in capsys.readouterr().out
 
 
 def test_explain_of_an_exported_program(tmp_path, capsys):
@@ -99,6 +105,9 @@ def test_repro_reports_what_still_fails(monkeypatch, capsys):
     (["explain", "nothing"], "neither a .pt2 file nor module:function"),
     (["explain", "none.pt2"], "there is no file none.pt2"),
     (["explain", "some_net:none"], "cannot load some_net:none"),
+    (["explain", "some_net.py:none"], "cannot load some_net.py:none"),
+    (["explain", "absent.py:make"], "cannot load absent.py:make"),
+    (["explain", "some_net:net"], "is no function without arguments"),
     (["explain", "some_net:wrong"], "does not return (model, inputs)"),
     (["explain", "some_net:make", "--size", "x"], "is not NAME=N"),
     (["explain", "some_net:make", "--size", "rows=4"], "no program has a size 'rows'"),
@@ -107,6 +116,23 @@ def test_errors_say_what_to_do(arguments, words, capsys):
     assert cli.main(arguments) == 1
     told = capsys.readouterr().err
     assert told.startswith("error: ") and words in told and "do:" in told and "Traceback" not in told
+
+
+@pytest.mark.parametrize(("name", "value", "words"), [
+    ("CHECK", "3", "setting check is 3"), ("THREADS", "-1", "setting threads is -1"),
+    ("MAX_NODES", "0", "setting max_nodes is 0"), ("STRICT", "maybe", "it is a switch"),
+    ("DUMP", "graph.txt", "dump cannot write"),
+])
+def test_wrong_settings_say_what_to_do(name, value, words, monkeypatch, capsys):
+    monkeypatch.setenv(f"ANYSHAPE_{name}", value)
+    assert cli.main(["explain", "some_net:make"]) == 1
+    told = capsys.readouterr().err
+    assert words in told and "do:" in told
+
+
+def test_the_package_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "anyshape", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("anyshape ")
 
 
 def test_cache(tmp_path, capsys):

@@ -129,6 +129,20 @@ def test_an_operator_with_effects_raises_as_in_eager():
     assert not fallbacks(fast)
 
 
+def test_operators_with_effects_in_parts():
+    def function(x):
+        lower = torch.linalg.cholesky(x @ x.mT + torch.eye(x.shape[0]))
+        return torch.linalg.inv(lower).sum() + x[x[:, 0] > 0].exp().sum() + torch.linalg.solve(lower, x).sum()
+    fast = anyshape.compile(function, strict=True)
+    for count in (7, 9):
+        x = torch.randn(count, 3)
+        x[:3, 0] = 1.0
+        agree(function, fast, x)
+    assert [stage for _, stage in fallbacks(fast)] == ["split"] and fast._anyshape.compilation.graphs == 1
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+        fast(torch.full((7, 3), float("nan")))
+
+
 def test_warnings_do_not_end_a_graph():
     def function(x):
         if x.shape[0] > 3:
@@ -158,6 +172,21 @@ def test_a_loss_over_nothing_runs_as_plain_pytorch():
     assert len(fast.programs) == programs
     with pytest.raises(Exception, match="division by zero"):
         anyshape.compile(F.mse_loss, strict=True)(nothing.clone().requires_grad_(), nothing)
+
+
+def test_targets_end_at_the_first_minus_1():
+    for reduction in ("none", "mean", "sum"):
+        torch._dynamo.reset()
+
+        def function(x, y, reduction=reduction):
+            return F.multilabel_margin_loss(x, y, reduction=reduction)
+        fast = anyshape.compile(function, strict=True)
+        for rows, classes in ((6, 5), (3, 7), (1, 4)):
+            target = torch.full((rows, classes), -1)
+            target[:, 0], target[0, 1], target[0, 3] = torch.arange(rows) % classes, 2, 1
+            agree(function, fast, torch.randn(rows, classes), target)
+        with pytest.raises(InputError, match="inconsistent target size"):
+            fast(torch.randn(3, 5), target)
 
 
 def test_what_is_always_refused_is_not_traced_for_ever(monkeypatch):

@@ -259,6 +259,20 @@ def test_transforms_see_through_the_door():
     same(torch.vmap(fast)(torch.ones(2, 3)), torch.tensor([3.0, 3.0]))
 
 
+def test_transforms_of_what_is_not_compiled_yet():
+    """They run the function itself, and spoil nothing for the calls that come without them."""
+    fast = anyshape.compile(lambda x: (x * x).sum(-1), strict=True)
+    x, direction = torch.randn(4), torch.randn(4)
+    same(torch.func.grad(fast)(x), 2 * x)
+    same(torch.func.jvp(fast, (x,), (direction,))[1], (2 * x * direction).sum())
+    with torch.autograd.forward_ad.dual_level():
+        dual = fast(torch.autograd.forward_ad.make_dual(x, direction))
+        same(torch.autograd.forward_ad.unpack_dual(dual).tangent, (2 * x * direction).sum())
+    for size in (3, 1, 5):
+        same(fast(torch.ones(size)), torch.tensor(float(size)))
+    assert len(fast.programs) == 1 and not fast._anyshape.compilation.fallbacks
+
+
 def test_calls_on_shapes_alone():
     net = Net().eval()
     fast, _ = opened(net, torch.randn(3, 8))

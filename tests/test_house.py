@@ -15,7 +15,7 @@ FILES = sorted(path for path in SOURCE.rglob("*.py"))
 
 # a room imports from rooms of lower rank, and from itself; rooms of one rank are strangers
 RANK = {"base": 0, "sym": 1, "ir": 2, "ops": 3, "passes": 3, "kernel": 3, "plan": 3, "backend": 4, "run": 5,
-        "assemble": 6, "road": 7, "frontend": 8, "": 9, "tools": 10}
+        "assemble": 6, "road": 7, "frontend": 8, "": 9, "tools": 10, "__main__": 11}
 TORCH_ROOMS = ("frontend", "run", "route", "tools")
 TORCH_FILES = ("backend/torchlib.py",)
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again

@@ -123,3 +123,79 @@ def test_inductor_is_not_loaded():
                "f(torch.randn(3, 4, requires_grad=True)).backward()\nprint('torch._inductor.lowering' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "False"
+
+
+def sliced(x, tags):
+    column = x.gather(1, tags[:, 1:2]).squeeze(1) + x[:, 2:3].squeeze(1)
+    return column.sum() + (x[:, 2:3] * tags[:, :1] + x[:, -2:]).sum()
+
+
+def sliced_at(x, position):
+    return x[:, position:position + 1].squeeze(1) * 2, x[:, position - 1:position + 1].sum(1)
+
+
+def test_slices_of_length_1():
+    """How long `x[:, 2:3]` is follows from the length of x; squeeze and broadcasting take it as it is."""
+    fast, at = anyshape.compile(sliced, strict=True), anyshape.compile(sliced_at, strict=True)
+    for rows, length in ((3, 5), (2, 4), (1, 7), (5, 3)):
+        x, tags = torch.randn(rows, length), torch.arange(rows * length).reshape(rows, length) % length
+        torch.testing.assert_close(fast(x, tags), sliced(x, tags))
+        torch.testing.assert_close(at(x, length - 2), sliced_at(x, length - 2))
+    assert len(fast.programs) == 1 and len(at.programs) == 1
+    x = torch.randn(4, 2)
+    tags = torch.tensor([[0, 1]] * 4)
+    with pytest.raises(RuntimeError):
+        sliced(x, tags)
+    with pytest.raises(RuntimeError):
+        fast(x, tags)
+
+
+def windows(x, size: int = 4):
+    batch, height, width, channels = x.shape
+    y = x.view(batch, height // size, size, width // size, size, channels)
+    y = y.permute(0, 1, 3, 2, 4, 5).reshape(-1, size, size, channels) * 2
+    batch = y.shape[0] // (height * width // size // size)
+    y = y.view(batch, height // size, width // size, size, size, -1)
+    return y.permute(0, 1, 3, 2, 4, 5).reshape(batch, height, width, -1)
+
+
+def test_a_batch_found_by_dividing_sizes():
+    fast = anyshape.compile(windows, strict=True)
+    for batch, height, width in ((2, 8, 12), (3, 12, 8), (1, 8, 8), (5, 16, 12)):
+        x = torch.randn(batch, height, width, 3)
+        torch.testing.assert_close(fast(x), windows(x))
+    assert len(fast.programs) == 1
+
+
+@pytest.mark.parametrize("corners", [True, False])
+def test_grids_of_every_size(corners):
+    def transform(theta, x):
+        grid = nn.functional.affine_grid(theta, x.size(), align_corners=corners)
+        return nn.functional.grid_sample(x, grid, align_corners=corners)
+    fast = anyshape.compile(transform, strict=True)
+    for shape in ((2, 3, 5, 6), (3, 3, 7, 2), (1, 3, 1, 4), (2, 3, 1, 1)):
+        theta, x = torch.randn(shape[0], 2, 3), torch.randn(shape)
+        results = []
+        for call in (transform, fast):
+            leaf = theta.clone().requires_grad_()
+            y = call(leaf, x)
+            results.append((y.detach(), torch.autograd.grad(y.square().sum(), leaf)[0]))
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+    assert fast._anyshape.compilation.graphs == 1
+
+
+def test_gradients_inside_of_a_program():
+    """The penalty of WGAN-GP: a gradient of a gradient, taken inside of what is compiled."""
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def penalty(x):
+        x = x.detach().requires_grad_()
+        gradient, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return ((gradient.norm(dim=1) - 1) ** 2).mean()
+    fast = anyshape.compile(penalty, strict=True)
+    weights = [model[0].weight, model[0].bias, model[2].weight]
+    for rows in (4, 7, 1):
+        x = torch.randn(rows, 3)
+        found, wanted = fast(x), penalty(x)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(torch.autograd.grad(found, weights), torch.autograd.grad(wanted, weights))

@@ -192,6 +192,15 @@ IN_RANGE = [dict(zip(LIMITS, point)) for point in
 HALF_OPEN = Facts(ranges=(("a", 0, None), ("b", 1, 4), ("n", 2, None)))
 
 
+def test_quotients_by_sizes_have_bounds() -> None:
+    """A divisor that may be 0 by its range is not: nothing is divided by 0."""
+    rows, per_window = symbol("rows"), floordiv(symbol("h") * symbol("w"), 16)
+    facts = Facts(ranges=(("rows", 0, None), ("h", 0, 64), ("w", 0, 64)))
+    assert facts.bounds(floordiv(rows, per_window)) == (0, None)
+    assert facts.prove_nonnegative(floordiv(rows * per_window + 1, per_window) - rows) is True
+    assert facts.bounds(floordiv(rows, symbol("h") - 3)) == (None, None)
+
+
 @settings(max_examples=400, deadline=None)
 @given(trees(), trees())
 def test_proofs_are_never_wrong(first: Tree, second: Tree) -> None:

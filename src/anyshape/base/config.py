@@ -9,8 +9,8 @@ from typing import Any
 from anyshape.base.errors import ConfigError
 
 
-def _knob(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def _knob(default: Any, text: str, least: int = 0, most: int | None = None) -> Any:
+    return field(default=default, metadata={"help": text, "least": least, "most": most})
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Config:
     strict: bool = _knob(False, "raise on a failure inside the compiler instead of running the program as PyTorch "
                                 "would")
     check: int = _knob(0, "0: nothing, 1: verify the graph after every pass and judge the plan, 2: also compare every "
-                          "run with the reference interpreter")
+                          "run with the reference interpreter", most=2)
     show: str = _knob("", "print a stage: capture, any pass name, kernels, llvm, plan, or all")
     dump: str = _knob("", "folder that receives every stage as a text file")
     edit: str = _knob("", "folder that dump= has written: graphs and kernels whose text was changed there stand in "
@@ -32,7 +32,7 @@ class Config:
     cache_dir: str = _knob("", "folder of the disk cache; empty: the user's cache folder")
     threads: int = _knob(0, "threads of a kernel; 0: as many as torch uses")
     fuse: bool = _knob(True, "fuse pointwise, reduction and view work into kernels")
-    max_nodes: int = _knob(128, "largest number of equations in one kernel")
+    max_nodes: int = _knob(128, "largest number of equations in one kernel", least=1)
     packed_bytes: int = _knob(32 << 20, "weights of convolutions stay reordered from call to call while they and what "
                                         "the call holds fit into this many bytes, or into what some call has held")
     dynamic: bool = _knob(True, "make every size symbolic from the first call")
@@ -42,7 +42,8 @@ class Config:
 
     @staticmethod
     def make(**overrides: Any) -> Config:
-        """A config from the environment and `overrides`; an unknown name or wrong type raises ConfigError."""
+        """A config from the environment and `overrides`; an unknown name, wrong type or impossible number raises
+        ConfigError."""
         known = {f.name: f for f in fields(Config)}
         values: dict[str, Any] = {}
         for name, knob in known.items():
@@ -58,6 +59,11 @@ class Config:
                 raise ConfigError(f"setting {name} is a {wanted.__name__}, got {value!r}",
                                   do=f"pass a {wanted.__name__}")
             values[name] = value
+        for name, value in values.items():
+            least, most = (known[name].metadata[end] for end in ("least", "most"))
+            if isinstance(value, int) and (value < least or (most is not None and value > most)):
+                raise ConfigError(f"setting {name} is {value}", why=f"it is at least {least}"
+                                  + (f" and at most {most}" if most is not None else ""), do="set another number")
         return Config(**values)
 
     def replace(self, **overrides: Any) -> Config:

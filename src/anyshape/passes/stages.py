@@ -42,16 +42,24 @@ Edits = Mapping[str, Edited]
 
 def publish(config: Config, graph_name: str, number: int, stage: str, text: Callable[[], str]) -> None:
     """Print a stage to stderr when `config.show` asks for it, write it to `config.dump` as
-    `<graph>/<number>_<stage>.txt`. `text` is called only when needed."""
+    `<graph>/<number>_<stage>.txt`. `text` is called only when needed.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     wanted = {word.strip() for word in config.show.split(",")}
     if stage in wanted or "all" in wanted:
         print(f"# {graph_name}: {stage}\n{text()}", file=sys.stderr)
     if config.dump:
-        folder = _folder(config.dump, graph_name)
-        folder.mkdir(parents=True, exist_ok=True)
         body = text()
         sign = ";" if stage == "llvm" else "#"
-        (folder / _file(number, stage)).write_text(f"{sign} stage {_digest(body)} {_NOTE}\n{body}", encoding="utf-8")
+        path = _folder(config.dump, graph_name) / _file(number, stage)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{sign} stage {_digest(body)} {_NOTE}\n{body}", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"dump cannot write {path}", why=error.strerror or str(error),
+                              do="name a folder that can be written, or leave dump out") from error
 
 
 def edits(config: Config, graph_name: str, stages: Sequence[tuple[int, str]]) -> Edits:

@@ -245,8 +245,8 @@ def _general_answer(node: Any, place: str) -> bool | None:
 
 
 def _length_of_slice(condition: Any, guard_of: Callable[[Any], bool]) -> bool | None:
-    """Whether `x[:, k:k + 1]` has a length of 1, when `condition` asks that; else None. It has where `x` is long enough,
-    which is a guard: `squeeze` and broadcasting are not to take its length for any other."""
+    """Whether `x[:, k:k + 1]` has a length of 1, when `condition` asks that; else None. It has where `x` is long
+    enough, which is a guard: `squeeze` and broadcasting are not to take its length for any other."""
     import sympy
     from torch.utils._sympy.functions import Max, Min
     node, formula = condition.node, condition.node.expr

@@ -2,13 +2,13 @@
 
     anyshape explain model.pt2                      an exported program (torch.export.save)
     anyshape explain package.module:function        a function that returns (model, inputs) or (model, [inputs, ...])
+    anyshape explain path.py:function
 """
 from __future__ import annotations
 
 import argparse
-import importlib
+import inspect
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from rich.console import Console
 
 import anyshape
 from anyshape.base.errors import ConfigError
+from anyshape.tools.place import find
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `main` reads."""
-    parser.add_argument("target", help="a .pt2 file, or module:function that returns (model, inputs)")
+    parser.add_argument("target", help="a .pt2 file, or module:function or path.py:function that returns "
+                        "(model, inputs)")
     parser.add_argument("--size", action="append", default=[], metavar="NAME=N",
                         help="give a size, so that formulas stand in bytes too; may be repeated")
     parser.add_argument("--train", action="store_true", help="also run the backward of the summed first result")
@@ -72,20 +74,28 @@ def load(target: str) -> tuple[Any, list[tuple[Any, ...]]]:
         if keywords:
             raise ConfigError(f"{target} takes keyword arguments", do="export it with positional ones")
         return program, [tuple(arguments)]
-    module, colon, function = target.partition(":")
-    if not colon:
+    if ":" not in target:
         raise ConfigError(f"{target!r} is neither a .pt2 file nor module:function", do="write for example net:make")
-    sys.path.insert(0, "")
-    try:
-        made = getattr(importlib.import_module(module), function)()
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"cannot load {target}", why=str(error), do="give module:function, importable from the "
-                          "current folder") from error
+    maker = find(target)
+    if not _takes_nothing(maker):
+        raise ConfigError(f"{target} is no function without arguments", why="it is called for the program to explain",
+                          do="name a function that returns the module or function, and the tuple of inputs of a call")
+    made = maker()
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
         raise ConfigError(f"{target} does not return (model, inputs)", why=f"it returned a {type(made).__name__}",
                           do="return the module or function, and the tuple of inputs of a call")
     model, inputs = made
     return model, [tuple(call) for call in inputs] if isinstance(inputs, list) else [_call(inputs)]
+
+
+def _takes_nothing(maker: Any) -> bool:
+    if not callable(maker) or isinstance(maker, torch.nn.Module):
+        return False
+    try:
+        inspect.signature(maker).bind()
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _call(inputs: Any) -> tuple[Any, ...]:

@@ -11,19 +11,15 @@ something that has it as `loss`. Everything is made in every process anew, after
 """
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 import zlib
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
 from anyshape.base.errors import ConfigError
+from anyshape.tools.place import find
 
 from .models import BenchModel, Compile, InferenceStep, Inputs, Step, TrainStep
 from .suite import Shape, spread
@@ -48,12 +44,7 @@ def load(name: str) -> BenchModel:
     Raises:
         ConfigError: there is no such module, file or function, or it returns something else.
     """
-    place, _, function_name = name.rpartition(":")
-    try:
-        function = getattr(_module(place), function_name)
-    except (ImportError, AttributeError, FileNotFoundError) as error:
-        raise ConfigError(f"cannot load the benchmark {name}", why=str(error), do="give module:function, importable "
-                          "from the current folder, or path.py:function") from error
+    function = find(name)
     made = _make(function)
     if isinstance(made, BenchModel):
         return made
@@ -72,18 +63,6 @@ def load(name: str) -> BenchModel:
 
     shapes = spread(tuple(ranges.values()), name)
     return BenchModel(name, make, arguments, shapes, bool(rest), dims=tuple(ranges))
-
-
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    path = Path(place).resolve()
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    sys.path.insert(0, str(path.parent))  # so that it can import its neighbours
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _make(function: Callable[[], Any]) -> Any:
