@@ -259,6 +259,17 @@ def test_transforms_see_through_the_door():
     same(torch.vmap(fast)(torch.ones(2, 3)), torch.tensor([3.0, 3.0]))
 
 
+def test_inference_mode_has_one_program():
+    """Sizes 0 and 1 are judged on shapes, for tensors too that do not count their changes."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.GELU())
+    fast = anyshape.compile(model, strict=True)
+    with torch.inference_mode():
+        for shape in ((2, 5, 3), (1, 5, 3), (1, 1, 3), (3, 1, 3), (1, 9, 3)):
+            x = torch.randn(shape)
+            same(fast(x), model(x))
+    assert len(fast.programs) == 1 and not fast._anyshape.compilation.fallbacks
+
+
 def test_transforms_of_what_is_not_compiled_yet():
     """They run the function itself, and spoil nothing for the calls that come without them."""
     fast = anyshape.compile(lambda x: (x * x).sum(-1), strict=True)

@@ -201,7 +201,17 @@ def test_exported_programs_explain():
     ("tensor 'L['x']' size mismatch at index 1. expected 64, actual 32", "dim 1 of x was 64, now 32"),
     ("tensor 'L['x']' stride mismatch at index 0. expected 4, actual 1", "stride 0 of x was 4, now 1"),
     ("tensor 'L['args'][0]' dtype mismatch. expected Float, actual Double", "input 0 was Float, now Double"),
-    ("tensor 'L['x']' requires_grad mismatch. expected requires_grad=0", "tensor 'x' requires_grad"),
+    ("tensor 'L['x']' requires_grad mismatch. expected requires_grad=0",
+     "x needed no gradient, now it needs a gradient"),
+    ("tensor 'L['self']._modules['up']._parameters['weight']' size mismatch at index 0. expected 2, actual 5. Guard "
+     "failed on a parameter, consider using torch._dynamo.config.force_parameter_static_shapes = False to allow it",
+     "dim 0 of up.weight was 2, now 5"),
+    ("tensor 'L['x']' dispatch key set mismatch. expected DispatchKeySet(CPU, BackendSelect, ADInplaceOrView), actual "
+     "DispatchKeySet(CPU, BackendSelect)", "x was made outside of torch.inference_mode, now inside"),
+    ("tensor 'L['x']' dispatch key set mismatch. expected DispatchKeySet(CPU, ADInplaceOrView), actual "
+     "DispatchKeySet(CPU, ADInplaceOrView, AutogradCPU)", "torch.inference_mode was switched on or off"),
+    ("expected type of 'L['x']' to be a tensor type, ' but found <class 'NoneType'>",
+     "x was a tensor of another type, now a NoneType"),
     ("GLOBAL_STATE changed: autocast(cpu)_enabled ", "autocast changed"),
     ("L['flag'] == True   # if flag:  # a.py:3 in f", "flag was True, now 3"),
     ("L['self'].scale == 2.0  # y * self.scale  # a.py:9 in forward", "self.scale == 2.0 does not hold (a.py:9: "),

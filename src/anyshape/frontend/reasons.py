@@ -16,6 +16,11 @@ from anyshape.run import torch_api
 
 _MODULE_PATH = re.compile(r"(?:\._modules\['([^']*)'\]|\._parameters\['([^']*)'\]|\._buffers\['([^']*)'\])")
 _MISMATCH = re.compile(r"tensor '(.*)' (\w[\w ]*) mismatch(?: at index (\d+))?\. expected ([^,]*), actual (.*)")
+_GRADIENT = re.compile(r"tensor '(.*)' requires_grad mismatch\. expected requires_grad=(\w+)")
+_KEYS = re.compile(r"tensor '(.*)' dispatch key set mismatch\. expected DispatchKeySet\((.*)\), "
+                   r"actual DispatchKeySet\((.*)\)")
+_TYPE = re.compile(r"expected type of '(.*)' to be a tensor type, ' but found <class '(?:\w+\.)*(\w+)'>")
+_ADVICE = re.compile(r"\. Guard failed on a parameter, consider using torch\._dynamo\.config\..*")
 _SIZE = re.compile(r"([\w.']+(?: of \w+)?|input \d+)\.size\(\)\[(\d+)\]")
 _CODE = re.compile(r"#\s*(.*?)\s*#\s*(\S+:\d+)")
 _LOCAL = re.compile(r"^L\['(\w+)'\] (==|is) (.+)$")
@@ -87,10 +92,12 @@ def _holds(condition: str, values: Mapping[str, Any]) -> bool:
 
 def _part_words(part: str, values: Mapping[str, Any]) -> str:
     condition, _, _ = part.partition("  #")
-    condition = condition.strip()
-    mismatch = _MISMATCH.match(condition)
-    if mismatch:
-        return _mismatch_words(*mismatch.groups())
+    condition = _ADVICE.sub("", condition.strip())
+    for pattern, words in ((_GRADIENT, _gradient_words), (_KEYS, _keys_words), (_TYPE, _type_words),
+                           (_MISMATCH, _mismatch_words)):
+        mismatch = pattern.match(condition)
+        if mismatch:
+            return words(*mismatch.groups())  # type: ignore[operator]
     if condition.startswith("GLOBAL_STATE changed:"):
         names = condition.split(":", 1)[1].split()
         return "; ".join(_mode_words(name) for name in names)
@@ -98,6 +105,25 @@ def _part_words(part: str, values: Mapping[str, Any]) -> str:
     if local and local.group(1) in values:
         return f"{local.group(1)} was {local.group(3)}, now {_value_words(values[local.group(1)])}"
     return f"{source_words(condition)} does not hold{_found(condition, values)}{_code(part)}"
+
+
+def _gradient_words(source: str, expected: str) -> str:
+    wanted, now = ("a", "no") if expected in ("1", "True") else ("no", "a")
+    return f"{source_words(source)} needed {wanted} gradient, now it needs {now} gradient"
+
+
+def _keys_words(source: str, expected: str, actual: str) -> str:
+    name, counted = source_words(source), [("ADInplaceOrView" in keys) for keys in (expected, actual)]
+    if counted[0] != counted[1]:
+        return f"{name} was made {'outside' if counted[0] else 'inside'} of torch.inference_mode, now " \
+               f"{'outside' if counted[1] else 'inside'}"
+    if ("Autograd" in expected) != ("Autograd" in actual):
+        return "torch.inference_mode was switched on or off"
+    return f"{name} was a tensor of another kind ({expected}; now {actual})"
+
+
+def _type_words(source: str, found: str) -> str:
+    return f"{source_words(source)} was a tensor of another type, now a {found}"
 
 
 def _mismatch_words(source: str, what: str, index: str | None, expected: str, actual: str) -> str:
@@ -110,9 +136,6 @@ def _mismatch_words(source: str, what: str, index: str | None, expected: str, ac
         return f"stride {index} of {name} was {expected}, now {actual}"
     if what == "dtype":
         return f"{name} was {expected}, now {actual}"
-    if what == "requires_grad":
-        wanted = "needed a gradient" if expected.endswith(("1", "True")) else "needed no gradient"
-        return f"{name} {wanted}, now the other"
     return f"{name}: {what} was {expected}, now {actual}"
 
 

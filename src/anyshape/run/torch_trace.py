@@ -246,12 +246,17 @@ def shapes_only(value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any]
                                        [value_of(stride) for stride in value.stride()],
                                        dtype=value.dtype, device=value.device)
         with torch.no_grad():
-            return mode.from_tensor(value, static_shapes=True)
+            fake = mode.from_tensor(value, static_shapes=True)
+            if not value.is_inference():
+                return fake
+            # the same memory as a tensor that counts its changes
+            return torch.empty(0, dtype=value.dtype, device=value.device).set_(
+                fake.untyped_storage(), value.storage_offset(), value.shape, value.stride())
 
     log = logging.getLogger("torch._subclasses.fake_tensor")  # it would print what an op refuses
     disabled, log.disabled = log.disabled, True
     try:
-        with mode, torch.no_grad():
+        with torch.inference_mode(False), mode, torch.no_grad():
             yield to_fake
     finally:
         log.disabled = disabled
