@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import SizeType, TensorType
-from anyshape.kernel.fusion import Fusion, Kernel, Refused, fusable
+from anyshape.kernel.fusion import Fusion, Kernel, Refused, fusable, taken_over
 from anyshape.kernel.regimes import Versions
 from anyshape.kernel.reuse import overwritable
 from anyshape.plan.plan import (
@@ -39,12 +39,14 @@ class Storage:
 
     required: stored values by name. layouts: their types where not dense. windows: operand name -> its window.
     copies: output positions whose result must be copied into a buffer of its own.
+    places: value -> the buffer that it lies in, where that is another's: a scatter writes into what it takes over.
     """
 
     required: Mapping[str, Value]
     layouts: Mapping[str, TensorType]
     windows: Mapping[str, Window]
     copies: frozenset[int]
+    places: Mapping[str, str]
 
     def base(self) -> dict[str, str]:
         """Operand name -> name of the stored value under it."""
@@ -68,15 +70,54 @@ class _Storage:
         self.inputs = {v.name for v in graph.inputs}
 
     def run(self) -> Storage:
+        places = self.taken_over()
         copies = self.outputs()
         for node in self.graph.nodes:
+            if row(node).kind == "scatter" and fusable(node, self.refused):
+                # what it writes into, and the indices, which are so checked before anything is written
+                for operand in (node.inputs[0], *node.inputs[2:]):
+                    assert isinstance(operand, Value)
+                    self.need(operand)
             if row(node).kind != "view" and not fusable(node, self.refused):
                 for value, traced in _operands(node):
                     self.need(value, node.op == "extern" and not _any_strides(node), traced)
         for operand in (*self.graph.saved, *(v for _, v in self.graph.writes)):
             if isinstance(operand, Value):
                 self.need(operand)
-        return Storage(self.required, self.layouts, self.windows, copies)
+        return Storage(self.required, self.layouts, self.windows, copies, places)
+
+    def taken_over(self) -> dict[str, str]:
+        """The places of scatters: the first operand lies where the result lies, if it has no other use; both lie in an
+        input that is to receive the result, if nothing else needs the input as it was or shares its memory."""
+        users = self.graph.users()
+        ends = {value.name for value in self.graph.roots()}
+        writes = {value.name: target for target, value in self.graph.writes}
+        kept = {value.name for value in (*self.graph.outputs, *self.graph.saved) if isinstance(value, Value)}
+        places: dict[str, str] = {}
+        for node in reversed(self.graph.nodes):
+            if row(node).kind != "scatter" or not fusable(node, self.refused):
+                continue
+            base, result = node.inputs[0], node.output.name
+            assert isinstance(base, Value)
+            if base.name in ends or len(users[base.name]) > 1 or sum(v is base for v in node.values()) > 1:
+                continue
+            made = self.producers.get(base.name)
+            last = places.get(result, result)
+            if base.name in self.inputs:
+                if writes.get(last) is base and not self.reaches(last, users, kept):
+                    chain = [name for name, place in places.items() if place == last]
+                    for name in (last, *chain):
+                        places[name] = base.name
+                        self.layouts[name] = base.tensor
+            elif made is not None and (row(made).kind == "library" or (
+                    row(made).kind != "view" and fusable(made, self.refused))):
+                places[base.name] = last
+        return places
+
+    def reaches(self, name: str, users: Mapping[str, list[Node]], ends: set[str]) -> bool:
+        """Is the value, or a view of it, one of `ends`?"""
+        views = [node.output.name for node in users.get(name, ()) if row(node).kind == "view"]
+        return name in ends or any(self.reaches(view, users, ends) for view in views)
 
     def outputs(self) -> frozenset[int]:
         """Outputs come first: they fix the strides of what is stored."""
@@ -109,7 +150,7 @@ class _Storage:
                 self.keep(window, value)
                 return True
         node = self.producers.get(value.name)
-        if node is None or row(node).kind in ("library", "extern") or value.name in taken or value.name in self.windows:
+        if node is None or row(node).kind in ("library", "extern", "scatter") or value.name in taken or value.name in self.windows:
             return False
         if not fusable(node, self.refused):
             return False
@@ -238,27 +279,45 @@ class _Assembly:
             tuple(self.graph.inputs.index(v) for v in self.graph.restored))
 
     def define(self, name: str, kind: TensorType) -> Window:
+        name = self.place(name)
         self.types[name] = kind
         self.born[name] = len(self.steps)
         return Window(name, kind)
 
     def window(self, value: Value) -> Window:
         found = self.store.windows.get(value.name)
-        return found if found is not None else Window(value.name, self.types[value.name])
+        if found is None:
+            return self.stored(value.name)
+        return Window(self.place(found.buffer), found.type, found.offset)
+
+    def place(self, name: str) -> str:
+        """The buffer that a stored value lies in."""
+        return self.store.places.get(name, name)
+
+    def stored(self, name: str) -> Window:
+        name = self.place(name)
+        return Window(name, self.types[name])
 
     def kernel(self, item: Kernel, versions: Versions) -> None:
+        for base in taken_over(item):
+            result = item.group.roots[0]
+            if self.place(base.name) != self.place(result.name):
+                self.steps.append(CopyStep(self.window(base), self.define(result.name, result.tensor.dense())))
         stored = {v.name: v for v in item.group.roots}
         params: list[Window] = []
         outputs: list[int] = []
         for k, value_name in enumerate(item.lowered.values):
             if value_name == "":
                 params.append(STATUS)
+            elif value_name in stored and taken_over(item):
+                params.append(self.stored(value_name))
+                outputs.append(k)
             elif value_name in stored:
                 kind = self.store.layouts.get(value_name, stored[value_name].tensor.dense())
                 params.append(self.define(value_name, kind))
                 outputs.append(k)
             else:
-                params.append(Window(value_name, self.types[value_name]))
+                params.append(self.stored(value_name))
         lines = dict.fromkeys(n.where for n in item.group.nodes if n.where)
         regimes = []
         for program, conditions in versions:
@@ -325,7 +384,9 @@ class _Assembly:
                 self.steps.append(CopyStep(source, aside))
                 source = aside
             sources.append(source)
-        for (target, _), source in zip(self.graph.writes, sources, strict=True):
+        for (target, value), source in zip(self.graph.writes, sources, strict=True):
+            if self.place(value.name) == target.name != value.name:
+                continue  # it is there
             self.steps.append(CopyStep(source, Window(target.name, target.tensor)))
 
     def buffers(self, outputs: tuple[Operand | Window | None, ...], saved: tuple[Operand | Window, ...]

@@ -31,7 +31,7 @@ from anyshape.sym.expr import Size, ceildiv, product, symbols_of
 _WEIGHT = {
     "exp": 20, "exp2": 20, "expm1": 24, "log": 24, "log2": 32, "log10": 32, "log1p": 32, "sin": 24, "cos": 24,
     "tan": 28, "tanh": 30, "sigmoid": 26, "erf": 44, "random": 24, "maximum": 3, "minimum": 3, "sqrt": 4, "rsqrt": 6,
-    "div": 3, "constant": 0, "index": 0, "scatter": 64,
+    "div": 3, "constant": 0, "index": 0, "scatter": 6,
     "floor_div": 64, "remainder": 64, "trunc_div": 64, "fmod": 64, "pow": 64, "atan2": 64, "hypot": 64, "erfc": 64,
     "lgamma": 64, "asin": 64, "acos": 64, "atan": 64, "sinh": 64, "cosh": 64, "asinh": 64, "acosh": 64, "atanh": 64,
     "nextafter": 64,

@@ -175,13 +175,16 @@ class Space:
     def store(self, buffer: Buffer, offset: Size, value: Value, mask: Value | None) -> None:
         """buffer[offset] = value in the lanes of `mask`; of lanes that meet in one element the last one wins."""
         code, align = self.code, size_of(buffer.dtype)
+        if mask is not None and not mask.lanes:
+            code.open_if(mask)
+            self.store(buffer, offset, value, None)
+            code.close_section()
+            return
         how, pointer = self.locate(buffer, offset)
         raw = to_memory(code, value, buffer.dtype)
-        if how == "one" and (raw.lanes or (mask is not None and mask.lanes)):
+        if how == "one" and (raw.lanes or mask is not None):
             how, pointer = "many", code.spread(pointer, self.lanes)
         if how == "one":
-            if mask is not None:
-                pointer = self._guarded(pointer, mask)
             code.do(f"store {raw.typed}, ptr {pointer.text}, align {align}")
             return
         raw = code.spread(raw, self.lanes)
@@ -195,6 +198,11 @@ class Space:
     def scatter(self, buffer: Buffer, offset: Size, value: Value, mask: Value | None) -> None:
         """buffer[offset] += value; lanes that meet in one element all count."""
         code, align = self.code, size_of(buffer.dtype)
+        if mask is not None and not mask.lanes:
+            code.open_if(mask)
+            self.scatter(buffer, offset, value, None)
+            code.close_section()
+            return
         how, pointer = self.locate(buffer, offset)
         if how == "row":
             active = self.active(mask)
@@ -212,8 +220,6 @@ class Space:
             else:
                 code.masked("store", total, pointer, active, align, code.top, pure=False)
         elif not self.lanes:
-            if mask is not None:
-                pointer = self._guarded(pointer, mask)
             raw = code.load(buffer.stored, 0, pointer, code.top, False, align)
             code.do(f"store {self._plus(buffer, raw, value).typed}, ptr {pointer.text}, align {align}")
         else:

@@ -1,4 +1,4 @@
-"""Translations of ATen ops that move elements: joining, padding, turning, lookups, writes into a copy.
+"""Translations of ATen ops that move elements: joining, padding, turning, lookups, slices written into a copy.
 
     aten.slice_scatter(x [n], y [k], dim=0, start=2, end=2+k)  -->  concat(x[:2], y, x[2+k:])
 """
@@ -253,27 +253,9 @@ def _counts_up(t: Translator, value: Value) -> bool:
     return False
 
 
-@translates(aten.scatter.value, aten.scatter.src)
-def scatter(t: Translator, x: Value, dim: int, at: Value, source: Any) -> Value:
-    """One write per line along `dim` is a comparison with the position; duplicates cannot occur."""
-    if not x.tensor.rank or x.tensor.rank != at.tensor.rank:
-        raise Decline("a write into a rank-0 tensor")
-    dim = dim % x.tensor.rank
-    shape = x.tensor.shape
-    if at.tensor.shape[dim] != 1:
-        raise Decline("several writes to one line")
-    for d, (have, want) in enumerate(zip(at.tensor.shape, shape, strict=True)):
-        if d != dim and have != want:
-            # torch allows fewer lines than there are in x: only a guard says that there are as many
-            raise Mismatch(have, want) if want in t.sizes.equal_to(have) else Decline("a part of the lines")
-    if isinstance(source, Value) and source.tensor.shape != at.tensor.shape:
-        raise Decline("a source larger than the indices")
-    return t.where(_is_at(t, t.cast(at, "i64"), dim, shape[dim]), source, x)
-
-
-def _is_at(t: Translator, at: Value, dim: int, size: Size) -> Value:
-    rank = at.tensor.rank
-    line = t.reshape(t.iota(size), (size,) + (1,) * (rank - 1 - dim))
+def is_at(t: Translator, at: Value, dim: int, size: Size) -> Value:
+    """Whether the position along `dim`, which has `size`, is the one that `at` has for its line."""
+    line = t.reshape(t.iota(size), (size,) + (1,) * (at.tensor.rank - 1 - dim))
     return t.op("eq", line, at)
 
 
@@ -308,4 +290,4 @@ def nll_loss_backward(t: Translator, grad: Value, x: Value, target: Value, weigh
     scale = t.op("neg", scale)
     if weight is not None:
         scale = t.pointwise("mul", scale, t.op("take", weight, t.op("where", used, column, 0), dim=0), dtype=kind)
-    return t.where(t.op("bit_and", used, _is_at(t, column, dim, x.tensor.shape[dim])), scale, 0.0)
+    return t.where(t.op("bit_and", used, is_at(t, column, dim, x.tensor.shape[dim])), scale, 0.0)

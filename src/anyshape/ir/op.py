@@ -50,14 +50,20 @@ class Op:
 
     name: the word in the text form.
     kind: pointwise (result element i from operand elements i), reduce, view (an index map, no arithmetic), index
-        (other index maps: gather, concat, pad, iota), library (a native library call), extern (run by PyTorch).
+        (other index maps: gather, concat, pad, iota), scatter (the first operand with elements of the second written
+        into it), library (a native library call), extern (run by PyTorch).
     signature: operand and attribute names as text, e.g. "x, y | dim, keep".
     infer: result types from operands and attributes; raises VerifyError when they do not fit.
     body: one element of the result (pointwise, view, index), see `Body`.
-    combine: the scalar operation of a reduction (add, mul, maximum, minimum, or, and); "" when it is none.
+    combine: the scalar operation of a reduction (add, mul, maximum, minimum, or, and), or of a scatter (add); "" when
+        it is none.
     strided: view ops: (source sizes, source strides, offset, node) -> (strides, offset) of the result as a strided
         window of the operand's storage, or None when it is none.
     cost: scalar operations per result element, a rough weight for the fusion score.
+    into: scatter ops: where the element of the second operand at an index goes in the result, and a bool register:
+        whether it goes anywhere.
+    meeting: scatter ops: the dims of the second operand along which elements may go to one place; in all others they
+        go where no other goes.
     torch: name of the torch function that the reference interpreter calls; "" when run/interp.py has its own line.
     """
 
@@ -71,6 +77,8 @@ class Op:
     cost: int = 1
     torch: str = ""
     random: bool = False
+    into: Callable[[Body, Node, Index], tuple[Index, object]] | None = None
+    meeting: Callable[[Node], tuple[int, ...]] | None = None
 
 
 OPS: dict[str, Op] = {}

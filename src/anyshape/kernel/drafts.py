@@ -18,12 +18,14 @@ MOST_REFUSALS = 1000
 
 @dataclass(slots=True)
 class Draft:
-    """A group under construction. `nodes` maps graph position to node; `roots` are the values that it stores."""
+    """A group under construction. `nodes` maps graph position to node; `roots` are the values that it stores. One that
+    `scatters` stores the result of a scatter, over the space of what is written, and nothing else."""
 
     nodes: dict[int, Node]
     roots: dict[str, Value]
     dims: Space
     reductions: int = 0
+    scatters: bool = False
 
     @property
     def points(self) -> Size:

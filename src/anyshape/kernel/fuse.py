@@ -74,6 +74,10 @@ class _Search:
         needed = value.name in self.required
         if not groups and not needed:
             return
+        if row(node).kind == "scatter":
+            draft = Draft({}, {value.name: value}, _scatter_space(node), scatters=True)
+            self.drafts.add(self.drafts.start(draft), position, node)
+            return
         if not needed and self.absorbed(groups, position, node):
             return
         if self.enabled and self.join_as_root(groups, position, node):
@@ -197,8 +201,17 @@ def _own_space(node: Node) -> Space:
     return tuple((size, d in reduced) for d, size in enumerate(next(node.values()).tensor.shape))
 
 
+def _scatter_space(node: Node) -> Space:
+    """The elements that a scatter writes; those that may meet are taken one after another."""
+    source, meeting = node.inputs[1], row(node).meeting
+    assert isinstance(source, Value) and meeting is not None
+    return tuple((size, d in meeting(node)) for d, size in enumerate(source.tensor.shape))
+
+
 def _spaces(draft: Draft, node: Node) -> list[Space]:
     """Iteration spaces in which the group could hold the reduction."""
+    if draft.scatters:
+        return []
     if draft.reductions:
         return [draft.dims] if draft.points == next(node.values()).tensor.count else []
     own = Draft({}, {}, _own_space(node))
@@ -208,6 +221,8 @@ def _spaces(draft: Draft, node: Node) -> list[Space]:
 def _root_spaces(draft: Draft, node: Node) -> list[Space]:
     """Iteration spaces in which the group could store the result of the node."""
     count = node.output.tensor.count
+    if draft.scatters:
+        return []
     if row(node).kind == "reduce":
         return _spaces(draft, node)
     if draft.reductions:

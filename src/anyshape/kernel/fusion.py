@@ -3,13 +3,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anyshape.ir.graph import Node
+from anyshape.ir.graph import Node, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import NATIVE
 from anyshape.kernel.lower import Group, Lowered, NotLowerable
 from anyshape.sym.expr import Size
 
-FUSABLE = ("pointwise", "view", "index", "reduce", "create")
+FUSABLE = ("pointwise", "view", "index", "reduce", "create", "scatter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,16 @@ class NotFusable(NotLowerable):
 
 
 def fusable(node: Node, refused: Refused) -> bool:
-    """Can the node be part of a kernel: a body or a reduction, on dtypes that kernels compute on?"""
+    """Can the node be part of a kernel: a body, a reduction or a scatter, on dtypes that kernels compute on?"""
     op = row(node)
-    if op.kind not in FUSABLE or (op.kind != "reduce" and op.body is None):
+    if op.kind not in FUSABLE or (op.kind not in ("reduce", "scatter") and op.body is None):
         return False
     if node.op in refused.ops or len(node.outputs) != 1 or node.output.name in refused.values:
         return False
     return all(value.tensor.dtype in NATIVE for value in (*node.outputs, *node.values()))
+
+
+def taken_over(kernel: Kernel) -> list[Value]:
+    """The values into which the kernel writes elements: first operands of its scatters. It does not read them."""
+    found = [node.inputs[0] for node in kernel.group.nodes if row(node).kind == "scatter"]
+    return [operand for operand in found if isinstance(operand, Value)]

@@ -104,6 +104,7 @@ class _Lowering:
         self.inside = {v.name: node for node in group.nodes for v in node.outputs}
         self.params: dict[str, str] = {}  # value name -> dtype in memory
         self.stored: set[str] = set()
+        self.updated: set[str] = set()  # of those, what a scatter writes into
         self.scratch: dict[object, tuple[str, str]] = {}
         self.blocks: list[_Block] = []
         self.current: _Block | None = None  # the column stage being built
@@ -133,14 +134,14 @@ class _Lowering:
             if here or (whole and self.columns):
                 self.current = _Block("column")
                 for value in whole:
-                    self.store(value, self.root_index(value))
+                    self.write(value)
                 for node in here:
                     self.reduce(node)
                 self.blocks.append(self.current)
                 self.current = None
             elif whole:
                 for value in whole:
-                    self.store(value, self.root_index(value))
+                    self.write(value)
             for value in stores:
                 if self.is_kept(value):
                     self.store(value, self.kept_index(value))
@@ -153,7 +154,7 @@ class _Lowering:
         stages = tuple(Stage(b.level, tuple(b.instructions)) for b in self.blocks)
         return Nest(tuple((v, self.extents[v]) for v in self.rows), tuple((v, self.extents[v]) for v in self.columns),
                     bool(self.variables) and self.variables[-1] in self.rows, stages, self.params,
-                    frozenset(self.stored), tuple(self.scratch.values()))
+                    frozenset(self.stored), frozenset(self.updated), tuple(self.scratch.values()))
 
     def depth(self, value: Value) -> int:
         """The number of reductions, one after another, before `value` can be computed."""
@@ -171,9 +172,14 @@ class _Lowering:
 
     def is_kept(self, value: Value) -> bool:
         """Is `value` one element per row (the result of a reduction, or computed from such), not per column?"""
-        if not self.columns:
+        if not self.columns or self.scatters(value):
             return False
         return value.tensor.count != product(self.extents.values())
+
+    def scatters(self, value: Value) -> bool:
+        """Is `value` the result of a scatter in the group?"""
+        node = self.inside.get(value.name)
+        return node is not None and row(node).kind == "scatter"
 
     def root_index(self, value: Value) -> Index:
         shape = tuple(self.extents.values())
@@ -195,6 +201,25 @@ class _Lowering:
 
     def tidy(self, index: Index) -> Index:
         return tuple(simplify(size, self.extents, self.facts) for size in index)
+
+    def write(self, value: Value) -> None:
+        """Store a root of the whole space: each element at its place, or where a scatter puts it."""
+        if not self.scatters(value):
+            self.store(value, self.root_index(value))
+            return
+        node = self.inside[value.name]
+        source, into = node.inputs[1], row(node).into
+        assert isinstance(source, Value) and into is not None
+        index = self.root_index(source)
+        place, mask = into(self, node, index)  # type: ignore[arg-type]
+        assert isinstance(mask, int)
+        register = self.read(source, index)
+        kind = self.layouts.get(value.name, value.tensor)
+        self.params.setdefault(value.name, kind.dtype)
+        self.stored.add(value.name)
+        self.updated.add(value.name)
+        self.emit("scatter" if row(node).combine else "store", (register, mask), dtype=self.kinds[register],
+                  buffer=value.name, offset=self.offset(linear(self.tidy(place), kind.layout())))
 
     def store(self, value: Value, index: Index) -> None:
         register = self.read(value, index)

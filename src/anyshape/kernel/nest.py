@@ -22,7 +22,8 @@ class Nest:
     """Code in terms of the graph's values and sizes.
 
     rows, columns: (variable, extent), outermost first; inner_row: the innermost loop of all is one over rows.
-    params: value name -> dtype in memory, in the order of first use ("" is the status word); stored: those written.
+    params: value name -> dtype in memory, in the order of first use ("" is the status word); stored: those written;
+    updated: those of them that hold something before.
     scratch: (name, dtype) of the row buffers, each as long as the columns; no value has such a name.
     """
 
@@ -32,6 +33,7 @@ class Nest:
     stages: tuple[Stage, ...]
     params: Mapping[str, str]
     stored: frozenset[str]
+    updated: frozenset[str]
     scratch: tuple[tuple[str, str], ...]
 
 
@@ -51,8 +53,7 @@ def program_of(nest: Nest) -> tuple[LoopProgram, tuple[str, ...]]:
     sizes: dict[str, Size] = {name: symbol(f"n{k}") for k, name in enumerate(symbols)}
     buffers = {value: f"p{k}" for k, value in enumerate(nest.params)}
     scratch = {name: f"t{k}" for k, (name, _) in enumerate(nest.scratch)}
-    params = tuple(Param(buffers[name], dtype, "out" if name in nest.stored or name == "" else "in")
-                   for name, dtype in nest.params.items())
+    params = tuple(Param(buffers[name], dtype, _role(nest, name)) for name, dtype in nest.params.items())
     count = maximum(1, substitute(product(extent for _, extent in columns), sizes))
     program = LoopProgram(
         "", params, tuple(f"n{k}" for k in range(len(symbols))),
@@ -61,6 +62,12 @@ def program_of(nest: Nest) -> tuple[LoopProgram, tuple[str, ...]]:
         vector, tuple(_renamed(stage, {**buffers, **scratch}, sizes) for stage in stages if stage.instructions),
         tuple(Scratch(scratch[name], dtype, count) for name, dtype in nest.scratch))
     return program, symbols
+
+
+def _role(nest: Nest, name: str) -> str:
+    if name in nest.updated:
+        return "inout"
+    return "out" if name in nest.stored or name == "" else "in"
 
 
 def _joined(loops: Loops, stages: tuple[Stage, ...]) -> tuple[Loops, tuple[Stage, ...]]:

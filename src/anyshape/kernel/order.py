@@ -5,7 +5,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from anyshape.ir.graph import Node
-from anyshape.kernel.fusion import Kernel, NotFusable
+from anyshape.kernel.fusion import Kernel, NotFusable, taken_over
 
 Item = Kernel | Node
 
@@ -42,7 +42,8 @@ def ordered(items: Sequence[Item], where: Sequence[int], base: Mapping[str, str]
 def _reads(item: Item, base: Mapping[str, str]) -> list[str]:
     if isinstance(item, Kernel):
         stored = {v.name for v in item.group.roots}
-        return [name for name in item.lowered.values if name and name not in stored]
+        taken = [base.get(v.name, v.name) for v in taken_over(item)]
+        return [*taken, *(name for name in item.lowered.values if name and name not in stored)]
     return [base.get(v.name, v.name) for v in item.values()]
 
 

@@ -51,6 +51,8 @@ def _merge(drafts: Drafts, a: int, b: int, limit: int) -> bool:
     first, second = drafts.groups[a], drafts.groups[b]
     merged = Draft({**first.nodes, **second.nodes}, {**first.roots, **second.roots}, first.dims,
                    first.reductions + second.reductions)
+    if first.scatters or second.scatters:
+        return False
     if len(merged.nodes) > limit or len(merged.roots) > MOST_ROOTS:
         return False
     if any(reduced for _, reduced in first.dims) != any(reduced for _, reduced in second.dims):

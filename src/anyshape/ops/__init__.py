@@ -1,4 +1,4 @@
 """The op table: importing this package fills `anyshape.ir.op.OPS` with one row per op, a file per kind."""
-from anyshape.ops import attention, convolution, create, extern, index, matmul, pointwise, reduce, view
+from anyshape.ops import attention, convolution, create, extern, index, matmul, pointwise, reduce, scatter, view
 
-__all__ = ["attention", "convolution", "create", "extern", "index", "matmul", "pointwise", "reduce", "view"]
+__all__ = ["attention", "convolution", "create", "extern", "index", "matmul", "pointwise", "reduce", "scatter", "view"]

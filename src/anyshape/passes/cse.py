@@ -20,6 +20,7 @@ from collections.abc import Hashable
 
 from anyshape.base.config import Config
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
+from anyshape.ir.op import row
 from anyshape.passes.dce import has_effect
 from anyshape.passes.replay import Replay
 
@@ -63,10 +64,14 @@ def attr_key(value: Attr) -> Hashable:
 def cse(graph: Graph, config: Config) -> Graph:
     """See the head of this file."""
     table = _Table()
+    # a constant that a scatter writes over: with another reader it would have to be copied first
+    over = {node.inputs[0] for node in graph.nodes if row(node).kind == "scatter"}
 
     def rewrite(replay: Replay, node: Node) -> Operand | None:
         if has_effect(node):
             table.touch(node)
+            return None
+        if node.output in over and not any(node.values()):
             return None
         return table.rewrite(replay, node)
 

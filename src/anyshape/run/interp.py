@@ -75,6 +75,36 @@ def _index(a: Attributes, x: torch.Tensor, *indices: torch.Tensor) -> torch.Tens
     return x[(slice(None),) * a["dims"][0] + wrapped]
 
 
+def _put(a: Attributes, x: torch.Tensor, y: torch.Tensor, *indices: torch.Tensor, add: bool = False) -> torch.Tensor:
+    """Elements whose place is outside go nowhere."""
+    first, count = a["dims"][0], len(a["dims"])
+    block = y.dim() - (x.dim() - count)
+    shape = y.shape[first:first + block]
+    places = [i.expand(shape).reshape(-1) for i in indices]
+    rows = y.movedim(tuple(range(first, first + block)), tuple(range(block))).flatten(0, block - 1) if block \
+        else y.unsqueeze(0)
+    inside = torch.ones_like(places[0], dtype=torch.bool)
+    for place, d in zip(places, a["dims"], strict=True):
+        inside &= (place >= 0) & (place < x.shape[d])
+    result = x.clone(memory_format=torch.contiguous_format)
+    turned = result.movedim(a["dims"], tuple(range(count)))
+    turned.index_put_([place[inside] for place in places], rows[inside], accumulate=add)
+    return result
+
+
+def _scatter(a: Attributes, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, add: bool = False) -> torch.Tensor:
+    """Elements whose place is outside go nowhere."""
+    dims = tuple(range(x.dim()))
+    if not y.numel():
+        return x.clone()
+    places = [index if d == a["dim"] else torch.arange(y.shape[d]).reshape([-1 if e == d else 1 for e in dims])
+              for d in dims]
+    # along `dim` last: where elements meet, the later one counts
+    order = (*(d for d in dims if d != a["dim"]), a["dim"])
+    block = _put({"dims": dims}, x, y.permute(order), *(p.expand(y.shape).permute(order) for p in places), add=add)
+    return block
+
+
 def _slice(a: Attributes, x: torch.Tensor) -> torch.Tensor:
     if a["count"] == 0:
         return x.narrow(a["dim"], 0, 0)
@@ -166,6 +196,11 @@ OWN: dict[str, Callable[..., Any]] = {
     "amin": lambda a, x: x.amin(a["dims"], a["keep"]),
     "any": lambda a, x: x.any(a["dims"], a["keep"]),
     "all": lambda a, x: x.all(a["dims"], a["keep"]),
+    "checked": lambda a, i: (_wrapped if a["wrap"] else _inside)(i, a["size"]),
+    "put": _put,
+    "put_add": lambda a, x, y, *i: _put(a, x, y, *i, add=True),
+    "scatter": _scatter,
+    "scatter_add": lambda a, x, y, i: _scatter(a, x, y, i, add=True),
     "matmul": _matmul,
     "convolution": lambda a, x, w, b=None: convolve(x, w, b, a["stride"], a["padding"], a["dilation"], a["groups"]),
     "matmul_add": _matmul_add,

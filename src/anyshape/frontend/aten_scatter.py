@@ -1,0 +1,140 @@
+"""Translations of ATen ops that write elements into a copy, at places that the data say.
+
+    aten.index_put(x, [i], y)  -->  put(x, y, checked(i) | dims=(0,))
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from anyshape.frontend.aten_index import is_at
+from anyshape.frontend.aten_table import Decline, Mismatch, Translator, translates
+from anyshape.ir.graph import Value
+from anyshape.ops.rules import broadcast_shapes
+from anyshape.sym.expr import Size
+
+aten = torch.ops.aten
+
+
+@translates(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(t: Translator, x: Value, indices: Sequence[Value | None], values: Value,
+              accumulate: bool = False) -> Value:
+    dims = [d for d, own in enumerate(indices) if own is not None]
+    if any(own is not None and own.tensor.dtype in ("bool", "u8") for own in indices):
+        return _masked(t, x, indices, values, accumulate)
+    chosen = [t.cast(indices[d], "i64") for d in dims]
+    t.check_broadcast(chosen)
+    order = list(range(x.tensor.rank))
+    if dims != list(range(dims[0], dims[0] + len(dims))):
+        # indices that are apart put their dimensions in front
+        order = dims + [d for d in order if d not in dims]
+        dims = list(range(len(dims)))
+    turned = t.permute(_base(t, x), order)
+    shape = turned.tensor.shape
+    block = broadcast_shapes("index_put", [own.tensor.shape for own in chosen])
+    y = t.broadcast(t.cast(values, x.tensor.dtype), shape[:dims[0]] + block + shape[dims[-1] + 1:])
+    places = [t.op("checked", own, size=shape[d], wrap=True) for own, d in zip(chosen, dims, strict=True)]
+    result = t.op("put_add" if accumulate else "put", turned, y, *places, dims=tuple(dims))
+    return t.permute(result, [order.index(d) for d in range(len(order))])
+
+
+def _masked(t: Translator, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool) -> Value:
+    """One value where a mask holds is a choice between two."""
+    mask = indices[0]
+    if accumulate or len(indices) != 1 or mask is None or mask.tensor.dtype != "bool" or values.tensor.count != 1:
+        raise Decline("a mask picks a number of elements that depends on the data")
+    rank = mask.tensor.rank
+    if mask.tensor.shape != x.tensor.shape[:rank]:
+        raise Mismatch(*next((a, b) for a, b in zip(mask.tensor.shape, x.tensor.shape, strict=False) if a != b))
+    mask = t.reshape(mask, (*mask.tensor.shape, *(1,) * (x.tensor.rank - rank)))
+    return t.where(mask, t.reshape(values, ()), x)
+
+
+@translates(aten.index_add.default)
+def index_add(t: Translator, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
+    y = t.cast(source, x.tensor.dtype)
+    return _rows(t, "put_add", x, dim, index, y if alpha == 1 else t.pointwise("mul", y, alpha))
+
+
+@translates(aten.index_copy.default)
+def index_copy(t: Translator, x: Value, dim: int, index: Value, source: Value) -> Value:
+    return _rows(t, "put", x, dim, index, source)
+
+
+def _rows(t: Translator, name: str, x: Value, dim: int, index: Value, source: Value) -> Value:
+    if not x.tensor.rank:
+        raise Decline("a write into a rank-0 tensor")
+    dim = dim % x.tensor.rank
+    shape = x.tensor.shape
+    count = index.tensor.count
+    at = t.op("checked", t.reshape(t.cast(index, "i64"), (count,)), size=shape[dim], wrap=False)
+    y = _sized(t, source, shape[:dim] + (count,) + shape[dim + 1:])
+    return t.op(name, _base(t, x), y, at, dims=(dim,))
+
+
+def _sized(t: Translator, y: Value, shape: Sequence[Size]) -> Value:
+    """`y` of that shape: sizes that only a guard shows to be equal are written as the wanted ones."""
+    if y.tensor.count == 1 and all(n == 1 for n in shape):
+        return t.reshape(y, shape)
+    for d, (have, want) in enumerate(zip(y.tensor.shape, shape, strict=True)):
+        if have != want:
+            if want not in t.sizes.equal_to(have):  # type: ignore[arg-type]
+                raise Mismatch(have, want)
+            y = t.window(y, d, 0, want)
+    return y
+
+
+@translates(aten.scatter.value, aten.scatter.src)
+def scatter(t: Translator, x: Value, dim: int, at: Value, source: Any) -> Value:
+    if not x.tensor.rank or x.tensor.rank != at.tensor.rank:
+        raise Decline("a write into a rank-0 tensor")
+    dim = dim % x.tensor.rank
+    others = [(n, m) for d, (n, m) in enumerate(zip(at.tensor.shape, x.tensor.shape, strict=True)) if d != dim]
+    if at.tensor.shape[dim] == 1 and all(n == m for n, m in others) and (
+            not isinstance(source, Value) or source.tensor.shape == at.tensor.shape):
+        # one write per line along `dim` is a comparison with the position; duplicates cannot occur
+        return t.where(is_at(t, t.cast(at, "i64"), dim, x.tensor.shape[dim]), source, x)
+    y = source if isinstance(source, Value) else t.full(source, (), x.tensor.dtype)
+    return _scattered(t, "scatter", x, dim, at, y)
+
+
+@translates(aten.scatter_add.default)
+def scatter_add(t: Translator, x: Value, dim: int, at: Value, source: Value) -> Value:
+    if not x.tensor.rank or x.tensor.rank != at.tensor.rank:
+        raise Decline("a write into a rank-0 tensor")
+    return _scattered(t, "scatter_add", x, dim % x.tensor.rank, at, source)
+
+
+def _scattered(t: Translator, name: str, x: Value, dim: int, at: Value, source: Value) -> Value:
+    """With as many elements of the source as there are indices."""
+    y = t.cast(source, x.tensor.dtype)
+    shape = at.tensor.shape
+    if y.tensor.rank == len(shape):
+        for d, count in enumerate(shape):
+            y = t.window(y, d, 0, count)
+    else:
+        y = t.broadcast(y, shape)
+    places = t.op("checked", t.cast(at, "i64"), size=x.tensor.shape[dim], wrap=False)
+    return t.op(name, _base(t, x), y, places, dim=dim)
+
+
+@translates(aten.embedding_dense_backward.default)
+def embedding_dense_backward(t: Translator, grad: Value, indices: Value, num_weights: Size, padding_idx: Any,
+                             scale_grad_by_freq: bool) -> Value:
+    if scale_grad_by_freq:
+        raise Decline("a count of how often each row was looked up")
+    at = t.cast(indices, "i64")
+    if not isinstance(padding_idx, int) or padding_idx >= 0:
+        at = t.op("where", t.op("ne", at, padding_idx), at, -1)  # that goes nowhere
+    y = _sized(t, t.cast(grad, t.out.dtype), (*at.tensor.shape, t.out.shape[-1]))
+    return t.op("put_add", t.full(0, t.out.shape, t.out.dtype), y, at, dims=(0,))
+
+
+def _base(t: Translator, x: Value) -> Value:
+    """What is written into. A constant is made anew: it then has no other reader, and is written over."""
+    made = next((node for node in reversed(t.builder.nodes) if node.outputs == (x,)), None)
+    if made is None or made.op != "full":
+        return x
+    return t.builder.op("full", *made.inputs, **dict(made.attrs))

@@ -1,0 +1,138 @@
+"""Rows that write elements into a copy of their first operand, at places that other operands say.
+
+    put(x, y, i | dims=(0,))      x, with row y[t] at row i[t]
+    put_add(x, y, i | dims=(0,))  x, with row y[t] added to row i[t]
+    scatter(x, y, i | dim=1)      x, with y[r, t] at [r, i[r, t]]; scatter_add likewise
+
+`put` is to `index` what `scatter` is to `gather`. Where several elements go to one place, the last one stays, or they
+are added in their order. An element whose place is outside of x goes nowhere; `checked`, of which the indices are made,
+is what raises, before anything is written.
+"""
+from __future__ import annotations
+
+from typing import Any
+
+from anyshape.ir.graph import Node, Operand
+from anyshape.ir.op import Body, Index, type_of
+from anyshape.ir.types import TensorType
+from anyshape.ops.rules import (
+    Attrs,
+    Inputs,
+    Types,
+    add_row,
+    broadcast_index,
+    broadcast_shapes,
+    dim,
+    dims_attr,
+    dims_in,
+    fail,
+    int_attr,
+    native,
+    same_device,
+    size,
+    size_attr,
+    tensor,
+)
+from anyshape.sym.expr import Size
+
+
+def _infer_checked(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    kind = _indices(name, inputs, 0)
+    size(name, attrs, "size")
+    if not isinstance(attrs["wrap"], bool):
+        fail(name, f"wrap is {attrs['wrap']!r}, not a bool")
+    return (kind.dense(),)
+
+
+def _checked_body(body: Body[Any], node: Node, index: Index) -> object:
+    register = body.read(node.inputs[0], index)
+    return body.index(body.checked_index(register, size_attr(node, "size"), node.attr("wrap") is True))
+
+
+def _indices(name: str, inputs: Inputs, position: int) -> TensorType:
+    kind = tensor(name, inputs, position)
+    if kind.dtype != "i64":
+        fail(name, f"operand {position} is {kind.dtype}, and indices are i64", "insert a cast")
+    return kind
+
+
+def _both(name: str, inputs: Inputs) -> tuple[TensorType, TensorType]:
+    target, source = tensor(name, inputs, 0), tensor(name, inputs, 1)
+    native(name, target.dtype)
+    if source.dtype != target.dtype:
+        fail(name, f"operands have dtypes {target.dtype} and {source.dtype}", "insert a cast")
+    return target, source
+
+
+def _infer_put(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    target, source = _both(name, inputs)
+    dims = dims_in(name, attrs["dims"], target.rank)
+    if not dims or len(dims) != len(inputs) - 2 or dims != tuple(range(dims[0], dims[0] + len(dims))):
+        fail(name, f"dims {dims} are not {len(inputs) - 2} consecutive ascending dims", "permute first")
+    types = [_indices(name, inputs, position) for position in range(2, len(inputs))]
+    block = broadcast_shapes(name, [kind.shape for kind in types])
+    shape = target.shape[:dims[0]] + block + target.shape[dims[-1] + 1:]
+    if source.shape != shape:
+        fail(name, f"{source} is written to places of shape {tuple(map(str, shape))}", "broadcast it first")
+    return (TensorType(target.dtype, target.shape, None, same_device(name, (target, source, *types))),)
+
+
+def _block(node: Node) -> tuple[int, int]:
+    """The dims of the second operand that stand for the indices: first, and one past the last."""
+    first, count = dims_attr(node)[0], len(dims_attr(node))
+    return first, type_of(node.inputs[1]).rank - (type_of(node.inputs[0]).rank - first - count)
+
+
+def _put_into(body: Body[Any], node: Node, index: Index) -> tuple[Index, object]:
+    first, after = _block(node)
+    positions: list[Size] = []
+    mask = None
+    for operand, d in zip(node.inputs[2:], dims_attr(node), strict=True):
+        own = broadcast_index(type_of(operand).shape, index[first:after])
+        position, inside = _place(body, operand, own, type_of(node.inputs[0]).shape[d])
+        positions.append(position)
+        mask = inside if mask is None else body.apply("and", mask, inside, dtype="bool")
+    return index[:first] + tuple(positions) + index[after:], mask
+
+
+def _place(body: Body[Any], operand: Operand, index: Index, count: Size) -> tuple[Size, object]:
+    """One coordinate, and whether it is inside."""
+    register = body.read(operand, index)
+    low = body.apply("ge", register, body.constant(0, "i64"), dtype="bool")
+    inside = body.apply("and", low, body.apply("lt", register, body.index(count), dtype="bool"), dtype="bool")
+    return body.as_index(register), inside
+
+
+def _infer_scatter(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    target, source = _both(name, inputs)
+    where = dim(name, attrs, target.rank)
+    at = _indices(name, inputs, 2)
+    if at.shape != source.shape or at.rank != target.rank:
+        fail(name, f"{source} is written to places {at} of {target}", "give each element an index")
+    for d, (have, want) in enumerate(zip(target.shape, at.shape, strict=True)):
+        beyond = want - have
+        if d != where and isinstance(beyond, int) and beyond > 0:
+            fail(name, f"the index {at} is larger than {target} in dim {d}")
+    return (TensorType(target.dtype, target.shape, None, same_device(name, (target, source, at))),)
+
+
+def _scatter_into(body: Body[Any], node: Node, index: Index) -> tuple[Index, object]:
+    where = int_attr(node, "dim")
+    position, inside = _place(body, node.inputs[2], index, type_of(node.inputs[0]).shape[where])
+    return index[:where] + (position,) + index[where + 1:], inside
+
+
+def _put_meeting(node: Node) -> tuple[int, ...]:
+    return tuple(range(*_block(node)))
+
+
+def _scatter_meeting(node: Node) -> tuple[int, ...]:
+    return (int_attr(node, "dim"),)
+
+
+add_row("checked", "index", "i | size, wrap", _infer_checked, body=_checked_body, cost=4)
+for _name, _combine in (("put", ""), ("put_add", "add")):
+    add_row(_name, "scatter", "x, y, i, ... | dims", _infer_put, into=_put_into, meeting=_put_meeting, combine=_combine)
+for _name, _combine in (("scatter", ""), ("scatter_add", "add")):
+    add_row(_name, "scatter", "x, y, i | dim", _infer_scatter, into=_scatter_into, meeting=_scatter_meeting,
+            combine=_combine)
