@@ -251,25 +251,24 @@ def test_gather(vector: str, index: str) -> None:
         assert untouched(whole, y.size)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64"])
-@pytest.mark.parametrize("vector", ["i", "j"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64", "bool"])
+@pytest.mark.parametrize("vector", ["i", "j", ""])
 def test_scatter(vector: str, dtype: str) -> None:
-    """y[t[i], j] += x[i, j]: lanes meet in one element when the vector runs over i."""
+    """y[t[i], j] += x[i, j], where t[i] is not negative: lanes meet in one element when the vector runs over i."""
     register = "f32" if dtype == "bf16" else dtype
     look = I(0, "load", (), "i64", "t", i)
-    add = (I(1, "load", (), register, "x", i * n + j), I(2, "scatter", (1,), register, "y", symbol("%0") * n + j))
-    if vector == "j":
-        rows, columns, stages = (("i", m),), (("j", n),), (Stage("row", (look,)), Stage("column", add))
-    else:
-        rows, columns, stages = (("j", n), ("i", m)), (), (Stage("row", (look, *add)),)
+    add = (I(1, "load", (), register, "x", i * n + j), I(2, "constant", (), "i64", value=0), I(3, "ge", (0, 2), "bool"),
+           I(4, "scatter", (1, 3), register, "y", symbol("%0") * n + j))
+    rows, columns, stages = (("j", n),), (("i", m),), (Stage("column", (look, *add)),)
     params = (Param("x", dtype, "in"), Param("t", "i64", "in"), Param("y", dtype, "inout"))
     kernel = compiled(LoopProgram("scatter", params, ("m", "n"), rows, columns, vector, stages))
     random = np.random.default_rng(6)
     for height, width in ((1, 1), (5, 17), (33, 64), (0, 3), (40, 3)):
         whole = random.integers(-4, 5, (height, width))
-        t = random.integers(0, 7, height)
-        want = np.zeros((7, width))
-        np.add.at(want, t, whole)
+        t = random.integers(-2, 7, height)
+        want = np.zeros((7, width), bool if dtype == "bool" else float)
+        np.add.at(want, t[t >= 0], whole[t >= 0] > 0 if dtype == "bool" else whole[t >= 0])
+        whole = whole > 0 if dtype == "bool" else whole
         if dtype == "bf16":
             x, y = bf16_bits(whole.astype(np.float32)), np.zeros((7, width), np.uint16)
         else:

@@ -150,9 +150,9 @@ class _Storage:
                 self.keep(window, value)
                 return True
         node = self.producers.get(value.name)
-        if node is None or row(node).kind in ("library", "extern", "scatter") or value.name in taken or value.name in self.windows:
+        if node is None or row(node).kind in ("library", "extern", "scatter") or value.name in taken:
             return False
-        if not fusable(node, self.refused):
+        if value.name in self.windows or not fusable(node, self.refused):
             return False
         taken[value.name] = memory
         self.required[value.name] = value

@@ -146,7 +146,7 @@ class _Kernel:
         self.program = program
         self.layout = layout
         self.code = Code(target)
-        self.space = Space(self.code, program.vector)
+        self.space = Space(self.code, program.vector, apart=layout.rows_are_lanes)
         self.buffers: dict[str, Buffer] = {}
         self.reductions: dict[int, Reduction] = {}
         self.stage_floor = 0

@@ -33,7 +33,8 @@ class Space:
 
     vector: the variable taken several values at a time; its value in `names` is that of lane 0.
     lanes: how many, 0 for scalar code. mask: the lanes that exist, None for all of them. lanes_from: the section behind
-    whose test all lanes exist, or only those of the mask: loads of vectors must not leave it.
+    whose test all lanes exist, or only those of the mask: loads of vectors must not leave it. apart: the lanes are rows,
+    which never scatter to one element.
     """
 
     code: Code
@@ -41,6 +42,7 @@ class Space:
     lanes: int = 0
     mask: Value | None = None
     lanes_from: int = 0
+    apart: bool = False
     names: dict[str, Value] = field(default_factory=dict)
     registers: dict[int, Value] = field(default_factory=dict)
 
@@ -204,7 +206,13 @@ class Space:
             code.close_section()
             return
         how, pointer = self.locate(buffer, offset)
-        if how == "row":
+        if how == "many" and self.apart:
+            every = self.active(mask) or constant("bool", True, self.lanes)
+            found = code.masked("gather", constant(buffer.stored, 0, self.lanes), pointer, every, align, code.top, False)
+            assert found is not None
+            total = self._plus(buffer, found, code.spread(value, self.lanes))
+            code.masked("scatter", total, pointer, every, align, code.top, pure=False)
+        elif how == "row":
             active = self.active(mask)
             value = code.spread(value, self.lanes)
             if active is None:
@@ -228,13 +236,15 @@ class Space:
 
     def _plus(self, buffer: Buffer, raw: Value, value: Value) -> Value:
         old = from_memory(self.code, raw, buffer.dtype, value.dtype)
-        op = "fadd" if value.dtype in ("f32", "f64") else "or" if value.dtype == "bool" else "add"
+        op = "fadd" if value.dtype in ("f32", "f64") else "or" if buffer.dtype == "bool" else "add"
         return to_memory(self.code, self.code.binary(op, old, value), buffer.dtype)
 
     def _scatter_lanes(self, buffer: Buffer, pointers: Value, values: Value, mask: Value | None) -> None:
         """One lane after the other, through stack slots."""
         code, align = self.code, size_of(buffer.dtype)
         lanes = self.lanes
+        if values.dtype == "bool":  # lanes of single bits lie eight to a byte
+            values = convert(code, values, "u8")
         where, what = code.slot("scatter to", "ptr", lanes), code.slot("scatter", values.dtype, lanes)
         code.do(f"store {pointers.typed}, ptr {where.text}")
         code.do(f"store {values.typed}, ptr {what.text}")

@@ -137,4 +137,4 @@ def _base(t: Translator, x: Value) -> Value:
     made = next((node for node in reversed(t.builder.nodes) if node.outputs == (x,)), None)
     if made is None or made.op != "full":
         return x
-    return t.builder.op("full", *made.inputs, **dict(made.attrs))
+    return t.op("full", *made.inputs, **dict(made.attrs))

@@ -154,7 +154,7 @@ class _Lowering:
         stages = tuple(Stage(b.level, tuple(b.instructions)) for b in self.blocks)
         return Nest(tuple((v, self.extents[v]) for v in self.rows), tuple((v, self.extents[v]) for v in self.columns),
                     bool(self.variables) and self.variables[-1] in self.rows, stages, self.params,
-                    frozenset(self.stored), frozenset(self.updated), tuple(self.scratch.values()))
+                    frozenset(self.stored), tuple(self.scratch.values()), frozenset(self.updated))
 
     def depth(self, value: Value) -> int:
         """The number of reductions, one after another, before `value` can be computed."""

@@ -22,9 +22,9 @@ class Nest:
     """Code in terms of the graph's values and sizes.
 
     rows, columns: (variable, extent), outermost first; inner_row: the innermost loop of all is one over rows.
-    params: value name -> dtype in memory, in the order of first use ("" is the status word); stored: those written;
-    updated: those of them that hold something before.
+    params: value name -> dtype in memory, in the order of first use ("" is the status word); stored: those written.
     scratch: (name, dtype) of the row buffers, each as long as the columns; no value has such a name.
+    updated: those of the stored ones that a scatter writes into: they hold something before.
     """
 
     rows: Loops
@@ -33,8 +33,8 @@ class Nest:
     stages: tuple[Stage, ...]
     params: Mapping[str, str]
     stored: frozenset[str]
-    updated: frozenset[str]
     scratch: tuple[tuple[str, str], ...]
+    updated: frozenset[str] = frozenset()
 
 
 def program_of(nest: Nest) -> tuple[LoopProgram, tuple[str, ...]]:

@@ -101,8 +101,7 @@ def _scatter(a: Attributes, x: torch.Tensor, y: torch.Tensor, index: torch.Tenso
               for d in dims]
     # along `dim` last: where elements meet, the later one counts
     order = (*(d for d in dims if d != a["dim"]), a["dim"])
-    block = _put({"dims": dims}, x, y.permute(order), *(p.expand(y.shape).permute(order) for p in places), add=add)
-    return block
+    return _put({"dims": dims}, x, y.permute(order), *(p.expand(y.shape).permute(order) for p in places), add=add)
 
 
 def _slice(a: Attributes, x: torch.Tensor) -> torch.Tensor:
