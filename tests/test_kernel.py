@@ -13,6 +13,7 @@ import anyshape.ops  # noqa: F401  (fills the op table)
 from anyshape.base.config import Config
 from anyshape.base.errors import IndexRangeError
 from anyshape.ir.graph import Graph, Value
+from anyshape.ir.op import row
 from anyshape.ir.parse import parse
 from anyshape.ir.types import TensorType
 from anyshape.kernel.fuse import fuse
@@ -99,6 +100,23 @@ GRAPHS = {name: textwrap.dedent(text) for name, text in {
           y = add(e, x)               f32[b, 6]
           return y
         """,
+    "embedding_backward": """
+        graph embedding_backward(w: f32[n, 6], g: f32[b, 6], s: f32[b, 1], i: i64[b]) where 0 <= b, 1 <= n
+          c = checked(i | size=n, wrap)                    i64[b]
+          z = full(0.0 | shape=[n, 6], dtype="f32")        f32[n, 6]
+          m = mul(g, s)                                    f32[b, 6]
+          y = put_add(z, m, c | dims=[0])                  f32[n, 6]
+          r = add(y, w)                                    f32[n, 6]
+          return r, y
+        """,
+    "scatter_rows": """
+        graph scatter_rows(x: f32[b, n], y: f32[b, m], i: i64[b, m]) where 0 <= b, 1 <= n, 0 <= m
+          c = checked(i | size=n, wrap)            i64[b, m]
+          e = exp(y)                               f32[b, m]
+          a = scatter_add(x, e, c | dim=1)         f32[b, n]
+          s = scatter(a, y, c | dim=1)             f32[b, n]
+          return s
+        """,
     "split": """
         graph split(x: f32[b, t, 12], y: f32[b, 3, t, 4]) where 0 <= b, 0 <= t
           r = reshape(x | shape=[b, t, 3, 4])    f32[b, t, 3, 4]
@@ -153,6 +171,8 @@ def fused(graph: Graph, limit: int = 128, refused: Refused | None = None, enable
     """The fusion of a graph, of which only the results and the operands of other nodes must be stored."""
     refused = refused or Refused()
     outside = [value for node in graph.nodes if not fusable(node, refused) for value in node.values()]
+    scatters = [node for node in graph.nodes if row(node).kind == "scatter"]
+    outside += [value for node in scatters for value in (node.inputs[0], *node.inputs[2:])]
     required = {value.name: value for value in (*graph.outputs, *outside) if isinstance(value, Value)}
     return fuse(graph, required, {}, {}, limit=limit, refused=refused, enabled=enabled)
 

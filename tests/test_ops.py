@@ -314,6 +314,51 @@ def index_samples() -> Iterator[Sample]:
     yield Sample("index", (T("f32", (2, 3, 4)), T("i64", (), 0, 2), T("i64", (), 0, 2)), {"dims": (1, 2)})
 
 
+    for wrap, low in ((True, -3), (False, 0)):
+        yield Sample("checked", (T("i64", (n, 2), low, 3),), {"size": 3, "wrap": wrap}, THREE)
+
+
+def scatter_samples() -> Iterator[Sample]:
+    """Whole numbers, so that sums are exact in every dtype; some places are outside."""
+    for name, dtype in product(("put", "put_add"), ("f32", "bf16", "i64", "bool")):
+        for shape in ((4,), (n, 2), (), (0,)):
+            for dim in (0, 1, 2):
+                x = [3, n + 3, 4]
+                y = (*x[:dim], *shape, *x[dim + 1:])
+                whole = (T(dtype, y, 1, 1), T("i64", shape, -1, 4))
+                yield Sample(name, (T(dtype, tuple(x), 2, 2), *whole), {"dims": (dim,)}, THREE)
+        places = (T("i64", (n, 1), -1, 3), T("i64", (3,), 0, 3))
+        for dims, y in (((0, 1), (n, 3, 2)), ((1, 2), (2, n, 3))):
+            yield Sample(name, (T(dtype, (2, 2, 2), 2, 2), T(dtype, y, 1, 1), *places), {"dims": dims}, THREE)
+    for name, dtype in product(("scatter", "scatter_add"), ("f32", "bf16", "i64", "bool")):
+        for dim in (0, 1):
+            at = T("i64", (n, 2), -1, 5)
+            yield Sample(name, (T(dtype, (n + 1, 4), 2, 2), T(dtype, (n, 2), 1, 1), at), {"dim": dim}, THREE)
+
+
+@pytest.mark.parametrize("op", ["put", "put_add", "scatter", "scatter_add"])
+def test_scatter_agrees_with_interpreter(op: str) -> None:
+    """Every element of the second operand, in order, at the place that the row says."""
+    for sample in scatter_samples():
+        for symbols in sample.sizes if sample.op == op else ():
+            node, found, evaluator = run(sample, symbols)
+            into, meeting = OPS[op].into, OPS[op].meeting
+            assert into is not None and meeting is not None
+            x, y = evaluator.tensors["x"], evaluator.tensors["x_1"]
+            expected = x.clone()
+            loops = [f"i{d}" for d in range(y.ndim)]
+            met: dict[Any, Any] = {}
+            for index in product(*(range(size) for size in y.shape)):
+                evaluator.symbols.update(zip(loops, index, strict=True))
+                place, inside = into(evaluator, node, tuple(symbol(name) for name in loops))
+                if inside:
+                    at = tuple(evaluate(p, evaluator.symbols) for p in place)
+                    expected[at] = expected[at] + y[index] if op.endswith("add") else y[index]
+                    row = tuple(i for d, i in enumerate(index) if d not in meeting(node))
+                    assert met.setdefault(at, row) == row, sample  # rows never meet
+            assert torch.equal(found, expected), sample
+
+
 BODIES = [*pointwise_samples(), *create_samples(), *view_samples(), *index_samples()]
 BODY_ROWS = sorted({sample.op for sample in BODIES})
 
@@ -334,7 +379,7 @@ def test_every_row_is_sampled() -> None:
     assert with_body == BODY_ROWS
     without = {name for name, row in OPS.items() if row.body is None}
     assert without == {"sum", "prod", "amax", "amin", "any", "all", "matmul", "matmul_add", "convolution", "extern",
-                       "attention", "attention_backward"}
+                       "attention", "attention_backward", "put", "put_add", "scatter", "scatter_add"}
 
 
 def test_every_scalar_operation_has_a_row() -> None:
@@ -406,6 +451,9 @@ def test_interpreter_is_torch() -> None:
         (one("take", [x, index[None]], dim=0), torch.nn.functional.embedding(index[None], x)),
         (one("gather", [x, torch.tensor([[1, 2], [0, 4]])], dim=1), torch.gather(x, 1, torch.tensor([[1, 2], [0, 4]]))),
         (one("index", [x, index, index], dims=(0, 1)), x[index, index]),
+        (one("put", [x, x[:3], index], dims=(0,)), x.index_put((index,), x[:3])),
+        (one("put_add", [x, x[:3], index], dims=(0,)), x.index_add(0, index, x[:3])),
+        (one("scatter_add", [x, x, (x > 0).long()], dim=1), x.scatter_add(1, (x > 0).long(), x)),
         (one("pad", [x], low=(1, -2), high=(0, 3), value=9.0), torch.nn.functional.pad(x, (-2, 3, 1, 0), value=9.0)),
         (one("iota", [], count=7, start=1.5, step=0.3, dtype="f32"), torch.arange(1.5, 3.4, 0.3)),
         (one("slice", [x], dim=1, start=1, count=2, step=3), x[:, 1::3]),

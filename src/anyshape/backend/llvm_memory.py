@@ -33,8 +33,8 @@ class Space:
 
     vector: the variable taken several values at a time; its value in `names` is that of lane 0.
     lanes: how many, 0 for scalar code. mask: the lanes that exist, None for all of them. lanes_from: the section behind
-    whose test all lanes exist, or only those of the mask: loads of vectors must not leave it. apart: the lanes are rows,
-    which never scatter to one element.
+    whose test all lanes exist, or only those of the mask: loads of vectors must not leave it.
+    apart: the lanes are rows, which never scatter to one element.
     """
 
     code: Code
@@ -208,7 +208,8 @@ class Space:
         how, pointer = self.locate(buffer, offset)
         if how == "many" and self.apart:
             every = self.active(mask) or constant("bool", True, self.lanes)
-            found = code.masked("gather", constant(buffer.stored, 0, self.lanes), pointer, every, align, code.top, False)
+            nothing = constant(buffer.stored, 0, self.lanes)
+            found = code.masked("gather", nothing, pointer, every, align, code.top, False)
             assert found is not None
             total = self._plus(buffer, found, code.spread(value, self.lanes))
             code.masked("scatter", total, pointer, every, align, code.top, pure=False)

@@ -35,7 +35,7 @@ def index_put(t: Translator, x: Value, indices: Sequence[Value | None], values: 
     shape = turned.tensor.shape
     block = broadcast_shapes("index_put", [own.tensor.shape for own in chosen])
     y = t.broadcast(t.cast(values, x.tensor.dtype), shape[:dims[0]] + block + shape[dims[-1] + 1:])
-    places = [t.op("checked", own, size=shape[d], wrap=True) for own, d in zip(chosen, dims, strict=True)]
+    places = [_checked(t, own, shape[d], True) for own, d in zip(chosen, dims, strict=True)]
     result = t.op("put_add" if accumulate else "put", turned, y, *places, dims=tuple(dims))
     return t.permute(result, [order.index(d) for d in range(len(order))])
 
@@ -65,11 +65,11 @@ def index_copy(t: Translator, x: Value, dim: int, index: Value, source: Value) -
 
 def _rows(t: Translator, name: str, x: Value, dim: int, index: Value, source: Value) -> Value:
     if not x.tensor.rank:
-        raise Decline("a write into a rank-0 tensor")
+        return t.reshape(_rows(t, name, t.reshape(x, (1,)), 0, index, t.reshape(source, (1,))), ())
     dim = dim % x.tensor.rank
     shape = x.tensor.shape
     count = index.tensor.count
-    at = t.op("checked", t.reshape(t.cast(index, "i64"), (count,)), size=shape[dim], wrap=False)
+    at = _checked(t, t.reshape(index, (count,)), shape[dim], False)
     y = _sized(t, source, shape[:dim] + (count,) + shape[dim + 1:])
     return t.op(name, _base(t, x), y, at, dims=(dim,))
 
@@ -88,23 +88,29 @@ def _sized(t: Translator, y: Value, shape: Sequence[Size]) -> Value:
 
 @translates(aten.scatter.value, aten.scatter.src)
 def scatter(t: Translator, x: Value, dim: int, at: Value, source: Any) -> Value:
-    if not x.tensor.rank or x.tensor.rank != at.tensor.rank:
-        raise Decline("a write into a rank-0 tensor")
+    x, at, source = _ranked(t, x, at, source)
     dim = dim % x.tensor.rank
     others = [(n, m) for d, (n, m) in enumerate(zip(at.tensor.shape, x.tensor.shape, strict=True)) if d != dim]
     if at.tensor.shape[dim] == 1 and all(n == m for n, m in others) and (
             not isinstance(source, Value) or source.tensor.shape == at.tensor.shape):
         # one write per line along `dim` is a comparison with the position; duplicates cannot occur
-        return t.where(is_at(t, t.cast(at, "i64"), dim, x.tensor.shape[dim]), source, x)
+        place = is_at(t, _checked(t, at, x.tensor.shape[dim], False), dim, x.tensor.shape[dim])
+        result = t.where(place, source, x)
+        return result if t.out.shape else t.reshape(result, ())
     y = source if isinstance(source, Value) else t.full(source, (), x.tensor.dtype)
     return _scattered(t, "scatter", x, dim, at, y)
 
 
 @translates(aten.scatter_add.default)
 def scatter_add(t: Translator, x: Value, dim: int, at: Value, source: Value) -> Value:
-    if not x.tensor.rank or x.tensor.rank != at.tensor.rank:
-        raise Decline("a write into a rank-0 tensor")
+    x, at, source = _ranked(t, x, at, source)
     return _scattered(t, "scatter_add", x, dim % x.tensor.rank, at, source)
+
+
+def _ranked(t: Translator, x: Value, at: Value, source: Any) -> tuple[Value, Value, Any]:
+    """A tensor without dims is one of a single element."""
+    x, at = (t.reshape(v, v.tensor.shape or (1,)) for v in (x, at))
+    return x, at, t.reshape(source, source.tensor.shape or (1,)) if isinstance(source, Value) else source
 
 
 def _scattered(t: Translator, name: str, x: Value, dim: int, at: Value, source: Value) -> Value:
@@ -116,8 +122,13 @@ def _scattered(t: Translator, name: str, x: Value, dim: int, at: Value, source: 
             y = t.window(y, d, 0, count)
     else:
         y = t.broadcast(y, shape)
-    places = t.op("checked", t.cast(at, "i64"), size=x.tensor.shape[dim], wrap=False)
-    return t.op(name, _base(t, x), y, places, dim=dim)
+    result = t.op(name, _base(t, x), y, _checked(t, at, x.tensor.shape[dim], False), dim=dim)
+    return result if t.out.shape else t.reshape(result, ())
+
+
+def _checked(t: Translator, at: Value, size: Size, wrap: bool) -> Value:
+    """Indices into `size` elements; one out of range is an error before anything is written."""
+    return t.op("checked", t.cast(at, "i64"), size=size, wrap=wrap)
 
 
 @translates(aten.embedding_dense_backward.default)

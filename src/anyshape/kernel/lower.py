@@ -210,14 +210,16 @@ class _Lowering:
         node = self.inside[value.name]
         source, into = node.inputs[1], row(node).into
         assert isinstance(source, Value) and into is not None
-        index = self.root_index(source)
-        place, mask = into(self, node, index)  # type: ignore[arg-type]
-        assert isinstance(mask, int)
-        register = self.read(source, index)
         kind = self.layouts.get(value.name, value.tensor)
         self.params.setdefault(value.name, kind.dtype)
         self.stored.add(value.name)
         self.updated.add(value.name)
+        if 0 in source.tensor.shape:
+            return  # its loops have no variables, so that nothing would keep loads from being done
+        index = self.root_index(source)
+        place, mask = into(self, node, index)  # type: ignore[arg-type]
+        assert isinstance(mask, int)
+        register = self.read(source, index)
         self.emit("scatter" if row(node).combine else "store", (register, mask), dtype=self.kinds[register],
                   buffer=value.name, offset=self.offset(linear(self.tidy(place), kind.layout())))
 
