@@ -74,8 +74,9 @@ class _Storage:
         copies = self.outputs()
         for node in self.graph.nodes:
             if row(node).kind == "scatter" and fusable(node, self.refused):
-                # what it writes into, and the indices, which are so checked before anything is written
-                for operand in (node.inputs[0], *node.inputs[2:]):
+                # what it writes into; and the indices, so that they are checked before an input is written
+                caller_sees = places.get(node.output.name) in self.inputs
+                for operand in (node.inputs[0], *(node.inputs[2:] if caller_sees else ())):
                     assert isinstance(operand, Value)
                     self.need(operand)
             if row(node).kind != "view" and not fusable(node, self.refused):

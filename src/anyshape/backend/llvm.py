@@ -136,6 +136,8 @@ class _Layout:
         weight = sum(_WEIGHT.get(one.op, 1) for one in stage.instructions)
         eights = sum(one.dtype in ("i64", "f64") for one in stage.instructions if one.op not in ("constant", "index"))
         weight += 2 * eights
+        if not self.rows_are_lanes and any(one.op == "scatter" for one in stage.instructions):
+            return self.basic  # lanes that may meet are written out one by one
         return self.basic * (4 if weight <= 12 else 2 if weight <= 128 else 1)
 
 

@@ -237,34 +237,19 @@ class Space:
 
     def _plus(self, buffer: Buffer, raw: Value, value: Value) -> Value:
         old = from_memory(self.code, raw, buffer.dtype, value.dtype)
-        op = "fadd" if value.dtype in ("f32", "f64") else "or" if buffer.dtype == "bool" else "add"
+        op = "fadd" if value.dtype in ("f32", "f64") else "or" if value.dtype == "bool" else "add"
         return to_memory(self.code, self.code.binary(op, old, value), buffer.dtype)
 
     def _scatter_lanes(self, buffer: Buffer, pointers: Value, values: Value, mask: Value | None) -> None:
-        """One lane after the other, through stack slots."""
+        """One lane after the other; those of the mask that are off add to a spare stack slot."""
         code, align = self.code, size_of(buffer.dtype)
-        lanes = self.lanes
-        if values.dtype == "bool":  # lanes of single bits lie eight to a byte
-            values = convert(code, values, "u8")
-        where, what = code.slot("scatter to", "ptr", lanes), code.slot("scatter", values.dtype, lanes)
-        code.do(f"store {pointers.typed}, ptr {where.text}")
-        code.do(f"store {values.typed}, ptr {what.text}")
-        on = code.slot("scatter mask", "i8", lanes)
         if mask is not None:
-            code.do(f"store {code.convert('zext', code.spread(mask, lanes), 'i8').typed}, ptr {on.text}")
-        lane = code.open_loop(constant("i64", 0), constant("i64", lanes), 1)
-        top = code.top
-        if mask is not None:
-            flag = code.load("i8", 0, code.address(on, "i8", lane), top, False)
-            code.open_if(code.compare("ne", flag, constant("i8", 0)))
-        pointer = code.load("ptr", 0, code.address(where, "ptr", lane), code.top, False)
-        value = code.load(values.dtype, 0, code.address(what, values.dtype, lane), code.top, False)
-        raw = code.load(buffer.stored, 0, pointer, code.top, False, align)
-        total = self._plus(buffer, raw, value)
-        code.do(f"store {ELEMENT[total.dtype]} {total.text}, ptr {pointer.text}, align {align}")
-        if mask is not None:
-            code.close_section()
-        code.close_section()
+            pointers = code.select(mask, pointers, code.slot("spare", "i64", 0))
+        for lane in range(self.lanes):
+            pointer, value = code.element(pointers, lane), code.element(values, lane)
+            raw = code.load(buffer.stored, 0, pointer, code.top, False, align)
+            total = self._plus(buffer, raw, value)
+            code.do(f"store {ELEMENT[total.dtype]} {total.text}, ptr {pointer.text}, align {align}")
 
 
 def _outermost(value: Value) -> tuple[bool, int]:

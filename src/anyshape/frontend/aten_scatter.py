@@ -11,7 +11,7 @@ import torch
 
 from anyshape.frontend.aten_index import is_at
 from anyshape.frontend.aten_table import Decline, Mismatch, Translator, translates
-from anyshape.ir.graph import Value
+from anyshape.ir.graph import Node, Value
 from anyshape.ops.rules import broadcast_shapes
 from anyshape.sym.expr import Size
 
@@ -127,7 +127,11 @@ def _scattered(t: Translator, name: str, x: Value, dim: int, at: Value, source: 
 
 
 def _checked(t: Translator, at: Value, size: Size, wrap: bool) -> Value:
-    """Indices into `size` elements; one out of range is an error before anything is written."""
+    """Indices into `size` elements; one out of range is an error before anything is written. Where they are spread
+    over more dims, each is checked, and read, once."""
+    made = _made(t, at)
+    if made is not None and made.op == "broadcast" and isinstance(made.inputs[0], Value):
+        return t.broadcast(_checked(t, made.inputs[0], size, wrap), at.tensor.shape)
     return t.op("checked", t.cast(at, "i64"), size=size, wrap=wrap)
 
 
@@ -145,7 +149,12 @@ def embedding_dense_backward(t: Translator, grad: Value, indices: Value, num_wei
 
 def _base(t: Translator, x: Value) -> Value:
     """What is written into. A constant is made anew: it then has no other reader, and is written over."""
-    made = next((node for node in reversed(t.builder.nodes) if node.outputs == (x,)), None)
+    made = _made(t, x)
     if made is None or made.op != "full":
         return x
     return t.op("full", *made.inputs, **dict(made.attrs))
+
+
+def _made(t: Translator, x: Value) -> Node | None:
+    """The equation of a value."""
+    return next((node for node in reversed(t.builder.nodes) if node.outputs == (x,)), None)
