@@ -330,13 +330,18 @@ def scatter_samples() -> Iterator[Sample]:
         places = (T("i64", (n, 1), -1, 3), T("i64", (3,), 0, 3))
         for dims, y in (((0, 1), (n, 3, 2)), ((1, 2), (2, n, 3))):
             yield Sample(name, (T(dtype, (2, 2, 2), 2, 2), T(dtype, y, 1, 1), *places), {"dims": dims}, THREE)
+    for step, dim in product((1, 3), (0, 1)):
+        attrs = {"dim": dim, "start": n, "step": step}
+        shape = (2, n + 1) if dim else (n + 1, 2)
+        whole = (2, 4 * n + 3) if dim else (4 * n + 3, 2)
+        yield Sample("overwrite", (T("bf16", whole, 2, 2), T("bf16", shape, 1, 1)), attrs, THREE)
     for name, dtype in product(("scatter", "scatter_add"), ("f32", "bf16", "i64", "bool")):
         for dim in (0, 1):
             at = T("i64", (n, 2), -1, 5)
             yield Sample(name, (T(dtype, (n + 1, 4), 2, 2), T(dtype, (n, 2), 1, 1), at), {"dim": dim}, THREE)
 
 
-@pytest.mark.parametrize("op", ["put", "put_add", "scatter", "scatter_add"])
+@pytest.mark.parametrize("op", ["overwrite", "put", "put_add", "scatter", "scatter_add"])
 def test_scatter_agrees_with_interpreter(op: str) -> None:
     """Every element of the second operand, in order, at the place that the row says."""
     for sample in scatter_samples():
@@ -351,7 +356,7 @@ def test_scatter_agrees_with_interpreter(op: str) -> None:
             for index in product(*(range(size) for size in y.shape)):
                 evaluator.symbols.update(zip(loops, index, strict=True))
                 place, inside = into(evaluator, node, tuple(symbol(name) for name in loops))
-                if inside:
+                if inside is None or inside:
                     at = tuple(evaluate(p, evaluator.symbols) for p in place)
                     expected[at] = expected[at] + y[index] if op.endswith("add") else y[index]
                     row = tuple(i for d, i in enumerate(index) if d not in meeting(node))
@@ -379,7 +384,7 @@ def test_every_row_is_sampled() -> None:
     assert with_body == BODY_ROWS
     without = {name for name, row in OPS.items() if row.body is None}
     assert without == {"sum", "prod", "amax", "amin", "any", "all", "matmul", "matmul_add", "convolution", "extern",
-                       "attention", "attention_backward", "put", "put_add", "scatter", "scatter_add"}
+                       "attention", "attention_backward", "overwrite", "put", "put_add", "scatter", "scatter_add"}
 
 
 def test_every_scalar_operation_has_a_row() -> None:

@@ -174,13 +174,20 @@ def test_nothing_is_written_into_an_input_by_a_call_that_fails() -> None:
         cache[at] = y
         return cache.sum()
 
-    fast = compiled(function, strict=True)
-    cache = torch.zeros(4, 300)
-    fast(cache, torch.tensor([1, 2]), torch.ones(2, 300))
-    before = cache.clone()
-    with pytest.raises(IndexError):
-        fast(cache, torch.tensor([0, 4]), torch.full((2, 300), 7.0))
-    assert torch.equal(cache, before)
+    def looked_up(cache: torch.Tensor, at: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        cache[:2] = y[at].tanh()
+        return cache.sum()
+
+    for own in (function, looked_up):
+        torch.compiler.reset()
+        fast = compiled(own, strict=True)
+        cache = torch.zeros(4, 300)
+        fast(cache, torch.tensor([1, 0]), torch.ones(2, 300))
+        assert not steps(fast, CopyStep)
+        before = cache.clone()
+        with pytest.raises(IndexError):
+            fast(cache, torch.tensor([0, 4]), torch.full((2, 300), 7.0))
+        assert torch.equal(cache, before)
 
 
 # ---- memory
@@ -213,6 +220,46 @@ def test_a_cache_is_written_where_it_lies() -> None:
     assert not steps(fast, ExternStep) and not steps(fast, CopyStep)
 
 
+class Window(nn.Module):
+    """A cache whose slices are written: at the end of what it holds, with a step, one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(2, 3, 40, 8))
+        self.register_buffer("every", torch.zeros(2, 40))
+
+    def forward(self, x: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        held, n = x.shape[0], k.shape[2]
+        self.keys[:, :, held:held + n] = k * 2
+        self.every[:, 1:2 * n:2] = k.sum((1, 3))
+        return self.keys[:, :, :held + n].sum((0, 2)) + self.every.sum()
+
+
+def test_slices_are_written_where_they_lie() -> None:
+    torch.manual_seed(0)
+    plain, model = Window(), Window()
+    fast = compiled(model, strict=True)
+    for held, n in ((2, 5), (7, 1), (8, 3), (20, 20)):
+        given = torch.ones(held), torch.randn(2, 3, n, 8)
+        torch.testing.assert_close(fast(*given), plain(*given))
+        torch.testing.assert_close((model.keys, model.every), (plain.keys, plain.every))
+    assert not steps(fast, ExternStep) and not steps(fast, CopyStep)
+
+
+def test_slices_with_steps() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        x[1::3] = y
+        x[:, 2:4] = 7
+        return x
+
+    fast = compiled(function, strict=True)
+    for n, k in ((7, 5), (30, 64), (2, 4)):
+        x, y = torch.randn(n, k), torch.randn((n + 1) // 3, k)
+        torch.testing.assert_close(fast(x, y), function(x, y))
+    assert not steps(fast, ExternStep)
+
+
 def test_what_is_still_needed_is_copied_first() -> None:
     """The input as it was is read, returned, or written to another input, or the new one is returned: no writing in
     place."""
@@ -241,7 +288,12 @@ def test_what_is_still_needed_is_copied_first() -> None:
         x.copy_(new)
         return new * 2
 
-    for function in (read, itself, returned, twice, crossed):
+    def sliced(x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> Any:
+        x[:, 1:2] = x[:, :1] * 2
+        x[1:2] += 1
+        return x[:, 1:].sum()
+
+    for function in (read, itself, returned, twice, crossed, sliced):
         torch.compiler.reset()
         fast = compiled(function, strict=True)
         for n, k in ((5, 3), (2, 70)):

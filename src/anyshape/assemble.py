@@ -74,11 +74,11 @@ class _Storage:
         copies = self.outputs()
         for node in self.graph.nodes:
             if row(node).kind == "scatter" and fusable(node, self.refused):
-                # what it writes into; and the indices, so that they are checked before an input is written
-                caller_sees = places.get(node.output.name) in self.inputs
-                for operand in (node.inputs[0], *(node.inputs[2:] if caller_sees else ())):
-                    assert isinstance(operand, Value)
-                    self.need(operand)
+                base, *others = node.values()
+                self.need(base)
+                if places.get(node.output.name) in self.inputs:
+                    for value in self.checked(others):
+                        self.need(value)
             if row(node).kind != "view" and not fusable(node, self.refused):
                 for value, traced in _operands(node):
                     self.need(value, node.op == "extern" and not _any_strides(node), traced)
@@ -114,6 +114,22 @@ class _Storage:
                     row(made).kind != "view" and fusable(made, self.refused))):
                 places[base.name] = last
         return places
+
+    def checked(self, values: list[Value]) -> list[Value]:
+        """What may fail on the way to the values: before an input is written, it has to be known."""
+        found: dict[str, Value] = {}
+        seen: set[str] = set()
+        while values:
+            value = values.pop()
+            node = self.producers.get(value.name)
+            if node is None or value.name in seen or not fusable(node, self.refused):
+                continue
+            seen.add(value.name)
+            if row(node).checks:
+                found[value.name] = value
+            else:
+                values.extend(node.values())
+        return list(found.values())
 
     def reaches(self, name: str, users: Mapping[str, list[Node]], ends: set[str]) -> bool:
         """Is the value, or a view of it, one of `ends`?"""

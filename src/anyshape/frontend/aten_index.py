@@ -141,10 +141,13 @@ def select_backward(t: Translator, grad: Value, sizes: Any, dim: int, index: Siz
 @translates(aten.slice_scatter.default)
 def slice_scatter(t: Translator, x: Value, source: Value, dim: int = 0, start: Any = None, end: Any = None,
                   step: Any = 1) -> Value:
-    if step != 1:
-        raise Decline("a write with a step")
+    if not isinstance(step, int):
+        raise Decline("a slice with a symbolic step")
     dim = dim % x.tensor.rank
-    return _overwritten(t, x, source, dim, clamped(t, start, x.tensor.shape[dim], 0))
+    begin = clamped(t, start, x.tensor.shape[dim], 0)
+    if step != 1:
+        return t.op("overwrite", x, t.cast(source, x.tensor.dtype), dim=dim, start=begin, step=step)
+    return _overwritten(t, x, source, dim, begin)
 
 
 @translates(aten.select_scatter.default)

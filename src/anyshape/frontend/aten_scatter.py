@@ -11,6 +11,7 @@ import torch
 
 from anyshape.frontend.aten_index import is_at
 from anyshape.frontend.aten_table import Decline, Mismatch, Translator, translates
+from anyshape.ir.build import Builder
 from anyshape.ir.graph import Node, Value
 from anyshape.ops.rules import broadcast_shapes
 from anyshape.sym.expr import Size
@@ -158,3 +159,36 @@ def _base(t: Translator, x: Value) -> Value:
 def _made(t: Translator, x: Value) -> Node | None:
     """The equation of a value."""
     return next((node for node in reversed(t.builder.nodes) if node.outputs == (x,)), None)
+
+
+def overwrite_part(builder: Builder, target: Value, value: Value) -> None:
+    """Where the input `target` is to receive `value`, which is the input but for a part along one dim, and nothing
+    else reads it, the equation becomes one that can write this part where it lies.
+
+        concat(x[:a], y, x[a+k:])  -->  overwrite(x, y | start=a)
+    """
+    made = {output: node for node in builder.nodes for output in node.outputs}
+    whole = made.get(value)
+    if whole is None or whole.op != "concat":
+        return
+    dim = whole.attr("dim")
+    assert isinstance(dim, int)
+    begin: Size = 0
+    kept: list[Node] = []
+    parts: list[tuple[Value, Size]] = []
+    for part in whole.values():
+        slice_ = made.get(part)
+        if slice_ is not None and slice_.op == "slice" and slice_.inputs[0] is target and (
+                slice_.attr("dim"), slice_.attr("start"), slice_.attr("step")) == (dim, begin, 1):
+            kept.append(slice_)
+        else:
+            parts.append((part, begin))
+        begin = begin + part.tensor.shape[dim]
+    own = {target, *(node.output for node in kept)}
+    used = {operand for node in builder.nodes for operand in node.values()}
+    readers = [node for node in builder.nodes if own & set(node.values()) and used & set(node.outputs)]
+    if len(parts) != 1 or any(node is not whole and node not in kept for node in readers):
+        return
+    (part, start), = parts
+    builder.nodes[builder.nodes.index(whole)] = Node(
+        "overwrite", (target, part), (("dim", dim), ("start", start), ("step", 1)), whole.outputs, whole.where)

@@ -48,7 +48,7 @@ ALSO = (
 WHOLE = (
     # The library's flash attention needs memory linear in the length.
     aten._scaled_dot_product_flash_attention_for_cpu,
-    # Scatter-adds: the decompositions go through index_put with accumulate, which is slower and harder to recognise.
+    # Scatter-adds: each has a translation of its own, or is slower as index_put with accumulate.
     aten.embedding_dense_backward,
     aten.index_add,
     aten._unsafe_masked_index_put_accumulate,

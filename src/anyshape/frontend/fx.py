@@ -322,6 +322,7 @@ class _Walk(Inputs):
         source = self._resolved(node.args[1])
         kind = target.tensor
         value = self.t.broadcast(self.t.cast(source, kind.dtype), kind.shape)
+        aten_scatter.overwrite_part(self.builder, target, value)
         self.writes[target] = value
         self.env[node] = self.env[node.args[0]] = value
 

@@ -61,7 +61,8 @@ class Op:
         window of the operand's storage, or None when it is none.
     cost: scalar operations per result element, a rough weight for the fusion score.
     into: scatter ops: where the element of the second operand at an index goes in the result, and a bool register:
-        whether it goes anywhere.
+        whether it goes anywhere (None: it does).
+    checks: the body checks indices that data give: a kernel with it may fail.
     meeting: scatter ops: the dims of the second operand along which elements may go to one place; in all others they
         go where no other goes.
     torch: name of the torch function that the reference interpreter calls; "" when run/interp.py has its own line.
@@ -79,6 +80,7 @@ class Op:
     random: bool = False
     into: Callable[[Body, Node, Index], tuple[Index, object]] | None = None
     meeting: Callable[[Node], tuple[int, ...]] | None = None
+    checks: bool = False
 
 
 OPS: dict[str, Op] = {}

@@ -218,9 +218,9 @@ class _Lowering:
             return  # its loops have no variables, so that nothing would keep loads from being done
         index = self.root_index(source)
         place, mask = into(self, node, index)  # type: ignore[arg-type]
-        assert isinstance(mask, int)
         register = self.read(source, index)
-        self.emit("scatter" if row(node).combine else "store", (register, mask), dtype=self.kinds[register],
+        args = (register, mask) if isinstance(mask, int) else (register,)
+        self.emit("scatter" if row(node).combine else "store", args, dtype=self.kinds[register],
                   buffer=value.name, offset=self.offset(linear(self.tidy(place), kind.layout())))
 
     def store(self, value: Value, index: Index) -> None:

@@ -16,16 +16,16 @@ def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
     for node in graph.nodes:
         for value in node.outputs:
             found.update(dict.fromkeys(value.tensor.shape))
-        if node.op == "slice":
+        if node.op in ("slice", "overwrite"):
             found.update(dict.fromkeys(_inside(node)))
     return tuple(size for size in found if isinstance(size, Expr) and not graph.facts.prove_nonnegative(size))
 
 
 def _inside(node: Node) -> tuple[Size, ...]:
     """At least 0 where a slice stays inside of its operand; one of no elements may start right behind the end."""
-    operand = node.inputs[0]
-    assert isinstance(operand, Value)
+    operand, part = node.inputs[0], node.inputs[1] if node.op == "overwrite" else node.output
+    assert isinstance(operand, Value) and isinstance(part, Value)
     dim, start, step = slice_parts(node)
-    last = start + step * (node.outputs[0].tensor.shape[dim] - 1)
+    last = start + step * (part.tensor.shape[dim] - 1)
     lowest, highest = (start, last) if step > 0 else (last, start)
     return lowest, operand.tensor.shape[dim] - 1 - highest

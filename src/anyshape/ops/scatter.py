@@ -3,6 +3,7 @@
     put(x, y, i | dims=(0,))      x, with row y[t] at row i[t]
     put_add(x, y, i | dims=(0,))  x, with row y[t] added to row i[t]
     scatter(x, y, i | dim=1)      x, with y[r, t] at [r, i[r, t]]; scatter_add likewise
+    overwrite(x, y | dim=0, start=2, step=1)  x, with y at rows 2, 3, ...: what sizes say, not data
 
 `put` is to `index` what `scatter` is to `gather`. Where several elements go to one place, the last one stays, or they
 are added in their order. An element whose place is outside of x goes nowhere; `checked`, of which the indices are made,
@@ -103,6 +104,26 @@ def _place(body: Body[Any], operand: Operand, index: Index, count: Size) -> tupl
     return body.as_index(register), inside
 
 
+def _infer_overwrite(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    target, source = _both(name, inputs)
+    where = dim(name, attrs, target.rank)
+    start, step = size(name, attrs, "start"), attrs["step"]
+    if not isinstance(step, int) or isinstance(step, bool) or step < 1:
+        fail(name, f"the step {step} is not a positive number")
+    if source.rank != target.rank or any(
+            a != b for d, (a, b) in enumerate(zip(source.shape, target.shape, strict=True)) if d != where):
+        fail(name, f"{source} and {target} differ outside dim {where}")
+    beyond = start + (source.shape[where] - 1) * step - target.shape[where]
+    if source.shape[where] != 0 and isinstance(beyond, int) and beyond >= 0:
+        fail(name, f"the last element is not inside dim {where} of {target}", "clamp start")
+    return (TensorType(target.dtype, target.shape, None, same_device(name, (target, source))),)
+
+
+def _overwrite_into(body: Body[Any], node: Node, index: Index) -> tuple[Index, object]:
+    where, start, step = int_attr(node, "dim"), size_attr(node, "start"), int_attr(node, "step")
+    return index[:where] + (start + index[where] * step,) + index[where + 1:], None
+
+
 def _infer_scatter(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     target, source = _both(name, inputs)
     where = dim(name, attrs, target.rank)
@@ -130,7 +151,13 @@ def _scatter_meeting(node: Node) -> tuple[int, ...]:
     return (int_attr(node, "dim"),)
 
 
-add_row("checked", "index", "i | size, wrap", _infer_checked, body=_checked_body, cost=4)
+def _never_meeting(node: Node) -> tuple[int, ...]:
+    return ()
+
+
+add_row("overwrite", "scatter", "x, y | dim, start, step", _infer_overwrite, into=_overwrite_into,
+        meeting=_never_meeting)
+add_row("checked", "index", "i | size, wrap", _infer_checked, body=_checked_body, cost=4, checks=True)
 for _name, _combine in (("put", ""), ("put_add", "add")):
     add_row(_name, "scatter", "x, y, i, ... | dims", _infer_put, into=_put_into, meeting=_put_meeting, combine=_combine)
 for _name, _combine in (("scatter", ""), ("scatter_add", "add")):

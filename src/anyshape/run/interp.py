@@ -104,6 +104,13 @@ def _scatter(a: Attributes, x: torch.Tensor, y: torch.Tensor, index: torch.Tenso
     return _put({"dims": dims}, x, y.permute(order), *(p.expand(y.shape).permute(order) for p in places), add=add)
 
 
+def _overwrite(a: Attributes, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    result = x.clone(memory_format=torch.contiguous_format)
+    if y.shape[a["dim"]]:
+        _slice({**a, "count": y.shape[a["dim"]]}, result).copy_(y)
+    return result
+
+
 def _slice(a: Attributes, x: torch.Tensor) -> torch.Tensor:
     if a["count"] == 0:
         return x.narrow(a["dim"], 0, 0)
@@ -196,6 +203,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "any": lambda a, x: x.any(a["dims"], a["keep"]),
     "all": lambda a, x: x.all(a["dims"], a["keep"]),
     "checked": lambda a, i: (_wrapped if a["wrap"] else _inside)(i, a["size"]),
+    "overwrite": _overwrite,
     "put": _put,
     "put_add": lambda a, x, y, *i: _put(a, x, y, *i, add=True),
     "scatter": _scatter,
