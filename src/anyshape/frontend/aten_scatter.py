@@ -13,6 +13,7 @@ from anyshape.frontend.aten_index import is_at
 from anyshape.frontend.aten_table import Decline, Mismatch, Translator, translates
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Node, Value
+from anyshape.ir.op import row
 from anyshape.ops.rules import broadcast_shapes
 from anyshape.sym.expr import Size
 
@@ -185,8 +186,12 @@ def overwrite_part(builder: Builder, target: Value, value: Value) -> None:
             parts.append((part, begin))
         begin = begin + part.tensor.shape[dim]
     own = {target, *(node.output for node in kept)}
-    used = {operand for node in builder.nodes for operand in node.values()}
-    readers = [node for node in builder.nodes if own & set(node.values()) and used & set(node.outputs)]
+    used = {value}
+    readers = []
+    for node in reversed(builder.nodes):
+        if row(node).kind != "view" or used & set(node.outputs):  # else nobody looks
+            used.update(node.values())
+            readers += [node] if own & set(node.values()) else []
     if len(parts) != 1 or any(node is not whole and node not in kept for node in readers):
         return
     (part, start), = parts
