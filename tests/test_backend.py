@@ -258,7 +258,7 @@ def test_scatter(vector: str, dtype: str) -> None:
     register = "f32" if dtype == "bf16" else dtype
     look = I(0, "load", (), "i64", "t", i)
     add = (I(1, "load", (), register, "x", i * n + j), I(2, "constant", (), "i64", value=0), I(3, "ge", (0, 2), "bool"),
-           I(4, "scatter", (1, 3), register, "y", symbol("%0") * n + j))
+           I(4, "scatter", (1, 3), register, "y", symbol("%0") * n + j, combine="add"))
     rows, columns, stages = (("j", n),), (("i", m),), (Stage("column", (look, *add)),)
     params = (Param("x", dtype, "in"), Param("t", "i64", "in"), Param("y", dtype, "inout"))
     kernel = compiled(LoopProgram("scatter", params, ("m", "n"), rows, columns, vector, stages))

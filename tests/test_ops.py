@@ -318,9 +318,14 @@ def index_samples() -> Iterator[Sample]:
         yield Sample("checked", (T("i64", (n, 2), low, 3),), {"size": 3, "wrap": wrap}, THREE)
 
 
+COMBINED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "_add": torch.add, "_mul": torch.mul, "_amax": torch.maximum, "_amin": torch.minimum}
+
+
 def scatter_samples() -> Iterator[Sample]:
     """Whole numbers, so that sums are exact in every dtype; some places are outside."""
-    for name, dtype in product(("put", "put_add"), ("f32", "bf16", "i64", "bool")):
+    ends = ("", *COMBINED)
+    for name, dtype in product([f"put{end}" for end in ends], ("f32", "bf16", "i64", "bool")):
         for shape in ((4,), (n, 2), (), (0,)):
             for dim in (0, 1, 2):
                 x = [3, n + 3, 4]
@@ -335,13 +340,16 @@ def scatter_samples() -> Iterator[Sample]:
         shape = (2, n + 1) if dim else (n + 1, 2)
         whole = (2, 4 * n + 3) if dim else (4 * n + 3, 2)
         yield Sample("overwrite", (T("bf16", whole, 2, 2), T("bf16", shape, 1, 1)), attrs, THREE)
-    for name, dtype in product(("scatter", "scatter_add"), ("f32", "bf16", "i64", "bool")):
+    for name, dtype in product([f"scatter{end}" for end in ends], ("f32", "bf16", "i64", "bool")):
         for dim in (0, 1):
             at = T("i64", (n, 2), -1, 5)
             yield Sample(name, (T(dtype, (n + 1, 4), 2, 2), T(dtype, (n, 2), 1, 1), at), {"dim": dim}, THREE)
 
 
-@pytest.mark.parametrize("op", ["overwrite", "put", "put_add", "scatter", "scatter_add"])
+SCATTERS = ["overwrite", *(f"{name}{end}" for name in ("put", "scatter") for end in ("", *COMBINED))]
+
+
+@pytest.mark.parametrize("op", SCATTERS)
 def test_scatter_agrees_with_interpreter(op: str) -> None:
     """Every element of the second operand, in order, at the place that the row says."""
     for sample in scatter_samples():
@@ -358,7 +366,8 @@ def test_scatter_agrees_with_interpreter(op: str) -> None:
                 place, inside = into(evaluator, node, tuple(symbol(name) for name in loops))
                 if inside is None or inside:
                     at = tuple(evaluate(p, evaluator.symbols) for p in place)
-                    expected[at] = expected[at] + y[index] if op.endswith("add") else y[index]
+                    combine = COMBINED.get(op.removeprefix("scatter").removeprefix("put"), lambda old, new: new)
+                    expected[at] = combine(expected[at], y[index])
                     row = tuple(i for d, i in enumerate(index) if d not in meeting(node))
                     assert met.setdefault(at, row) == row, sample  # rows never meet
             assert torch.equal(found, expected), sample
@@ -384,7 +393,7 @@ def test_every_row_is_sampled() -> None:
     assert with_body == BODY_ROWS
     without = {name for name, row in OPS.items() if row.body is None}
     assert without == {"sum", "prod", "amax", "amin", "any", "all", "matmul", "matmul_add", "convolution", "extern",
-                       "attention", "attention_backward", "overwrite", "put", "put_add", "scatter", "scatter_add"}
+                       "attention", "attention_backward", *SCATTERS}
 
 
 def test_every_scalar_operation_has_a_row() -> None:

@@ -1,6 +1,7 @@
 """Writes at places that the data say: values against eager PyTorch, indices out of range, memory, threads."""
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +78,14 @@ def inner(x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def reduced(how: str, own: bool, x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.scatter_reduce(1, i, y, how, include_self=own)
+
+
+def reduced_rows(how: str, own: bool, x: torch.Tensor, i: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.index_reduce(0, i, y.clamp(-1, 1), how, include_self=own)
+
+
 CASES: dict[str, Case] = {
     "index_put": (lambda x, i, y: x.index_put((i,), y), wrapped),
     "index_put add": (lambda x, i, y: x.index_put((i,), y, accumulate=True), wrapped),
@@ -96,6 +105,10 @@ CASES: dict[str, Case] = {
     "scatter columns": (lambda x, i, y: x.scatter(0, i, y), each_column),
     "scatter_add": (lambda x, i, y: x.scatter_add(1, i, y), each_row),
     "scatter_add columns": (lambda x, i, y: x.scatter_add(0, i, y), each_column),
+    **{f"scatter_reduce {how} {own}": (functools.partial(reduced, how, own), each_row)
+       for how in ("sum", "prod", "amax", "amin") for own in (True, False)},
+    **{f"index_reduce {how}": (functools.partial(reduced_rows, how, how != "prod"), rows)
+       for how in ("prod", "amax", "amin")},
     "scatter_add spread": (lambda x, i, y: x.scatter_add(0, i[:, None].expand(y.shape), y), rows),
 }
 

@@ -342,8 +342,8 @@ class _Kernel:
             level, pure = self._load_level(buffer)
             space.registers[one.result] = space.load(buffer, one, args[0] if args else None, level, pure)
         elif one.op in ("store", "scatter"):
-            write = space.store if one.op == "store" else space.scatter
-            write(self.buffers[one.buffer], one.offset, args[0], args[1] if len(args) > 1 else None)
+            where = self.buffers[one.buffer], one.offset, args[0], args[1] if len(args) > 1 else None
+            space.store(*where) if one.op == "store" else space.scatter(*where, one.combine)
         elif one.op == "check":
             self._check_lanes(self.buffers[one.buffer], args[0], args[1] if len(args) > 1 else None, one.value)
         elif one.op == "constant":

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from anyshape.backend.llvm_reduce import combine
 from anyshape.backend.llvm_scalar import IN_MEMORY, convert, from_memory, to_memory
 from anyshape.backend.llvm_text import ELEMENT, Code, Value, constant
 from anyshape.ir.types import size_of
@@ -197,12 +198,12 @@ class Space:
         every = constant("bool", True, self.lanes) if active is None else active
         code.masked("store" if how == "row" else "scatter", raw, pointer, every, align, code.top, pure=False)
 
-    def scatter(self, buffer: Buffer, offset: Size, value: Value, mask: Value | None) -> None:
-        """buffer[offset] += value; lanes that meet in one element all count."""
+    def scatter(self, buffer: Buffer, offset: Size, value: Value, mask: Value | None, op: str) -> None:
+        """`op` combines value into buffer[offset]; lanes that meet in one element all count."""
         code, align = self.code, size_of(buffer.dtype)
         if mask is not None and not mask.lanes:
             code.open_if(mask)
-            self.scatter(buffer, offset, value, None)
+            self.scatter(buffer, offset, value, None, op)
             code.close_section()
             return
         how, pointer = self.locate(buffer, offset)
@@ -211,7 +212,7 @@ class Space:
             nothing = constant(buffer.stored, 0, self.lanes)
             found = code.masked("gather", nothing, pointer, every, align, code.top, False)
             assert found is not None
-            total = self._plus(buffer, found, code.spread(value, self.lanes))
+            total = self._combined(op, buffer, found, code.spread(value, self.lanes))
             code.masked("scatter", total, pointer, every, align, code.top, pure=False)
         elif how == "row":
             active = self.active(mask)
@@ -223,32 +224,34 @@ class Space:
                                     False)
                 assert found is not None
                 raw = found
-            total = self._plus(buffer, raw, value)
+            total = self._combined(op, buffer, raw, value)
             if active is None:
                 code.do(f"store {total.typed}, ptr {pointer.text}, align {align}")
             else:
                 code.masked("store", total, pointer, active, align, code.top, pure=False)
         elif not self.lanes:
             raw = code.load(buffer.stored, 0, pointer, code.top, False, align)
-            code.do(f"store {self._plus(buffer, raw, value).typed}, ptr {pointer.text}, align {align}")
+            code.do(f"store {self._combined(op, buffer, raw, value).typed}, ptr {pointer.text}, align {align}")
         else:
-            self._scatter_lanes(buffer, code.spread(pointer, self.lanes), code.spread(value, self.lanes),
+            self._scatter_lanes(op, buffer, code.spread(pointer, self.lanes), code.spread(value, self.lanes),
                                 self.active(mask))
 
-    def _plus(self, buffer: Buffer, raw: Value, value: Value) -> Value:
+    def _combined(self, op: str, buffer: Buffer, raw: Value, value: Value) -> Value:
         old = from_memory(self.code, raw, buffer.dtype, value.dtype)
-        op = "fadd" if value.dtype in ("f32", "f64") else "or" if value.dtype == "bool" else "add"
-        return to_memory(self.code, self.code.binary(op, old, value), buffer.dtype)
+        # a sum is rounded as eager PyTorch's is, product and sum one by one
+        plain = op == "add" and value.dtype in ("f32", "f64")
+        total = self.code.binary("fadd", old, value) if plain else combine(self.code, op, old, value)
+        return to_memory(self.code, total, buffer.dtype)
 
-    def _scatter_lanes(self, buffer: Buffer, pointers: Value, values: Value, mask: Value | None) -> None:
-        """One lane after the other; those of the mask that are off add to a spare stack slot."""
+    def _scatter_lanes(self, op: str, buffer: Buffer, pointers: Value, values: Value, mask: Value | None) -> None:
+        """One lane after the other; those of the mask that are off go to a spare stack slot."""
         code, align = self.code, size_of(buffer.dtype)
         if mask is not None:
             pointers = code.select(mask, pointers, code.slot("spare", "i64", 0))
         for lane in range(self.lanes):
             pointer, value = code.element(pointers, lane), code.element(values, lane)
             raw = code.load(buffer.stored, 0, pointer, code.top, False, align)
-            total = self._plus(buffer, raw, value)
+            total = self._combined(op, buffer, raw, value)
             code.do(f"store {ELEMENT[total.dtype]} {total.text}, ptr {pointer.text}, align {align}")
 
 

@@ -4,13 +4,13 @@
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from anyshape.frontend.aten_index import is_at
-from anyshape.frontend.aten_table import Decline, Mismatch, Translator, translates
+from anyshape.frontend.aten_table import Decline, Mismatch, Translator, is_float, literal, translates, wide
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Node, Value
 from anyshape.ir.op import row
@@ -18,6 +18,11 @@ from anyshape.ops.rules import broadcast_shapes
 from anyshape.sym.expr import Size
 
 aten = torch.ops.aten
+
+LIMITS: dict[str, tuple[int | bool, int | bool]] = {
+    "i8": (-2**7, 2**7 - 1), "i16": (-2**15, 2**15 - 1), "i32": (-2**31, 2**31 - 1), "i64": (-2**63, 2**63 - 1),
+    "u8": (0, 255), "bool": (False, True),
+}  # fmt: skip
 
 
 @translates(aten.index_put.default, aten._unsafe_index_put.default)
@@ -100,13 +105,69 @@ def scatter(t: Translator, x: Value, dim: int, at: Value, source: Any) -> Value:
         result = t.where(place, source, x)
         return result if t.out.shape else t.reshape(result, ())
     y = source if isinstance(source, Value) else t.full(source, (), x.tensor.dtype)
-    return _scattered(t, "scatter", x, dim, at, y)
+    result = _scattered(t, "scatter", x, dim, at, y)
+    return result if t.out.shape else t.reshape(result, ())
 
 
 @translates(aten.scatter_add.default)
 def scatter_add(t: Translator, x: Value, dim: int, at: Value, source: Value) -> Value:
     x, at, source = _ranked(t, x, at, source)
-    return _scattered(t, "scatter_add", x, dim % x.tensor.rank, at, source)
+    result = _scattered(t, "scatter_add", x, dim % x.tensor.rank, at, source)
+    return result if t.out.shape else t.reshape(result, ())
+
+
+# the rows' ending for each name of a reduction, and what combines with x to x
+_REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "amax", "amin": "amin"}
+
+
+def _neutral(how: str, dtype: str) -> bool | int | float:
+    if how in ("add", "mul"):
+        return literal(int(how == "mul"), dtype)
+    low, high = LIMITS.get(dtype, (float("-inf"), float("inf")))
+    return low if how == "amax" else high
+
+
+@translates(aten.scatter_reduce.two)
+def scatter_reduce(t: Translator, x: Value, dim: int, at: Value, source: Value, reduce: str, *,
+                   include_self: bool = True) -> Value:
+    x, at, source = _ranked(t, x, at, source)
+    dim = dim % x.tensor.rank
+
+    def write(name: str, base: Value, y: Any) -> Value:
+        y = y if isinstance(y, Value) else t.full(y, (), x.tensor.dtype)
+        return _scattered(t, f"scatter{name}", base, dim, at, y)
+
+    result = _reduced(t, write, x, source, reduce, include_self)
+    return result if t.out.shape else t.reshape(result, ())
+
+
+@translates(aten.index_reduce.default)
+def index_reduce(t: Translator, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
+                 include_self: bool = True) -> Value:
+    if not x.tensor.rank:
+        raise Decline("a write into a rank-0 tensor")
+
+    def write(name: str, base: Value, y: Any) -> Value:
+        y = y if isinstance(y, Value) else t.full(y, source.tensor.shape, x.tensor.dtype)
+        return _rows(t, f"put{name}", base, dim, index, y)
+
+    return _reduced(t, write, x, source, reduce, include_self)
+
+
+def _reduced(t: Translator, write: Callable[[str, Value, Any], Value], x: Value, source: Value, reduce: str,
+             include_self: bool) -> Value:
+    """Elements combined into `x`; without those of `x` itself, the places that are written start from the neutral
+    number. `write` is (ending of the row's name, base, elements or a number) -> result."""
+    how, dtype = _REDUCTIONS[reduce], x.tensor.dtype
+    if reduce == "mean" and (not is_float(dtype) or wide(dtype) != dtype):
+        raise Decline(f"means of {dtype}")
+    base = x if include_self else write("", x, _neutral(how, dtype))
+    total = write(f"_{how}", base, source)
+    if reduce != "mean":
+        return total
+    ones = t.full(1, x.tensor.shape, dtype)
+    count = write("_add", ones if include_self else write("", ones, 0), 1)
+    return t.op("div", total, count if include_self else t.op("maximum", count, 1.0))
 
 
 def _ranked(t: Translator, x: Value, at: Value, source: Any) -> tuple[Value, Value, Any]:
@@ -124,8 +185,7 @@ def _scattered(t: Translator, name: str, x: Value, dim: int, at: Value, source: 
             y = t.window(y, d, 0, count)
     else:
         y = t.broadcast(y, shape)
-    result = t.op(name, _base(t, x), y, _checked(t, at, x.tensor.shape[dim], False), dim=dim)
-    return result if t.out.shape else t.reshape(result, ())
+    return t.op(name, _base(t, x), y, _checked(t, at, x.tensor.shape[dim], False), dim=dim)
 
 
 def _checked(t: Translator, at: Value, size: Size, wrap: bool) -> Value:

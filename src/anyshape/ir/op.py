@@ -55,7 +55,7 @@ class Op:
     signature: operand and attribute names as text, e.g. "x, y | dim, keep".
     infer: result types from operands and attributes; raises VerifyError when they do not fit.
     body: one element of the result (pointwise, view, index), see `Body`.
-    combine: the scalar operation of a reduction (add, mul, maximum, minimum, or, and), or of a scatter (add); "" when
+    combine: the scalar operation of a reduction (add, mul, maximum, minimum, or, and), or of a scatter; "" when
         it is none.
     strided: view ops: (source sizes, source strides, offset, node) -> (strides, offset) of the result as a strided
         window of the operand's storage, or None when it is none.

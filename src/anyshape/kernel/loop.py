@@ -73,8 +73,8 @@ class Instruction:
         load     buffer[offset], where `args` is () or (mask,); masked-off lanes read nothing and give `value`
         store    buffer[offset] = args[0], masked by args[1] when there is one; of lanes, and of columns, that meet in
                  one element the last one stays
-        scatter  buffer[offset] += args[0], masked likewise; those that meet are added in order. Different rows never
-                 store or scatter to one element: rows are run in parallel
+        scatter  combine args[0] into buffer[offset] with `combine`, masked likewise; those that meet are combined in
+                 order. Different rows never store or scatter to one element: rows are run in parallel
         constant `value`
         index    the size `offset` as an i64
         check    where args[0] (bool, vector or uniform; args[1] is an optional mask of active lanes) is false, set

@@ -220,8 +220,8 @@ class _Lowering:
         place, mask = into(self, node, index)  # type: ignore[arg-type]
         register = self.read(source, index)
         args = (register, mask) if isinstance(mask, int) else (register,)
-        self.emit("scatter" if row(node).combine else "store", args, dtype=self.kinds[register],
-                  buffer=value.name, offset=self.offset(linear(self.tidy(place), kind.layout())))
+        self.emit("scatter" if row(node).combine else "store", args, dtype=self.kinds[register], buffer=value.name,
+                  offset=self.offset(linear(self.tidy(place), kind.layout())), combine=row(node).combine)
 
     def store(self, value: Value, index: Index) -> None:
         register = self.read(value, index)

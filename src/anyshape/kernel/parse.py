@@ -33,7 +33,7 @@ _ROWS = re.compile(r"  rows \((.*)\)(?: vector (\w+))?$")
 _COLUMNS = re.compile(r"    columns \((.*)\)(?: vector (\w+))?$")
 _RESULT = re.compile(r"      r(\d+): (\w+) = (.*)$")
 _LOAD = re.compile(r"load (\w+)\[(.*)\](?: where r(\d+) else (\S+))?$")
-_STORE = re.compile(r"      (store|scatter|check) (\w+)\[(.*)\] r(\d+)(?:, r(\d+))?(?: code (-?\d+))?$")
+_STORE = re.compile(r"      (store|scatter|check) (\w+)\[(.*)\] r(\d+)(?:, r(\d+))?(?: code (-?\d+)| with (\w+))?$")
 _REDUCE = re.compile(r"reduce (\w+) r(\d+)$")
 _INDEX = re.compile(r"index (.+)$")
 _SCALAR = re.compile(r"(\w+) (r\d+(?:, r\d+)*)$")
@@ -257,11 +257,14 @@ class _Reader:
             self.fail(f"{name} is only read", "store to a parameter of role out")
         if (op == "check") != (match[6] is not None):
             self.fail(f"{op} {'has no' if op == 'check' else 'has a'} code", "write: check BUFFER[0] rN code 1")
+        if (op == "scatter") != (match[7] in COMBINES):
+            self.fail(f"{op} {match[7] and f'with {match[7]}'}", f"scatter with {', '.join(COMBINES)}")
         kind = self.register(match[4])
         if op == "check":
             self.wants(kind, "bool", "what is checked")
         args = (int(match[4]), *((self.mask(match[5]),) if match[5] else ()))
-        return Instruction(-1, op, args, kind, name, self.size(match[3], self.place(level)), int(match[6] or 0))
+        return Instruction(-1, op, args, kind, name, self.size(match[3], self.place(level)), int(match[6] or 0),
+                           match[7] or "")
 
     def known_buffer(self, name: str) -> tuple[str, str]:
         if name not in self.buffers:

@@ -37,7 +37,8 @@ def _line(i: Instruction) -> str:
     if i.op == "load":
         text = f"load {i.buffer}[{i.offset}]" + (f" where {args} else {i.value}" if args else "")
     elif i.op in ("store", "scatter", "check"):
-        return f"{i.op} {i.buffer}[{i.offset}] {args}" + (f" code {i.value}" if i.op == "check" else "")
+        more = f" code {i.value}" if i.op == "check" else f" with {i.combine}" if i.op == "scatter" else ""
+        return f"{i.op} {i.buffer}[{i.offset}] {args}{more}"
     elif i.op == "constant":
         text = f"{i.value!r}"
     elif i.op == "index":

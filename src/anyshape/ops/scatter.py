@@ -1,13 +1,13 @@
 """Rows that write elements into a copy of their first operand, at places that other operands say.
 
     put(x, y, i | dims=(0,))      x, with row y[t] at row i[t]
-    put_add(x, y, i | dims=(0,))  x, with row y[t] added to row i[t]
-    scatter(x, y, i | dim=1)      x, with y[r, t] at [r, i[r, t]]; scatter_add likewise
+    put_add(x, y, i | dims=(0,))  x, with row y[t] added to row i[t]; put_mul, put_amax, put_amin likewise
+    scatter(x, y, i | dim=1)      x, with y[r, t] at [r, i[r, t]]; scatter_add and the others likewise
     overwrite(x, y | dim=0, start=2, step=1)  x, with y at rows 2, 3, ...: what sizes say, not data
 
 `put` is to `index` what `scatter` is to `gather`. Where several elements go to one place, the last one stays, or they
-are added in their order. An element whose place is outside of x goes nowhere; `checked`, of which the indices are made,
-is what raises, before anything is written.
+are combined in their order. An element whose place is outside of x goes nowhere; `checked`, of which the indices are
+made, is what raises.
 """
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def _never_meeting(node: Node) -> tuple[int, ...]:
 add_row("overwrite", "scatter", "x, y | dim, start, step", _infer_overwrite, into=_overwrite_into,
         meeting=_never_meeting)
 add_row("checked", "index", "i | size, wrap", _infer_checked, body=_checked_body, cost=4, checks=True)
-for _name, _combine in (("put", ""), ("put_add", "add")):
-    add_row(_name, "scatter", "x, y, i, ... | dims", _infer_put, into=_put_into, meeting=_put_meeting, combine=_combine)
-for _name, _combine in (("scatter", ""), ("scatter_add", "add")):
-    add_row(_name, "scatter", "x, y, i | dim", _infer_scatter, into=_scatter_into, meeting=_scatter_meeting,
+for _end, _combine in (("", ""), ("_add", "add"), ("_mul", "mul"), ("_amax", "maximum"), ("_amin", "minimum")):
+    add_row(f"put{_end}", "scatter", "x, y, i, ... | dims", _infer_put, into=_put_into, meeting=_put_meeting,
+            combine=_combine)
+    add_row(f"scatter{_end}", "scatter", "x, y, i | dim", _infer_scatter, into=_scatter_into, meeting=_scatter_meeting,
             combine=_combine)

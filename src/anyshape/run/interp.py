@@ -5,6 +5,7 @@ declared with. bf16 and f16 arithmetic is done in f32 and rounded once per node,
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,8 +76,11 @@ def _index(a: Attributes, x: torch.Tensor, *indices: torch.Tensor) -> torch.Tens
     return x[(slice(None),) * a["dims"][0] + wrapped]
 
 
-def _put(a: Attributes, x: torch.Tensor, y: torch.Tensor, *indices: torch.Tensor, add: bool = False) -> torch.Tensor:
-    """Elements whose place is outside go nowhere."""
+PUTS = {"put": "", "put_add": "add", "put_mul": "prod", "put_amax": "amax", "put_amin": "amin"}
+
+
+def _put(a: Attributes, x: torch.Tensor, y: torch.Tensor, *indices: torch.Tensor, how: str = "") -> torch.Tensor:
+    """Elements whose place is outside go nowhere. how: "", add, or as scatter_reduce has it."""
     first, count = a["dims"][0], len(a["dims"])
     block = y.dim() - (x.dim() - count)
     shape = y.shape[first:first + block]
@@ -88,11 +92,21 @@ def _put(a: Attributes, x: torch.Tensor, y: torch.Tensor, *indices: torch.Tensor
         inside &= (place >= 0) & (place < x.shape[d])
     result = x.clone(memory_format=torch.contiguous_format)
     turned = result.movedim(a["dims"], tuple(range(count)))
-    turned.index_put_([place[inside] for place in places], rows[inside], accumulate=add)
+    if how in ("", "add"):
+        turned.index_put_([place[inside] for place in places], rows[inside], accumulate=how == "add")
+        return result
+    # one dim in place of those that are indexed
+    sizes = turned.shape[:count]
+    line = torch.zeros_like(places[0][inside])
+    for place, n in zip(places, sizes, strict=True):
+        line = line * n + place[inside]
+    flat = turned.reshape(_count(sizes), -1).to(torch.uint8 if x.dtype == torch.bool else x.dtype)
+    rows = rows[inside].reshape(line.numel(), flat.shape[1]).to(flat.dtype)
+    turned.copy_(flat.scatter_reduce(0, line[:, None].expand(rows.shape), rows, how).reshape(turned.shape))
     return result
 
 
-def _scatter(a: Attributes, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, add: bool = False) -> torch.Tensor:
+def _scatter(a: Attributes, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, how: str = "") -> torch.Tensor:
     """Elements whose place is outside go nowhere."""
     dims = tuple(range(x.dim()))
     if not y.numel():
@@ -101,7 +115,7 @@ def _scatter(a: Attributes, x: torch.Tensor, y: torch.Tensor, index: torch.Tenso
               for d in dims]
     # along `dim` last: where elements meet, the later one counts
     order = (*(d for d in dims if d != a["dim"]), a["dim"])
-    return _put({"dims": dims}, x, y.permute(order), *(p.expand(y.shape).permute(order) for p in places), add=add)
+    return _put({"dims": dims}, x, y.permute(order), *(p.expand(y.shape).permute(order) for p in places), how=how)
 
 
 def _overwrite(a: Attributes, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -204,10 +218,8 @@ OWN: dict[str, Callable[..., Any]] = {
     "all": lambda a, x: x.all(a["dims"], a["keep"]),
     "checked": lambda a, i: (_wrapped if a["wrap"] else _inside)(i, a["size"]),
     "overwrite": _overwrite,
-    "put": _put,
-    "put_add": lambda a, x, y, *i: _put(a, x, y, *i, add=True),
-    "scatter": _scatter,
-    "scatter_add": lambda a, x, y, i: _scatter(a, x, y, i, add=True),
+    **{name: functools.partial(_put, how=how) for name, how in PUTS.items()},
+    **{name.replace("put", "scatter"): functools.partial(_scatter, how=how) for name, how in PUTS.items()},
     "matmul": _matmul,
     "convolution": lambda a, x, w, b=None: convolve(x, w, b, a["stride"], a["padding"], a["dilation"], a["groups"]),
     "matmul_add": _matmul_add,
