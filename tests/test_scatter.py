@@ -107,6 +107,9 @@ CASES: dict[str, Case] = {
     "scatter_add columns": (lambda x, i, y: x.scatter_add(0, i, y), each_column),
     **{f"scatter_reduce {how} {own}": (functools.partial(reduced, how, own), each_row)
        for how in ("sum", "prod", "amax", "amin") for own in (True, False)},
+    "scatter with reduce": (lambda x, i, y: x.scatter(1, i, y, reduce="multiply"), each_row),
+    "scatter value with reduce": (lambda x, i, y: x.scatter(1, i, 2, reduce="add"), each_row),
+    "put": (lambda x, i, y: x.put(i, y[:, 0], accumulate=True), wrapped),
     **{f"index_reduce {how}": (functools.partial(reduced_rows, how, how != "prod"), rows)
        for how in ("prod", "amax", "amin")},
     "scatter_add spread": (lambda x, i, y: x.scatter_add(0, i[:, None].expand(y.shape), y), rows),

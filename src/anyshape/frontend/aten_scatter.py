@@ -59,10 +59,33 @@ def _masked(t: Translator, x: Value, indices: Sequence[Value | None], values: Va
     return t.where(mask, t.reshape(values, ()), x)
 
 
+@translates(aten._unsafe_masked_index_put_accumulate.default)
+def masked_index_put(t: Translator, x: Value, mask: Value, indices: Sequence[Value | None], values: Value) -> Value:
+    if x.tensor.count == 0:
+        return x
+    inside: list[Value | None] = []
+    for d, own in enumerate(indices):
+        count = x.tensor.shape[d]
+        inside.append(own if own is None else t.op("minimum", t.op("maximum", t.cast(own, "i64"), -count), count - 1))
+    return index_put(t, x, inside, t.where(mask, values, 0), True)
+
+
+@translates(aten.put.default)
+def put(t: Translator, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    flat, count = t.reshape(x, (x.tensor.count,)), index.tensor.count
+    at = t.reshape(index, (count,))
+    y = _sized(t, t.reshape(source, (source.tensor.count,)), (count,))
+    return t.reshape(index_put(t, flat, [at], y, accumulate), x.tensor.shape)
+
+
 @translates(aten.index_add.default)
 def index_add(t: Translator, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
-    y = t.cast(source, x.tensor.dtype)
-    return _rows(t, "put_add", x, dim, index, y if alpha == 1 else t.pointwise("mul", y, alpha))
+    dtype = x.tensor.dtype
+    y = t.cast(source, wide(dtype))
+    # eager PyTorch adds half precision up in f32 and rounds at the end
+    total = _rows(t, "put_add", t.cast(x, wide(dtype)), dim, index,
+                  y if alpha == 1 else t.pointwise("mul", y, alpha, dtype=wide(dtype)))
+    return t.cast(total, dtype)
 
 
 @translates(aten.index_copy.default)
@@ -141,12 +164,15 @@ def scatter_reduce(t: Translator, x: Value, dim: int, at: Value, source: Value, 
     return result if t.out.shape else t.reshape(result, ())
 
 
+@translates(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_combined(t: Translator, x: Value, dim: int, at: Value, source: Any, *, reduce: str) -> Value:
+    y = source if isinstance(source, Value) else t.full(source, at.tensor.shape, x.tensor.dtype)
+    return scatter_reduce(t, x, dim, at, y, {"add": "sum", "multiply": "prod"}[reduce])
+
+
 @translates(aten.index_reduce.default)
 def index_reduce(t: Translator, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
                  include_self: bool = True) -> Value:
-    if not x.tensor.rank:
-        raise Decline("a write into a rank-0 tensor")
-
     def write(name: str, base: Value, y: Any) -> Value:
         y = y if isinstance(y, Value) else t.full(y, source.tensor.shape, x.tensor.dtype)
         return _rows(t, f"put{name}", base, dim, index, y)
@@ -178,7 +204,11 @@ def _ranked(t: Translator, x: Value, at: Value, source: Any) -> tuple[Value, Val
 
 def _scattered(t: Translator, name: str, x: Value, dim: int, at: Value, source: Value) -> Value:
     """With as many elements of the source as there are indices."""
-    y = t.cast(source, x.tensor.dtype)
+    dtype = x.tensor.dtype
+    # eager PyTorch adds up and multiplies half precision in f32 and rounds at the end, as in `index_add`
+    if name.endswith(("_add", "_mul")) and wide(dtype) != dtype:
+        return t.cast(_scattered(t, name, t.cast(x, wide(dtype)), dim, at, t.cast(source, wide(dtype))), dtype)
+    y = t.cast(source, dtype)
     shape = at.tensor.shape
     if y.tensor.rank == len(shape):
         for d, count in enumerate(shape):
