@@ -107,7 +107,7 @@ class Maker:
     def step(self) -> None:
         kinds = (self.unary, self.unary, self.binary, self.binary, self.binary, self.choose, self.cast, self.reduce,
                  self.reduce, self.permute, self.reshape, self.slice, self.broadcast, self.concat, self.pad, self.take,
-                 self.flip, self.compare, self.create, self.matmul, self.bits)
+                 self.flip, self.compare, self.create, self.matmul, self.bits, self.scatter)
         mark = len(self.builder.nodes)
         try:
             self.draw.choice(kinds)()
@@ -296,6 +296,18 @@ class Maker:
             self.view("take", x, inside, dim=at)
         else:
             self.view("index", x, inside, dims=(at,))
+
+    def scatter(self) -> None:
+        """Rows of a value of the same type put, added or compared at places of which some are outside."""
+        x = self.value(lambda kind: kind.rank > 0 and kind.dtype != "bf16")
+        raw = self.value(lambda kind: kind.dtype == "i64" and kind.rank < 3)
+        if x is None or raw is None or raw.name not in self.exact or not self.low:
+            return
+        other = self.draw.choice([value for value in self.pool if value.tensor.dense() == x.tensor.dense()])
+        at = self.draw.randrange(x.tensor.rank)
+        rows = self.view("take", other, self.add("remainder", raw, 1, exact=True), dim=at)
+        ends = ("",) if x.tensor.dtype == "bool" else ("", "_add", "_add", "_amax")
+        self.view(f"put{self.draw.choice(ends)}", x, rows, raw, dims=(at,))
 
     def create(self) -> None:
         if self.draw.random() < 0.5:
