@@ -30,7 +30,8 @@ def fuse(graph: Graph, required: Mapping[str, Value], layouts: Mapping[str, Tens
          base: Mapping[str, str], *, limit: int, refused: Refused, enabled: bool = True) -> Fusion:
     """Group the fusable equations of `graph`.
 
-    required: the values that must be stored in memory (results, operands of library and extern calls).
+    required: the values that must be stored in memory (results, operands of library and extern calls,
+        what scatters write into).
     layouts: types of stored values whose strides are not dense.
     base: operand of a library or extern call -> the stored value that it is a window of.
     limit: largest number of equations in a group.
