@@ -37,6 +37,8 @@ PASS = ("kernels", "mixed", "calls")
 
 # op -> why it does not pass: known to be wrong, or to run as PyTorch outside of a compiled program
 KNOWN = {
+    "argwhere": "over a size of 0 the ordinary way ends its graph there, and nothing is left of it",
+    "nonzero": "over a size of 0 the ordinary way ends its graph there, and nothing is left of it",
     "corrcoef": "the operator looks at its data before it divides; torch's tracer ends the graph there",
     "cov": "the operator looks at its data before it divides; torch's tracer ends the graph there",
     "linalg.lstsq": "how many dims a result has depends on the rank of the data",
