@@ -51,10 +51,10 @@ PACKED = {dtype: host.PACKED + llvm_packed.ROUTINES * index for index, dtype in 
 THIN = {name: host.THIN + index for index, name in enumerate(llvm_thin.routines())}
 # features of processors that multiply whole tiles at once, several times faster than ours: there PyTorch is called
 TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
-# of a product by packed panels, by words along k: at most so many in one block, largest tile (rows, columns). A panel
-# of columns is near the first cache, a tile in the second; the last entry is for several blocks, whose columns are
-# packed anew for every tile of rows.
-TILE = (256, 48, 256)  # in f32
+# of a product by packed panels: words along k in a block at most, and the largest tile (rows, columns). A panel is near
+# the first cache, a tile in the second. In f32 columns are packed once for all rows, so that a tile needs few of those.
+TILE = (256, 48, 256)
+# in half precision, by words along k; the last entry is for several blocks: columns are packed anew for every tile
 TILES = ((512, 96, 256), (704, 96, 192), (256, 384, 256))
 # processors on which our products of f32 are faster than the library's, 103 against 91 GFLOP/s on a core for the sizes
 # of a small language model (MKL, 2026-11-21), and from which sizes on
