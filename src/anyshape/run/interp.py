@@ -92,14 +92,19 @@ def _put(a: Attributes, x: torch.Tensor, y: torch.Tensor, *indices: torch.Tensor
         inside &= (place >= 0) & (place < x.shape[d])
     result = x.clone(memory_format=torch.contiguous_format)
     turned = result.movedim(a["dims"], tuple(range(count)))
-    if how in ("", "add"):
-        turned.index_put_([place[inside] for place in places], rows[inside], accumulate=how == "add")
+    if how == "add":
+        turned.index_put_([place[inside] for place in places], rows[inside], accumulate=True)
         return result
     # one dim in place of those that are indexed
     sizes = turned.shape[:count]
     line = torch.zeros_like(places[0][inside])
     for place, n in zip(places, sizes, strict=True):
         line = line * n + place[inside]
+    if how == "":  # the last row for a place stays, which PyTorch leaves to chance on several threads
+        order = torch.arange(line.numel())
+        last = order.new_zeros(_count(sizes)).scatter_reduce(0, line, order, "amax")[line] == order
+        turned.index_put_([place[inside][last] for place in places], rows[inside][last])
+        return result
     flat = turned.reshape(_count(sizes), -1).to(torch.uint8 if x.dtype == torch.bool else x.dtype)
     rows = rows[inside].reshape(line.numel(), flat.shape[1]).to(flat.dtype)
     turned.copy_(flat.scatter_reduce(0, line[:, None].expand(rows.shape), rows, how).reshape(turned.shape))
