@@ -109,7 +109,7 @@ def _calls(program: ProgramNote) -> Any:
         return None
     table = _table("calls", "steps", "what", "why", "source", right=("steps",))
     for call in program.libraries:
-        table.add_row(str(call.uses), call.target, "a library does it", _source(call.lines))
+        table.add_row(str(call.uses), call.target, "a native routine does it", _source(call.lines))
     for call in program.externs:
         table.add_row(str(call.uses), call.target, f"PyTorch runs it: {call.why}", _source(call.lines))
     return table

@@ -10,7 +10,7 @@ import torch
 
 from anyshape.backend import host_words as host
 from anyshape.backend import llvm_attention, llvm_thin
-from anyshape.run.words import LIBRARY, THIN, Shape, bits, has_products
+from anyshape.run.words import LIBRARY, THIN, Shape, at_slots, bits, has_products
 
 OPS = {  # the operands of each op, without the mask, and its results
     "attention": (("q", "k", "v"), ("result", "sums")),
@@ -42,15 +42,7 @@ def attention_words(spec: AttentionSpec, windows: tuple[Any, ...]) -> list[int]:
                                                                         for shape, strides, _ in windows]))
     if words is None:
         return [host.CALL, 3, spec.number]
-    result = [*words]
-    result[2] = spec.number
-    for at in range(host.ATTENTION_OPERANDS, len(result), 5):
-        window = result[at]
-        if window >= 0:
-            slot, item = spec.places[window]
-            result[at] = slot
-            result[at + 1] = windows[window][2] * item
-    return result
+    return at_slots(words, range(host.ATTENTION_OPERANDS, len(words), 5), spec.number, spec.places, windows)
 
 
 def roles(op: str, count: int) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType, size_of
 from anyshape.plan.plan import Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.run.attention import OPS, AttentionSpec, attention_words
-from anyshape.run.words import Area, Shape, copy_words, matmul_words
+from anyshape.run.words import Area, Shape, at_slots, copy_words, matmul_words
 from anyshape.sym.expr import Call, Expr, Size, symbols_of
 from anyshape.sym.floats import float_of
 
@@ -105,16 +105,7 @@ def _matmul(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
                      tuple([(shape, strides) for shape, strides, _ in windows]))
     if words is None:
         return [host.CALL, 3, spec.number]
-    result = [*words]
-    if result:
-        result[2] = spec.number
-        for at in MATMUL_PLACES:
-            window = words[at]
-            if window >= 0:
-                slot, item = spec.places[window]
-                result[at] = slot
-                result[at + 1] = windows[window][2] * item
-    return result
+    return at_slots(words, MATMUL_PLACES, spec.number, spec.places, windows)
 
 
 @lru_cache(maxsize=4096)

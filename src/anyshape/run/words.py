@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from anyshape.backend import host_words as host
 from anyshape.backend import limits, llvm_half, llvm_packed, llvm_thin
@@ -60,6 +62,23 @@ TILES = ((512, 96, 256), (704, 96, 192), (256, 384, 256))
 # of a small language model (MKL, 2026-11-21), and from which sizes on
 OUR_CPUS = frozenset(("znver4",))
 OUR_SIDE, OUR_INNER = 32, 128
+
+
+def at_slots(words: Sequence[int], marks: Iterable[int], number: int, places: Sequence[tuple[int, int]],
+             windows: tuple[Any, ...]) -> list[int]:
+    """Words that repeated layers share, as those of step `number`: at `marks`, the position of a window (-1: none)
+    becomes its slot, and the word after it the bytes to its first element. places: (slot, bytes per element) of each
+    window."""
+    result = [*words]
+    if result:
+        result[2] = number
+        for at in marks:
+            window = words[at]
+            if window >= 0:
+                slot, item = places[window]
+                result[at] = slot
+                result[at + 1] = windows[window][2] * item
+    return result
 
 
 def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area | None, alpha: float,
