@@ -236,9 +236,9 @@ def spread_bias(step: int, c: int, bias: int, first: int, end: int) -> int:
     for row in range(first_row, end_row):
         target = c + row * word(step, MATMUL_LDC) * item + first_column * item
         source = bias + row * word(step, MATMUL_BIAS_ROW) + first_column * inner
-        if inner == item:
+        if inner == item and source != target:
             copy_bytes(target, source, columns * item)
-        else:
+        elif inner != item:
             copy_run(target, source, columns, item, inner, item)
     return 0
 

@@ -6,7 +6,8 @@
             for each tile of rows: pack the rows of B; for each pair of panels: multiply
 
 In the terms of the words, which are a column-major library's: `columns` run along M, where the result is contiguous;
-`rows` along N. The routines are those of backend/llvm_packed.py. Sums of f32 lie in the result from the first block on.
+`rows` along N. The routines are those of backend/llvm_packed.py. Sums of f32 lie in the result from the first block on,
+on top of the addend, which is there already or is copied there, tile by tile.
 In half precision they are rounded once, so that all blocks of a tile follow each other. Scratch of a thread: panels of
 rows, panels of columns, sums (of one pair of panels, or of the whole tile, in half precision with several blocks).
 """
@@ -63,7 +64,7 @@ from anyshape.backend.host_words import (
     THREADS,
     TILES_PER_THREAD,
 )
-from anyshape.backend.native import call, call_void, maximum, minimum, set_word, word, words
+from anyshape.backend.native import call, call_void, copy_bytes, maximum, minimum, set_word, word, words
 
 
 def run_packed(block: int, step: int) -> int:
@@ -183,10 +184,14 @@ def packed_tile(frame: int, part: int, new: int) -> int:
     step = word(frame, 1)
     item = word(step, MATMUL_ITEM)
     bias = word(frame, 5)
-    if part == 0 and bias != 0 and word(step, MATMUL_BIAS_COLUMN) != item:
+    inner = word(step, MATMUL_BIAS_COLUMN)
+    if part == 0 and bias != 0 and bias != word(frame, 4) and (item == F32 or inner != item):
         for i in range(word(frame, 3)):
-            copy_run(word(frame, 4) + i * word(step, MATMUL_LDC) * item, bias + i * word(step, MATMUL_BIAS_ROW),
-                     word(frame, 2), item, word(step, MATMUL_BIAS_COLUMN), item)
+            target = word(frame, 4) + i * word(step, MATMUL_LDC) * item
+            if inner == item:
+                copy_bytes(target, bias + i * word(step, MATMUL_BIAS_ROW), word(frame, 2) * item)
+            else:
+                copy_run(target, bias + i * word(step, MATMUL_BIAS_ROW), word(frame, 2), item, inner, item)
     deep = word(step, PACKED_WORDS) * word(step, PACKED_PER_WORD)
     first = part * deep
     count = minimum(deep, word(step, MATMUL_K) - first)
@@ -257,6 +262,7 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     rows = word(frame, 3)
     blocks = word(frame, 11)
     in_place = word(step, MATMUL_ITEM) == F32
+    more = 1 if in_place != 0 and (part > 0 or word(frame, 5) != 0) else 0  # to what is in the result
     lanes = word(step, PACKED_LANES)
     grain = word(step, PACKED_GRAIN)
     room = parts(count, lanes) * lanes
@@ -280,7 +286,7 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
             tile = word(entry, 2 * (3 - thirds) + width // lanes - 1)
             target = word(frame, 4) + row * c_step + column * c_item
             if in_place != 0 and thirds * grain <= rows - row and width <= columns - column:
-                call_void(tile, column_panel, row_panel, count, target, c_step, 1 if part > 0 else 0)
+                call_void(tile, column_panel, row_panel, count, target, c_step, more)
             else:
                 here = sums + row * sums_step + 4 * column if whole else sums
                 call_void(tile, column_panel, row_panel, count, here, sums_step, 1 if whole and part > 0 else 0)
@@ -288,7 +294,7 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
                 addend_step = word(step, MATMUL_BIAS_ROW)
                 if addend != 0:
                     addend += row * addend_step + column * item
-                if (addend != 0 and word(step, MATMUL_BIAS_COLUMN) != item) or (in_place != 0 and part > 0):
+                if (addend != 0 and word(step, MATMUL_BIAS_COLUMN) != item) or more != 0:
                     addend = target
                     addend_step = c_step
                 if part == blocks - 1 or in_place != 0:

@@ -8,7 +8,8 @@ bf16. The scheme is that of every BLAS (Goto and van de Geijn, Anatomy of High-P
 
 A *tile* routine multiplies one panel of rows with one of columns; its sums stay in registers over the whole block of k.
 
-    tile    (columns, rows, words, sums, step, add)   sums [rows of the panel, columns of it], f32, step bytes apart
+    tile    (columns, rows, words, sums, step, add)   sums [rows of the panel, columns of it], f32, step bytes apart;
+            add: to what is there
     turn, along, any (source, lane_step, inner_step, lanes, count, target, target_step)   one vector of lanes
             of a panel. turn: elements along k are neighbours; along: the lanes are. Lanes beyond `lanes` are
             undefined, elements beyond `count` are zero up to a whole word (turn: to a whole vector of words)
@@ -39,6 +40,7 @@ from anyshape.backend.llvm_scalar import from_memory
 from anyshape.backend.llvm_text import Code, Value, constant
 
 DTYPES = ("bf16", "f16", "f32")
+CHAIN = 128  # terms that one sum of f32 takes before it is added to what there is: the errors of a sum grow with it
 AHEAD = 16  # elements along k that are fetched before their turn
 HEIGHTS = 3  # numbers of rows that a panel may have: 3, 2, 1 times `grain`
 VECTORS = (1, 2)  # vectors of columns that a panel may have
@@ -132,15 +134,12 @@ class _Packed:
         slots = [[code.slot(f"sum {i} {j}", "f32", lanes) for j in range(vectors)] for i in range(height)]
         places = [[self.plus(self.plus(sums, self.times(step, i)), 4 * lanes * j) for j in range(vectors)]
                   for i in range(height)]
+        chunk = CHAIN if self.dtype == "f32" else 1 << 30
+        first = code.open_loop(number(0), code.intrinsic("smax", words, number(1)), chunk)  # no words: zeros
         for i in range(height):
             for j in range(vectors):
                 self.set(slots[i][j], constant("f32", 0, lanes))
-        code.open_if(code.compare("ne", add, number(0)))
-        for i in range(height):
-            for j in range(vectors):
-                self.set(slots[i][j], self.load("f32", lanes, places[i][j], 4))
-        code.close_section()
-        word = code.open_loop(number(0), words, 1)
+        word = code.open_loop(first, code.intrinsic("smin", self.plus(first, chunk), words), 1)
         column = self.plus(columns, self.times(word, 4 * lanes * vectors))
         row = self.plus(rows, self.times(word, 4 * height))
         factors = [self.load("f32", lanes, self.plus(column, 4 * lanes * j), 4) for j in range(vectors)]
@@ -150,9 +149,16 @@ class _Packed:
                 self.set(slots[i][j], multiply_add(code, self.dtype, other, factors[j],
                                                       self.get(slots[i][j], "f32", lanes)))
         code.close_section()
+        code.open_if(code.compare("ne", code.binary("or", add, first), number(0)))
+        for i in range(height):
+            for j in range(vectors):
+                self.set(slots[i][j], code.binary("fadd", self.get(slots[i][j], "f32", lanes),
+                                                  self.load("f32", lanes, places[i][j], 4)))
+        code.close_section()
         for i in range(height):
             for j in range(vectors):
                 self.store(self.get(slots[i][j], "f32", lanes), places[i][j])
+        code.close_section()
 
     # packing
 

@@ -15,6 +15,7 @@ from anyshape.base.errors import ConfigError
 from anyshape.ir.graph import Graph
 from anyshape.ir.show import show
 from anyshape.ir.verify import verify
+from anyshape.passes.addends import addends
 from anyshape.passes.causal import causal
 from anyshape.passes.channels_last import channels_last
 from anyshape.passes.cse import cse
@@ -28,9 +29,9 @@ from anyshape.passes.views import views
 
 Pass = Callable[[Graph, Config], Graph]
 
-# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; products count
-# readers, so equal equations are one before; dce sweeps
-ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, causal, products, dce)
+# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; products and
+# addends count readers, so equal equations are one before; dce sweeps
+ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, causal, products, addends, dce)
 
 ATTENTION = "attention"  # done before there is a Graph (frontend/attention.py); `disable` names it like a pass
 

@@ -1,4 +1,4 @@
-"""Lets a kernel's output take the place of an input that dies there.
+"""Lets what a step makes take the place of an input that dies there: of a kernel, or of a product with an addend.
 
     0 k0(a) -> b   (a's last use)      -->      buffers a and b become one: b's bytes are never taken
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from anyshape.ir.types import TensorType
 from anyshape.plan.merge import dtypes_of, united
-from anyshape.plan.plan import ExternStep, KernelStep, Plan, Window
+from anyshape.plan.plan import ExternStep, KernelStep, LibraryStep, Plan, Step, Window, touched
 from anyshape.sym.expr import Size
 
 
@@ -22,13 +22,10 @@ def in_place(plan: Plan, results: bool = False) -> dict[str, str]:
     names: dict[str, str] = {}
     ends = ("arena", "saved", "output") if results else ("arena", "saved")
     for position, step in enumerate(plan.steps):
-        if not isinstance(step, KernelStep):
-            continue
-        for source_index, output_index in step.reuse:
-            source_window, output_window = step.params[source_index], step.params[output_index]
+        for source_window, output_window in _pairs(step):
             source = buffers[names.get(source_window.buffer, source_window.buffer)]
             output = buffers[output_window.buffer]
-            uses = [w for k, w in enumerate(step.params) if w.buffer == source_window.buffer and k != source_index]
+            uses = [w for w in touched(step) if w.buffer == source_window.buffer and w is not source_window]
             homes = ends if source.home == "arena" else ("arena",) if source.name in owned else ()
             if (output.home not in homes or source.last != position or output.first != position
                     or source.bytes != output.bytes or uses or output.name in names
@@ -39,6 +36,16 @@ def in_place(plan: Plan, results: bool = False) -> dict[str, str]:
             names[output.name] = source.name
             buffers[source.name] = united(source, [source, output])
     return _ended(names, {b.name for b in plan.buffers if b.home == "output"})
+
+
+def _pairs(step: Step) -> list[tuple[Window, Window]]:
+    """What a step reads and may write over, with the result: a kernel says it; a product adds to what is there."""
+    if isinstance(step, KernelStep):
+        return [(step.params[source], step.params[output]) for source, output in step.reuse]
+    if isinstance(step, LibraryStep) and step.op == "matmul_add":
+        addend, result = step.inputs[2], step.outputs[0]
+        return [(addend, result)] if addend.type.layout() == result.type.layout() else []
+    return []
 
 
 def _ended(names: dict[str, str], results: set[str]) -> dict[str, str]:

@@ -195,7 +195,7 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
     places = [b.slot, b.bytes, a.slot, a.bytes, c.slot, c.bytes, *place, batches, len(dims)]
     thin = _thin(dtype, item, a, b, c)
     words = None
-    plain = dtype != "f64" and a.columns > 0 and alpha == 1 and not bias  # what panels can do in f32
+    plain = dtype != "f64" and a.columns > 0 and alpha == 1 and (not bias or beta == 1)  # what panels can do in f32
     if dtype in LIBRARY and not (plain and not thin[0] and _ours(c.rows, c.columns, a.columns)):
         words = _by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
     elif thin[0]:
