@@ -294,3 +294,22 @@ def test_positions_are_not_saved():
     saved = [window.type.dtype for program in compilation_of(fast).programs for window in program.compiled.plan.saved
              if hasattr(window, "type")]
     assert saved and set(saved) == {"f32"}
+
+
+def test_a_mask_that_lies_in_another_order_is_stored_for_the_host() -> None:
+    """As T5 makes it: a table's rows by distance, one number per head."""
+    table = torch.randn(9, 4)
+
+    def f(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        bias = table[index].permute(2, 0, 1)[None]
+        for _ in range(2):
+            q = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return q
+    fast = anyshape.compile(f)
+    for b, m in ((2, 5), (3, 33), (1, 1)):
+        q, k, v = (torch.randn(b, 4, m, 16) for _ in range(3))
+        index = torch.randint(0, 9, (m, m))
+        torch.testing.assert_close(fast(q, k, v, index), f(q, k, v, index))
+    records = [record for program in fast._anyshape.compilation.programs
+               for record in program.compiled.executable.records.values()]
+    assert records and not any(record.calls for record in records)

@@ -30,6 +30,7 @@ from anyshape.plan.plan import (
 )
 from anyshape.sym.expr import Expr, Size, substitute
 
+ATTENTION = ("attention", "attention_backward")
 STATUS = Window("status", TensorType("i64", ()))
 
 
@@ -81,7 +82,7 @@ class _Storage:
                         self.need(value)
             if row(node).kind != "view" and not fusable(node, self.refused):
                 for value, traced in _operands(node):
-                    self.need(value, node.op == "extern" and not _any_strides(node), traced)
+                    self.need(value, node.op == "extern" and not _any_strides(node), traced, node.op in ATTENTION)
         for operand in (*self.graph.saved, *(v for _, v in self.graph.writes)):
             if isinstance(operand, Value):
                 self.need(operand)
@@ -177,11 +178,15 @@ class _Storage:
         self.windows[value.name] = Window(value.name, wanted)
         return True
 
-    def need(self, value: Value, dense: bool = False, traced: tuple[Size, ...] | None = None) -> None:
-        """Let `value` be stored, or a window of what is; where `dense`, only a window of the strides `traced`."""
+    def need(self, value: Value, dense: bool = False, traced: tuple[Size, ...] | None = None,
+             rows: bool = False) -> None:
+        """Let `value` be stored, or a window of what is; where `dense`, only a window of the strides `traced`; where
+        `rows`, one in which the elements of a row are neighbours."""
         if value.name in self.windows:
             return
         window = self.window(value, force=True)
+        if rows and window is not None and window.type.layout()[-1] != 1 and value.tensor.shape[-1] != 1:
+            window = None
         fits = window is not None and traced is not None and same_strides(
             window.type, TensorType(value.tensor.dtype, value.tensor.shape, traced))
         if window is None or (dense and window.buffer != value.name and not fits):

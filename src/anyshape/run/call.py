@@ -147,6 +147,9 @@ class Call:
         if base is None:
             dtype = TORCH_DTYPES[window.type.dtype]
             byte = self.record.offsets[window.buffer] + offset * dtype.itemsize
+            if byte < self.record.kept and self.record.room >= 0:
+                room = self.outputs[self.record.room].untyped_storage()
+                return torch.empty(0, dtype=dtype).set_(room, byte // dtype.itemsize, shape, strides)
             if byte < self.record.kept:
                 return self.kept.window(dtype, byte, shape, strides)
             return self.temporary.window(dtype, byte - self.record.kept, shape, strides)
@@ -198,6 +201,8 @@ class Call:
                 self.inputs[shared.plan.restored[buffer.index] if buffer.home == "tape" else buffer.index] = None
         for name in step.take:
             index = shared.output_of[name]
+            if index == self.record.room:
+                continue  # it is there already
             result = shared.allocate(*self.record.allocations[index], shared.dtypes[index])
             self.outputs[index] = result
             prefer_large(result.data_ptr(), result.nbytes)

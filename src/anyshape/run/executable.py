@@ -163,7 +163,7 @@ class Executable:
         context = self.context
         if self.lazy:
             outputs: list[Any] = [None] * len(self.dtypes)
-            for i in self.calls.early:
+            for i in self.calls.early if record.room < 0 else {*self.calls.early, record.room}:
                 outputs[i] = self.allocate(*record.allocations[i], self.dtypes[i])
         else:
             outputs = [self.allocate(sizes, strides, dtype)
@@ -188,7 +188,8 @@ class Executable:
                 context.calls[number] = call
             clock = None if self.profiles is None else array("q", bytes(24 * (2 * len(self.plan.steps) + 2)))
             times = 0 if clock is None else clock.buffer_info()[0]
-            block = array("q", (0, number, kept.address, temporary.address, threads, context.callback,
+            lower = kept.address if record.room < 0 else outputs[record.room].data_ptr()
+            block = array("q", (0, number, lower, temporary.address, threads, context.callback,
                                 self.functions_address, record.address, 0, times, 0, *pointers,
                                 *[0 if output is None else output.data_ptr() for output in outputs]))
             block.frombytes(self.rest)

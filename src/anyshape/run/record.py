@@ -1,7 +1,15 @@
-"""A record: one plan at one set of sizes. Made once per new shape, in well under a millisecond; runs only read it."""
+"""A record: one plan at one set of sizes. Made once per new shape, in well under a millisecond; runs only read it.
+
+Where the plan's layout is far from the bound, the arena is laid out anew for these sizes. A program that keeps nothing
+for a backward also looks for a *room*: the memory of its largest result, which is free until that is first written.
+What fits there does not lie in the arena, which is held to the end of the call; the room is then its lower block.
+
+    matmul -> h;  matmul(h) -> k;  matmul(k) -> logits      arena: k          room (logits): h
+"""
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +27,7 @@ from anyshape.sym.expr import evaluate, symbols_of
 
 WORD = ctypes.c_int64
 GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
+LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is moved there
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
@@ -26,10 +35,11 @@ View = tuple[tuple[int, ...], tuple[int, ...], int]
 class Record:
     """See the head of this file. Bytes and strides are numbers; views are (sizes, strides, offset in elements).
 
-    values: symbol -> value. program: the host's words, at `address`. offsets: buffer -> byte offset in the arena.
-    kept, temporary: bytes of the two blocks that a run takes, without scratch; scratch: bytes per thread, at
-    `temporary` in the temporary block. bound: no layout needs fewer bytes. overwrites: steps write into the kept block
-    of a backward's tape, so that it cannot run again. allocations: (sizes, strides) of each output buffer, by slot;
+    values: symbol -> value. program: the host's words, at `address`. offsets: buffer -> byte offset in the two blocks.
+    kept, temporary: bytes of the lower and the upper block, without scratch; scratch: bytes per thread, at
+    `temporary` in the upper one. room: the output buffer, by slot, whose memory is the lower block, or -1: then that is
+    the kept block. bound: no layout of the arena needs fewer bytes. overwrites: steps write into the kept block of a
+    backward's tape, so that it cannot run again. allocations: (sizes, strides) of each output buffer, by slot;
     exact: these are the outputs' own; large: (slot, bytes) of those on large pages. calls: some step is done by
     PyTorch.
     """
@@ -40,6 +50,7 @@ class Record:
     offsets: dict[str, int]
     kept: int
     temporary: int
+    room: int
     scratch: int
     bound: int
     overwrites: bool
@@ -56,7 +67,7 @@ class Record:
     @property
     def arena(self) -> int:
         """Bytes of the arena: the predicted peak."""
-        return self.kept + self.temporary
+        return self.temporary + (self.kept if self.room < 0 else 0)
 
 
 class Records:
@@ -77,6 +88,10 @@ class Records:
         self.lives = [(b.first, end if b.home == "saved" else b.last) for b in homes.values()]
         self.outputs = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
         self.regions = kept_regions(plan, forward) if forward is not None else []
+        self.beside = [b for b in plan.buffers if b.home == "extern"]
+        # the largest result that is not written from the start on; of a call that a backward follows, none
+        free = [] if self.saved or forward is not None else [b for b in self.outputs if b.first > 0]
+        self.room = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
         # words of the longest kernel block of the plan
         self.workspace_words = max((len(step.params) + max(len(regime.sizes) for regime in step.regimes)
                                     for step in plan.steps if isinstance(step, KernelStep)), default=0)
@@ -104,11 +119,13 @@ class Records:
                              why=f"a size inside, or a difference of sizes, would be below 0: {', '.join(below)}",
                              do="compile the program again for these sizes")
         calls = self._check(steps)
-        offsets, arena, bound = self._place(list(sizes), list(offsets), kept, arena, values)
-        pairs = [word for name, offset in zip(layout.placed, offsets, strict=True)
+        room = 0 if self.room is None else output_bytes[self.room.index]
+        place = self._place(list(sizes), list(offsets), kept, arena, values, room)
+        pairs = [word for name, offset in zip(layout.placed, place.offsets, strict=True)
                  for word in (layout.slots[name], offset)]
         first = host.HEAD_WORDS + len(pairs)
-        words = [kept, arena - kept, 0, first, self.workspace, len(offsets), *pairs, *steps, host.END]
+        words = [place.border, place.top - place.border, 0, first, self.workspace, len(offsets), *pairs, *steps,
+                 host.END]
         program = (WORD * len(words))(*words)
         address = ctypes.addressof(program)
         room = (WORD * max(self.workspace_words, 1))()
@@ -121,9 +138,11 @@ class Records:
                     for allocated, b in zip(allocations, self.outputs, strict=True))
         return Record(
             values=values, program=program, address=address,
-            offsets=dict(zip(layout.placed, offsets, strict=True)), kept=kept, temporary=arena - kept,
-            scratch=program[host.HEAD_SCRATCH], bound=bound,
-            overwrites=bool(self.regions) and any(offsets[i] < kept for i in self.moving),
+            offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
+            temporary=place.top - place.border,
+            room=self.outputs.index(self.room) if place.in_room and self.room is not None else -1,
+            scratch=program[host.HEAD_SCRATCH], bound=place.bound,
+            overwrites=bool(self.regions) and any(place.offsets[i] < kept for i in self.moving),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
             outputs=outputs, allocations=allocations, exact=exact, large=large, calls=calls, saved=saved,
             windows=windows)
@@ -136,10 +155,13 @@ class Records:
         sizes = [buffer.bytes for buffer in self.homes.values()]
         offsets = [places[name] for name in self.homes]
         used = [*sizes, *offsets, plan.kept, plan.arena, *(size for r in self.regions for size in (r.bytes, r.offset))]
-        if not set().union(*(symbols_of(size) for size in used)) <= values.keys():
+        room = 0 if self.room is None else self.room.bytes
+        if not set().union(*(symbols_of(size) for size in (*used, room))) <= values.keys():
             return None
-        return self._place([evaluate(size, values) for size in sizes], [evaluate(offset, values) for offset in offsets],
-                           evaluate(plan.kept, values), evaluate(plan.arena, values), values)[1]
+        place = self._place([evaluate(size, values) for size in sizes],
+                            [evaluate(offset, values) for offset in offsets], evaluate(plan.kept, values),
+                            evaluate(plan.arena, values), values, evaluate(room, values))
+        return place.top - (place.border if place.in_room else 0)
 
     def _allocation(self, buffer: Buffer, view: View, bytes_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What to allocate for an output: its own sizes and strides, or something flat when they do not span it."""
@@ -166,9 +188,9 @@ class Records:
             at += steps[at + 1]
         return calls
 
-    def _place(self, sizes: list[int], offsets: list[int], kept: int, arena: int,
-               values: dict[str, int]) -> tuple[list[int], int, int]:
-        """The better of the plan's layout and one made for these sizes: (offsets, arena, bound)."""
+    def _place(self, sizes: list[int], offsets: list[int], kept: int, arena: int, values: dict[str, int],
+               room: int) -> _Layout:
+        """The best of the plan's layout, one made for these sizes, and one that uses the `room` bytes of a result."""
         padded = [-(-size // 64) * 64 for size in sizes]
         items = [(padded[i], *self.lives[i], offsets[i]) for i in self.saved]
         for region in self.regions:
@@ -177,20 +199,55 @@ class Records:
                 items.append((size, 0, region.last, evaluate(region.offset, values)))
         fixed = len(items)
         items += [(padded[i], *self.lives[i], 0) for i in self.moving]
-        bound = max(live_bytes([i[0] for i in items], [i[1:3] for i in items], len(self.plan.steps)), kept)
-        if arena <= GOOD_ENOUGH * bound or not self.moving:
-            return offsets, arena, bound
-        place = _Placement(self.context, items, fixed, kept)
-        best = arena
+        found = self._improved(items, fixed, _Layout(offsets, kept, arena, max(self._live(items), kept)))
+        if self.room is not None and min(room, arena) >= LEAST_ROOM:
+            # what the result itself takes, from its first step on, is fixed at the bottom of its memory
+            border = room // 64 * 64
+            items = [(border, self.room.first, len(self.plan.steps), 0), *items]
+            inside = self._improved(items, 1, _Layout([0] * len(offsets), border, sys.maxsize,
+                                                      self._live(items), in_room=True))
+            inside.bound = max(inside.bound - border, 0)
+            sooner = inside.top - border + self._beside(values, early=True)
+            if sooner < found.top + self._beside(values, early=False):
+                return inside
+        return found
+
+    def _live(self, items: Sequence[Item]) -> int:
+        return live_bytes([i[0] for i in items], [i[1:3] for i in items], len(self.plan.steps))
+
+    def _beside(self, values: dict[str, int], early: bool) -> int:
+        """The most bytes of results and tensors of PyTorch at one step; `early`: the room is there from the start."""
+        lives = [(0 if early or b is not self.room else b.first, len(self.plan.steps)) for b in self.outputs]
+        tensors = [*self.outputs, *self.beside]
+        return live_bytes([evaluate(b.bytes, values) for b in tensors],
+                          [*lives, *((b.first, b.last) for b in self.beside)], len(self.plan.steps))
+
+    def _improved(self, items: list[Item], fixed: int, found: _Layout) -> _Layout:
+        """`found`, with the moving buffers placed for these sizes if that is lower."""
+        if found.top <= GOOD_ENOUGH * found.bound or not self.moving:
+            return found
+        place = _Placement(self.context, items, fixed, found.border)
         for weight, lowest in ((_size, False), (_area, False), (_birth, False), (_birth, True), (_size, True)):
             top, places = place.run(weight, lowest)
-            if top < best:
-                best = top
+            if top < found.top:
+                found.top = top
                 for i, offset in zip(self.moving, places, strict=True):
-                    offsets[i] = offset
-            if best <= GOOD_ENOUGH * bound:
+                    found.offsets[i] = offset
+            if found.top <= GOOD_ENOUGH * found.bound:
                 break
-        return offsets, best, bound
+        return found
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Offsets of all placed buffers, in a lower block up to `border` and an upper one up to `top`; bound: no layout has
+    a lower top (or, in the end, needs fewer bytes of arena). in_room: the lower block is a result's memory."""
+
+    offsets: list[int]
+    border: int
+    top: int
+    bound: int
+    in_room: bool = False
 
 
 Item = tuple[int, int, int, int]  # bytes, first, last, offset
@@ -232,7 +289,7 @@ class _Placement:
 
 
 def counted_peak(plan: Plan, record: Record) -> int:
-    """The highest byte of the arena that any step's window touches, rounded up to 64: what a run really uses."""
+    """The bytes of the arena up to the highest that any step's window touches, rounded up to 64: what a run uses."""
     homes = {b.name: b.home for b in plan.buffers}
     top = record.kept
     for step in plan.steps:
@@ -246,7 +303,7 @@ def counted_peak(plan: Plan, record: Record) -> int:
         for window in windows:
             if isinstance(window, Window) and homes.get(window.buffer) in ("arena", "saved"):
                 top = max(top, record.offsets[window.buffer] + _extent(window, record.values))
-    return -(-top // 64) * 64
+    return -(-top // 64) * 64 - (record.kept if record.room >= 0 else 0)
 
 
 def _extent(window: Window, values: dict[str, int]) -> int:

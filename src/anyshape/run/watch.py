@@ -61,6 +61,8 @@ class _TemporaryPool(_Pool):
             record = runs.pop()[0]
             above = _written(block, record.temporary)
             below = record.kept if above or self.executable.takes_tape else _written(self.kept.last, record.kept)
+            if record.room >= 0:  # the lower block is a result's memory
+                below = 0
             self.seen.append(Seen(record, below + above))
         super().give(block)
 
