@@ -195,7 +195,8 @@ class Compiled:
         self.oblivious = Way(target, self.compilation, oblivious=True)
         self.ordinary = Way(target, self.compilation, oblivious=False)
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+    def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The result of the target for these arguments."""
         oblivious, ordinary = self.oblivious, self.ordinary
         plain = not torch.compiler.is_compiling()
         if plain and watched():
@@ -278,7 +279,7 @@ class CompiledFunction:
         self._anyshape = Compiled(target, config)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._anyshape(*arguments, **keywords)
+        return self._anyshape.call(arguments, keywords)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self.__call__, instance)
@@ -310,7 +311,7 @@ def compiled_module(module: torch.nn.Module, config: Config) -> torch.nn.Module:
     namespace = {
         "__slots__": ("_anyshape",),
         "__module__": type(module).__module__,
-        "__call__": lambda self, *arguments, **keywords: self._anyshape(*arguments, **keywords),
+        "__call__": lambda self, *arguments, **keywords: self._anyshape.call(arguments, keywords),
         "__deepcopy__": lambda self, memo: compiled_module(
             copy.deepcopy(self._anyshape.target, memo), self._anyshape.compilation.config),
         "__reduce__": lambda self: (_identity, (self._anyshape.target,)),

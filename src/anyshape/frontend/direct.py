@@ -26,11 +26,13 @@ from anyshape.run import torch_api, torch_trace
 MISS = object()
 MOST_PROGRAMS = 8  # guards are tried one after another
 _numbers = itertools.count()
+_dispatch_modes = torch_api.dispatch_modes
+_in_transform = torch_trace.in_transform
 
 
 def watched() -> bool:
     """Does somebody watch every operator (a TorchDispatchMode, a transform), or every module (a global hook)?"""
-    return bool(torch_api.dispatch_modes() or torch_trace.in_transform()
+    return bool(_dispatch_modes() or _in_transform()
                 or hooks._global_forward_hooks or hooks._global_forward_pre_hooks
                 or hooks._global_backward_hooks or hooks._global_backward_pre_hooks)
 
@@ -47,14 +49,16 @@ class Door:
     __slots__ = (
         "__weakref__",
         "bind",
+        "code",
+        "defaults",
         "elsewhere",
         "function",
+        "keyword_defaults",
         "kind",
         "optimized",
         "own",
         "prefix",
         "programs",
-        "state",
         "target",
     )
 
@@ -67,7 +71,9 @@ class Door:
         self.prefix: tuple[Any, ...] = ()
         self.function: types.FunctionType | None = None
         self.kind: type | None = None
-        self.state: tuple[Any, ...] = ()
+        self.code: types.CodeType | None = None  # with the defaults, what `function` was when the door was opened
+        self.defaults: Any = None
+        self.keyword_defaults: Any = None
         self.elsewhere = torch_api.tracer_detector()
 
     def open(self, code: types.CodeType) -> None:
@@ -78,12 +84,13 @@ class Door:
             return
         self.function, self.prefix, self.kind = found
         self.bind = frame_locals(self.function)
-        self.state = (code, self.function.__defaults__, self.function.__kwdefaults__)
+        self.code, self.defaults = code, self.function.__defaults__
+        self.keyword_defaults = self.function.__kwdefaults__
         programs = []
         for guards, transformed in torch_api.cached_programs(code):
             run = self._runner(transformed)
             if run is not None:
-                programs.append((guards, guards.check, run))
+                programs.append((guards, torch_api.guard_check(guards), run))
         self.programs = tuple(programs[:MOST_PROGRAMS])
 
     def _frame(self, code: types.CodeType) -> tuple[types.FunctionType, tuple[Any, ...], type | None] | None:
@@ -129,20 +136,21 @@ class Door:
         return run
 
     def __call__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """The result of the call, or MISS when it has to go the ordinary way (nothing has run then).
+        """The result of the call, or MISS when it has to go the ordinary way (nothing has run then). The caller knows that
+        nothing is being traced or watched.
 
         Raises:
             NotCovered: as the program does; and whatever the user's program raises.
         """
         function = self.function
         assert function is not None and self.bind is not None
-        if (function.__code__, function.__defaults__, function.__kwdefaults__) != self.state or self.elsewhere():
+        if function.__code__ is not self.code or function.__defaults__ is not self.defaults \
+                or function.__kwdefaults__ is not self.keyword_defaults or self.elsewhere():
             return MISS
         if self.kind is not None and self._reached_through_hooks(self.kind):
             return MISS
-        prefix = self.prefix
-        if prefix:
-            arguments = (*prefix, *arguments)
+        if self.prefix:
+            arguments = (*self.prefix, *arguments)
         try:
             values = self.bind(*arguments, **keywords)
         except (TypeError, ValueError):  # wrong arguments, or an empty cell: the ordinary way words the error

@@ -102,19 +102,28 @@ class _Inference:
 
     def flat(self, count: int) -> Callable[..., Any] | None:
         """The program over `count` flat inputs, or None when it needs AOTAutograd's wrapper."""
-        program, hints = self.program, self.hints
-        if program is None or self.inputs != count:
+        if self.program is None or self.inputs != count:
             return None
+        return flat_program(self.program, self.hints)
 
-        hint = torch_api.hint_dynamic
 
-        def run(*inputs: Any) -> list[Any]:
-            outputs = program(list(inputs))
-            for index, dims in hints:
-                hint(outputs[index], dims)
-            return outputs
+def flat_program(program: Boxed, hints: list[tuple[int, set[int]]]) -> Callable[..., Any]:
+    """`program` over flat inputs, its outputs marked with `hints`. Its `boxed` takes a list, as `program` does."""
+    hint = torch_api.hint_dynamic
 
-        return run
+    def hinted(inputs: list[Any]) -> list[Any]:
+        outputs = program(inputs)
+        for index, dims in hints:
+            hint(outputs[index], dims)
+        return outputs
+
+    boxed = hinted if hints else program
+
+    def run(*inputs: Any) -> list[Any]:
+        return boxed(list(inputs))
+
+    run.boxed = boxed  # type: ignore[attr-defined]
+    return run
 
 
 def _compile_half(compilation: Compilation, number: int, halves: Halves, role: Role, gm: GraphModule,

@@ -65,6 +65,8 @@ def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: C
         raise NotCovered("sizes need another program") from error
 
     # generated, because this runs at every call: one comparison for each size, nothing else
+    boxed = getattr(program, "boxed", None)  # the same over a list
+    program, run = (program, "program({})") if boxed is None else (boxed, "program([{}])")
     given = ", ".join(f"i{index}" for index in range(len(examples)))
     pattern = ", ".join([*(f"{size} if {size} < {SMALL} else {SMALL}" for size in sizes),
                          *(f"order(i{index}.stride())" for index in strided)])
@@ -72,9 +74,9 @@ def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: C
     lines = [f"def run({given}):", f"    if {when}:",
              f"        pattern = ({pattern},)", "        if not covered.get(pattern):",
              f"            judge(pattern, ({given},))",
-             "        try:", f"            return program({given})",
+             "        try:", f"            return {run.format(given)}",
              "        except InputError as error:", "            refuse(pattern, error)",
-             f"    return program({given})"]
+             f"    return {run.format(given)}"]
     if not strided:
         covered.update(predicted.foreseen(list(places)))
     space: dict[str, Any] = {"covered": covered, "judge": judge, "program": program, "refuse": refuse, "order": _order,

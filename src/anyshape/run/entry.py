@@ -1,19 +1,30 @@
 """The way into a program: a Python function generated per plan that costs as little as Python can.
 
-    inputs f32[b, n], f32[n]  -->
+    inputs f32[b, n], f32[n], f32[8]  -->
         def enter(args, records, slow, fit):
             try:
-                (a0, a1) = args
+                (a0, a1, a2) = args
+                same = alike(a2)
+                if not same and (a2.shape != (8,)):
+                    raise KeyError
                 record = records[(a0.shape, a1.shape)]
             except (KeyError, ValueError, AttributeError, TypeError):
-                record, (a0, a1) = slow(args)
+                same = False
+                record, (a0, a1, a2) = slow(args)
             undo = ()
             s = record.input_strides
             if a0.dtype is not t0 or a0.stride() != s[0] or not a0.is_cpu or a1.dtype ...:
-                (a0, a1), undo = fit(record, (a0, a1))
-            return record, (a0, a1), (a0.data_ptr(), a1.data_ptr()), undo
+                (a0, a1, a2), undo = fit(record, (a0, a1, a2))
+            elif not same:
+                if a2.dtype is not t2 or a2.stride() != s[2] or not a2.is_cpu:
+                    (a0, a1, a2), undo = fit(record, (a0, a1, a2))
+                else:
+                    learn(a2)
+            return record, (a0, a1, a2), (a0.data_ptr(), a1.data_ptr(), a2.data_ptr()), undo
 
-A backward program's first argument is the tape; `values` are its entries and `origin` the forward's record.
+Inputs of fixed sizes, parameters mostly, are looked at once; from then on `alike` asks torch in one call whether they
+are what they were: type, dtype, sizes, strides, device. A backward program's first argument is the tape; `values` are
+its entries and `origin` the forward's record.
 """
 from __future__ import annotations
 
@@ -22,7 +33,10 @@ from typing import Any
 
 from anyshape.ir.types import TensorType
 from anyshape.plan.plan import Plan
+from anyshape.run import torch_api
 from anyshape.run.dtypes import TORCH_DTYPES
+
+PATIENCE = 8  # kinds of fixed inputs (in inference mode or not, with gradients or without) that are learnt
 
 
 def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) -> Callable[..., Any]:
@@ -30,19 +44,24 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
     count = len(plan.inputs)
     restored = {position: index for index, position in enumerate(plan.restored)}
     called = [i for i in range(count) if i not in restored]
+    fixed = [i for i in called if i not in strided and _is_fixed(plan.inputs[i])]
     placed = dict(plan.offsets)
-    names: dict[str, Any] = {}
-    keys, checks = [], []
+    names: dict[str, Any] = {"alike": _never}
+    keys, checks, fixed_checks, shapes = [], [], [], []
     for i in called:
         kind = plan.inputs[i]
-        if isinstance(kind, TensorType):
-            names[f"t{i}"] = TORCH_DTYPES[kind.dtype]
-            keys.append(f"a{i}.shape")
-            checks.append(f"a{i}.dtype is not t{i} or a{i}.stride() != s[{i}] or not a{i}.is_cpu")
-            if i in strided:
-                keys.append(f"a{i}.stride()")
-        else:
+        if not isinstance(kind, TensorType):
             keys.append(f"a{i}")
+            continue
+        names[f"t{i}"] = TORCH_DTYPES[kind.dtype]
+        (fixed_checks if i in fixed else checks).append(
+            f"a{i}.dtype is not t{i} or a{i}.stride() != s[{i}] or not a{i}.is_cpu")
+        if i in fixed:
+            shapes.append(f"a{i}.shape != {kind.shape}")
+            continue
+        keys.append(f"a{i}.shape")
+        if i in strided:
+            keys.append(f"a{i}.stride()")
     if restored:
         keys.append("origin")
         # tensors of a tape that is not the forward's own come as they are
@@ -50,30 +69,61 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
     pointers = [_pointer(plan, b.home, b.index, restored) for b in sorted(plan.buffers, key=lambda b: slots[b.name])
                 if b.home in ("input", "tape") and b.name not in placed]
     every = _tuple(f"a{i}" for i in range(count))
+    given = ", ".join(f"a{i}" for i in fixed)
+    unlike = " or ".join(shapes)
+    names["learn"] = _Learner(names)
     head = "args, records, slow, fit" + (", values, origin" if restored else "")
     lines = [
         f"def enter({head}):",
         "    try:",
-        f"        {_tuple(f'a{i}' for i in called)} = args",
+        f"        {_tuple(f'a{i}' for i in called) if called else '()'} = args",
         *(f"        a{position} = values[{index}]" for position, index in restored.items()),
+        *([f"        same = alike({given})", f"        if not same and ({unlike}):", "            raise KeyError"]
+          if fixed else []),
         f"        record = records[{_tuple(keys)}]",
         "    except (KeyError, ValueError, AttributeError, TypeError):",
+        "        same = False",
         f"        record, {every} = slow(args{', values, origin' if restored else ''})",
         "    undo = ()",
         "    s = record.input_strides",
         f"    if {' or '.join(checks) or 'False'}:",
         f"        {every}, undo = fit(record, {every})",
+        *(["    elif not same:", f"        if {' or '.join(fixed_checks)}:",
+           f"            {every}, undo = fit(record, {every})", "        else:", f"            learn({given})"]
+          if fixed else []),
         f"    return record, {every}, {_tuple(pointers)}, undo",
     ]
-    if not called:
-        lines[2] = "        () = args"
     exec(compile("\n".join(lines), f"<entry of {plan.name}>", "exec"), names)
     key = ["def key(args" + (", values, origin" if restored else "") + "):",
-           f"    {_tuple(f'a{i}' for i in called)} = args", f"    return {_tuple(keys)}"]
+           f"    {_tuple(f'a{i}' for i in called) if called else '()'} = args",
+           f"    return None if {unlike or 'False'} else {_tuple(keys)}"]
     exec(compile("\n".join(key), f"<key of {plan.name}>", "exec"), names)
     enter: Callable[..., Any] = names["enter"]
-    enter.key = names["key"]  # type: ignore[attr-defined]
+    enter.key = names["key"]  # type: ignore[attr-defined]  # None where a fixed input has other sizes
     return enter
+
+
+def _is_fixed(kind: TensorType | str) -> bool:
+    return isinstance(kind, TensorType) and all(isinstance(n, int) for n in (*kind.shape, *(kind.strides or ())))
+
+
+def _never(*_tensors: Any) -> bool:
+    return False
+
+
+class _Learner:
+    """Takes tensors that were looked at and fit as what `alike` compares with from now on."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+        self.learnt = 0
+
+    def __call__(self, *tensors: Any) -> None:
+        if self.learnt < PATIENCE:
+            self.learnt += 1
+            self.names["alike"] = torch_api.same_kind(tensors) or _never
+            return
+        self.names["alike"] = _never
 
 
 def _pointer(plan: Plan, home: str, index: int, restored: Mapping[int, int]) -> str:

@@ -79,6 +79,7 @@ class Executable:
         self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes)
         self.lazy = len(self.calls.early) < len(self.dtypes)
         self.plain = self.calls.plain_outputs and not plan.saved
+        self.straight = self.plain and not self.lazy  # results are the tensors that are allocated at the start
         self.profiles: list[tuple[Record, list[tuple[int, float]]]] | None = None  # set to [] to receive times of steps
         events.count("programs")
         events.count("kernels", len(self.kernels))
@@ -95,6 +96,8 @@ class Executable:
             return self._backward(args)
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit)
         args.clear()
+        if self.straight and record.exact and not record.calls and not undo and self.profiles is None:
+            return self._straight(record, pointers)
         if not self.plan.saved:
             return self._run(record, list(inputs), pointers, undo, self.context.kept.empty)
         pool = self.context.kept
@@ -158,6 +161,35 @@ class Executable:
                 block.window(source.dtype, record.offsets[buffer.name], view[0], view[1]).copy_(source)
         return block
 
+    def _straight(self, record: Record, pointers: tuple[int, ...]) -> list[Any]:
+        """`_run` for calls that are all native code; the caller holds the inputs."""
+        allocate = self.allocate
+        if len(self.dtypes) == 1:
+            (sizes, strides), = record.allocations
+            outputs = [allocate(sizes, strides, self.dtypes[0])]
+            addresses = [outputs[0].data_ptr()]
+        else:
+            outputs = [allocate(sizes, strides, dtype)
+                       for (sizes, strides), dtype in zip(record.allocations, self.dtypes)]  # noqa: B905
+            addresses = [output.data_ptr() for output in outputs]
+        for i, bytes_ in record.large:
+            prefer_large(addresses[i], bytes_)
+        context = self.context
+        threads = self.threads or torch.get_num_threads()
+        pool = context.temporary
+        temporary = pool.take(record.temporary + record.scratch * threads)
+        try:
+            block = array("q", (0, 0, 0, temporary.address, threads, context.callback, self.functions_address,
+                                record.address, 0, 0, 0, *pointers, *addresses))
+            block.frombytes(self.rest)
+            code = context.run_plan(block.buffer_info()[0])
+            if code != host.DONE:
+                self._raise(code, block, None)
+            return outputs
+        finally:
+            pool.give(temporary)
+            events.count_run()
+
     def _run(self, record: Record, inputs: list[Any], pointers: tuple[int, ...], undo: tuple[Any, ...],
              kept: Block, lease: Lease | None = None) -> list[Any]:
         context = self.context
@@ -176,7 +208,7 @@ class Executable:
         call: Call | None = None
         number = 0
         # torch.no_grad() costs more than the rest of a small call
-        graded = torch.is_grad_enabled() and bool(record.calls or undo or not self.plain)
+        graded = bool(record.calls or undo or not self.plain) and torch.is_grad_enabled()
         try:
             temporary = context.temporary.take(record.temporary + record.scratch * threads)
             if graded:

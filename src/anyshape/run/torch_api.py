@@ -303,6 +303,18 @@ def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], tor
     return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype)
 
 
+def same_kind(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """A quick function of as many objects: whether each is a tensor of the same type, dtype, sizes, strides, device,
+    and with the same need of a gradient. None where this torch has no such function."""
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    if not hasattr(guards, "TensorGuards"):
+        return None
+    checks = guards.TensorGuards(  # type: ignore[union-attr]
+        *tensors, dynamic_dims_sizes=[list(one.shape) for one in tensors],
+        dynamic_dims_strides=[list(one.stride()) for one in tensors])
+    return checks.check  # type: ignore[no-any-return]
+
+
 # the switch behind torch.no_grad(), which costs microseconds
 set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
 
@@ -319,6 +331,11 @@ def cached_programs(code: Any) -> list[tuple[Any, Any]]:
     whether a frame with these locals may run the code; `guards.cache_entry` is None once Dynamo dropped the program."""
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
     return [(entry.guard_manager, entry.code) for entry in _debug_get_cache_entry_list(code)]
+
+
+def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
+    """`guards.check`, without the function of Python around it."""
+    return getattr(guards, "root", guards).check  # type: ignore[no-any-return]
 
 
 def failed_guards(code: Any, frame_locals: dict[str, Any]) -> list[str]:
@@ -358,14 +375,27 @@ def only_graph(code: Any, names: dict[str, Any]) -> tuple[Callable[..., Any], di
     stand_in = types.ModuleType("utils")
     for name in code.co_names:
         if not name.startswith("__") and hasattr(utils, name):
-            setattr(stand_in, name, _unwrapped(getattr(utils, name)))
+            setattr(stand_in, name, _for_profiles(name, _unwrapped(getattr(utils, name))))
     others = {name: stand_in for name in code.co_names if name in names and names[name] is utils
               and name.startswith("__import_")}
     return program, {found[0]: program, **others}
 
 
 def _unwrapped(function: Any) -> Any:
-    return getattr(function, "_torchdynamo_orig_callable", function)
+    function = getattr(function, "_torchdynamo_orig_callable", function)
+    if getattr(function, "__globals__", {}).get("__name__") == "torch._compile":  # torch._disable_dynamo
+        function = getattr(function, "__wrapped__", function)
+    return function
+
+
+def _for_profiles(name: str, function: Any) -> Any:
+    """What marks the frame's own code in a profile, at no cost where nobody takes one."""
+    profiler = torch.autograd.profiler
+    if name == "record_pregraph_bytecode_enter":
+        return lambda: function() if profiler._is_profiler_enabled else None
+    if name == "record_pregraph_bytecode_exit":
+        return lambda mark: None if mark is None else function(mark)
+    return function
 
 
 def wrapped_frame(optimized: Any) -> Any:
@@ -376,18 +406,17 @@ def wrapped_frame(optimized: Any) -> Any:
 
 
 def tracer_detector() -> Callable[[], bool]:
-    """A quick function that says whether something other than a plain call is going on in this thread: a tracer, a
-    frame evaluated by Dynamo, or a stance set by `torch.compiler.set_stance`."""
+    """A quick function that says whether something other than a plain call is going on in this thread: a tracer other
+    than torch.compile's, a frame evaluated by Dynamo, or a stance set by `torch.compiler.set_stance`."""
     import torch._dynamo.eval_frame as eval_frame
     jit_tracing = torch._C._is_tracing
     callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
-    is_compiling = torch.compiler.is_compiling
     local = torch._guards._TLS
     usual = eval_frame._stance if eval_frame._stance.stance == "default" else eval_frame.DynamoStance()
 
     def detect() -> bool:
         return (callback() is not None or jit_tracing() or getattr(local, "tracing_context", None) is not None
-                or is_compiling() or (eval_frame._stance is not usual and eval_frame._stance != usual))
+                or (eval_frame._stance is not usual and eval_frame._stance != usual))
 
     return detect
 

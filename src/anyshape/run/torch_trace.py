@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from anyshape.run import torch_api
 from anyshape.run.torch_older import newer_rules
@@ -135,12 +136,13 @@ def _transforms_left() -> Iterator[None]:
                 torch._C._exit_dual_level(level=0)
 
 
+_innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+
+
 def in_transform() -> bool:
     """Is a transform of torch.func running (grad, vmap, ...), or forward-mode differentiation? They go through the
     operators of a program one by one, and no compiled one has rules for that."""
-    from torch._C import _functorch
-    from torch.autograd import forward_ad
-    return _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return _innermost_transform() is not None or forward_ad._current_level >= 0
 
 
 def _leave(*operands: Any) -> Any:
