@@ -136,8 +136,8 @@ class Door:
         return run
 
     def __call__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """The result of the call, or MISS when it has to go the ordinary way (nothing has run then). The caller knows that
-        nothing is being traced or watched.
+        """The result of the call, or MISS when it has to go the ordinary way (nothing has run then). The caller has
+        asked whether somebody watches, or whether torch.compile is tracing.
 
         Raises:
             NotCovered: as the program does; and whatever the user's program raises.

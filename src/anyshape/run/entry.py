@@ -47,7 +47,10 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
     fixed = [i for i in called if i not in strided and _is_fixed(plan.inputs[i])]
     placed = dict(plan.offsets)
     names: dict[str, Any] = {"alike": _never}
-    keys, checks, fixed_checks, shapes = [], [], [], []
+    keys: list[str] = []
+    checks: list[str] = []
+    fixed_checks: list[str] = []
+    shapes: list[str] = []
     for i in called:
         kind = plan.inputs[i]
         if not isinstance(kind, TensorType):
