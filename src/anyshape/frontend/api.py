@@ -30,7 +30,7 @@ from anyshape.frontend.reasons import miss_words
 from anyshape.frontend.refusal import refusal
 from anyshape.frontend.shape_rules import tracing_settings
 from anyshape.frontend.sizes import checked_program
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_door
 
 PLAIN = "these sizes run as plain PyTorch"
 PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes as long as one that it does not refuse
@@ -133,7 +133,7 @@ class Tracing:
         where = f"{code.co_name}, {code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
         if isinstance(frame.f_locals.get("fn"), torch.nn.Module):  # a frame that torch put around a module of its own
             where = type(frame.f_locals["fn"]).__name__
-        misses = torch_api.failed_guards(code, frame.f_locals) if self.compilation.graphs else []
+        misses = torch_door.failed_guards(code, frame.f_locals) if self.compilation.graphs else []
         reason = miss_words(misses, frame.f_locals) if misses else ""
         if not self.oblivious and self.compilation.config.dynamic and not reason:
             reason = self.compilation.fallbacks[-1].reason if self.compilation.fallbacks else ""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as hooks
 
-from anyshape.run import torch_api, torch_trace
+from anyshape.run import torch_api, torch_door, torch_trace
 
 MISS = object()
 MOST_PROGRAMS = 8  # guards are tried one after another
@@ -74,7 +74,7 @@ class Door:
         self.code: types.CodeType | None = None  # with the defaults, what `function` was when the door was opened
         self.defaults: Any = None
         self.keyword_defaults: Any = None
-        self.elsewhere = torch_api.tracer_detector()
+        self.elsewhere = torch_door.tracer_detector()
 
     def open(self, code: types.CodeType) -> None:
         """Takes the programs that Dynamo holds for the traced frame's `code`; none if the frame is not a known one."""
@@ -87,17 +87,17 @@ class Door:
         self.code, self.defaults = code, self.function.__defaults__
         self.keyword_defaults = self.function.__kwdefaults__
         programs = []
-        for guards, transformed in torch_api.cached_programs(code):
+        for guards, transformed in torch_door.cached_programs(code):
             run = self._runner(transformed)
             if run is not None:
-                programs.append((guards, torch_api.guard_check(guards), run))
+                programs.append((guards, torch_door.guard_check(guards), run))
         self.programs = tuple(programs[:MOST_PROGRAMS])
 
     def _frame(self, code: types.CodeType) -> tuple[types.FunctionType, tuple[Any, ...], type | None] | None:
         """The function whose frame was traced, what is passed before the caller's arguments, and the class of a module
         whose `forward` it is."""
         target = self.target
-        inner = torch_api.wrapped_frame(self.optimized)
+        inner = torch_door.wrapped_frame(self.optimized)
         if inner is not None and inner.__code__ is code:
             return inner, (), None
         if isinstance(target, torch.nn.Module):
@@ -119,7 +119,7 @@ class Door:
         None when the code is not one whole graph of this compilation."""
         function = self.function
         assert function is not None
-        found = torch_api.only_graph(code, function.__globals__)
+        found = torch_door.only_graph(code, function.__globals__)
         if found is None:
             return None
         program, replaced = found

@@ -20,8 +20,9 @@ from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Ro
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
+from anyshape.frontend.training import Pair
 from anyshape.passes.pipeline import ATTENTION
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_door
 
 
 class FallbackWarning(UserWarning):
@@ -60,15 +61,17 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     number = compilation.next_graph(size_names(gm))
     gm = _recognised(gm, compilation, number)
     halves = Halves()
+    pair = Pair(halves)
     inference = _Inference(compilation, number, halves)
     wrapped = torch_api.aot_compile(
         gm, example_inputs,
-        forward=functools.partial(_compile_half, compilation, number, halves, "forward"),
-        backward=functools.partial(_compile_half, compilation, number, halves, "backward"),
+        forward=functools.partial(_compile_forward, compilation, number, pair),
+        backward=functools.partial(_compile_backward, compilation, number, pair),
         inference=inference,
         partition=lambda joint, inputs, **more: partition_with_tape(joint, inputs, halves, **more),
         decompositions=decompositions.table())
-    return inference.flat(len(example_inputs)) or wrapped
+    count = len(example_inputs)
+    return inference.flat(count) or pair.flat(count, wrapped) or wrapped
 
 
 def _recognised(gm: GraphModule, compilation: Compilation, number: int) -> GraphModule:
@@ -93,7 +96,7 @@ class _Inference:
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         program = self.compile(gm, example_inputs)
-        hints = torch_api.identity_runtime()
+        hints = torch_door.identity_runtime()
         if hints is not None:
             self.program = program
             self.hints = hints
@@ -109,7 +112,7 @@ class _Inference:
 
 def flat_program(program: Boxed, hints: list[tuple[int, set[int]]]) -> Callable[..., Any]:
     """`program` over flat inputs, its outputs marked with `hints`. Its `boxed` takes a list, as `program` does."""
-    hint = torch_api.hint_dynamic
+    hint = torch_door.hint_dynamic
 
     def hinted(inputs: list[Any]) -> list[Any]:
         outputs = program(inputs)
@@ -124,6 +127,19 @@ def flat_program(program: Boxed, hints: list[tuple[int, set[int]]]) -> Callable[
 
     run.boxed = boxed  # type: ignore[attr-defined]
     return run
+
+
+def _compile_forward(compilation: Compilation, number: int, pair: Pair, gm: GraphModule,
+                     example_inputs: Sequence[Any]) -> Boxed:
+    pair.forward = _compile_half(compilation, number, pair.halves, "forward", gm, example_inputs)
+    pair.runtime = torch_door.training_runtime()
+    return pair.forward
+
+
+def _compile_backward(compilation: Compilation, number: int, pair: Pair, gm: GraphModule,
+                      example_inputs: Sequence[Any]) -> Boxed:
+    pair.backward = _compile_half(compilation, number, pair.halves, "backward", gm, example_inputs)
+    return pair.backward
 
 
 def _compile_half(compilation: Compilation, number: int, halves: Halves, role: Role, gm: GraphModule,

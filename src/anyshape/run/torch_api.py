@@ -10,7 +10,6 @@ import contextlib
 import functools
 import inspect
 import re
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -326,123 +325,11 @@ def outside_tracing() -> Any:
     return unset_fake_temporarily()
 
 
-def cached_programs(code: Any) -> list[tuple[Any, Any]]:
-    """What Dynamo holds for a code object: (guards, transformed code) of every program. `guards.check(locals)` says
-    whether a frame with these locals may run the code; `guards.cache_entry` is None once Dynamo dropped the program."""
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-    return [(entry.guard_manager, entry.code) for entry in _debug_get_cache_entry_list(code)]
-
-
-def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
-    """`guards.check`, without the function of Python around it."""
-    return getattr(guards, "root", guards).check  # type: ignore[no-any-return]
-
-
-def failed_guards(code: Any, frame_locals: dict[str, Any]) -> list[str]:
-    """The guards by which the nearest program that Dynamo holds for `code` refuses a frame with these locals."""
-    nearest: list[str] = []
-    passed = -1
-    for guards, _ in cached_programs(code):
-        if guards.cache_entry is None:
-            continue
-        answer = guards.check_verbose(frame_locals)
-        if not answer.result and answer.num_guards_executed > passed:
-            passed = answer.num_guards_executed
-            nearest = list(answer.verbose_code_parts)
-    return nearest
-
-
 def source_of(node: torch.fx.Node) -> str:
     """Where Dynamo found the value of a placeholder, such as L['x'].size()[0]; empty when it made it up."""
     source = getattr(node, "_dynamo_source", None)
     name = getattr(source, "name", "")
     return name() if callable(name) else name
-
-
-def only_graph(code: Any, names: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]] | None:
-    """The program of the one graph that Dynamo's `code` calls, and what may stand for names among the frame's globals
-    (`names`) when the code runs outside of Dynamo: the same functions without the wrappers that switch Dynamo off.
-
-    None when the code calls several graphs or goes on in another frame.
-    """
-    import torch._dynamo.utils as utils
-    if any(name.startswith("__resume_at") for name in code.co_names):
-        return None
-    found = [name for name in code.co_names if name.startswith("__compiled_fn")]
-    if len(found) != 1 or found[0] not in names:
-        return None
-    program = _unwrapped(names[found[0]])
-    stand_in = types.ModuleType("utils")
-    for name in code.co_names:
-        if not name.startswith("__") and hasattr(utils, name):
-            setattr(stand_in, name, _for_profiles(name, _unwrapped(getattr(utils, name))))
-    others = {name: stand_in for name in code.co_names if name in names and names[name] is utils
-              and name.startswith("__import_")}
-    return program, {found[0]: program, **others}
-
-
-def _unwrapped(function: Any) -> Any:
-    function = getattr(function, "_torchdynamo_orig_callable", function)
-    if getattr(function, "__globals__", {}).get("__name__") == "torch._compile":  # torch._disable_dynamo
-        function = getattr(function, "__wrapped__", function)
-    return function
-
-
-def _for_profiles(name: str, function: Any) -> Any:
-    """What marks the frame's own code in a profile, at no cost where nobody takes one."""
-    profiler = torch.autograd.profiler
-    if name == "record_pregraph_bytecode_enter":
-        return lambda: function() if profiler._is_profiler_enabled else None
-    if name == "record_pregraph_bytecode_exit":
-        return lambda mark: None if mark is None else function(mark)
-    return function
-
-
-def wrapped_frame(optimized: Any) -> Any:
-    """The function inside what `dynamo_compile` returned whose frame Dynamo traces, if it made one of its own."""
-    wrapper = optimized.forward if isinstance(optimized, torch.nn.Module) else optimized
-    inner = getattr(wrapper, "_torchdynamo_orig_callable", None)
-    return inner if inspect.isfunction(inner) else None
-
-
-def tracer_detector() -> Callable[[], bool]:
-    """A quick function that says whether something other than a plain call is going on in this thread: a tracer other
-    than torch.compile's, a frame evaluated by Dynamo, or a stance set by `torch.compiler.set_stance`."""
-    import torch._dynamo.eval_frame as eval_frame
-    jit_tracing = torch._C._is_tracing
-    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
-    local = torch._guards._TLS
-    usual = eval_frame._stance if eval_frame._stance.stance == "default" else eval_frame.DynamoStance()
-
-    def detect() -> bool:
-        return (callback() is not None or jit_tracing() or getattr(local, "tracing_context", None) is not None
-                or (eval_frame._stance is not usual and eval_frame._stance != usual))
-
-    return detect
-
-
-def identity_runtime() -> list[tuple[int, set[int]]] | None:
-    """Asked while AOTAutograd compiles an inference graph: None if its run-time wrapper does more than call the
-    program with the arguments as they are and hand its outputs on (mutations, aliases, subclasses, tokens, autocast);
-    else the only other thing it does, hints on outputs for later traces: (output index, dynamic dims)."""
-    context = torch._guards.TracingContext.try_get()
-    metadata = getattr(context, "fw_metadata", None)
-    if metadata is None or torch._C._is_any_autocast_enabled():
-        return None
-    inputs_as_given = not any(info.mutates_data or info.mutates_metadata or info.mutates_storage_metadata
-                              for info in metadata.input_info)
-    plain_tensors = all(type(kind).__name__ in ("PlainTensorMeta", "int")
-                        for kind in (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta))
-    if not inputs_as_given or not plain_tensors or metadata.tokens or metadata.is_rng_op_functionalized \
-            or metadata.num_outputs_aliased or metadata.num_intermediate_bases \
-            or metadata.grad_enabled_mutation is not None or metadata.num_graphsafe_rng_states:
-        return None
-    return [(index, set(info.dynamic_dims)) for index, info in enumerate(metadata.output_info) if info.dynamic_dims]
-
-
-def hint_dynamic(tensor: torch.Tensor, dims: set[int]) -> None:
-    """Marks dimensions of a fresh output as likely to change, for later traces, as AOTAutograd does; never guarded."""
-    tensor._dynamo_propagated_dynamic_indices = dims.copy()  # type: ignore[attr-defined]
 
 
 @functools.lru_cache(maxsize=1)

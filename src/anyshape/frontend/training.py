@@ -1,0 +1,119 @@
+"""A forward and its backward as one function of autograd, without AOTAutograd's wrapper around it.
+
+    AOTAutograd's:  wrapper -> Function.apply -> forward of Python, saved state, epilogue -> program
+    ours:           Function.apply -> program
+
+The wrapper serves every graph there may be. Where `torch_door.training_runtime` says that it has little to do, and all
+that is saved lies on one tape, this does just that; else the wrapper stays.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from anyshape.frontend.compilation import Boxed
+from anyshape.frontend.partition import Halves
+from anyshape.run import torch_door
+
+
+class Pair:
+    """Receives the two programs of a graph while AOTAutograd compiles them."""
+
+    def __init__(self, halves: Halves) -> None:
+        self.halves = halves
+        self.forward: Boxed | None = None
+        self.backward: Boxed | None = None
+        self.runtime: torch_door.TrainingRuntime | None = None
+
+    def flat(self, count: int, wrapped: Callable[..., Any]) -> Callable[..., Any] | None:
+        """The pair over `count` flat inputs, or None when it needs AOTAutograd's wrapper. Calls that are not plain
+        training calls go to `wrapped`, and all until the first backward, for which torch compiles its program."""
+        if self.forward is None or self.runtime is None or not self._is_plain(self.runtime, count):
+            return None
+        apply = torch_door.plain_apply(_function(self, self.forward, self.runtime))
+        hint, hints = torch_door.hint_dynamic, self.runtime.hints
+        usual = torch_door.plain_training
+
+        def boxed(inputs: Sequence[Any]) -> Any:
+            if self.backward is None or not usual():
+                return wrapped(*inputs)
+            outputs = apply(*inputs)
+            for index, dims in hints:
+                hint(outputs[index], dims)
+            return outputs
+
+        def run(*inputs: Any) -> Any:
+            return boxed(inputs)
+
+        run.boxed = boxed  # type: ignore[attr-defined]
+        return run
+
+    def _is_plain(self, runtime: torch_door.TrainingRuntime, count: int) -> bool:
+        """Do the graphs have the inputs and outputs that the notes say, and nothing that autograd must not see?"""
+        forward, backward = self.halves.forward, self.halves.backward
+        if forward is None or backward is None or self.halves.layout is None or runtime.inputs != count:
+            return False
+        returned, gradients = (list(gm.graph.output_node().args[0]) for gm in (forward, backward))
+        return len(forward.graph.find_nodes(op="placeholder")) == count \
+            and len(returned) == runtime.outputs + 1 and len(gradients) == count \
+            and len(backward.graph.find_nodes(op="placeholder")) == 1 + len(runtime.tangents) \
+            and all(gradients[index] is not None for index in runtime.detached)
+
+
+def _function(pair: Pair, forward_program: Boxed,
+              runtime: torch_door.TrainingRuntime) -> type[torch.autograd.Function]:
+    """The function of autograd of one pair. Its name is AOTAutograd's, for people see it in `grad_fn`."""
+    constant, views, tangents = runtime.constant, runtime.views, runtime.tangents
+    check, steady = torch_door.check_backward, runtime.steady
+
+    class CompiledFunction(torch.autograd.Function):
+        boxed_grads_call = True  # gradients come as a list, so that each can go after its last use
+
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            outputs = forward_program(list(inputs))
+            ctx.tape = outputs.pop()
+            for index in views:
+                outputs[index] = torch.ops.aten._unsafe_view.default(outputs[index], outputs[index].shape)
+            if constant:
+                ctx.mark_non_differentiable(*[outputs[i] for i in constant if isinstance(outputs[i], torch.Tensor)])
+                ctx._materialize_non_diff_grads = False
+            return tuple(outputs)
+
+        @staticmethod
+        def backward(ctx: Any, *given: Any) -> Any:
+            check(steady)
+            gradients = given[0] if len(given) == 1 and type(given[0]) is list else list(given)
+            inputs = [ctx.tape]
+            inputs += [torch_door.tangent_of(gradients[index], layout, number)
+                       for number, (index, layout) in enumerate(tangents)]
+            gradients.clear()
+            del given
+            context = torch_door.callers_context()
+            run: Any = pair.backward if context is None else functools.partial(context.run, pair.backward)
+            if torch.is_grad_enabled():
+                return _once(run, inputs)
+            return tuple(run(inputs))
+
+    return CompiledFunction
+
+
+def _once(run: Boxed, inputs: list[Any]) -> Any:
+    """The gradients as something that cannot be differentiated again, for `create_graph=True`."""
+
+    class CompiledFunctionBackward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *_operands: Any) -> Any:
+            return tuple(run(inputs))
+
+        @staticmethod
+        def backward(ctx: Any, *_gradients: Any) -> Any:
+            raise RuntimeError("torch.compile with aot_autograd does not currently support double backward")
+
+    operands = [value for value in inputs if isinstance(value, torch.Tensor)]
+    if not any(value.requires_grad for value in operands):
+        operands.append(torch.empty(0, requires_grad=True))  # so that the gradients have a history, which refuses
+    return CompiledFunctionBackward.apply(*operands)
