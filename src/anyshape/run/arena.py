@@ -87,24 +87,14 @@ class Pool:
         """
         if bytes_ == 0:
             return self.empty
-        if bytes_ > self.need:
-            self.need = bytes_
-        self.takes += 1
-        if self.takes % WINDOW and len(self.free) == 1:  # steps of the interpreter that need no lock
-            try:
-                block = self.free.pop()
-            except IndexError:  # another thread was quicker
-                return self._search(bytes_)
-            if block.bytes >= bytes_:
-                return block
-            self.free.append(block)
-            del block  # no variable may hold it while its successor is made
-        return self._search(bytes_)
-
-    def _search(self, bytes_: int) -> Block:
         with self.lock:
+            self.takes += 1
+            if bytes_ > self.need:
+                self.need = bytes_
             if self.takes % WINDOW == 0:
                 self._trim()
+            if len(self.free) == 1 and self.free[0].bytes >= bytes_:
+                return self.free.pop()
             best = min((block for block in self.free if block.bytes >= bytes_), key=_bytes, default=None)
             if best is not None:
                 self.free.remove(best)

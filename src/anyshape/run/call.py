@@ -54,9 +54,7 @@ class Calls:
         self.buffers = {b.name: b for b in plan.buffers}
         ordered = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
         self.output_of = {b.name: i for i, b in enumerate(ordered)}
-        # results are the allocated tensors as they are
-        self.plain_outputs = [b.index for b in ordered] == list(range(len(plan.outputs))) and all(
-            isinstance(w, Window) and self.buffers[w.buffer].index == i for i, w in enumerate(plan.outputs))
+        self.order = self._order()
         taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
         self.dtypes = [TORCH_DTYPES[plan.outputs[b.index].type.dtype] for b in ordered]  # type: ignore[union-attr]
         self.early = [i for i, b in enumerate(ordered) if b.name not in taken]  # allocated at the start
@@ -89,6 +87,16 @@ class Calls:
         if self.weights:
             weakref.finalize(self, packed.forget, owner)
         self.needs: dict[Record, tuple[int, list[int]]] = {}
+
+    def _order(self) -> tuple[int | None, ...] | None:
+        """Per result, the allocated tensor that it is (None: a number or nothing); None when some are other windows."""
+        order: list[int | None] = []
+        for i, entry in enumerate(self.plan.outputs):
+            if isinstance(entry, Window) and (entry.buffer not in self.output_of
+                                              or self.buffers[entry.buffer].index != i):
+                return None
+            order.append(self.output_of[entry.buffer] if isinstance(entry, Window) else None)
+        return tuple(order)
 
     def begin(self, record: Record) -> None:
         """A call with `record` begins: weights that are packed from before make room for it."""
@@ -298,22 +306,49 @@ class Call:
             results.append(found[key])
         return results
 
+    def in_order(self) -> list[Any]:
+        """The outputs of a call whose results are allocated tensors as they are."""
+        order = self.shared.order
+        assert order is not None
+        outputs = self.outputs
+        return [value if i is None else outputs[i]
+                for i, value in zip(order, self.record.outputs)]  # noqa: B905
+
     def saved(self) -> list[Any]:
         """The tape's values: tensors over the kept block, tensors held, numbers."""
-        inside = self.kept.views.get(self.record)
-        if inside is None:
-            inside = {i: self.tensor(entry, self.record.saved[i]) for i, entry in enumerate(self.shared.plan.saved)
-                      if isinstance(entry, Window) and entry.buffer in self.record.offsets}
-            self.kept.remember(self.record, inside)
-        values = []
-        for i, entry in enumerate(self.shared.plan.saved):
-            if i in inside:
-                values.append(inside[i])
-            elif isinstance(entry, Window):
-                values.append(self.tensor(entry, self.record.saved[i]))
-            else:
-                values.append(evaluate(entry, self.record.values) if isinstance(entry, Expr) else entry)
+        known = self.kept.views.get(self.record)
+        if known is None:
+            known = self._saved_here()
+            self.kept.remember(self.record, known)
+        values, given, others = known
+        values = values.copy()
+        for i, position in given:
+            values[i] = self.inputs[position]
+        for i, entry in others:
+            values[i] = self.tensor(entry, self.record.saved[i])
         return values
+
+    def _saved_here(self) -> tuple[list[Any], list[tuple[int, int]], list[tuple[int, Window]]]:
+        """What is the same for every call with this record and this kept block: the values that are, (index, position)
+        of those that are inputs as they came, (index, window) of the others."""
+        values: list[Any] = []
+        given: list[tuple[int, int]] = []
+        others: list[tuple[int, Window]] = []
+        record = self.record
+        for i, entry in enumerate(self.shared.plan.saved):
+            value: Any = None
+            if not isinstance(entry, Window):
+                value = evaluate(entry, record.values) if isinstance(entry, Expr) else entry
+            elif entry.buffer in record.offsets:
+                value = self.tensor(entry, record.saved[i])
+            else:
+                buffer = self.shared.buffers[entry.buffer]
+                if buffer.home == "input" and record.saved[i] == record.inputs[buffer.index]:
+                    given.append((i, buffer.index))
+                else:
+                    others.append((i, entry))
+            values.append(value)
+        return values, given, others
 
 
 def _copied(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:

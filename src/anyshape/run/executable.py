@@ -78,8 +78,9 @@ class Executable:
         self.takes_tape = bool(plan.restored)
         self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes)
         self.lazy = len(self.calls.early) < len(self.dtypes)
-        self.plain = self.calls.plain_outputs and not plan.saved
-        self.straight = self.plain and not self.lazy  # results are the tensors that are allocated at the start
+        self.ordered = self.calls.order == tuple(range(len(self.dtypes)))
+        self.plain = self.ordered and not plan.saved
+        self.straight = self.calls.order is not None and not self.lazy  # allocated at the start, returned as they are
         self.profiles: list[tuple[Record, list[tuple[int, float]]]] | None = None  # set to [] to receive times of steps
         events.count("programs")
         events.count("kernels", len(self.kernels))
@@ -96,14 +97,13 @@ class Executable:
             return self._backward(args)
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit)
         args.clear()
-        if self.straight and record.exact and not record.calls and not undo and self.profiles is None:
-            return self._straight(record, pointers)
+        run = self._straight if self._is_straight(record, undo) else self._run
         if not self.plan.saved:
-            return self._run(record, list(inputs), pointers, undo, self.context.kept.empty)
+            return run(record, list(inputs), pointers, undo, self.context.kept.empty)
         pool = self.context.kept
         lease = Lease(pool, pool.take(record.kept), record)
         try:
-            return self._run(record, list(inputs), pointers, undo, lease.block, lease)
+            return run(record, list(inputs), pointers, undo, lease.block, lease)
         except BaseException:
             lease.release()
             raise
@@ -121,28 +121,30 @@ class Executable:
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit, values, origin)
         args.clear()
         private = None
+        keeps = torch_api.keeps_graph()
         if lease is not None and record.kept != lease.record.kept:
             raise VerifyError(f"the tape of {self.name} comes from another forward",
                               why=f"it holds {lease.record.kept} bytes, the backward expects {record.kept}")
-        if lease is None or (record.overwrites and torch_api.keeps_graph()):
+        if lease is None or (record.overwrites and keeps):
             private = self._private_kept(record, inputs, lease)
         kept = private or (lease.block if lease is not None else self.context.kept.empty)
         # from here on the call alone holds the saved tensors, so that each can go after its last use
         held = list(inputs)
         del inputs, values
-        last = not torch_api.keeps_graph()
-        if last:
+        if not keeps:
             tape.values = []
+        run = self._straight if self._is_straight(record, undo) else self._run
         try:
-            outputs = self._run(record, held, pointers, undo, kept)
+            outputs = run(record, held, pointers, undo, kept)
         except BaseException:
-            if last or (private is None and record.overwrites):
+            if not keeps or (private is None and record.overwrites):
                 tape.release()  # its values are gone, or half overwritten
             raise
         finally:
             if private is not None:
                 self.context.kept.give(private)
-        tape.close()
+        if not keeps:
+            tape.release()
         return outputs
 
     def _private_kept(self, record: Record, inputs: Sequence[Any], lease: Lease | None) -> Block:
@@ -161,16 +163,21 @@ class Executable:
                 block.window(source.dtype, record.offsets[buffer.name], view[0], view[1]).copy_(source)
         return block
 
-    def _straight(self, record: Record, pointers: tuple[int, ...]) -> list[Any]:
-        """`_run` for calls that are all native code; the caller holds the inputs."""
-        allocate = self.allocate
-        if len(self.dtypes) == 1:
+    def _is_straight(self, record: Record, undo: tuple[Any, ...]) -> bool:
+        """Whether a call is native code alone, from what is allocated at the start to the results."""
+        return self.straight and record.exact and not record.calls and not undo and self.profiles is None
+
+    def _straight(self, record: Record, inputs: list[Any], pointers: tuple[int, ...], _undo: tuple[Any, ...],
+                  kept: Block, lease: Lease | None = None) -> list[Any]:
+        """`_run` for such calls."""
+        allocate, dtypes = self.allocate, self.dtypes
+        if len(dtypes) == 1:
             (sizes, strides), = record.allocations
-            outputs = [allocate(sizes, strides, self.dtypes[0])]
+            outputs = [allocate(sizes, strides, dtypes[0])]
             addresses = [outputs[0].data_ptr()]
         else:
             outputs = [allocate(sizes, strides, dtype)
-                       for (sizes, strides), dtype in zip(record.allocations, self.dtypes)]  # noqa: B905
+                       for (sizes, strides), dtype in zip(record.allocations, dtypes)]  # noqa: B905
             addresses = [output.data_ptr() for output in outputs]
         for i, bytes_ in record.large:
             prefer_large(addresses[i], bytes_)
@@ -179,13 +186,19 @@ class Executable:
         pool = context.temporary
         temporary = pool.take(record.temporary + record.scratch * threads)
         try:
-            block = array("q", (0, 0, 0, temporary.address, threads, context.callback, self.functions_address,
-                                record.address, 0, 0, 0, *pointers, *addresses))
+            block = array("q", (0, 0, kept.address, temporary.address, threads, context.callback,
+                                self.functions_address, record.address, 0, 0, 0, *pointers, *addresses))
             block.frombytes(self.rest)
             code = context.run_plan(block.buffer_info()[0])
             if code != host.DONE:
                 self._raise(code, block, None)
-            return outputs
+            if self.plain:
+                return outputs
+            call = Call(self.calls, record, inputs, outputs, kept, temporary)
+            results = call.in_order()
+            if self.plan.saved:
+                results.append(Tape(call.saved(), lease, self.calls.checked))
+            return results
         finally:
             pool.give(temporary)
             events.count_run()

@@ -5,6 +5,7 @@ One of the rooms beside `torch_api`. Whoever comes through here has asked the sa
 """
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -184,13 +185,19 @@ def training_runtime() -> TrainingRuntime | None:
         detached=tuple(i for i, info in enumerate(metadata.input_info) if info.requires_grad and not info.is_leaf))
 
 
+@functools.cache
+def _wrappers() -> Any:
+    from torch._functorch._aot_autograd import runtime_wrappers
+    return runtime_wrappers
+
+
 def tangent_of(gradient: Any, layout: Any, index: int) -> Any:
     """A gradient that came in, in the layout of the trace, as AOTAutograd makes it.
 
     Raises:
         RuntimeError: it is of a subclass that the trace did not know.
     """
-    from torch._functorch._aot_autograd import runtime_wrappers
+    runtime_wrappers = _wrappers()
     if type(gradient) is torch.Tensor:
         return runtime_wrappers.coerce_to_expected_memory_format(gradient, layout.memory_format)
     process: Any = runtime_wrappers.AOTDispatchAutograd.process_runtime_tangent
