@@ -1,6 +1,7 @@
 """One stream of counters: what was compiled, run and held. Thread-safe; `stats()` reads, `reset()` starts over."""
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 
@@ -10,8 +11,9 @@ COUNTERS = ("programs", "runs", "plans", "kernels", "extern_calls", "compile_sec
 LEVELS = ("arena_bytes",)
 
 _lock = threading.RLock()  # memory may be let go, and counted, while the thread is in here
-_runs = itertools.count()  # advances in one step of the interpreter
-_runs_before = 0
+# those that are counted at every call: they advance in one step of the interpreter, without a lock
+_quick = {name: itertools.count() for name in ("runs", "extern_calls")}
+_quick_before = dict.fromkeys(_quick, 0)
 _values: dict[str, int | float] = dict.fromkeys(COUNTERS, 0)
 
 
@@ -21,9 +23,8 @@ def count(name: str, amount: int | float = 1) -> None:
         _values[name] += amount
 
 
-def count_run() -> None:
-    """Counts one run of a program: the same as count("runs"), without a lock, for it is on the way of every call."""
-    next(_runs)
+count_run = functools.partial(next, _quick["runs"])  # one run of a program
+count_extern_call = functools.partial(next, _quick["extern_calls"])
 
 
 def arena_changed(amount: int) -> None:
@@ -36,18 +37,18 @@ def arena_changed(amount: int) -> None:
 def stats() -> dict[str, int | float]:
     """A copy of all counters. Bytes and seconds are totals over the process; `arena_bytes` is what is held now."""
     with _lock:
-        return {**_values, "runs": _values["runs"] + _runs_so_far() - _runs_before}
+        return {**_values, **{name: _values[name] + _so_far(name) - _quick_before[name] for name in _quick}}
 
 
-def _runs_so_far() -> int:
-    return int(repr(_runs)[len("count("):-1])  # reading it otherwise would advance it
+def _so_far(name: str) -> int:
+    return int(repr(_quick[name])[len("count("):-1])  # reading it otherwise would advance it
 
 
 def reset() -> None:
     """Sets every counter to 0; the peak of the arena starts from what is held now."""
-    global _runs_before
     with _lock:
-        _runs_before = _runs_so_far()
+        for name in _quick:
+            _quick_before[name] = _so_far(name)
         for name in COUNTERS:
             if name not in LEVELS:
                 _values[name] = 0

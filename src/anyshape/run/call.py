@@ -34,7 +34,7 @@ CONVOLUTION = f"{OWN}convolution"  # but for this one
 
 def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
     """Whether two strides mean the same elements: they may differ where the size is 1, or when there are none."""
-    return 0 in shape or all(a == b for n, a, b in zip(shape, one, other, strict=True) if n != 1)
+    return one == other or 0 in shape or all(a == b for n, a, b in zip(shape, one, other, strict=True) if n != 1)
 
 
 def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -219,7 +219,7 @@ class Call:
     def _extern(self, number: int, step: ExternStep, views: tuple[Any, ...]) -> None:
         for name in self.shared.drops[number]:
             self.externs.pop(name, None)
-        events.count("extern_calls")
+        events.count_extern_call()
         operands = [self.tensor(entry, view) if isinstance(entry, Window) else view
                     for entry, view in zip(step.inputs, views, strict=False)]
         function = self.shared.functions.get(number)

@@ -251,7 +251,7 @@ class Executable:
                 return outputs
             if call is None:
                 call = Call(self.calls, record, inputs, outputs, kept, temporary)
-            results = call.results()
+            results = call.in_order() if self.calls.order is not None and record.exact else call.results()
             if self.plan.saved:
                 results.append(Tape(call.saved(), lease, self.calls.checked))
             return results

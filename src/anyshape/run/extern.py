@@ -124,6 +124,7 @@ _GUARDED: dict[str, Callable[[Any], Callable[..., Any]]] = {
 def compile_extern(target: str, template: Attr) -> Callable[[Sequence[Any]], Any]:
     """The call of `target` as a function of the list of operands (tensors and numbers); template: ops/extern.py."""
     found = STAND_INS.get(target) or resolve(target)
+    found = getattr(found, "_op", found)  # what an operator's overload calls, without its function of Python
     guarded = _GUARDED.get(target)
     constants: dict[str, Any] = {"target": found if guarded is None else guarded(found)}
 
