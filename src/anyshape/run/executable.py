@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import struct
 import threading
 from array import array
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, Records, counted_peak
 from anyshape.run.tape import Tape
 
+FIRST = 8 * (host.SLOTS + 1)  # byte of a call's block where the addresses of buffers begin
 RECORDS = 512  # shapes that one program remembers
 
 
@@ -70,6 +72,7 @@ class Executable:
         self.enter = make_enter(plan, self.layout.slots, self.binder.strided)
         written = [b for b in plan.buffers if b.home in ("input", "tape", "output") and b.name not in self.maker.homes]
         in_front = 1 + len(written)
+        self.put = struct.Struct(f"{len(written)}q").pack_into
         # slots that the host or PyTorch fill in, and the room for kernel blocks
         self.rest = bytes(8 * (len(self.layout.slots) - in_front + self.maker.workspace_words))
         windows = [plan.outputs[buffer.index] for buffer in self.maker.outputs]
@@ -186,9 +189,11 @@ class Executable:
         pool = context.temporary
         temporary = pool.take(record.temporary + record.scratch * threads)
         try:
-            block = array("q", (0, 0, kept.address, temporary.address, threads, context.callback,
-                                self.functions_address, record.address, 0, 0, 0, *pointers, *addresses))
-            block.frombytes(self.rest)
+            block = record.block[:]
+            block[host.KEPT] = kept.address
+            block[host.TEMP] = temporary.address
+            block[host.THREADS] = threads
+            self.put(block, FIRST, *pointers, *addresses)
             code = context.run_plan(block.buffer_info()[0])
             if code != host.DONE:
                 self._raise(code, block, None)

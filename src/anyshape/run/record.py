@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,7 +42,7 @@ class Record:
     the kept block. bound: no layout of the arena needs fewer bytes. overwrites: steps write into the kept block of a
     backward's tape, so that it cannot run again. allocations: (sizes, strides) of each output buffer, by slot;
     exact: these are the outputs' own; large: (slot, bytes) of those on large pages. calls: some step is done by
-    PyTorch.
+    PyTorch. block: what is the same in the blocks of all calls.
     """
 
     values: dict[str, int]
@@ -63,6 +64,7 @@ class Record:
     calls: bool
     saved: tuple[Any, ...]
     windows: tuple[tuple[Any, ...], ...]
+    block: array[int]
 
     @property
     def arena(self) -> int:
@@ -145,7 +147,14 @@ class Records:
             overwrites=bool(self.regions) and any(place.offsets[i] < kept for i in self.moving),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
             outputs=outputs, allocations=allocations, exact=exact, large=large, calls=calls, saved=saved,
-            windows=windows)
+            windows=windows, block=self._block(address))
+
+    def _block(self, address: int) -> array[int]:
+        block = array("q", bytes(8 * (host.SLOTS + len(self.layout.slots) + self.workspace_words)))
+        block[host.CALLBACK] = self.context.callback
+        block[host.FUNCTIONS] = ctypes.addressof(self.functions)
+        block[host.PROGRAM] = address
+        return block
 
     def arena(self, values: dict[str, int]) -> int | None:
         """Bytes of the arena of a call at the symbols' `values`, from the plan's formulas, without making its record;

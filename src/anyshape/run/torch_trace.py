@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -55,6 +56,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         if oblivious:
             stack.enter_context(newer_rules())
             stack.enter_context(general_tracing())
+        stack.enter_context(_no_empty_guards())
         stack.enter_context(_floats_left())
         stack.enter_context(_transforms_left())
         stack.enter_context(_shape_rules(rules))
@@ -98,6 +100,28 @@ def _by_rule(rule: Callable[..., Any], mode: Any, op: Any, *arguments: Any, **ke
 
     with mode:
         return rule(new_size, *arguments, **keywords)
+
+
+_OF_EVERY_SIZE = re.compile(r"0 <= [^#]*\.size\(\)\[\d+\]\s*(#.*)?", re.DOTALL)
+
+
+@contextlib.contextmanager
+def _no_empty_guards() -> Iterator[None]:
+    """Inside, there are no guards that a size of a tensor is 0 or more, which every call would ask in Python."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    method = ShapeEnv.produce_guards_verbose
+
+    def produce(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        found = method(self, *arguments, **keywords)
+        for one in found:
+            one.exprs[:] = [text for text in one.exprs if not _OF_EVERY_SIZE.fullmatch(text)]
+        return found
+
+    ShapeEnv.produce_guards_verbose = produce  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ShapeEnv.produce_guards_verbose = method  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
