@@ -70,6 +70,24 @@ def matmul_plan(left, right, out, bias=None, attrs=(), dtype="f32"):
     return allocate(plan_of("product", tuple(inputs), (Window("out", out),), buffers, [step]))
 
 
+def test_inputs_of_fixed_sizes_are_looked_at_at_every_call():
+    """After the first call in one question to torch; what is not as it was gets the answers of the first call."""
+    run = Executable(matmul_plan(tensor(n, 8), tensor(8, 4), tensor(n, 4)))
+    x, w = torch.randn(3, 8), torch.randn(8, 4)
+    fits = (w, w, torch.randn(8, 4), torch.randn(4, 8).t(), torch.randn(16, 8)[::2, ::2],
+            torch.nn.Parameter(torch.randn(8, 4)))
+    misfits = (torch.randn(4, 8), torch.randn(8, 5), torch.randn(32), torch.randn(8, 4).double(),
+               torch.randn(8, 4, device="meta"), 3, None)
+    for _ in range(2):
+        for fit in fits:
+            torch.testing.assert_close(run([x, fit])[0], (x @ fit).detach())
+            with torch.inference_mode():
+                torch.testing.assert_close(run([x.clone(), fit.clone()])[0], (x @ fit).detach())
+        for wrong in misfits:
+            with pytest.raises(InputError):
+                run([x, wrong])
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16", "i64"])
 @pytest.mark.parametrize("sizes", [(2, 3, 4, 5), (1, 1, 1, 1), (0, 3, 4, 5), (2, 0, 4, 5), (2, 3, 0, 5), (2, 3, 4, 0),
                                    (7, 64, 96, 33), (1, 5, 1, 1), (70, 3, 8, 5), (3, 1, 9, 6),

@@ -74,7 +74,7 @@ def _function(pair: Pair, forward_program: Boxed,
 
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
-            outputs = forward_program(list(inputs))
+            outputs = list(forward_program(list(inputs)))
             ctx.tape = outputs.pop()
             for index in views:
                 outputs[index] = torch.ops.aten._unsafe_view.default(outputs[index], outputs[index].shape)
