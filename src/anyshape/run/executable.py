@@ -190,7 +190,7 @@ class Executable:
         temporary = pool.take(record.temporary + record.scratch * threads)
         try:
             block = record.block[:]
-            block[host.KEPT] = kept.address
+            block[host.KEPT] = kept.address if record.room < 0 else addresses[record.room]
             block[host.TEMP] = temporary.address
             block[host.THREADS] = threads
             self.put(block, FIRST, *pointers, *addresses)
