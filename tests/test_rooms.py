@@ -22,6 +22,12 @@ def two_lengths(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return y @ OUT
 
 
+def all_native(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = torch.tanh(x @ W)
+    return torch.sin(y @ V) * (x @ V).amax(0) @ OUT
+
+
 def drawn(s: int, t: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(s * 1000 + t)
     return torch.randn(s, 64, generator=generator), torch.randn(t, 64, generator=generator)
@@ -44,6 +50,16 @@ def test_the_arena_is_in_the_result_where_it_fits() -> None:
             result = run.maker.outputs[record.room]
             assert hosted and all(b.last < result.first for b in hosted)
             assert record.arena < 2 * x.nbytes
+
+
+def test_a_program_without_calls_of_pytorch() -> None:
+    fast = compiled(all_native)
+    for s, t in ((5, 4), (500, 400), (3000, 300), (500, 400)):  # a small result is there from the start
+        x, y = drawn(s, t)
+        assert not differs(fast(x, y), all_native(x, y)), (s, t)
+    run = compilation_of(fast).programs[0].compiled.executable
+    assert [record.room for record in run.records.values()] == [-1, 0, 0]
+    assert not any(record.calls for record in run.records.values())
 
 
 def test_what_is_written_of_the_arena_is_counted() -> None:
