@@ -14,7 +14,7 @@ that sees nothing but minus infinity becomes zero, and its logarithm too. All ta
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from anyshape.backend import llvm_math
 from anyshape.backend.limits import Target
@@ -31,12 +31,14 @@ def routines() -> list[str]:
     return [f"{way}_{dtype}" for dtype in DTYPES for way in ARGUMENTS]
 
 
-def emit_attention(target: Target) -> str:
-    """LLVM text of all routines."""
+def emit_attention(target: Target, wanted: Collection[str] = DTYPES) -> str:
+    """LLVM text of the routines of the dtypes in `wanted`."""
     parts: list[str] = []
     declarations: dict[str, str] = {}
     for name in routines():
         way, dtype = name.split("_")
+        if dtype not in wanted:
+            continue
         body = _Rows(target, dtype, ARGUMENTS[way])
         body.weigh() if way == "weigh" else body.unweigh()
         declarations |= body.code.declarations

@@ -21,7 +21,7 @@ All take i64; steps are in bytes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from anyshape.backend.limits import Target
 from anyshape.backend.llvm_half import (
@@ -68,13 +68,13 @@ def routines() -> list[str]:
              *(f"{way}_{dtype}{width}" for width in ("", "_wide") for way in ("turn", "along", "any", "finish")))]
 
 
-def emit_packed(target: Target) -> str:
-    """LLVM text of the routines of all `dtypes` of the target."""
+def emit_packed(target: Target, wanted: Collection[str] = DTYPES) -> str:
+    """LLVM text of the routines of the dtypes in `wanted`, those that the target has."""
     parts: list[str] = []
     declarations: dict[str, str] = {}
     for name in routines():
         way, dtype, *sizes = name.split("_")
-        if dtype not in (*dtypes(target), "f32") or (dtype == "f32" and "wide" in sizes):
+        if dtype not in wanted or dtype not in (*dtypes(target), "f32") or (dtype == "f32" and "wide" in sizes):
             continue
         body = _Packed(target, dtype, ARGUMENTS[way], "wide" in sizes)
         if way == "tile":

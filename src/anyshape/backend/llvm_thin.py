@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from anyshape.backend import llvm_half
 from anyshape.backend.limits import Target
@@ -48,13 +48,13 @@ def routines() -> list[str]:
     return [*narrow, *(f"{name}_wide" for name in narrow if name.split("_")[1] in llvm_half.DTYPES)]
 
 
-def emit_thin(target: Target) -> str:
-    """LLVM text of all routines."""
+def emit_thin(target: Target, wanted: Collection[str] = DTYPES) -> str:
+    """LLVM text of the routines of the dtypes in `wanted`, those that the target has."""
     parts: list[str] = []
     declarations: dict[str, str] = {}
     for name in routines():
         way, dtype, count, *wide = name.split("_")
-        if dtype in llvm_half.DTYPES and dtype not in llvm_half.dtypes(target):
+        if dtype not in wanted or (dtype in llvm_half.DTYPES and dtype not in llvm_half.dtypes(target)):
             continue
         body = _Thin(target, dtype, int(count), bool(wide))
         body.dot() if way == "dot" else body.spread()

@@ -26,11 +26,12 @@ from anyshape.frontend.dynamo import FallbackWarning, compile_fx
 from anyshape.frontend.explain import explain, memory
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.program import check_stages, compile_program
-from anyshape.frontend.reasons import miss_words
+from anyshape.frontend.reasons import miss_words, singled_out
 from anyshape.frontend.refusal import refusal
 from anyshape.frontend.shape_rules import tracing_settings
 from anyshape.frontend.sizes import checked_program
 from anyshape.run import torch_api, torch_door
+from anyshape.run.context import context_underway
 
 PLAIN = "these sizes run as plain PyTorch"
 PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes as long as one that it does not refuse
@@ -40,7 +41,8 @@ def compile_target(target: Any, config: Config) -> Any:
     """The compiled form of a module, a function, or an ExportedProgram; see `anyshape.compile`."""
     check_stages(config)
     if isinstance(target, torch.export.ExportedProgram):
-        return export.compile_exported(target, Compilation(config, compile_program))
+        with context_underway():
+            return export.compile_exported(target, Compilation(config, compile_program))
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, config)
     if callable(target):
@@ -68,6 +70,7 @@ class Tracing:
     way: what `Capture` calls it.
     plain: what the tracer said of frames of the call in hand, which run as plain PyTorch: (code object, error) each.
     refusals: per code object, how many calls that PyTorch takes it has refused.
+    numbers: sizes of 1 that the programs do not take and that this trace takes as numbers.
     """
 
     def __init__(self, compilation: Compilation, inner: torch_api.FrameCallback, oblivious: bool) -> None:
@@ -79,6 +82,7 @@ class Tracing:
         self.codes: list[Any] = []
         self.plain: list[tuple[Any, BaseException]] = []
         self.refusals: dict[Any, int] = {}
+        self.numbers: frozenset[str] = frozenset()
 
     def __call__(self, *arguments: Any) -> Any:
         """Traces one frame.
@@ -121,7 +125,7 @@ class Tracing:
     def _trace(self, arguments: tuple[Any, ...], dynamic: bool) -> Any:
         code = arguments[0].f_code
         others = torch_api.programs_of_others(code, self.inner)
-        with tracing_settings(dynamic, oblivious=self.oblivious, others=others):
+        with context_underway(), tracing_settings(dynamic, self.oblivious, others, self.numbers):
             result = self.inner(*arguments)
         if torch_api.made_program(result):
             self.codes.append(code)
@@ -134,7 +138,8 @@ class Tracing:
         if isinstance(frame.f_locals.get("fn"), torch.nn.Module):  # a frame that torch put around a module of its own
             where = type(frame.f_locals["fn"]).__name__
         misses = torch_door.failed_guards(code, frame.f_locals) if self.compilation.graphs else []
-        reason = miss_words(misses, frame.f_locals) if misses else ""
+        reason = miss_words(misses[0], frame.f_locals) if misses else ""
+        self.numbers = singled_out(misses, frame.f_locals)
         if not self.oblivious and self.compilation.config.dynamic and not reason:
             reason = self.compilation.fallbacks[-1].reason if self.compilation.fallbacks else ""
         return where, reason, self.way

@@ -23,6 +23,7 @@ from anyshape.frontend.reasons import size_names
 from anyshape.frontend.training import Pair
 from anyshape.passes.pipeline import ATTENTION
 from anyshape.run import torch_api, torch_door
+from anyshape.run.context import context_underway
 
 
 class FallbackWarning(UserWarning):
@@ -39,7 +40,8 @@ def backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         mode: not used; torch passes it.
         options: fields of `Config`.
     """
-    return compile_fx(gm, example_inputs, mode=mode, options=options)
+    with context_underway():
+        return compile_fx(gm, example_inputs, mode=mode, options=options)
 
 
 def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,

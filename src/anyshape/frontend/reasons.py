@@ -22,6 +22,8 @@ _KEYS = re.compile(r"tensor '(.*)' dispatch key set mismatch\. expected Dispatch
 _TYPE = re.compile(r"expected type of '(.*)' to be a tensor type, ' but found <class '(?:\w+\.)*(\w+)'>")
 _ADVICE = re.compile(r"\. Guard failed on a parameter, consider using torch\._dynamo\.config\..*")
 _SIZE = re.compile(r"([\w.']+(?: of \w+)?|input \d+)\.size\(\)\[(\d+)\]")
+_SIZE_OF_INPUT = re.compile(r"L(?:\['\w+'\]|\[\d+\])+\.size\(\)\[\d+\]")
+OTHERS = (2, 3, 17, 1009)  # sizes that stand for all but 0 and 1
 _CODE = re.compile(r"#\s*(.*?)\s*#\s*(\S+:\d+)")
 _LOCAL = re.compile(r"^L\['(\w+)'\] (==|is) (.+)$")
 _MODES = {"grad_mode": "gradients were switched on or off (torch.no_grad, inference_mode)",
@@ -80,14 +82,35 @@ def miss_words(parts: Sequence[str], values: Mapping[str, Any]) -> str:
     return "; ".join(dict.fromkeys(said)) or "another kind of call"
 
 
+def singled_out(programs: Sequence[Sequence[str]], values: Mapping[str, Any]) -> frozenset[str]:
+    """Sizes of the call that are 1 and by that alone miss a program: its guard would hold at other sizes.
+
+    2 <= L['x'].size()[1]  -->  L['x'].size()[1], where that is 1
+
+    Args:
+        programs: the failed guards of each; values: the locals of the call.
+    """
+    conditions = dict.fromkeys(part.partition("  #")[0].strip() for parts in programs for part in parts)
+    found: set[str] = set()
+    for condition in conditions:
+        for place in dict.fromkeys(_SIZE_OF_INPUT.findall(condition)):
+            if place not in found and _value(place, values) == 1 and not _holds(condition, values) and all(
+                    _value(condition.replace(place, str(other)), values) is True for other in OTHERS):
+                found.add(place)
+    return frozenset(found)
+
+
 def _holds(condition: str, values: Mapping[str, Any]) -> bool:
     """Whether a condition on sizes, as Dynamo writes it in Python, holds for the locals of the call."""
-    if not re.search(r"\.(size|stride)\(\)\[", condition):
-        return False
+    return bool(re.search(r"\.(size|stride)\(\)\[", condition)) and bool(_value(condition, values))
+
+
+def _value(text: str, values: Mapping[str, Any]) -> Any:
+    """What a text of Dynamo's guards is for the locals of the call; None where it cannot be told."""
     try:
-        return bool(eval(condition, {"__builtins__": {"min": min, "max": max}, "L": values}))
+        return eval(text, {"__builtins__": {"min": min, "max": max}, "L": values})
     except (ArithmeticError, AttributeError, LookupError, NameError, SyntaxError, TypeError):
-        return False
+        return None
 
 
 def _part_words(part: str, values: Mapping[str, Any]) -> str:

@@ -99,6 +99,6 @@ IN_PYTHON: dict[Any, Any] = {torch.equal: equal, torch.allclose: allclose,
                              functional.multilabel_margin_loss: multilabel_margin_loss}
 
 
-def tracing_settings(dynamic: bool, oblivious: bool, others: int) -> Any:
+def tracing_settings(dynamic: bool, oblivious: bool, others: int, numbers: frozenset[str]) -> Any:
     """torch_trace.tracing_settings, with the rules above."""
-    return torch_trace.tracing_settings(dynamic, oblivious, RULES, IN_PYTHON, others)
+    return torch_trace.tracing_settings(dynamic, oblivious, RULES, IN_PYTHON, others, numbers)

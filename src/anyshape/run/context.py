@@ -1,8 +1,11 @@
 """What programs share: the native host, the pools of memory, the running calls that call back into Python."""
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
+import threading
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -16,6 +19,11 @@ from anyshape.run.cache import cache_of
 from anyshape.run.convolution import PackedWeights
 
 WORD = ctypes.c_int64
+# families of routines for products: the text of those of some dtypes, and all names in the order of the host's table
+FAMILIES = ((llvm_thin.emit_thin, llvm_thin.routines()), (llvm_packed.emit_packed, llvm_packed.routines()),
+            (llvm_attention.emit_attention, llvm_attention.routines()))
+USUAL = "f32"  # the dtype whose products most programs need
+_making = threading.Lock()
 
 
 class Running(Protocol):
@@ -32,10 +40,12 @@ class Context:
     """Everything that outlives a call and is not the program: give the same one to all programs of a process.
 
     Args:
-        cache: where the host's object code is kept; None: it is compiled (a quarter of a second).
+        cache: where the host's object code is kept; None: it is compiled (a quarter of a second, and as much again for
+            the products of a dtype, when a program first has one).
     """
 
     def __init__(self, cache: ObjectCache | None = None) -> None:
+        self.cache = cache
         self.temporary = Pool()
         self.kept = Pool()
         self.native = llvm_build.load(emit_host(), ("run_plan", "measure", "place"), limits.host(), cache)
@@ -43,10 +53,8 @@ class Context:
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
         self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, WORD, WORD)(address["place"])
-        self.products = [
-            _routines(llvm_thin.emit_thin(limits.host()), llvm_thin.routines(), cache),
-            _routines(llvm_packed.emit_packed(limits.host()), llvm_packed.routines(), cache),
-            _routines(llvm_attention.emit_attention(limits.host()), llvm_attention.routines(), cache)]
+        self.lock = threading.Lock()
+        self.products: dict[str, list[Routines]] = {}
         self.digests = llvm_build.load(llvm_digest.emit_digest(), ("digest",), limits.host(), cache)
         self.packed = PackedWeights(ctypes.CFUNCTYPE(None, *[WORD] * 3)(self.digests.address["digest"]))
         self.calls: dict[int, Running] = {}
@@ -54,13 +62,29 @@ class Context:
         self._callback = ctypes.CFUNCTYPE(WORD, WORD, WORD)(self._step)
         self.callback = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
 
-    def functions(self, kernels: list[Kernel]) -> ctypes.Array[WORD]:
-        """The table of addresses that a program's words refer to; see backend/host.py."""
+    def products_of(self, dtype: str) -> dict[str, int]:
+        """Addresses of the routines for products of a dtype, which are compiled when they are first asked for."""
+        with self.lock:
+            if dtype not in self.products:
+                self.products[dtype] = [_loaded(emit(limits.host(), (dtype,)), names, self.cache)
+                                        for emit, names in FAMILIES]
+            return {name: address for loaded in self.products[dtype] for name, address in loaded.address.items()}
+
+    def functions(self, kernels: list[Kernel], dtypes: Iterable[str]) -> ctypes.Array[WORD]:
+        """The table of addresses that a program's words refer to; see backend/host.py.
+
+        Args:
+            dtypes: of the program's products; other dtypes' routines have the address 0, as those have that this
+                processor does without.
+        """
         torch = library()
         table = [torch.parallel, torch.thread_number, torch.team_size, torch.sgemm, torch.dgemm, torch.clock,
                  torch.sgemm_batch, torch.dgemm_batch]
-        for _, addresses in self.products:
-            table += addresses
+        found: dict[str, int] = {}
+        for dtype in dtypes:
+            found |= self.products_of(dtype)
+        for _, names in FAMILIES:
+            table += [found.get(name, 0) for name in names]
         for kernel in kernels:
             table += [kernel.run, kernel.blocks, kernel.scratch, kernel.work]
         return (WORD * len(table))(*table)
@@ -77,14 +101,33 @@ class Context:
         return 0
 
 
-def _routines(text: str, names: list[str], cache: ObjectCache | None) -> tuple[Routines, list[int]]:
-    """The loaded module and the addresses of routines by name; 0 for those that this processor does without."""
+def _loaded(text: str, names: list[str], cache: ObjectCache | None) -> Routines:
+    """The module of `text`, with those of the routines `names` that it has."""
     found = [name for name in names if f"@{name}(" in text]
-    loaded = llvm_build.load(text, found, limits.host(), cache)
-    return loaded, [loaded.address.get(name, 0) for name in names]
+    return llvm_build.load(text, found, limits.host(), cache) if found else Routines({}, None)
+
+
+def shared_context() -> Context:
+    """The process's context; the cache folder is that of the environment."""
+    with _making:
+        return _shared()
 
 
 @lru_cache(maxsize=1)
-def shared_context() -> Context:
-    """The process's context; the cache folder is that of the environment."""
+def _shared() -> Context:
     return Context(cache_of(Config.make()))
+
+
+@contextlib.contextmanager
+def context_underway() -> Iterator[None]:
+    """Makes the shared context while what is inside runs: LLVM needs a core, and neither Python nor what a trace sets.
+    The thread ends inside, so that a process that forks later has none."""
+    worker = None
+    if _shared.cache_info().currsize == 0:
+        worker = threading.Thread(target=lambda: shared_context().products_of(USUAL), name="anyshape host")
+        worker.start()
+    try:
+        yield
+    finally:
+        if worker is not None:
+            worker.join()

@@ -60,10 +60,10 @@ class Executable:
         self.kernels = list(kernels)
         self.context = shared_context() if context is None else context
         self.threads = threads
-        self.functions = self.context.functions(self.kernels)
-        self.functions_address = ctypes.addressof(self.functions)
         entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(self.kernels)}
         self.layout = layout_of(plan, entries)
+        self.functions = self.context.functions(self.kernels, self.layout.dtypes)
+        self.functions_address = ctypes.addressof(self.functions)
         known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
         self.binder = Binder(plan, self.layout.symbols, known)
         self.maker = Records(plan, self.layout, self.context, self.functions, forward)

@@ -38,12 +38,14 @@ class Layout:
     shape: symbols -> (words of the steps, sizes of placed buffers, their offsets, kept, arena, types of inputs,
         of outputs, of saved, of steps' windows, bytes of output buffers by output, the plan's `nonnegative`); a type
         is (sizes, strides, offset in elements).
+    dtypes: of the products, that of attention included.
     """
 
     symbols: tuple[str, ...]
     slots: Mapping[str, int]
     placed: tuple[str, ...]
     shape: Callable[..., tuple[Any, ...]]
+    dtypes: tuple[str, ...]
 
 
 def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
@@ -74,7 +76,8 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
              f"    return ({', '.join(parts)})"]
     names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "copy": _copy, "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
-    return Layout(symbols, slots, placed, names["shape"])
+    dtypes = tuple(dict.fromkeys(spec.dtype for spec in writer.specs if spec.dtype))
+    return Layout(symbols, slots, placed, names["shape"], dtypes)
 
 
 def _rank(buffer: Buffer, offsets: Mapping[str, Size]) -> int:

@@ -27,18 +27,13 @@ def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
     return getattr(guards, "root", guards).check  # type: ignore[no-any-return]
 
 
-def failed_guards(code: Any, frame_locals: dict[str, Any]) -> list[str]:
-    """The guards by which the nearest program that Dynamo holds for `code` refuses a frame with these locals."""
-    nearest: list[str] = []
-    passed = -1
-    for guards, _ in cached_programs(code):
-        if guards.cache_entry is None:
-            continue
-        answer = guards.check_verbose(frame_locals)
-        if not answer.result and answer.num_guards_executed > passed:
-            passed = answer.num_guards_executed
-            nearest = list(answer.verbose_code_parts)
-    return nearest
+def failed_guards(code: Any, frame_locals: dict[str, Any]) -> list[list[str]]:
+    """The guards by which each program that Dynamo holds for `code` refuses a frame with these locals; the nearest
+    program's first."""
+    answers = [guards.check_verbose(frame_locals) for guards, _ in cached_programs(code)
+               if guards.cache_entry is not None]
+    refused = sorted((one for one in answers if not one.result), key=lambda one: -one.num_guards_executed)
+    return [list(one.verbose_code_parts) for one in refused]
 
 
 def only_graph(code: Any, names: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]] | None:

@@ -34,11 +34,13 @@ DYNAMO_SETTINGS: dict[str, Any] = {
 
 @contextlib.contextmanager
 def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[..., Any]],
-                     in_python: dict[Any, Any], others: int = 0) -> Iterator[None]:
+                     in_python: dict[Any, Any], others: int = 0,
+                     numbers: frozenset[str] = frozenset()) -> Iterator[None]:
     """While Dynamo traces: every dimension gets its own symbol (`dynamic`), sizes 0 and 1 are not singled out
     (`oblivious`, torch's `backed_size_oblivious`), `rules` say the shapes of operators that torch has none for, and
     functions of torch are traced as those `in_python`. Costs about 100 us, so it is entered on a cache miss only.
-    `others` programs of the frame do not count for Dynamo's limits."""
+    `others` programs of the frame do not count for Dynamo's limits. Sizes of inputs that are among `numbers`, such as
+    L['x'].size()[0], are taken as the numbers that they are."""
     import torch._dynamo.config as dynamo_config
     import torch.fx.experimental._config as symbolic_config
     dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
@@ -56,6 +58,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         if oblivious:
             stack.enter_context(newer_rules())
             stack.enter_context(general_tracing())
+            stack.enter_context(_sizes_as_numbers(numbers))
         stack.enter_context(_no_empty_guards())
         stack.enter_context(_floats_left())
         stack.enter_context(_transforms_left())
@@ -81,6 +84,28 @@ def _shape_rules(rules: dict[Any, Callable[..., Any]]) -> Iterator[None]:
         for op in rules:
             table.pop(op, None)
         table.update(before)
+
+
+@contextlib.contextmanager
+def _sizes_as_numbers(places: frozenset[str]) -> Iterator[None]:
+    """Inside, Dynamo gives sizes of inputs at `places` no symbols."""
+    from torch._dynamo.variables import builder
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+    choose = builder._automatic_dynamic
+
+    def chosen(value: Any, tracer: Any, source: Any, *arguments: Any, **keywords: Any) -> Any:
+        context = choose(value, tracer, source, *arguments, **keywords)
+        name = source.name() if callable(source.name) else source.name
+        for dim in range(len(context.dynamic_sizes)):
+            if f"{name}.size()[{dim}]" in places:
+                context.dynamic_sizes[dim], context.constraint_sizes[dim] = DimDynamic.STATIC, None
+        return context
+
+    builder._automatic_dynamic = chosen if places else choose
+    try:
+        yield
+    finally:
+        builder._automatic_dynamic = choose
 
 
 def _by_rule(rule: Callable[..., Any], mode: Any, op: Any, *arguments: Any, **keywords: Any) -> Any:
