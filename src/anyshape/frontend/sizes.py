@@ -162,7 +162,7 @@ class PredictedShapes:
     def foreseen(self, sizes: Sequence[Any]) -> dict[tuple[int, ...], bool]:
         """Patterns with one more size of 1 than the first call had, for which all comes out as predicted, so that the
         first call that has one need not wait for the answer. Sizes that were equal in the first call change together.
-        Other answers are left to `differs`, which says them in the words of the call."""
+        What the trace's guards refuse never comes here. Other answers are left to `differs`, which says them in the words of the call."""
         patterns: dict[tuple[int, ...], bool] = {}
         hints = torch_trace.hints(self.placeholders)
         candidates = sorted({hint for hint in hints.values() if hint >= SMALL})
@@ -170,7 +170,7 @@ class PredictedShapes:
             return patterns
         for candidate in candidates:
             symbols = {symbol: 1 if hint == candidate else hint for symbol, hint in hints.items()}
-            if not self._run(symbols, self.placeholders, False):
+            if torch_trace.admitted(self.placeholders, symbols) and not self._run(symbols, self.placeholders, False):
                 patterns[tuple(min(int(size.xreplace(symbols)), SMALL) for size in sizes)] = True
         return patterns
 
@@ -283,13 +283,15 @@ class _Compare(Interpreter):
         return pytree.tree_map(made, expected)
 
     def compare_memory(self) -> None:
-        """What shares memory with an input, with a result, or with what is changed in place must do so as predicted."""
-        seen = {node for node in self.values if node.op == "placeholder"} | self.returned | self.changed
+        """What shares memory with what is changed in place must do so as predicted, and so must inputs and results with
+        each other. (That `dropout` hands on what nobody else sees is no difference.)"""
+        seen = {node for node in self.values if node.op == "placeholder"} | self.returned
         nodes = [node for node in self.values if self.changed or node in seen]
         expected = _sharing({node: node.meta.get("example_value") for node in nodes})
         found = _sharing({node: self.values[node] for node in nodes})
         for node in nodes:
-            if expected[node] != found[node] and (expected[node] | found[node]) & seen:
+            matter = None if (expected[node] | found[node]) & self.changed else seen if node in seen else frozenset()
+            if expected[node] != found[node] and (matter is None or expected[node] & matter != found[node] & matter):
                 raise _Differs(f"{node.name} shares memory with other values than in the general program")
 
     def _compare(self, node: Node, expected: Any, found: Any) -> None:

@@ -114,12 +114,15 @@ def general_tracing() -> Iterator[None]:
     from torch._dynamo import utils
     from torch._functorch import aot_autograd
     from torch._subclasses import fake_impls
+    from torch.fx.experimental import _config as symbolic_config
     from torch.fx.experimental import symbolic_shapes
     from torch.fx.experimental.sym_node import SymNode
     from torch.utils._sympy.symbol import SymT
     depth: list[str] = []  # what is running: "operator", or "layout" where no answer changes a result
     guard, check, remainder = SymNode.guard_bool, SymNode.expect_true, SymNode.mod
-    symbol, static = symbolic_shapes.make_symbol, symbolic_shapes._static_eval_sym_bool
+    symbol, static, either = (symbolic_shapes.make_symbol, symbolic_shapes._static_eval_sym_bool,
+                              symbolic_shapes._guard_or)
+    size_oblivious = bool(getattr(symbolic_config, "backed_size_oblivious", False))  # a setting of torch takes 5 us
 
     def guard_bool(self: Any, file: str, line: int) -> bool:
         answer = _general_answer(self, depth[-1]) if depth else None
@@ -143,14 +146,31 @@ def general_tracing() -> Iterator[None]:
                 raise
             return self.wrap_int(1)  # torch's rules for strides ask whether 0 divides a size: it does not
 
+    known: dict[Any, bool] = {}  # what was answered for good, by formula and environment: facts are only ever added
+    positive: dict[Any, bool | None] = {}  # by formula
+
     def static_value(condition: Any) -> bool | None:
-        answer = static(condition)
+        node = condition.node
+        key = (node._expr, node.shape_env)
+        answer = known.get(key)
+        if answer is None:
+            answer = static(condition)
+            if answer is not None:
+                known[key] = answer
         if answer is None and depth and isinstance(condition, torch.SymBool):
-            formula = condition.node.expr
-            known = formula.xreplace({size: sympy.Symbol(size.name, positive=True, integer=True)
-                                      for size in formula.free_symbols if size.is_nonnegative})
-            answer = bool(known) if known in (sympy.true, sympy.false) else _length_of_slice(condition, guard_of)
+            formula = node.expr
+            if formula not in positive:
+                positive[formula] = _where_positive(formula)
+            answer = positive[formula]
+            if answer is None:
+                answer = _length_of_slice(condition, guard_of)
         return answer
+
+    def guard_or(condition: Any, default: bool) -> bool:
+        if not isinstance(condition, torch.SymBool) or not size_oblivious:
+            return either(condition, default)
+        answer = static_value(condition)
+        return default if answer is None else answer
 
     def guard_of(condition: Any) -> bool:
         rest, depth[:] = depth[:], []
@@ -210,6 +230,7 @@ def general_tracing() -> Iterator[None]:
 
     patches = [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true), (SymNode, "mod", mod),
                (symbolic_shapes, "make_symbol", make_symbol), (symbolic_shapes, "_static_eval_sym_bool", static_value),
+               (symbolic_shapes, "_guard_or", guard_or),
                (utils, "run_node", run_node), (fake_impls, "_compute_slice_index", compute_slice_index),
                (aot_autograd, "aot_module_simplified", within("operator", aot_autograd.aot_module_simplified)),
                (torch._C, "_select_conv_backend", within("layout", torch._C._select_conv_backend))]
@@ -242,6 +263,14 @@ def _general_answer(node: Any, place: str) -> bool | None:
         if bool(node.hint) == unequal:
             return unequal
     return None
+
+
+def _where_positive(formula: Any) -> bool | None:
+    """Whether a condition holds for all sizes from 1 on; None when that cannot be told."""
+    import sympy
+    known = formula.xreplace({size: sympy.Symbol(size.name, positive=True, integer=True)
+                              for size in formula.free_symbols if size.is_nonnegative})
+    return bool(known) if known in (sympy.true, sympy.false) else None
 
 
 def _length_of_slice(condition: Any, guard_of: Callable[[Any], bool]) -> bool | None:

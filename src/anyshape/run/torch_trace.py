@@ -287,6 +287,7 @@ def shapes_only(value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any]
     or one of a trace, whose sizes `value_of` knows."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode.cache_enabled = True  # layers repeat, and here sizes are numbers; see DYNAMO_SETTINGS
 
     def to_fake(value: Any) -> Any:
         if isinstance(value, torch.SymInt):
@@ -307,11 +308,13 @@ def shapes_only(value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any]
 
     log = logging.getLogger("torch._subclasses.fake_tensor")  # it would print what an op refuses
     disabled, log.disabled = log.disabled, True
+    known, FakeTensorMode.cache = FakeTensorMode.cache, {}  # what our rules say is nobody else's to find
     try:
         with torch.inference_mode(False), mode, torch.no_grad():
             yield to_fake
     finally:
         log.disabled = disabled
+        FakeTensorMode.cache = known
 
 
 def unknown_results() -> tuple[type[BaseException], ...]:
@@ -325,6 +328,16 @@ def found_later(size: torch.SymInt) -> dict[Any, int]:
     ranges = size.node.shape_env.var_to_range
     found = [symbol for symbol in size.node.expr.free_symbols if torch_api.is_unbacked(str(symbol))]
     return {symbol: int(ranges[symbol].lower) if ranges[symbol].lower > 0 else 0 for symbol in found}
+
+
+def admitted(values: Iterable[Any], symbols: dict[Any, int]) -> bool:
+    """Whether all guards made so far hold at these values of the symbols in the sizes of traced values."""
+    import sympy
+    numbers = {symbol: sympy.Integer(number) for symbol, number in symbols.items()}
+    environments = {size.node.shape_env for value in values
+                    for size in (value.shape if isinstance(value, torch.Tensor) else (value,))
+                    if isinstance(size, torch.SymInt)}
+    return not any(guard.expr.xreplace(numbers) == sympy.false for env in environments for guard in env.guards)
 
 
 def hints(values: Iterable[Any]) -> dict[Any, int]:
