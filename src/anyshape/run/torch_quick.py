@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
+from anyshape.run.torch_fake import remembered_shapes
 from anyshape.run.torch_sizes import general_form
 
 # Methods of torch's symbolic numbers whose result depends on nothing but the two operands; `mod` asks for value ranges.
@@ -48,7 +49,7 @@ def quick_tracing() -> Iterator[None]:
     try:
         for name, method in quick.items():
             setattr(SymNode, name, method)
-        with _forgetting(memory), _no_names_of_functions(), _messages_once():
+        with remembered_shapes(memory), _forgetting(memory), _no_names_of_functions(), _messages_once():
             yield
     finally:
         for name, method in saved.items():
