@@ -9,9 +9,11 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import anyshape
 from anyshape.frontend.duplicates import remove_duplicates
+from anyshape.run import torch_fake
 from anyshape.run.torch_older import newer_rules
 from anyshape.run.torch_quick import BINARY, general_tracing, quick_tracing
 
@@ -20,9 +22,12 @@ def methods() -> list[object]:
     from torch._dynamo import symbolic_convert, utils
     from torch._dynamo.variables.misc import LoggingLoggerVariable
     from torch._functorch import aot_autograd
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental import symbolic_shapes
     from torch.fx.experimental.sym_node import SymNode
     from torch.fx.experimental.symbolic_shapes import PropagateUnbackedSymInts
-    return [*[getattr(SymNode, name) for name in (*BINARY, "wrap_int", "maybe_as_int", "guard_bool", "expect_true")],
+    return [FakeTensorMode._dispatch_impl, symbolic_shapes._guard_or, symbolic_shapes._static_eval_sym_bool,
+            *[getattr(SymNode, name) for name in (*BINARY, "wrap_int", "maybe_as_int", "guard_bool", "expect_true")],
             utils.run_node, aot_autograd.aot_module_simplified, torch._C._select_conv_backend,
             PropagateUnbackedSymInts.run, symbolic_convert.get_funcname, LoggingLoggerVariable.call_method]
 
@@ -199,3 +204,122 @@ def test_gradients_inside_of_a_program():
         found, wanted = fast(x), penalty(x)
         torch.testing.assert_close(found, wanted)
         torch.testing.assert_close(torch.autograd.grad(found, weights), torch.autograd.grad(wanted, weights))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mix, self.out = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = (one.view(*x.shape[:2], 4, 4).transpose(1, 2) for one in self.mix(self.norm(x)).chunk(3, -1))
+        weights = (q @ k.mT + torch.ones(x.shape[1], x.shape[1]).tril().log()).softmax(-1)
+        y = torch.cat((weights @ v, v), -1)[..., :4].transpose(1, 2).reshape(x.shape)
+        y[:, 1:] += x[:, :-1]
+        return x + nn.functional.dropout(self.out(y), 0.1, False)
+
+
+def traced(layers, monkeypatch, check):
+    """Compiles and trains `layers` blocks once; how often torch looked for the shape of an operator's result, and the
+    operators whose shape was remembered."""
+    found, again = [0, []], []
+    remembering, renew = torch_fake._remembering, torch_fake._again
+    monkeypatch.setattr(torch_fake, "_again", lambda *more: again.append(1) or renew(*more))
+
+    def watched(dispatch, memory):
+        def counted(*arguments):
+            found[0] += 1
+            return dispatch(*arguments)
+        remembered = remembering(counted, memory)
+
+        def run(mode, op, types, arguments, keywords):
+            again.clear()
+            result = remembered(mode, op, types, arguments, keywords)
+            if again and check and found[1] is not None:
+                listed, found[1] = found[1], None  # torch asks for shapes inside, which are not to be looked at
+                check(op, (arguments, keywords), result, dispatch(mode, op, types, arguments, keywords))
+                found[1] = [*listed, op]
+            return result
+        return run
+
+    monkeypatch.setattr(torch_fake, "_remembering", watched)
+    model = nn.Sequential(*[Block() for _ in range(layers)])
+    fast = anyshape.compile(model, strict=True)
+    x = torch.randn(3, 5, 16)
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+    fast(x).sum().backward()
+    monkeypatch.undo()
+    return found
+
+
+def same_description(op, arguments, result, wanted):
+    operands = [one for one in pytree.tree_leaves(arguments) if isinstance(one, torch.Tensor)]
+
+    def number(size):
+        return size if isinstance(size, int) else size.node.expr
+
+    def described(one):
+        memory = one.untyped_storage()
+        return ([number(size) for size in (*one.shape, *one.stride(), one.storage_offset(), memory.nbytes())],
+                one.dtype, one.device, one.requires_grad, one._version, str(torch._C._dispatch_keys(one)),
+                [memory._cdata == other.untyped_storage()._cdata for other in operands])
+
+    results, others = pytree.tree_leaves(result), pytree.tree_leaves(wanted)
+    assert [described(one) for one in results] == [described(one) for one in others], op
+    assert len({one.untyped_storage()._cdata for one in results}) == len({one.untyped_storage()._cdata
+                                                                          for one in others}), op
+
+
+def test_remembered_shapes_are_those_of_torch(monkeypatch):
+    _, remembered = traced(3, monkeypatch, same_description)
+    names = {op._schema.name.partition("::")[2] for op in remembered}
+    assert {"mm", "view", "transpose", "add", "mul", "cat", "slice", "split"} & names >= {"view", "add", "mul"}
+    assert len(remembered) > 100
+
+
+def test_further_layers_find_few_shapes(monkeypatch):
+    two, _ = traced(2, monkeypatch, None)
+    six, _ = traced(6, monkeypatch, None)
+    assert six < 1.5 * two
+
+
+def asks_for_one(x, y):
+    z = x.float().mean(1, keepdim=True) if x.shape[1] > 1 else x
+    return nn.functional.dropout(z + y[:1], 0.1, False) * 2
+
+
+def test_a_size_of_1_that_a_program_refuses_is_a_number_in_the_next():
+    fast = anyshape.compile(asks_for_one, strict=True)
+    for rows, columns in ((3, 5), (4, 1), (1, 1), (7, 1), (1, 6)):
+        x, y = torch.randn(rows, columns, 3), torch.randn(max(rows, 2), 1, 3)
+        torch.testing.assert_close(fast(x, y), asks_for_one(x, y))
+    compilation = fast._anyshape.compilation
+    assert compilation.graphs == 2 and not compilation.fallbacks
+    assert {capture.way for capture in compilation.captures} == {"all sizes"}
+
+
+def above_ten(x):
+    return x * 2 if x.shape[0] >= 10 else x - 1
+
+
+def test_a_bound_is_no_size_of_1():
+    fast = anyshape.compile(above_ten, strict=True)
+    for rows in (12, 1, 5, 40, 9):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(fast(x), above_ten(x))
+    assert fast._anyshape.compilation.graphs == 2
+
+
+def changed_inside(x):
+    count = torch.zeros(x.shape[1])
+    count += x.shape[0]
+    return nn.functional.dropout(x.transpose(0, 1).contiguous() * count[:, None], 0.1, False)
+
+
+def test_hidden_values_may_share_memory():
+    """At sizes of 1 `contiguous` and `dropout` hand on what they get, beside a change of something else in place."""
+    fast = anyshape.compile(changed_inside, strict=True)
+    for shape in ((4, 3), (1, 3), (4, 1), (1, 1)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(fast(x), changed_inside(x))
+    assert fast._anyshape.compilation.graphs == 1 and not fast._anyshape.compilation.fallbacks

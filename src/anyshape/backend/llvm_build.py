@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
+import os
 import re
 import threading
 from collections.abc import Sequence
@@ -122,10 +123,11 @@ def _emit_object(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> bytes:
         llvm.ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
-def build(texts: Sequence[str], target: Target, cache: ObjectCache | None = None, threads: int = 2) -> list[Kernel]:
+def build(texts: Sequence[str], target: Target, cache: ObjectCache | None = None, threads: int = 0) -> list[Kernel]:
     """Compile and load modules, in the order given; the code lives as long as any of the returned kernels.
 
-    Thread-safe. Kernel names must differ within one call; a name may come again in another call.
+    threads: at most; 0: one for each core. Thread-safe. Kernel names must differ within one call; a name may come
+    again in another call.
     """
     if not texts:
         return []
@@ -136,8 +138,9 @@ def build(texts: Sequence[str], target: Target, cache: ObjectCache | None = None
         assert cache is not None
         objects[k] = cache.get(key)
     missing = [k for k, data in enumerate(objects) if data is None]
-    if len(missing) > 1 and threads > 1:
-        with ThreadPoolExecutor(max_workers=min(threads, len(missing))) as pool:
+    workers = min(threads or len(os.sched_getaffinity(0)), len(missing))
+    if workers > 1:
+        with ThreadPoolExecutor(max_workers=workers) as pool:
             made = list(pool.map(lambda k: object_code(texts[k], target), missing))
     else:
         made = [object_code(texts[k], target) for k in missing]

@@ -162,7 +162,8 @@ class PredictedShapes:
     def foreseen(self, sizes: Sequence[Any]) -> dict[tuple[int, ...], bool]:
         """Patterns with one more size of 1 than the first call had, for which all comes out as predicted, so that the
         first call that has one need not wait for the answer. Sizes that were equal in the first call change together.
-        What the trace's guards refuse never comes here. Other answers are left to `differs`, which says them in the words of the call."""
+        What the trace's guards refuse never comes here. Other answers are left to `differs`, which says them in the
+        words of the call."""
         patterns: dict[tuple[int, ...], bool] = {}
         hints = torch_trace.hints(self.placeholders)
         candidates = sorted({hint for hint in hints.values() if hint >= SMALL})
