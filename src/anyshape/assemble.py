@@ -325,7 +325,7 @@ class _Assembly:
             result = item.group.roots[0]
             if self.place(base.name) != self.place(result.name):
                 self.steps.append(CopyStep(self.window(base), self.define(result.name, result.tensor.dense())))
-        stored = {v.name: v for v in item.group.roots}
+        stored = {v.name: v for v in item.group.stored}
         params: list[Window] = []
         outputs: list[int] = []
         for k, value_name in enumerate(item.lowered.values):

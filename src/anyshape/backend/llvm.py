@@ -9,7 +9,8 @@ The text has four functions; `block` is int64*, the pointers of the params and t
 
 Row schedule (`vector` is the last column variable): a row block is a row; a column stage runs a wide loop without
 masks, then the rest in masked steps of the basic width. Column schedule (`vector` is the last row variable): a row
-block is a strip of W values of it; the last strip is masked. With `vector` empty everything is scalar.
+block is a strip of W values of it; the last strip is masked. With `vector` empty everything is scalar. Where rows are
+run in parts, a row block is a part.
 
 A param of role "in" may share memory with one of role "out" only if both are accessed at equal offsets at each point.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 import re
 
 from anyshape.backend.limits import Target
+from anyshape.backend.llvm_fold import TURN, Folds, unfolded
 from anyshape.backend.llvm_memory import Buffer, Space
 from anyshape.backend.llvm_reduce import Reduction
 from anyshape.backend.llvm_scalar import scalar
@@ -41,8 +43,10 @@ _WEIGHT = {
 def emit(program: LoopProgram, target: Target) -> str:
     """The LLVM IR of one kernel, the same text for the same program and target; VerifyError for a malformed one."""
     _check(program)
+    folds = unfolded(program)
+    program = folds.program
     layout = _Layout(program, target)
-    kernel = _Kernel(program, target, layout)
+    kernel = _Kernel(folds, target, layout)
     kernel.run()
     parts = [f"; kernel {program.name}", f'target triple = "{target.triple}"', ""]
     parts.append(f"define void @{program.name}(ptr nocapture readonly %block, i64 %begin, i64 %end, "
@@ -52,6 +56,8 @@ def emit(program: LoopProgram, target: Target) -> str:
     outer = product(extent for _, extent in program.rows[:-1])
     rows = outer * program.rows[-1][1] if program.rows else 1
     blocks = outer * ceildiv(program.rows[-1][1], layout.strip or 1) if program.rows else 1
+    if program.parts:
+        blocks = program.parts[0][1]
     for name, size in (("blocks", blocks), ("scratch", layout.scratch_bytes), ("work", rows * _work(program))):
         parts += _size_function(program, target, name, size)
     parts += [kernel.code.declarations[name] for name in sorted(kernel.code.declarations)]
@@ -68,7 +74,10 @@ def _check(program: LoopProgram) -> None:
     if program.vector and program.vector not in lasts:
         fail(f"{program.vector} is not the last row or column variable")
     known = set(program.sizes)
-    for _, extent in (*program.rows, *program.columns):
+    folds = any(one.op == "fold" for stage in program.stages for one in stage.instructions)
+    if (folds or program.parts) and not (program.parts and program.columns and program.vector not in dict(program.rows)):
+        fail("folds need parts and columns, and rows one by one")
+    for _, extent in (*program.rows, *program.columns, *program.parts):
         if not symbols_of(extent) <= known:
             fail(f"the extent {extent} is not over the kernel's sizes")
     buffers = [p.name for p in program.params] + [s.name for s in program.scratch]
@@ -78,7 +87,7 @@ def _check(program: LoopProgram) -> None:
         for one in stage.instructions:
             if one.buffer and one.buffer not in buffers:
                 fail(f"%{one.result} uses the unknown buffer {one.buffer}")
-            if one.op == "reduce" and stage.level != "column":
+            if one.op in ("reduce", "fold") and stage.level != "column":
                 fail(f"%{one.result} reduces in a row stage")
 
 
@@ -116,7 +125,7 @@ class _Layout:
         self.columns_are_lanes = bool(program.vector and program.columns and program.columns[-1][0] == program.vector)
         self.rows_are_lanes = bool(program.vector and not self.columns_are_lanes)
         self.basic = self._basic(program, target)
-        self.wide = {k: self._wide(stage) for k, stage in enumerate(program.stages)}
+        self.wide = {k: self.width(stage) for k, stage in enumerate(program.stages)}
         self.strip = min(self.wide.values(), default=self.basic) if self.rows_are_lanes else 0
         self.scratch_offsets: dict[str, Size] = {}
         end: Size = 0
@@ -131,7 +140,7 @@ class _Layout:
         floats = {one.dtype for stage in program.stages for one in stage.instructions if one.dtype in ("f32", "f64")}
         return max(target.lanes // 2, 2) if floats == {"f64"} else target.lanes
 
-    def _wide(self, stage: Stage) -> int:
+    def width(self, stage: Stage) -> int:
         """Several vectors at once for small bodies: their additions do not wait for each other."""
         weight = sum(_WEIGHT.get(one.op, 1) for one in stage.instructions)
         eights = sum(one.dtype in ("i64", "f64") for one in stage.instructions if one.op not in ("constant", "index"))
@@ -144,8 +153,9 @@ class _Layout:
 class _Kernel:
     """The main function under construction."""
 
-    def __init__(self, program: LoopProgram, target: Target, layout: _Layout) -> None:
-        self.program = program
+    def __init__(self, folds: Folds, target: Target, layout: _Layout) -> None:
+        self.program = program = folds.program
+        self.folds = folds
         self.layout = layout
         self.code = Code(target)
         self.space = Space(self.code, program.vector, apart=layout.rows_are_lanes)
@@ -163,6 +173,39 @@ class _Kernel:
         begin, end = Value("%begin", "i64"), Value("%end", "i64")
         code.open_if(code.compare("slt", begin, end))
         extents = self._row_extents()
+        if self.program.parts:
+            self._parts(begin, end, extents)
+        else:
+            self._rows(begin, end, extents)
+        code.close_section()
+
+    def _parts(self, begin: Value, end: Value, extents: list[Value]) -> None:
+        """The parts begin to end, each a few rows after another."""
+        code, space = self.code, self.space
+        name, count = self.program.parts[0]
+        number = code.intrinsic("smax", space.size(count), constant("i64", 1))
+        rows = constant("i64", 1)
+        for extent in extents:
+            rows = code.binary("mul", rows, extent)
+        part = space.names[name] = code.open_loop(begin, end, 1)
+        first = code.binary("udiv", code.binary("mul", rows, part), number)
+        stop = code.binary("udiv", code.binary("mul", rows, code.binary("add", part, constant("i64", 1))), number)
+        self._beside(self.folds.start)
+        turn = code.open_loop(first, stop, TURN)
+        self._rows(turn, code.intrinsic("smin", stop, code.binary("add", turn, constant("i64", TURN))), extents)
+        self._beside(self.folds.turn)
+        code.close_section()
+        code.close_section()
+
+    def _beside(self, stage: Stage) -> None:
+        """A column stage outside of rows."""
+        self.space.registers = {}
+        self.stored = frozenset(one.buffer for one in stage.instructions if one.op == "store")
+        self._column_stage(stage, self.layout.width(stage))
+
+    def _rows(self, begin: Value, end: Value, extents: list[Value]) -> None:
+        """The row blocks begin to end."""
+        code, space = self.code, self.space
         counters = self._unflatten(begin, extents)
         code.open_loop(begin, end, 1)
         for (name, _), counter in zip(self.program.rows, counters, strict=True):
@@ -173,7 +216,6 @@ class _Kernel:
         else:
             self._stages()
         self._advance(counters, now, extents)
-        code.close_section()
         code.close_section()
 
     def _bind_buffers(self) -> None:

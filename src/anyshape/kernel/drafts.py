@@ -8,7 +8,8 @@ from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import TensorType
 from anyshape.kernel.fusion import Kernel, NotFusable, Refusal
-from anyshape.kernel.lower import Group, Lowered, NotLowerable, lower
+from anyshape.kernel.group import Group, Lowered, NotLowerable
+from anyshape.kernel.lower import lower
 from anyshape.sym.expr import Size, product
 
 Space = tuple[tuple[Size, bool], ...]  # the iteration space of a group: (size, is reduced) per dimension
@@ -19,13 +20,15 @@ MOST_REFUSALS = 1000
 @dataclass(slots=True)
 class Draft:
     """A group under construction. `nodes` maps graph position to node; `roots` are the values that it stores. One that
-    `scatters` stores the result of a scatter, over the space of what is written, and nothing else."""
+    `scatters` stores the result of a scatter, over the space of what is written, and nothing else. `sums`: as in Group.
+    """
 
     nodes: dict[int, Node]
     roots: dict[str, Value]
     dims: Space
     reductions: int = 0
     scatters: bool = False
+    sums: tuple[tuple[Node, Value], ...] = ()
 
     @property
     def points(self) -> Size:
@@ -44,7 +47,7 @@ class Draft:
 
     def group(self) -> Group:
         """The group as it is lowered: equations in graph order."""
-        return Group(tuple(self.nodes[k] for k in sorted(self.nodes)), tuple(self.roots.values()), self.dims)
+        return Group(tuple(self.nodes[k] for k in sorted(self.nodes)), tuple(self.roots.values()), self.dims, self.sums)
 
     def having(self, position: int, node: Node, dims: Space, root: Value | None = None) -> Draft:
         """A copy with one equation more, which is stored when given as `root`, over the space `dims`."""
@@ -64,6 +67,8 @@ class Drafts:
         self.groups: dict[int, Draft] = {}
         self.member: dict[int, list[int]] = {}  # node position -> drafts that hold it
         self.refusals: list[Refusal] = []
+        self.tensors = {value.name: value.type for value in (*graph.inputs, *(v for n in graph.nodes for v in n.outputs))
+                        if isinstance(value.type, TensorType)}
 
     def start(self, draft: Draft) -> int:
         """Add an empty draft; returns its number."""
@@ -88,6 +93,15 @@ class Drafts:
                 holders.append(first)
         self.groups[first] = merged
 
+    def exchange(self, drafts: Mapping[int, Draft]) -> None:
+        """Put other drafts in the place of some."""
+        for number, draft in drafts.items():
+            for position in self.groups[number].nodes:
+                self.member[position].remove(number)
+            for position in draft.nodes:
+                self.member.setdefault(position, []).append(number)
+            self.groups[number] = draft
+
     def lowered(self, draft: Draft) -> Lowered:
         """The draft as a loop program; equations that are still to come are read from memory. Raises NotLowerable."""
         return lower(self.graph, draft.group(), self.layouts)
@@ -101,6 +115,10 @@ class Drafts:
             failure = NotFusable(error.what, where=error.where, why=error.why)
             failure.values = frozenset(n.output.name for n in group.nodes if row(n).kind != "view")
             raise failure from error
+
+    def bytes(self, name: str) -> int:
+        """Bytes of a value of the graph at the hints' sizes."""
+        return self.graph.facts.hint(self.tensors[name].bytes) if name in self.tensors else 0
 
     def readers(self, value: Value) -> list[int]:
         """The groups that read `value`, through views and whatever else is absorbed on the way."""
@@ -140,7 +158,20 @@ class Drafts:
                     stack.extend(self.uses(output.name))
         return False
 
-    def refuse(self, node: Node, reason: str) -> None:
-        """Keep a fusion that is not made, for `explain`."""
+    def leads_to(self, a: int, b: int) -> bool:
+        """Is group `b` reached from what `a` stores by way of nodes outside both?"""
+        def outside(position: int) -> bool:
+            holders = self.holders(position)
+            return len(holders) > 1 or not {a, b} & set(holders)
+
+        return self.reaches([p for name in self.groups[a].roots for p in self.uses(name) if outside(p)], b)
+
+    def refuse(self, node: Node, reason: str, bytes_: Size | None = None) -> None:
+        """Keep a fusion that is not made, for `explain`; bytes_: what it would have saved, if not the node's result."""
         if len(self.refusals) < MOST_REFUSALS:
-            self.refusals.append(Refusal(node.output.name, reason, node.output.tensor.bytes))
+            self.refusals.append(Refusal(node.output.name, reason,
+                                         node.output.tensor.bytes if bytes_ is None else bytes_))
+
+    def settle(self, name: str) -> None:
+        """The value lies where it should after all: forget what was refused before."""
+        self.refusals = [refusal for refusal in self.refusals if refusal.value != name]

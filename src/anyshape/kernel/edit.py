@@ -41,6 +41,7 @@ def differences(computed: LoopProgram, edited: LoopProgram) -> list[str]:
     for what, old, new in (("parameters", computed.params, edited.params), ("sizes", computed.sizes, edited.sizes),
                            ("row buffers", computed.scratch, edited.scratch),
                            ("rows", set(computed.rows), set(edited.rows)),
+                           ("parts", computed.parts, edited.parts),
                            ("columns", _columns(computed), _columns(edited))):
         if old != new:
             found.append(f"the {what} of {computed.name} are others")
@@ -80,7 +81,7 @@ def _touched(program: LoopProgram, numbers: dict[Origin, int]
             args = tuple(ways[arg] for arg in one.args)
             code = one.value if one.op == "check" else ""
             place: Origin = (one.op, one.buffer, str(substitute(one.offset, named)), code)
-            if one.op in ("store", "scatter"):
+            if one.op in ("store", "scatter", "fold"):
                 stores.setdefault((*place, args[1:]), one)
             elif one.op == "check":
                 stores.setdefault((*place, args), one)

@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import TensorType
+from anyshape.kernel.across import join_across
 from anyshape.kernel.drafts import MOST_ROOTS, Draft, Drafts, Space
 from anyshape.kernel.fusion import Fusion, Kernel, Refused, fusable
-from anyshape.kernel.lower import NotLowerable
+from anyshape.kernel.group import NotLowerable
 from anyshape.kernel.order import ordered
 from anyshape.kernel.siblings import merge_siblings
 from anyshape.sym.expr import Size, product
@@ -46,16 +47,32 @@ def fuse(graph: Graph, required: Mapping[str, Value], layouts: Mapping[str, Tens
     drafts = search.drafts
     if enabled:
         merge_siblings(drafts, limit)
+        join_across(drafts, limit)
+        drop_unread(drafts, required)
     items: list[Kernel | Node] = []
     where: list[int] = []
     for draft in drafts.groups.values():
         items.append(drafts.kernel(draft))
-        where.append(min(drafts.position[id(drafts.producers[name])] for name in draft.roots))
+        names = [*draft.roots, *(node.output.name for node, _ in draft.sums)]
+        where.append(min(drafts.position[id(drafts.producers[name])] for name in names))
     for position, node in enumerate(graph.nodes):
         if not native[position] and (row(node).kind != "view" or node.output.name in required):
             items.append(node)
             where.append(position)
     return Fusion(ordered(items, where, base), tuple(drafts.refusals))
+
+
+def drop_unread(drafts: Drafts, required: Mapping[str, Value]) -> None:
+    """Let no group store what nothing reads from memory: all readers may have come into the group after it was to be
+    stored."""
+    spare = [(draft, name) for draft in drafts.groups.values() for name in draft.roots if name not in required]
+    if not spare:
+        return
+    loaded = {name for draft in drafts.groups.values() for name in drafts.kernel(draft).lowered.values if name and name not in draft.roots}
+    for draft, name in spare:
+        if name not in loaded and len(draft.roots) + len(draft.sums) > 1:
+            del draft.roots[name]
+            drafts.settle(name)
 
 
 class _Search:

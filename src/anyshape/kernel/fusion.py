@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from anyshape.ir.graph import Node, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import NATIVE
-from anyshape.kernel.lower import Group, Lowered, NotLowerable
+from anyshape.kernel.group import Group, Lowered, NotLowerable
 from anyshape.sym.expr import Size
 
 FUSABLE = ("pointwise", "view", "index", "reduce", "create", "scatter")

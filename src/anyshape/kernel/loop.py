@@ -6,6 +6,11 @@ A kernel is a function of pointers (`params`), sizes (`sizes`, int64) and a rang
 - A stage at level "row" runs its instructions once per row.
 - A stage at level "column" runs them for every point of `columns` (a loop nest, first variable outermost).
 
+Rows may be run in `parts`: as many groups of consecutive rows (in row-major order of `rows`, all of them nearly equally
+large) as the size there says, at most as many as there are rows. The rows of a part run one after another, so that
+`fold` can combine over them; parts are run in parallel. Which rows are in a part is a matter of sizes only, so that a
+sum comes out the same on any number of threads.
+
 `vector` names the one variable that is taken several values at a time: the last column variable (row schedule), or the
 last row variable (column schedule: then one "row block" is a strip of consecutive values of that variable, everything
 that depends on it is a vector, and the column loops run one by one). A value that does not depend on the vector
@@ -77,6 +82,8 @@ class Instruction:
                  order. Different rows never store or scatter to one element: rows are run in parallel
         constant `value`
         index    the size `offset` as an i64
+        fold     (column stages of a program in parts) buffer[offset], an element for each part and column, becomes
+                 args[0] combined over the rows of the part; nothing else reads or writes the buffer
         check    where args[0] (bool, vector or uniform; args[1] is an optional mask of active lanes) is false, set
                  buffer[0] (i64, role out) to `value`; nothing else happens
         reduce   combine args[0] over all columns of the stage with `combine`; the result is a row register
@@ -105,7 +112,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class LoopProgram:
-    """One kernel; see the head of this file. `rows` and `columns` are (variable, extent) pairs, outermost first."""
+    """One kernel; see the head of this file. `rows` and `columns` are (variable, extent) pairs, outermost first; `parts`
+    is empty, or one pair: a variable that counts the parts, and their number."""
 
     name: str
     params: tuple[Param, ...]
@@ -115,3 +123,4 @@ class LoopProgram:
     vector: str
     stages: tuple[Stage, ...]
     scratch: tuple[Scratch, ...] = ()
+    parts: tuple[tuple[str, Size], ...] = ()

@@ -15,43 +15,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from anyshape.base.errors import AnyShapeError
 from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import OPS, row
 from anyshape.ir.types import TensorType
-from anyshape.kernel.loop import Instruction, LoopProgram, Stage
-from anyshape.kernel.nest import Nest, program_of
+from anyshape.kernel.group import Group, Lowered, NotLowerable
+from anyshape.kernel.loop import Instruction, Stage
+from anyshape.kernel.nest import EFFECTS, Nest, program_of
 from anyshape.sym.expr import Size, divide, product, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.sym.index import Index, dense_strides, has_division, linear, reshape_index, simplify, split_request
 
 COMPUTE = {"bf16": "f32", "f16": "f32"}
 KEEP_COST = 8  # a value at least this dear is kept in a row buffer rather than computed again in a later stage
-
-
-class NotLowerable(AnyShapeError):
-    """The group cannot be one kernel; the message says which value asks for what."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """What to lower. nodes: the equations inside, in graph order; roots: the values to store; dims: the iteration space
-    as (size, is reduced) in row-major order of the full space."""
-
-    nodes: tuple[Node, ...]
-    roots: tuple[Value, ...]
-    dims: tuple[tuple[Size, bool], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Lowered:
-    """A loop program with its binding: value name of every param ("" is the status word), the size bound to every size
-    name, and at which indices each inner value was asked for (used by fusion)."""
-
-    program: LoopProgram
-    values: tuple[str, ...]
-    sizes: tuple[Size, ...]
-    asked: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -118,6 +93,7 @@ class _Lowering:
         self.reduced: dict[str, tuple[int, Index]] = {}
         self.depths: dict[str, int] = {}
         self.asked: dict[str, set[Index]] = {}
+        self.part = f"i{len(dims)}"
         self.full_index = tuple(symbol(v) for v in self.variables)
 
     # the drive
@@ -125,18 +101,23 @@ class _Lowering:
     def run(self) -> Lowered:
         """Evaluate stage by stage, then finish the program."""
         roots = sorted(self.group.roots, key=lambda v: self.depth(v))
-        reductions = [n for n in self.group.nodes if row(n).kind == "reduce"]
-        deepest = max([self.depth(r) for r in roots] + [self.depth(n.output) - 1 for n in reductions], default=0)
+        folded = {id(node) for node, _ in self.group.sums}
+        every = [n for n in self.group.nodes if row(n).kind == "reduce"]
+        reductions = [n for n in every if id(n) not in folded]
+        deepest = max([self.depth(r) for r in roots] + [self.depth(n.output) - 1 for n in every], default=0)
         for depth in range(deepest + 1):
             here = [n for n in reductions if self.depth(n.output) == depth + 1]
             stores = [r for r in roots if self.depth(r) == depth]
             whole = [r for r in stores if not self.is_kept(r)]
-            if here or (whole and self.columns):
+            sums = [(n, parts) for n, parts in self.group.sums if self.depth(n.output) == depth + 1]
+            if here or sums or (whole and self.columns):
                 self.current = _Block("column")
                 for value in whole:
                     self.write(value)
                 for node in here:
                     self.reduce(node)
+                for node, parts in sums:
+                    self.fold(node, parts)
                 self.blocks.append(self.current)
                 self.current = None
             elif whole:
@@ -154,7 +135,8 @@ class _Lowering:
         stages = tuple(Stage(b.level, tuple(b.instructions)) for b in self.blocks)
         return Nest(tuple((v, self.extents[v]) for v in self.rows), tuple((v, self.extents[v]) for v in self.columns),
                     bool(self.variables) and self.variables[-1] in self.rows, stages, self.params,
-                    frozenset(self.stored), tuple(self.scratch.values()), frozenset(self.updated))
+                    frozenset(self.stored), tuple(self.scratch.values()), frozenset(self.updated),
+                    tuple((self.part, parts.tensor.shape[0]) for _, parts in self.group.sums[:1]))
 
     def depth(self, value: Value) -> int:
         """The number of reductions, one after another, before `value` can be computed."""
@@ -232,6 +214,29 @@ class _Lowering:
         self.emit("store", (register,), dtype=self.kinds[register], buffer=value.name, offset=offset)
 
     def reduce(self, node: Node) -> None:
+        operand, index, dims = self.reduced_index(node, self.columns, "reduces across rows")
+        register = self.read(operand, index)
+        result = self.emit("reduce", (register,), dtype=self.kinds[register], combine=row(node).combine,
+                           deps=frozenset(self.rows))
+        kept = tuple(p for d, p in enumerate(index) if d not in dims)
+        self.reduced[node.output.name] = (result, kept)
+
+    def fold(self, node: Node, parts: Value) -> None:
+        """Reduce over the rows of each part, into `parts`."""
+        operand, index, dims = self.reduced_index(node, self.rows, "reduces along a row")
+        if not self.columns:
+            raise NotLowerable(f"{node.output.name} has no columns", why=str(operand.type))
+        register = self.read(operand, index)
+        keep = bool(node.attr("keep"))
+        kept = tuple(0 if d in dims else p for d, p in enumerate(index) if keep or d not in dims)
+        self.params.setdefault(parts.name, parts.tensor.dtype)
+        self.stored.add(parts.name)
+        offset = linear((symbol(self.part), *kept), dense_strides(parts.tensor.shape))
+        self.emit("fold", (register,), dtype=self.kinds[register], buffer=parts.name, offset=self.offset(offset),
+                  combine=row(node).combine)
+
+    def reduced_index(self, node: Node, over: list[str], wrong: str) -> tuple[Value, Index, tuple[object, ...]]:
+        """The operand of a reduction, its index, and the dims that it reduces, which must be those of `over`."""
         operand = next(node.values())
         shape = tuple(self.extents.values())
         if operand.tensor.count != product(shape):
@@ -240,15 +245,9 @@ class _Lowering:
         dims = node.attr("dims")
         assert isinstance(dims, tuple)
         for d, position in enumerate(index):
-            names = symbols_of(position)
-            wrong = self.rows if d in dims else self.columns
-            if names & set(wrong):
-                raise NotLowerable(f"{node.output.name} reduces across rows", why=f"dimension {d} is {position}")
-        register = self.read(operand, index)
-        result = self.emit("reduce", (register,), dtype=self.kinds[register], combine=row(node).combine,
-                           deps=frozenset(self.rows))
-        kept = tuple(p for d, p in enumerate(index) if d not in dims)
-        self.reduced[node.output.name] = (result, kept)
+            if any((name in over) != (d in dims) for name in symbols_of(position) & self.extents.keys()):
+                raise NotLowerable(f"{node.output.name} {wrong}", why=f"dimension {d} is {position}")
+        return operand, index, dims
 
     # Body protocol
 
@@ -408,7 +407,7 @@ class _Lowering:
 
     def emit(self, op: str, args: tuple[int, ...], *, dtype: str, buffer: str = "", offset: Size = 0,
              value: float | int | bool = 0, combine: str = "", deps: frozenset[str] | None = None) -> int:
-        effect = op in ("store", "scatter", "check", "reduce")
+        effect = op in (*EFFECTS, "reduce")
         key = (op, args, dtype, buffer, offset, type(value), repr(value))
         if not effect:
             found = self.recall(key)
@@ -429,9 +428,9 @@ class _Lowering:
         self.kinds.append(dtype)
         row_cost = OPS[op].cost if op in OPS else 1
         self.costs.append(row_cost + sum(self.costs[a] for a in args))
-        instruction = Instruction(register if op not in ("store", "scatter", "check") else -1, op, args, dtype, buffer,
+        instruction = Instruction(register if op not in EFFECTS else -1, op, args, dtype, buffer,
                                   offset, value, combine)
-        in_column = self.current is not None and (op in ("reduce", "scatter") or own & set(self.columns))
+        in_column = self.current is not None and (op in ("reduce", "scatter", "fold") or own & set(self.columns))
         if in_column:
             assert self.current is not None
             self.current.instructions.append(instruction)

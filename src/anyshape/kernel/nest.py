@@ -14,7 +14,7 @@ from anyshape.kernel.loop import Instruction, LoopProgram, Param, Scratch, Stage
 from anyshape.sym.expr import Size, maximum, product, substitute, symbol, symbols_of
 
 Loops = tuple[tuple[str, Size], ...]
-EFFECTS = ("store", "scatter", "check")
+EFFECTS = ("store", "scatter", "fold", "check")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Nest:
     params: value name -> dtype in memory, in the order of first use ("" is the status word); stored: those written.
     scratch: (name, dtype) of the row buffers, each as long as the columns; no value has such a name.
     updated: those of the stored ones that a scatter writes into: they hold something before.
+    parts: of the rows, as in LoopProgram.
     """
 
     rows: Loops
@@ -35,6 +36,7 @@ class Nest:
     stored: frozenset[str]
     scratch: tuple[tuple[str, str], ...]
     updated: frozenset[str] = frozenset()
+    parts: Loops = ()
 
 
 def program_of(nest: Nest) -> tuple[LoopProgram, tuple[str, ...]]:
@@ -49,7 +51,7 @@ def program_of(nest: Nest) -> tuple[LoopProgram, tuple[str, ...]]:
     strip = nest.columns and nest.inner_row and rows
     vector = rows[-1][0] if strip or not columns else columns[-1][0]
     stages = _without_dead(stages)
-    symbols = _symbols(stages, rows, columns)
+    symbols = _symbols(stages, (*rows, *columns, *nest.parts))
     sizes: dict[str, Size] = {name: symbol(f"n{k}") for k, name in enumerate(symbols)}
     buffers = {value: f"p{k}" for k, value in enumerate(nest.params)}
     scratch = {name: f"t{k}" for k, (name, _) in enumerate(nest.scratch)}
@@ -60,7 +62,8 @@ def program_of(nest: Nest) -> tuple[LoopProgram, tuple[str, ...]]:
         tuple((variable, substitute(extent, sizes)) for variable, extent in rows),
         tuple((variable, substitute(extent, sizes)) for variable, extent in columns),
         vector, tuple(_renamed(stage, {**buffers, **scratch}, sizes) for stage in stages if stage.instructions),
-        tuple(Scratch(scratch[name], dtype, count) for name, dtype in nest.scratch))
+        tuple(Scratch(scratch[name], dtype, count) for name, dtype in nest.scratch),
+        tuple((variable, substitute(number, sizes)) for variable, number in nest.parts))
     return program, symbols
 
 
@@ -132,13 +135,13 @@ def _without_dead(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     return tuple(reversed(kept))
 
 
-def _symbols(stages: tuple[Stage, ...], rows: Loops, columns: Loops) -> tuple[str, ...]:
+def _symbols(stages: tuple[Stage, ...], loops: Loops) -> tuple[str, ...]:
     """The size symbols of the program, in the order of first use: equal programs get equal numbers."""
-    loops = {variable for variable, _ in (*rows, *columns)}
+    variables = {variable for variable, _ in loops}
     found: dict[str, None] = {}
-    for size in [*(extent for _, extent in (*rows, *columns)), *(i.offset for s in stages for i in s.instructions)]:
+    for size in [*(extent for _, extent in loops), *(i.offset for s in stages for i in s.instructions)]:
         for name in sorted(symbols_of(size)):
-            if name not in loops and not name.startswith("%"):
+            if name not in variables and not name.startswith("%"):
                 found[name] = None
     return tuple(found)
 

@@ -41,11 +41,11 @@ def ordered(items: Sequence[Item], where: Sequence[int], base: Mapping[str, str]
 
 def _reads(item: Item, base: Mapping[str, str]) -> list[str]:
     if isinstance(item, Kernel):
-        stored = {v.name for v in item.group.roots}
+        stored = {v.name for v in item.group.stored}
         taken = [base.get(v.name, v.name) for v in taken_over(item)]
         return [*taken, *(name for name in item.lowered.values if name and name not in stored)]
     return [base.get(v.name, v.name) for v in item.values()]
 
 
 def _makes(item: Item) -> list[str]:
-    return [v.name for v in (item.group.roots if isinstance(item, Kernel) else item.outputs)]
+    return [v.name for v in (item.group.stored if isinstance(item, Kernel) else item.outputs)]

@@ -30,10 +30,11 @@ _FORM = "write it as dump= does; kernel/loop.py has the instructions"
 _HEAD = re.compile(r"kernel (\w+)\((.*); ?(.*)\)$")
 _SCRATCH = re.compile(r"  row buffer (\w+): (\w+)\[(.*)\]$")
 _ROWS = re.compile(r"  rows \((.*)\)(?: vector (\w+))?$")
+_PARTS = re.compile(r"  parts \((.*)\)$")
 _COLUMNS = re.compile(r"    columns \((.*)\)(?: vector (\w+))?$")
 _RESULT = re.compile(r"      r(\d+): (\w+) = (.*)$")
 _LOAD = re.compile(r"load (\w+)\[(.*)\](?: where r(\d+) else (\S+))?$")
-_STORE = re.compile(r"      (store|scatter|check) (\w+)\[(.*)\] r(\d+)(?:, r(\d+))?(?: code (-?\d+)| with (\w+))?$")
+_STORE = re.compile(r"      (store|scatter|fold|check) (\w+)\[(.*)\] r(\d+)(?:, r(\d+))?(?: code (-?\d+)| with (\w+))?$")
 _REDUCE = re.compile(r"reduce (\w+) r(\d+)$")
 _INDEX = re.compile(r"index (.+)$")
 _SCALAR = re.compile(r"(\w+) (r\d+(?:, r\d+)*)$")
@@ -89,6 +90,7 @@ class _Reader:
         scratch: list[Scratch] = []
         rows: Loops | None = None
         columns: Loops | None = None
+        parts: Loops = ()
         vector = ""
         stages: list[tuple[str, list[Instruction]]] = []
         for number, line in self.lines[1:]:
@@ -101,6 +103,8 @@ class _Reader:
                 vector = self.vector(rows, match[2])
             elif rows is None:
                 self.fail("the rows come first", "write: rows (VARIABLE: EXTENT)")
+            elif (match := _PARTS.match(self.line)) and not stages and not parts:
+                parts = self.variables(match[1])
             elif match := _COLUMNS.match(self.line):
                 again = self.variables(match[1], columns or ())
                 inner = self.vector(again, match[2])
@@ -121,7 +125,7 @@ class _Reader:
         if rows is None:
             self.fail("the kernel has no rows", "write: rows (VARIABLE: EXTENT)")
         return LoopProgram(head[1], params, self.sizes, rows, columns or (), vector,
-                           tuple(Stage(level, tuple(body)) for level, body in stages), tuple(scratch))
+                           tuple(Stage(level, tuple(body)) for level, body in stages), tuple(scratch), parts)
 
     # ---- names
 
@@ -257,8 +261,10 @@ class _Reader:
             self.fail(f"{name} is only read", "store to a parameter of role out")
         if (op == "check") != (match[6] is not None):
             self.fail(f"{op} {'has no' if op == 'check' else 'has a'} code", "write: check BUFFER[0] rN code 1")
-        if (op == "scatter") != (match[7] in COMBINES):
-            self.fail(f"{op} {match[7] and f'with {match[7]}'}", f"scatter with {', '.join(COMBINES)}")
+        if (op in ("scatter", "fold")) != (match[7] in COMBINES):
+            self.fail(f"{op} {match[7] and f'with {match[7]}'}", f"scatter and fold with {', '.join(COMBINES)}")
+        if op == "fold" and (level != "column" or not any(_PARTS.match(line) for _, line in self.lines)):
+            self.fail("fold does not stand here", "fold in a column stage of a kernel whose rows are run in parts")
         kind = self.register(match[4])
         if op == "check":
             self.wants(kind, "bool", "what is checked")

@@ -21,7 +21,7 @@ Versions = tuple[tuple[LoopProgram, tuple[Size, ...]], ...]
 
 def versions(program: LoopProgram) -> Versions:
     """In order of choice; the last one may always be used. The parameters and sizes of all are the same."""
-    if not program.rows or not program.columns or program.vector != program.columns[-1][0]:
+    if program.parts or not program.rows or not program.columns or program.vector != program.columns[-1][0]:
         return ((program, ()),)
     reduces = any(one.op == "reduce" for stage in program.stages for one in stage.instructions)
     if not reduces or any(one.op == "scatter" for stage in program.stages for one in stage.instructions):

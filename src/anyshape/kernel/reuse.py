@@ -22,7 +22,7 @@ def overwritable(program: LoopProgram) -> tuple[tuple[int, int], ...]:
             if i.op == "load":
                 loads.setdefault(i.buffer, set()).add(i.offset)
                 last_load[i.buffer] = position
-            elif i.op in ("store", "scatter"):
+            elif i.op in ("store", "scatter", "fold"):
                 plain = i.op == "store" and len(i.args) == 1
                 stores.setdefault(i.buffer, []).append((i.offset if plain else -1, position))
     pairs: list[tuple[int, int]] = []

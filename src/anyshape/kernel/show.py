@@ -13,6 +13,7 @@ def show(program: LoopProgram) -> str:
              f"{', '.join(program.sizes)})"]
     lines += [f"  row buffer {s.name}: {s.dtype}[{s.count}]" for s in program.scratch]
     lines.append(f"  rows ({rows}){_vector(program, [v for v, _ in program.rows])}")
+    lines += [f"  parts ({v}: {count})" for v, count in program.parts]
     columns = ", ".join(f"{v}: {e}" for v, e in program.columns)
     for stage in program.stages:
         if stage.level == "column":
@@ -36,8 +37,8 @@ def _line(i: Instruction) -> str:
     args = ", ".join(f"r{a}" for a in i.args)
     if i.op == "load":
         text = f"load {i.buffer}[{i.offset}]" + (f" where {args} else {i.value}" if args else "")
-    elif i.op in ("store", "scatter", "check"):
-        more = f" code {i.value}" if i.op == "check" else f" with {i.combine}" if i.op == "scatter" else ""
+    elif i.op in ("store", "scatter", "fold", "check"):
+        more = f" code {i.value}" if i.op == "check" else f" with {i.combine}" if i.op in ("scatter", "fold") else ""
         return f"{i.op} {i.buffer}[{i.offset}] {args}{more}"
     elif i.op == "constant":
         text = f"{i.value!r}"

@@ -6,9 +6,8 @@ Pairs are tried by the bytes that they share, most first.
 """
 from __future__ import annotations
 
-from anyshape.ir.types import TensorType
 from anyshape.kernel.drafts import MOST_ROOTS, Draft, Drafts
-from anyshape.kernel.lower import NotLowerable
+from anyshape.kernel.group import NotLowerable
 from anyshape.sym.expr import Size
 
 MOST_READERS = 16  # of one value, of which all pairs are looked at
@@ -25,7 +24,6 @@ def merge_siblings(drafts: Drafts, limit: int) -> None:
 
 def _shared(drafts: Drafts) -> dict[tuple[int, int], int]:
     """The bytes, at the hints' sizes, that two groups over one space both read or write."""
-    graph = drafts.graph
     readers: dict[str, list[int]] = {}
     spaces: dict[int, tuple[Size, Size, bool]] = {}
     for group, draft in drafts.groups.items():
@@ -33,16 +31,12 @@ def _shared(drafts: Drafts) -> dict[tuple[int, int], int]:
         for name in drafts.kernel(draft).lowered.values:
             if name:
                 readers.setdefault(name, []).append(group)
-    sizes: dict[str, int] = {}
-    for value in (*graph.inputs, *(v for node in graph.nodes for v in node.outputs)):
-        if value.name in readers and isinstance(value.type, TensorType):
-            sizes[value.name] = graph.facts.hint(value.type.bytes)
     shared: dict[tuple[int, int], int] = {}
     for name, groups in readers.items():
         for position, first in enumerate(groups[:MOST_READERS]):
             for second in groups[position + 1:MOST_READERS]:
                 if spaces[first] == spaces[second]:
-                    shared[first, second] = shared.get((first, second), 0) + sizes.get(name, 0)
+                    shared[first, second] = shared.get((first, second), 0) + drafts.bytes(name)
     return shared
 
 
@@ -59,7 +53,7 @@ def _merge(drafts: Drafts, a: int, b: int, limit: int) -> bool:
         return False
     if first.by_strips and any(value.tensor.count == first.points for value in merged.roots.values()):
         return False
-    if _leads_to(drafts, a, b) or _leads_to(drafts, b, a):
+    if drafts.leads_to(a, b) or drafts.leads_to(b, a):
         return False
     try:
         lowered = drafts.lowered(merged)
@@ -69,15 +63,6 @@ def _merge(drafts: Drafts, a: int, b: int, limit: int) -> bool:
         return False
     drafts.replace(a, b, merged)
     return True
-
-
-def _leads_to(drafts: Drafts, a: int, b: int) -> bool:
-    """Is group `b` reached from what `a` stores by way of nodes outside both?"""
-    def outside(position: int) -> bool:
-        holders = drafts.holders(position)
-        return len(holders) > 1 or not {a, b} & set(holders)
-
-    return drafts.reaches([p for name in drafts.groups[a].roots for p in drafts.uses(name) if outside(p)], b)
 
 
 def _find(owner: list[int], group: int) -> int:
