@@ -21,7 +21,7 @@ import re
 from anyshape.backend.limits import Target
 from anyshape.backend.llvm_fold import TURN, Folds, unfolded
 from anyshape.backend.llvm_memory import Buffer, Space
-from anyshape.backend.llvm_reduce import Reduction
+from anyshape.backend.llvm_reduce import Reduction, chunk
 from anyshape.backend.llvm_scalar import scalar
 from anyshape.backend.llvm_text import Code, Value, constant
 from anyshape.base.errors import VerifyError
@@ -350,7 +350,7 @@ class _Kernel:
         code, space = self.code, self.space
         sums = [r for r in self.reductions.values() if r.is_chunked]
         if sums:
-            length = max(step * 64, 256)
+            length = chunk(step, self.program.columns[-1][1])
             start = code.open_loop(start, stop, length)
             stop = code.intrinsic("smin", stop, code.binary("add", start, constant("i64", length)))
         space.names[name] = code.open_loop(start, stop, step)
