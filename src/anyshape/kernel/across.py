@@ -19,6 +19,7 @@ from anyshape.sym.expr import Size, ceildiv, minimum, product
 MOST_PARTS = 64
 PART_ROWS = 16  # at least, as long as there are so many
 LEAST_COLUMNS = 16  # a row fills a vector
+LONG_COLUMNS = 128  # of a kernel that could do without rows: what a row costs beside its elements does not count
 
 
 def join_across(drafts: Drafts, limit: int) -> None:
@@ -29,7 +30,7 @@ def join_across(drafts: Drafts, limit: int) -> None:
         draft = drafts.groups[number]
         found = []
         for other, candidate in drafts.groups.items():
-            space = _row_space(candidate, draft) if other != number else None
+            space = _row_space(candidate, draft, drafts.graph.facts.hint(draft.rows)) if other != number else None
             saved = sum(drafts.bytes(name) for name in values[number] & values[other])
             if space is not None and saved > cut.cost:
                 found.append((-saved, other, space))
@@ -100,14 +101,17 @@ def _cut(drafts: Drafts, draft: Draft) -> _Cut | None:
     return cut
 
 
-def _row_space(draft: Draft, other: Draft) -> Space | None:
-    """The space of `draft` with the columns of `other`, which reduces over the rows, as its columns."""
+def _row_space(draft: Draft, other: Draft, columns: int) -> Space | None:
+    """The space of `draft` with the columns of `other`, which reduces over the rows, as its columns; columns: how many,
+    as far as is known."""
     if draft.scatters or draft.points != other.points:
         return None
     count = product(size for size, reduced in other.dims if reduced)
     if any(reduced for _, reduced in draft.dims):
         flags = [reduced for size, reduced in draft.dims if size != 1]
         return draft.dims if flags == sorted(flags) and draft.rows == count else None
+    if columns < LONG_COLUMNS:
+        return None
     for split in range(1, len(draft.dims)):
         if product(size for size, _ in draft.dims[:split]) == count:
             return tuple((size, k >= split) for k, (size, _) in enumerate(draft.dims))

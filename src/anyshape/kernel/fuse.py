@@ -53,8 +53,7 @@ def fuse(graph: Graph, required: Mapping[str, Value], layouts: Mapping[str, Tens
     where: list[int] = []
     for draft in drafts.groups.values():
         items.append(drafts.kernel(draft))
-        names = [*draft.roots, *(node.output.name for node, _ in draft.sums)]
-        where.append(min(drafts.position[id(drafts.producers[name])] for name in names))
+        where.append(min(drafts.position[id(drafts.producers[name])] for name in draft.roots) if draft.roots else 0)
     for position, node in enumerate(graph.nodes):
         if not native[position] and (row(node).kind != "view" or node.output.name in required):
             items.append(node)
