@@ -18,7 +18,7 @@ from anyshape.backend.llvm_build import build, object_key
 from anyshape.base.errors import VerifyError
 from anyshape.kernel.loop import Instruction as I
 from anyshape.kernel.loop import LoopProgram, Param, Scratch, Stage
-from anyshape.sym.expr import floordiv, mod, symbol
+from anyshape.sym.expr import ceildiv, floordiv, minimum, mod, symbol
 
 SIZES = (0, 1, 3, 16, 17, 63, 64, 65, 1000)
 i, j, k, m, n = (symbol(name) for name in "ijkmn")
@@ -276,6 +276,33 @@ def test_scatter(vector: str, dtype: str) -> None:
         run(kernel, [x, t, y], [height, width])
         got = (y.astype(np.uint32) << 16).view(np.float32) if dtype == "bf16" else y
         np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("combine", ["add", "maximum"])
+@pytest.mark.parametrize("vector", ["j", ""])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "i32"])
+def test_fold(dtype: str, vector: str, combine: str) -> None:
+    """y[part, j] over the rows of each part, z[i] over the columns of each row; parts in one call, or in several."""
+    part, parts = symbol("part"), minimum(5, ceildiv(m, 3))
+    stages = (Stage("column", (I(0, "load", (), dtype, "x", i * n + j), I(1, "reduce", (0,), dtype, combine=combine),
+                               I(-1, "fold", (0,), dtype, "y", part * n + j, combine=combine))),
+              Stage("row", (I(-1, "store", (1,), dtype, "z", i),)))
+    params = (Param("x", dtype, "in"), Param("y", dtype, "out"), Param("z", dtype, "out"))
+    kernel = compiled(LoopProgram("fold", params, ("m", "n"), (("i", m),), (("j", n),), vector, stages,
+                                  parts=(("part", parts),)))
+    random = np.random.default_rng(6)
+    for height, width, calls in itertools.product((0, 1, 7, 40, 1000), (1, 17, 64, 131), (1, 3)):
+        x = random.integers(-9, 9, (height, width)).astype(NUMPY[dtype])
+        count = min(5, -(-height // 3))
+        y, whole = guarded((count, width), NUMPY[dtype])
+        z = np.empty(height, NUMPY[dtype])
+        assert run(kernel, [x, y, z], [height, width], calls) == count
+        over = np.add.reduce if combine == "add" else np.maximum.reduce
+        for number in range(count):
+            rows = x[height * number // count:height * (number + 1) // count]
+            np.testing.assert_array_equal(y[number], over(rows, axis=0))
+        np.testing.assert_array_equal(z, over(x, axis=1))
+        assert untouched(whole, y.size)
 
 
 def test_masked_load_and_where() -> None:

@@ -43,7 +43,13 @@ def x_and_w():
     return torch.randn(3, 5), torch.randn(5, 4)
 
 
-ARGUMENTS = {attend: x_and_w, look_up: lambda: (torch.randn(7, 5), torch.tensor([0, 6, 2]), torch.rand(3) > 0.5)}
+def add_up(x):
+    y = torch.tanh(x)
+    return y, y.sum(0)
+
+
+ARGUMENTS = {add_up: lambda: (torch.randn(40, 130),), attend: x_and_w,
+             look_up: lambda: (torch.randn(7, 5), torch.tensor([0, 6, 2]), torch.rand(3) > 0.5)}
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +251,10 @@ def refused(function, folder, **settings):
     (attend, "kernels", "kernel k", "kernel other", HERE, "there is no kernel other"),
     (attend, "kernels", "r1: f32 = 0.5", "0.5", HERE, "this is no instruction"),
     (attend, "kernels", "vector i1", "vector i0", HERE, "not the last"),
+    (add_up, "kernels", "parts (i2: min(", "parts (i2: max(", 2, "the parts of k"),
+    (add_up, "kernels", "fold p2[i2*n1 + i1]", "fold p2[i1]", 2, "is not in the computed kernel"),
+    (add_up, "kernels", " with add", "", HERE, "fold with nothing"),
+    (add_up, "kernels", "  parts", "# parts", 9, "fold does not stand here"),
     (attend, "llvm", "define", "declare", 0, "made for people and LLVM"),
     (attend, "plan", "arena", "the arena", 0, "its text has no parser"),
 ])

@@ -134,6 +134,14 @@ GRAPHS = {name: textwrap.dedent(text) for name, text in {
           z = add(s, y)            f32[n]
           return z
         """,
+    "bias_gradient": """
+        graph bias_gradient(g: f32[b, 256], x: f32[b, 256]) where 0 <= b
+          c = gt(x, 0.0)                           bool[b, 256]
+          d = where(c, g, 0.0)                     f32[b, 256]
+          s = sum(d | dims=[0], keep=False)        f32[256]
+          h = cast(s | dtype="bf16")               bf16[256]
+          return d, h
+        """,
     "siblings": """
         graph siblings(x: f32[b, n], y: f32[n]) where 0 <= b, 0 <= n
           e = exp(x)     f32[b, n]

@@ -75,7 +75,8 @@ def _check(program: LoopProgram) -> None:
         fail(f"{program.vector} is not the last row or column variable")
     known = set(program.sizes)
     folds = any(one.op == "fold" for stage in program.stages for one in stage.instructions)
-    if (folds or program.parts) and not (program.parts and program.columns and program.vector not in dict(program.rows)):
+    by_row = program.columns and program.vector not in dict(program.rows)
+    if (folds or program.parts) and not (program.parts and by_row):
         fail("folds need parts and columns, and rows one by one")
     for _, extent in (*program.rows, *program.columns, *program.parts):
         if not symbols_of(extent) <= known:
@@ -168,7 +169,7 @@ class _Kernel:
 
     def run(self) -> None:
         """The whole body of the function."""
-        code, space = self.code, self.space
+        code = self.code
         self._bind_buffers()
         begin, end = Value("%begin", "i64"), Value("%end", "i64")
         code.open_if(code.compare("slt", begin, end))

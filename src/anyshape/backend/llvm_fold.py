@@ -19,7 +19,7 @@ TURN = 16  # rows between two times
 
 @dataclass(frozen=True, slots=True)
 class Folds:
-    """program: without folds. start: a column stage, once before the rows of a part; turn: one after every TURN rows."""
+    """program: without folds. start: a column stage, once before a part's rows; turn: one after every TURN rows."""
 
     program: LoopProgram
     start: Stage

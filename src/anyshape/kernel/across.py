@@ -16,8 +16,8 @@ from anyshape.kernel.group import NotLowerable
 from anyshape.kernel.lower import COMPUTE
 from anyshape.sym.expr import Size, ceildiv, minimum, product
 
-MOST_PARTS = 64
-PART_ROWS = 16  # at least, as long as there are so many
+MOST_PARTS = 32
+PART_ROWS = 32  # at least: what is stored of the parts is small beside the rows
 LEAST_COLUMNS = 16  # a row fills a vector
 LONG_COLUMNS = 128  # of a kernel that could do without rows: what a row costs beside its elements does not count
 

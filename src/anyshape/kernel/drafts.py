@@ -67,8 +67,9 @@ class Drafts:
         self.groups: dict[int, Draft] = {}
         self.member: dict[int, list[int]] = {}  # node position -> drafts that hold it
         self.refusals: list[Refusal] = []
-        self.tensors = {value.name: value.type for value in (*graph.inputs, *(v for n in graph.nodes for v in n.outputs))
-                        if isinstance(value.type, TensorType)}
+        self.known: dict[Group, Lowered] = {}
+        values = (*graph.inputs, *(value for node in graph.nodes for value in node.outputs))
+        self.tensors = {value.name: value.type for value in values if isinstance(value.type, TensorType)}
 
     def start(self, draft: Draft) -> int:
         """Add an empty draft; returns its number."""
@@ -104,13 +105,16 @@ class Drafts:
 
     def lowered(self, draft: Draft) -> Lowered:
         """The draft as a loop program; equations that are still to come are read from memory. Raises NotLowerable."""
-        return lower(self.graph, draft.group(), self.layouts)
+        group = draft.group()
+        if group not in self.known:
+            self.known[group] = lower(self.graph, group, self.layouts)
+        return self.known[group]
 
     def kernel(self, draft: Draft) -> Kernel:
         """The kernel of a draft that is as it shall be. Raises NotFusable."""
         group = draft.group()
         try:
-            return Kernel(group, lower(self.graph, group, self.layouts))
+            return Kernel(group, self.lowered(draft))
         except NotLowerable as error:
             failure = NotFusable(error.what, where=error.where, why=error.why)
             failure.values = frozenset(n.output.name for n in group.nodes if row(n).kind != "view")

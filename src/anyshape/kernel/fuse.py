@@ -53,7 +53,7 @@ def fuse(graph: Graph, required: Mapping[str, Value], layouts: Mapping[str, Tens
     where: list[int] = []
     for draft in drafts.groups.values():
         items.append(drafts.kernel(draft))
-        where.append(min(drafts.position[id(drafts.producers[name])] for name in draft.roots) if draft.roots else 0)
+        where.append(_place(drafts, draft))
     for position, node in enumerate(graph.nodes):
         if not native[position] and (row(node).kind != "view" or node.output.name in required):
             items.append(node)
@@ -67,11 +67,22 @@ def drop_unread(drafts: Drafts, required: Mapping[str, Value]) -> None:
     spare = [(draft, name) for draft in drafts.groups.values() for name in draft.roots if name not in required]
     if not spare:
         return
-    loaded = {name for draft in drafts.groups.values() for name in drafts.kernel(draft).lowered.values if name and name not in draft.roots}
+    loaded = {name for draft in drafts.groups.values()
+              for name in drafts.kernel(draft).lowered.values if name not in draft.roots}
     for draft, name in spare:
         if name not in loaded and len(draft.roots) + len(draft.sums) > 1:
             del draft.roots[name]
             drafts.settle(name)
+
+
+def _place(drafts: Drafts, draft: Draft) -> int:
+    """The place in the graph that a kernel stands for; what adds up parts follows the kernel that makes them."""
+    read = {value.name for node in draft.nodes.values() for value in node.values()}
+    for other in drafts.groups.values():
+        if any(value.name in read for _, value in other.sums):
+            return _place(drafts, other)
+    names = [*draft.roots] or [node.output.name for node, _ in draft.sums]
+    return min(drafts.position[id(drafts.producers[name])] for name in names)
 
 
 class _Search:

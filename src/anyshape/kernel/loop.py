@@ -112,8 +112,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class LoopProgram:
-    """One kernel; see the head of this file. `rows` and `columns` are (variable, extent) pairs, outermost first; `parts`
-    is empty, or one pair: a variable that counts the parts, and their number."""
+    """One kernel; see the head of this file. `rows` and `columns` are (variable, extent) pairs, outermost first;
+    `parts` is empty, or one pair: a variable that counts the parts, and their number."""
 
     name: str
     params: tuple[Param, ...]

@@ -34,7 +34,8 @@ _PARTS = re.compile(r"  parts \((.*)\)$")
 _COLUMNS = re.compile(r"    columns \((.*)\)(?: vector (\w+))?$")
 _RESULT = re.compile(r"      r(\d+): (\w+) = (.*)$")
 _LOAD = re.compile(r"load (\w+)\[(.*)\](?: where r(\d+) else (\S+))?$")
-_STORE = re.compile(r"      (store|scatter|fold|check) (\w+)\[(.*)\] r(\d+)(?:, r(\d+))?(?: code (-?\d+)| with (\w+))?$")
+_STORE = re.compile(r"      (store|scatter|fold|check) (\w+)\[(.*)\] r(\d+)(?:, r(\d+))?"
+                    r"(?: code (-?\d+)| with (\w+))?$")
 _REDUCE = re.compile(r"reduce (\w+) r(\d+)$")
 _INDEX = re.compile(r"index (.+)$")
 _SCALAR = re.compile(r"(\w+) (r\d+(?:, r\d+)*)$")
@@ -262,7 +263,7 @@ class _Reader:
         if (op == "check") != (match[6] is not None):
             self.fail(f"{op} {'has no' if op == 'check' else 'has a'} code", "write: check BUFFER[0] rN code 1")
         if (op in ("scatter", "fold")) != (match[7] in COMBINES):
-            self.fail(f"{op} {match[7] and f'with {match[7]}'}", f"scatter and fold with {', '.join(COMBINES)}")
+            self.fail(f"{op} with {match[7] or 'nothing'}", f"scatter and fold with {', '.join(COMBINES)}")
         if op == "fold" and (level != "column" or not any(_PARTS.match(line) for _, line in self.lines)):
             self.fail("fold does not stand here", "fold in a column stage of a kernel whose rows are run in parts")
         kind = self.register(match[4])
