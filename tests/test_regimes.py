@@ -8,7 +8,7 @@ import torch
 
 import anyshape
 from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
-from anyshape.kernel.regimes import FEW_COLUMNS, MANY_ROWS, versions
+from anyshape.kernel.regimes import FEW_COLUMNS, FEW_ROWS, LONG_ROW, MANY_ROWS, PIECES, Version, versions
 from anyshape.sym.expr import Size, symbol
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -52,14 +52,21 @@ def summing(rows: Size, columns: Size) -> LoopProgram:
 
 def test_versions_are_made_where_sizes_do_not_decide() -> None:
     n, m = symbol("n0"), symbol("n1")
-    few, many = versions(summing(n, m))
-    assert few[0].vector == "i0" and few[1] == (FEW_COLUMNS - m, n - MANY_ROWS)
-    assert many[0] is not few[0] and many[0].vector == "i1" and many[1] == ()
-    ((only, conditions),) = versions(summing(100, 3))
-    assert only.vector == "i0" and conditions == ()
-    assert [program.vector for program, _ in versions(summing(n, 3))] == ["i0", "i1"]
-    for rows, columns in ((n, 512), (4, m), (4, 3)):
-        assert [program.vector for program, _ in versions(summing(rows, columns))] == ["i1"]
+    few, long, many = versions(summing(n, m))
+    assert vectors(few) == ["i0"] and few.conditions == (FEW_COLUMNS - m, n - MANY_ROWS)
+    assert vectors(long) == ["i1", "i2"] and long.conditions == (FEW_ROWS - n, m - LONG_ROW, m - PIECES)
+    assert vectors(many) == ["i1"] and many.conditions == ()
+    (only,) = versions(summing(100, 3))
+    assert vectors(only) == ["i0"] and only.conditions == ()
+    assert [vectors(version) for version in versions(summing(n, 3))] == [["i0"], ["i1"]]
+    for rows, columns in ((n, 512), (4, 3)):
+        assert [vectors(version) for version in versions(summing(rows, columns))] == [["i1"]]
+    assert [len(version.programs) for version in versions(summing(4, LONG_ROW))] == [2]
+    assert [len(version.programs) for version in versions(summing(n, m), lambda size: 1000)] == [1, 1]
+
+
+def vectors(version: Version) -> list[str]:
+    return [program.vector for program in version.programs]
 
 
 def test_explain_shows_the_regimes() -> None:

@@ -342,12 +342,18 @@ class _Assembly:
                 params.append(self.stored(value_name))
         lines = dict.fromkeys(n.where for n in item.group.nodes if n.where)
         regimes = []
-        for program, conditions in versions:
-            inside: dict[str, Size] = dict(zip(program.sizes, item.lowered.sizes, strict=True))
-            regimes.append(Regime(program.name, tuple(substitute(c, inside) for c in conditions), item.lowered.sizes))
-        reuse = [overwritable(program) for program, _ in versions]
+        rooms: list[Window] = []
+        inside: dict[str, Size] = dict(zip(item.lowered.program.sizes, item.lowered.sizes, strict=True))
+        for version in versions:
+            first, *others = (program.name for program in version.programs)
+            conditions = tuple(substitute(condition, inside) for condition in version.conditions)
+            regimes.append(Regime(first, conditions, item.lowered.sizes, tuple(others)))
+            rooms += [self.define(f"{item.group.stored[0].name} room {k}", TensorType(dtype, (substitute(count, inside),)))
+                      for k, (dtype, count) in enumerate(version.rooms)]
+        reuse = [overwritable(*version.programs) for version in versions]
         self.steps.append(KernelStep(tuple(regimes), tuple(params), tuple(outputs), "; ".join(lines),
-                                     tuple(pair for pair in reuse[0] if all(pair in other for other in reuse))))
+                                     tuple(pair for pair in reuse[0] if all(pair in other for other in reuse)),
+                                     tuple(rooms)))
 
     def library(self, node: Node) -> None:
         inputs = tuple(self.window(v) for v in node.values())

@@ -34,7 +34,8 @@ from anyshape.plan.show import show as show_plan
 from anyshape.run.cache import cache_of
 from anyshape.run.context import shared_context
 from anyshape.run.executable import Executable
-from anyshape.sym.expr import Size
+from anyshape.sym.expr import Size, substitute
+from anyshape.sym.facts import Facts
 
 # number and name of the stages after the passes
 KERNELS, LLVM, PLAN = (90, "kernels"), (91, "llvm"), (92, "plan")
@@ -81,7 +82,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     store, fusion = _fused(graph, config)
     clock.mark("fuse")
 
-    regimes, programs = _named(fusion)
+    regimes, programs = _named(fusion, graph.facts)
     regimes, programs = _with_edited(regimes, programs, edited)
     publish(config, graph.name, *KERNELS, lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
     texts = [emit(program, host()) for program in programs.values()]
@@ -122,19 +123,20 @@ def _fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
             refused = Refused(refused.ops, refused.values | error.values)
 
 
-def _named(fusion: Fusion) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
+def _named(fusion: Fusion, facts: Facts) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
     """The versions of every kernel by its position, and all programs by name. A name says the contents, so that equal
     kernels (repeated layers) are one."""
     regimes: dict[int, Versions] = {}
     programs: dict[str, LoopProgram] = {}
     for position, item in enumerate(fusion.items):
         if isinstance(item, Kernel):
-            found = []
-            for program, conditions in reversed(versions(item.lowered.program)):
+            sizes = dict(zip(item.lowered.program.sizes, item.lowered.sizes, strict=True))
+            found = versions(item.lowered.program, lambda size, sizes=sizes: facts.hint(substitute(size, sizes)))
+            for program in (program for version in reversed(found) for program in version.programs):
                 name = content_name(program)
                 programs.setdefault(name, dataclasses.replace(program, name=name))
-                found.append((programs[name], conditions))
-            regimes[position] = tuple(reversed(found))
+            regimes[position] = tuple(dataclasses.replace(version, programs=tuple(
+                programs[content_name(program)] for program in version.programs)) for version in found)
     return regimes, programs
 
 
@@ -150,7 +152,8 @@ def _with_edited(regimes: dict[int, Versions], programs: dict[str, LoopProgram],
             emit(program, host())
     except (ParseError, VerifyError) as error:
         found.refuse(error)
-    return {position: tuple((programs[program.name], conditions) for program, conditions in several)
+    return {position: tuple(dataclasses.replace(version, programs=tuple(
+        programs[program.name] for program in version.programs)) for version in several)
             for position, several in regimes.items()}, programs
 
 

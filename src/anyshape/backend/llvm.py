@@ -27,7 +27,7 @@ from anyshape.backend.llvm_text import Code, Value, constant
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop import Instruction, LoopProgram, Stage
-from anyshape.sym.expr import Size, ceildiv, product, symbols_of
+from anyshape.sym.expr import Size, ceildiv, product, substitute, symbols_of
 
 # instructions per point, roughly, of operations that are more than one; for the choice of the vector width
 _WEIGHT = {
@@ -78,9 +78,13 @@ def _check(program: LoopProgram) -> None:
     by_row = program.columns and program.vector not in dict(program.rows)
     if (folds or program.parts) and not (program.parts and by_row):
         fail("folds need parts and columns, and rows one by one")
-    for _, extent in (*program.rows, *program.columns, *program.parts):
+    for _, extent in (*program.rows, *program.parts):
         if not symbols_of(extent) <= known:
             fail(f"the extent {extent} is not over the kernel's sizes")
+    known |= {name for name, _ in program.rows if name != program.vector and not program.parts}
+    for _, extent in program.columns:
+        if not symbols_of(extent) <= known:
+            fail(f"the extent {extent} is not over the kernel's sizes and rows")
     buffers = [p.name for p in program.params] + [s.name for s in program.scratch]
     if len(set(buffers)) != len(buffers):
         fail("two buffers have one name")
@@ -94,7 +98,8 @@ def _check(program: LoopProgram) -> None:
 
 def _work(program: LoopProgram) -> Size:
     """Estimated operations per row."""
-    columns = product(extent for _, extent in program.columns)
+    first = {name: 0 for name, _ in program.rows}  # where columns depend on the row, the first has the most
+    columns = product(substitute(extent, first) for _, extent in program.columns)
     total: Size = 1
     for stage in program.stages:
         weight = sum(_WEIGHT.get(one.op, 1) for one in stage.instructions)

@@ -4,7 +4,8 @@ from __future__ import annotations
 from anyshape.backend.llvm_scalar import float_extreme
 from anyshape.backend.llvm_text import BITS, FLOATS, Code, Value, constant
 from anyshape.kernel.loop import Instruction
-from anyshape.sym.expr import Call, Size
+from anyshape.sym.expr import Size
+from anyshape.sym.index import most
 
 
 def combine(code: Code, op: str, a: Value, b: Value) -> Value:
@@ -38,23 +39,9 @@ def identity(op: str, dtype: str) -> float | int | bool:
 
 def chunk(step: int, extent: Size) -> int:
     """How far a loop goes, in steps of `step`, between two times that its sums are added to their totals."""
-    if step == 1 and 0 <= _most(extent) <= 256:
+    if step == 1 and 0 <= most(extent) <= 256:
         return 16  # as many chunks as a chunk has elements, or fewer
     return max(step * 64, 256)
-
-
-def _most(size: Size) -> int:
-    """A number that the size never exceeds, as its formula shows; -1 where it does not."""
-    if isinstance(size, int):
-        return size
-    total = 0
-    for mono, coefficient in size.terms:
-        atoms = [atom for atom, power in mono if power == 1 and isinstance(atom, Call) and atom.op == "min"]
-        numbers = [number for atom in atoms for number in atom.args if isinstance(number, int)]
-        if mono and (len(mono) != 1 or not numbers or coefficient < 0):
-            return -1
-        total += coefficient * (min(numbers) if mono else 1)
-    return total
 
 
 class Reduction:

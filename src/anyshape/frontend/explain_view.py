@@ -88,7 +88,8 @@ def _kernels(program: ProgramNote, explanation: Explanation) -> Any:
     for kernel in program.kernels:
         values = explanation.values
         name = kernel.name[:9] + (f" x {kernel.uses}" if kernel.uses > 1 else "")
-        name += "".join(f"\n{one.kernel[:9]} when {one.when}" for one in kernel.regimes if one.when)
+        name += "".join(f"\n{', '.join(each[:9] for each in (one.kernel, *one.then))} when {one.when}"
+                        for one in kernel.regimes if one.when)
         table.add_row(name, f"{len(kernel.ops)}: {_squeezed(kernel.ops)}", f"{kernel.rows} x {kernel.columns}",
                       said(kernel.read + kernel.written, values), _source(kernel.lines))
     return table

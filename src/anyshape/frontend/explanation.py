@@ -17,10 +17,11 @@ from anyshape.sym.expr import Expr, Size, symbols_of
 
 @dataclass(frozen=True, slots=True)
 class RegimeNote:
-    """A version of a kernel, and when it runs; empty: where none before it does."""
+    """A version of a kernel, and when it runs; empty: where none before it does. then: kernels that run after it."""
 
     kernel: str
     when: str
+    then: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ A kernel is a function of pointers (`params`), sizes (`sizes`, int64) and a rang
 `rows`; every row is independent of the others, and so rows are run in parallel. Inside a row the stages run in order.
 
 - A stage at level "row" runs its instructions once per row.
-- A stage at level "column" runs them for every point of `columns` (a loop nest, first variable outermost).
+- A stage at level "column" runs them for every point of `columns` (a loop nest, first variable outermost). Their
+  extents may depend on the row variables, but not on one that is taken as a vector, nor where rows are run in parts.
 
 Rows may be run in `parts`: as many groups of consecutive rows (in row-major order of `rows`, all of them nearly equally
 large) as the size there says, at most as many as there are rows. The rows of a part run one after another, so that

@@ -109,7 +109,7 @@ def _by_column(stages: tuple[Stage, ...], column: str) -> tuple[Stage, ...]:
     inside: list[Instruction] = []
     for stage in stages:
         for i in stage.instructions:
-            if i.op in ("store", "scatter") or column in symbols_of(i.offset) or varying & set(_used(i)):
+            if i.op in ("store", "scatter") or column in symbols_of(i.offset) or varying & set(used(i)):
                 inside.append(i)
                 varying.add(i.result)
             else:
@@ -117,19 +117,19 @@ def _by_column(stages: tuple[Stage, ...], column: str) -> tuple[Stage, ...]:
     return Stage("row", tuple(before)), Stage("column", tuple(inside))
 
 
-def _used(i: Instruction) -> list[int]:
+def used(i: Instruction) -> list[int]:
     """The registers that an instruction reads, in its offset too."""
     return [*i.args, *(int(name[1:]) for name in symbols_of(i.offset) if name.startswith("%"))]
 
 
 def _without_dead(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    used: set[int] = set()
+    wanted: set[int] = set()
     kept: list[Stage] = []
     for stage in reversed(stages):
         instructions: list[Instruction] = []
         for i in reversed(stage.instructions):
-            if i.op in EFFECTS or i.result in used:
-                used.update(_used(i))
+            if i.op in EFFECTS or i.result in wanted:
+                wanted.update(used(i))
                 instructions.append(i)
         kept.append(Stage(stage.level, tuple(reversed(instructions)), stage.where))
     return tuple(reversed(kept))

@@ -107,7 +107,7 @@ class _Reader:
             elif (match := _PARTS.match(self.line)) and not stages and not parts:
                 parts = self.variables(match[1])
             elif match := _COLUMNS.match(self.line):
-                again = self.variables(match[1], columns or ())
+                again = self.variables(match[1], columns or (), tuple(name for name, _ in rows))
                 inner = self.vector(again, match[2])
                 if vector and inner and columns is None:
                     self.fail("rows and columns cannot both be vectors")
@@ -147,15 +147,16 @@ class _Reader:
             self.fail(f"{name} is no dtype that kernels compute on", f"use one of {', '.join(sorted(NATIVE))}")
         return name
 
-    def variables(self, text: str, again: Loops = ()) -> Loops:
-        """Loop variables with their extents. `again`: loops whose variables are defined already."""
+    def variables(self, text: str, again: Loops = (), outer: tuple[str, ...] = ()) -> Loops:
+        """Loop variables with their extents. `again`: loops whose variables are defined already; outer: variables that
+        the extents may depend on."""
         found = []
         for part in filter(None, _parted(text)):
             name, colon, extent = part.partition(": ")
             taken = name in self.sizes or (name in self.loops and name not in dict(again))
             if not colon or not name.isidentifier() or taken:
                 self.fail(f"{part!r} is no new loop", "write VARIABLE: EXTENT")
-            found.append((name, self.size(extent, self.sizes)))
+            found.append((name, self.size(extent, (*self.sizes, *outer), offset=False)))
         self.loops.update(found)
         return tuple(found)
 
@@ -164,14 +165,14 @@ class _Reader:
             self.fail(f"{name} is taken as a vector, and is not the last variable here")
         return name or ""
 
-    def size(self, text: str, known: Sequence[str]) -> Size:
+    def size(self, text: str, known: Sequence[str], offset: bool = True) -> Size:
         try:
             size = size_text.parse(text)
         except ParseError as error:
             self.fail(error.why or error.what, error.do)
         for name in sorted(symbols_of(size)):
             if name.startswith("%") and name[1:].isdigit():
-                if known is self.sizes or self.register(name[1:]) != "i64":
+                if not offset or known is self.sizes or self.register(name[1:]) != "i64":
                     self.fail(f"{name} is no i64 register that can stand here")
             elif name not in known:
                 self.fail(f"{name} stands for nothing here", f"there are {', '.join(known) or 'no sizes'}")

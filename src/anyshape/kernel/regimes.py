@@ -1,35 +1,94 @@
-"""Versions of a kernel for regimes of sizes: rows of few columns are taken many at a time.
+"""Versions of a kernel for regimes of sizes.
 
-    rows (i0: n0), columns (i1: n1) vector i1   -->   where n1 <= 6 and n0 >= 16: vector i0;  else as it is
+    rows (i0: n0), columns (i1: n1) vector i1   -->   where n1 <= 6 and n0 >= 16: vector i0
+                                                      where n0 <= 16 and n1 >= 65536: a chain over pieces of the columns
+                                                      else as it is
 
 A row of columns fills vectors only as far as it goes, and its reductions end in a sum across lanes. With few columns
-one vector over neighbouring rows, which steps through the columns one by one, does the work of many.
+one vector over neighbouring rows, which steps through the columns one by one, does the work of many. A few long rows
+keep as many threads busy as there are rows; in pieces they are many (kernel/split.py). Strips of rows that step through
+many columns read memory in short runs; where there is much of it, it is read as it lies.
 """
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from anyshape.kernel.loop import LoopProgram
-from anyshape.sym.expr import Size, product
+from anyshape.kernel.split import PIECES, Chain, split, turned
+from anyshape.sym.expr import Size, maximum, minimum, product
+from anyshape.sym.index import most
 
 FEW_COLUMNS = 6
 MANY_ROWS = 16  # lanes of a vector of f32
+FEW_ROWS = 16  # for a thread each
+LONG_ROW = 65536  # elements, for a piece to be worth a thread
+WIDE = 128  # rows of several strips
+TALL = 512  # columns of several parts
+LARGE = 1048576  # elements that do not stay in a near cache
 
-# loop programs, each with sizes over its own that must all be at least 0 for it to be used
-Versions = tuple[tuple[LoopProgram, tuple[Size, ...]], ...]
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """programs: that run one after another. conditions: sizes over the program's own that must all be at least 0 for it
+    to be used. rooms: dtype and number of elements of what several programs hand to each other."""
+
+    programs: tuple[LoopProgram, ...]
+    conditions: tuple[Size, ...] = ()
+    rooms: tuple[tuple[str, Size], ...] = ()
 
 
-def versions(program: LoopProgram) -> Versions:
-    """In order of choice; the last one may always be used. The parameters and sizes of all are the same."""
-    if program.parts or not program.rows or not program.columns or program.vector != program.columns[-1][0]:
-        return ((program, ()),)
-    reduces = any(one.op == "reduce" for stage in program.stages for one in stage.instructions)
-    if not reduces or any(one.op == "scatter" for stage in program.stages for one in stage.instructions):
-        return ((program, ()),)
-    name, rows = program.rows[-1]
-    limits = (FEW_COLUMNS - product(extent for _, extent in program.columns), rows - MANY_ROWS)
+Versions = tuple[Version, ...]
+
+
+def versions(program: LoopProgram, hint: Callable[[Size], int] | None = None) -> Versions:
+    """In order of choice; the last one may always be used. The sizes of all are the same, and so are the parameters, but
+    for rooms. hint: what a size over the program's may be: a chain is made only where rows may be few, or long."""
+    plain = Version((program,))
+    ops = {one.op for stage in program.stages for one in stage.instructions}
+    if program.parts or not program.rows + program.columns or not program.columns:
+        return (plain,)
+    if "reduce" not in ops or "scatter" in ops:
+        return (plain,)
+    rows, columns = (product(extent for _, extent in loops) for loops in (program.rows, program.columns))
+    found: list[Version] = []
+    if program.vector == program.columns[-1][0]:
+        if program.rows:
+            name, last = program.rows[-1]
+            strips = dataclasses.replace(program, vector=name)
+            found += _where(FEW_COLUMNS - columns, last - MANY_ROWS, of=Version((strips,)))
+        outer = program.columns[0][1]
+        limits = (FEW_ROWS - rows, columns - LONG_ROW, outer - PIECES)
+        if hint is None or hint(rows) <= FEW_ROWS or hint(columns) >= LONG_ROW:
+            found += _chained(limits, program, split, FEW_ROWS * PIECES)
+    elif program.vector and 0 <= most(columns) < TALL:
+        return (plain,)
+    elif program.vector and (hint is None or hint(rows) >= WIDE):
+        found += _chained((rows - WIDE, columns - TALL, rows * columns - LARGE), program, turned, PIECES * rows)
+    always = [k for k, version in enumerate(found) if not version.conditions]
+    return tuple(found[:always[0] + 1]) if always else (*found, plain)
+
+
+def _where(*limits: Size, of: Version) -> list[Version]:
+    """The version where all limits are at least 0; nothing where one never is."""
     if any(isinstance(limit, int) and limit < 0 for limit in limits):
-        return ((program, ()),)
-    strips = dataclasses.replace(program, vector=name)
-    conditions = tuple(limit for limit in limits if not isinstance(limit, int))
-    return ((strips, conditions), (program, ())) if conditions else ((strips, ()),)
+        return []
+    return [dataclasses.replace(of, conditions=tuple(dict.fromkeys(x for x in limits if not isinstance(x, int))))]
+
+
+def _chained(limits: tuple[Size, ...], program: LoopProgram, make: Callable[[LoopProgram], Chain | None],
+             largest: Size) -> list[Version]:
+    """The chain where all limits are at least 0, if there is one. Elsewhere its rooms are empty; largest: elements of a
+    room at most."""
+    found = _where(*limits, of=Version(()))
+    chain = make(program) if found else None
+    if chain is None:
+        return []
+    conditions = found[0].conditions
+    rooms = []
+    for dtype, count in chain.rooms:
+        for limit in conditions:
+            count = minimum(count, largest * maximum(0, limit + 1))
+        rooms.append((dtype, count))
+    return [Version(chain.programs, conditions, tuple(rooms))]

@@ -64,13 +64,15 @@ def _window(window: Window) -> str:
 
 def _regime(regime: Regime) -> str:
     conditions = " and ".join(f"{condition} >= 0" for condition in regime.conditions)
-    return f"{regime.kernel} if {conditions}" if conditions else regime.kernel
+    kernels = ", ".join(regime.kernels)
+    return f"{kernels} if {conditions}" if conditions else kernels
 
 
 def _step(step: Step) -> str:
     if isinstance(step, KernelStep):
         params = ", ".join(("&" if i in step.outputs else "") + _window(w) for i, w in enumerate(step.params))
-        return f"kernel {' | '.join(_regime(regime) for regime in step.regimes)}({params})"
+        rooms = f" rooms {', '.join(map(_window, step.rooms))}" if step.rooms else ""
+        return f"kernel {' | '.join(_regime(regime) for regime in step.regimes)}({params}){rooms}"
     if isinstance(step, CopyStep):
         return f"copy {_window(step.source)} -> {_window(step.target)}"
     if isinstance(step, MemoryStep):

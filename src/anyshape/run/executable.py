@@ -20,7 +20,7 @@ from anyshape.backend.base import Kernel
 from anyshape.base import events
 from anyshape.base.errors import IndexRangeError, InputError, VerifyError
 from anyshape.ir.types import TensorType
-from anyshape.plan.plan import Plan, Window
+from anyshape.plan.plan import KernelStep, Plan, Window
 from anyshape.run import torch_api
 from anyshape.run.arena import Block, Lease
 from anyshape.run.bind import Binder
@@ -236,7 +236,7 @@ class Executable:
                 self.calls.begin(record)
                 call = Call(self.calls, record, inputs, outputs, kept, temporary)
                 context.calls[number] = call
-            clock = None if self.profiles is None else array("q", bytes(24 * (2 * len(self.plan.steps) + 2)))
+            clock = None if self.profiles is None else array("q", bytes(24 * (2 * _marks(self.plan) + 2)))
             times = 0 if clock is None else clock.buffer_info()[0]
             lower = kept.address if record.room < 0 else outputs[record.room].data_ptr()
             block = array("q", (0, number, lower, temporary.address, threads, context.callback,
@@ -349,6 +349,12 @@ class Executable:
         """Bytes of the arena that the steps really touch; equals `record.arena`."""
         return counted_peak(self.plan, record)
 
+
+
+def _marks(plan: Plan) -> int:
+    """How often the clock is read in a run, at most."""
+    return sum(max(len(regime.kernels) for regime in step.regimes) if isinstance(step, KernelStep) else 1
+               for step in plan.steps)
 
 
 def _durations(clock: array[int]) -> list[tuple[int, float]]:

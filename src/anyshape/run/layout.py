@@ -242,20 +242,23 @@ class _Writer:
         return f"*attention({self.spec(spec)}, {self.types(windows)})"
 
     def kernel(self, number: int, step: KernelStep) -> str:
-        params = []
-        for window in step.params:
-            item = size_of(window.type.dtype)
-            params += [str(self.slots[window.buffer]), self.number(window.offset * item)]
-        head = f"{host.KERNEL}, {{length}}, {number}, {{function}}, 0, 0, 0, {len(step.params)}, {{count}}, "
         choices = []
         for regime in step.regimes:
-            if regime.kernel not in self.kernels:
-                raise VerifyError(f"plan {self.plan.name} needs the kernel {regime.kernel}", where=step.where,
-                                  why="it was not built", do="report this plan: a bug of AnyShape")
+            params = []
+            for window in (*step.params, *step.rooms) if regime.then else step.params:
+                item = size_of(window.type.dtype)
+                params += [str(self.slots[window.buffer]), self.number(window.offset * item)]
             sizes = [self.number(size) for size in regime.sizes]
             words = ", ".join([*params, *sizes])
             length = 9 + len(params) + len(sizes)
-            text = head.format(length=length, function=self.kernels[regime.kernel], count=len(sizes)) + words
+            every = []
+            for kernel in regime.kernels:
+                if kernel not in self.kernels:
+                    raise VerifyError(f"plan {self.plan.name} needs the kernel {kernel}", where=step.where,
+                                      why="it was not built", do="report this plan: a bug of AnyShape")
+                every.append(f"{host.KERNEL}, {length}, {number}, {self.kernels[kernel]}, 0, 0, 0, {len(params) // 2}, "
+                             f"{len(sizes)}, {words}")
+            text = ", ".join(every)
             test = " and ".join(f"{self.number(condition)} >= 0" for condition in regime.conditions)
             choices.append((test, text))
         if len(choices) == 1 and not choices[0][0]:

@@ -218,3 +218,17 @@ def _split_for(a: Size, b: Size, extents: Mapping[str, Size]) -> tuple[str, Size
                 if outer != 1:
                     return atom, inner
     return None
+
+
+def most(size: Size) -> int:
+    """A number that the size never exceeds, as its formula shows; -1 where it does not."""
+    if isinstance(size, int):
+        return size
+    total = 0
+    for mono, coefficient in size.terms:
+        atoms = [atom for atom, power in mono if power == 1 and isinstance(atom, Call) and atom.op == "min"]
+        numbers = [number for atom in atoms for number in atom.args if isinstance(number, int)]
+        if mono and (len(mono) != 1 or not numbers or coefficient < 0):
+            return -1
+        total += coefficient * (min(numbers) if mono else 1)
+    return total
