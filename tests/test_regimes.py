@@ -8,7 +8,18 @@ import torch
 
 import anyshape
 from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
-from anyshape.kernel.regimes import FEW_COLUMNS, FEW_ROWS, LONG_ROW, MANY_ROWS, PIECES, Version, versions
+from anyshape.kernel.regimes import (
+    FEW_COLUMNS,
+    FEW_ROWS,
+    LARGE,
+    LONG_ROW,
+    MANY_ROWS,
+    PIECES,
+    TALL,
+    WIDE,
+    Version,
+    versions,
+)
 from anyshape.sym.expr import Size, symbol
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -40,6 +51,60 @@ def test_every_regime_is_as_eager(name: str, dtype: torch.dtype) -> None:
             torch.testing.assert_close(compiled(x), wanted, rtol=bound, atol=bound, equal_nan=True)
 
 
+LONG: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda x: (x + 1).sum(-1),
+    "softmax": lambda x: torch.softmax(x, -1) * x.shape[-1],
+    "largest": lambda x: x.amax(-1) - x.amin(-1),
+    "logsumexp": lambda x: torch.logsumexp(x, -1),
+    "length": lambda x: torch.linalg.vector_norm(x, dim=-1, keepdim=True),
+    "spread": lambda x: x.var(-1),
+    "norm": lambda x: (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5),
+    "everything": lambda x: x.square().mean(),
+    "whole numbers": lambda x: (x * 8).to(torch.int64).sum(-1),
+    "all": lambda x: (x < 6).all(-1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", LONG)
+def test_few_long_rows_are_as_float64(name: str, dtype: torch.dtype) -> None:
+    """Rows in pieces, beside rows that are whole: lengths around the border, odd ones, too many rows, other strides;
+    more threads than rows, and the same bits on any number of them."""
+    compiled = anyshape.compile(LONG[name], strict=True)
+    bound = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float64: 1e-13}[dtype]
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    for rows, columns in ((2, LONG_ROW), (1, LONG_ROW - 1), (3, 99991), (FEW_ROWS + 1, LONG_ROW), (2, 5)):
+        for x in (torch.randn(rows, columns).to(dtype), torch.randn(columns, rows).to(dtype).t()):
+            wanted = LONG[name](x.double())
+            found = []
+            for number in (1, 2, 5):
+                torch.set_num_threads(number)
+                found.append(compiled(x))
+            torch.set_num_threads(threads)
+            torch.testing.assert_close(found[0].to(wanted.dtype), wanted, rtol=bound, atol=bound)
+            assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    kernels = [kernel for program in compiled.explain().programs for kernel in program.kernels]
+    assert any(regime.then for kernel in kernels for regime in kernel.regimes), compiled.explain()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_tall_sums_are_as_float64(dtype: torch.dtype) -> None:
+    """Sums over many rows, as the rows lie in memory, and by strips where there is less."""
+    def sums(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x.sin() * 2).sum(0) + y, x.amax(0)
+
+    compiled = anyshape.compile(sums, strict=True)
+    bound = {torch.float32: 2e-6, torch.float16: 1e-3, torch.float64: 1e-13}[dtype]
+    torch.manual_seed(0)
+    for rows, columns in ((8192, WIDE), (TALL, LARGE // TALL), (9001, 131), (TALL - 1, 2500), (30000, 7)):
+        x, y = torch.randn(rows, columns).to(dtype), torch.randn(columns).to(dtype)
+        for own, wanted in zip(compiled(x, y), sums(x.double(), y.double()), strict=True):
+            torch.testing.assert_close(own.double(), wanted, rtol=bound, atol=bound * rows ** 0.5)
+    (kernel,) = compiled.explain().programs[0].kernels
+    assert [len(regime.then) for regime in kernel.regimes] == [1, 0]
+
+
 def summing(rows: Size, columns: Size) -> LoopProgram:
     """Sums of the rows of a matrix."""
     i, j = symbol("i0"), symbol("i1")
@@ -62,7 +127,7 @@ def test_versions_are_made_where_sizes_do_not_decide() -> None:
     for rows, columns in ((n, 512), (4, 3)):
         assert [vectors(version) for version in versions(summing(rows, columns))] == [["i1"]]
     assert [len(version.programs) for version in versions(summing(4, LONG_ROW))] == [2]
-    assert [len(version.programs) for version in versions(summing(n, m), lambda size: 1000)] == [1, 1]
+    assert [len(version.programs) for version in versions(summing(n, m), {"n0": 1000, "n1": 1000})] == [1, 1]
 
 
 def vectors(version: Version) -> list[str]:

@@ -348,8 +348,9 @@ class _Assembly:
             first, *others = (program.name for program in version.programs)
             conditions = tuple(substitute(condition, inside) for condition in version.conditions)
             regimes.append(Regime(first, conditions, item.lowered.sizes, tuple(others)))
-            rooms += [self.define(f"{item.group.stored[0].name} room {k}", TensorType(dtype, (substitute(count, inside),)))
-                      for k, (dtype, count) in enumerate(version.rooms)]
+            for dtype, count in version.rooms:
+                kind = TensorType(dtype, (substitute(count, inside),))
+                rooms.append(self.define(f"{item.group.stored[0].name} room {len(rooms)}", kind))
         reuse = [overwritable(*version.programs) for version in versions]
         self.steps.append(KernelStep(tuple(regimes), tuple(params), tuple(outputs), "; ".join(lines),
                                      tuple(pair for pair in reuse[0] if all(pair in other for other in reuse)),

@@ -34,7 +34,7 @@ from anyshape.plan.show import show as show_plan
 from anyshape.run.cache import cache_of
 from anyshape.run.context import shared_context
 from anyshape.run.executable import Executable
-from anyshape.sym.expr import Size, substitute
+from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
 
 # number and name of the stages after the passes
@@ -130,8 +130,8 @@ def _named(fusion: Fusion, facts: Facts) -> tuple[dict[int, Versions], dict[str,
     programs: dict[str, LoopProgram] = {}
     for position, item in enumerate(fusion.items):
         if isinstance(item, Kernel):
-            sizes = dict(zip(item.lowered.program.sizes, item.lowered.sizes, strict=True))
-            found = versions(item.lowered.program, lambda size, sizes=sizes: facts.hint(substitute(size, sizes)))
+            inside = zip(item.lowered.program.sizes, item.lowered.sizes, strict=True)
+            found = versions(item.lowered.program, {name: facts.hint(size) for name, size in inside})
             for program in (program for version in reversed(found) for program in version.programs):
                 name = content_name(program)
                 programs.setdefault(name, dataclasses.replace(program, name=name))

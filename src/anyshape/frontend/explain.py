@@ -136,8 +136,9 @@ def _kernels(compiled: Compiled, names: Names) -> tuple[KernelNote, ...]:
         read = substitute(sum((size for out, size in moved if not out), start=0), names)
         written = substitute(sum((size for out, size in moved if out), start=0), names)
         lines = tuple(dict.fromkeys(node.where for node in group.group.nodes if node.where))
+        regimes = tuple(RegimeNote(one.kernel, _when(one, names), one.then) for one in step.regimes)
         note = KernelNote(regime.kernel, tuple(node.op for node in group.group.nodes), lines, rows, columns, read,
-                          written, 1, tuple(RegimeNote(one.kernel, _when(one, names), one.then) for one in step.regimes))
+                          written, 1, regimes)
         found.setdefault((note.name, str(rows), str(columns)), []).append(note)
     return tuple(_repeated(notes) for notes in found.values())
 

@@ -12,17 +12,18 @@ many columns read memory in short runs; where there is much of it, it is read as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from anyshape.kernel.loop import LoopProgram
 from anyshape.kernel.split import PIECES, Chain, split, turned
-from anyshape.sym.expr import Size, maximum, minimum, product
+from anyshape.sym.expr import Size, evaluate, maximum, minimum, product
 from anyshape.sym.index import most
 
 FEW_COLUMNS = 6
 MANY_ROWS = 16  # lanes of a vector of f32
 FEW_ROWS = 16  # for a thread each
+FEW_KEPT = 4  # of a kernel with row buffers, which all rows then have at once
 LONG_ROW = 65536  # elements, for a piece to be worth a thread
 WIDE = 128  # rows of several strips
 TALL = 512  # columns of several parts
@@ -42,12 +43,13 @@ class Version:
 Versions = tuple[Version, ...]
 
 
-def versions(program: LoopProgram, hint: Callable[[Size], int] | None = None) -> Versions:
-    """In order of choice; the last one may always be used. The sizes of all are the same, and so are the parameters, but
-    for rooms. hint: what a size over the program's may be: a chain is made only where rows may be few, or long."""
+def versions(program: LoopProgram, likely: Mapping[str, int] | None = None) -> Versions:
+    """In order of choice; the last one may always be used. The sizes of all are the same, and so are the parameters,
+    but for rooms. likely: the program's sizes in the first call; a chain is made only where rows may be few, or long.
+    """
     plain = Version((program,))
     ops = {one.op for stage in program.stages for one in stage.instructions}
-    if program.parts or not program.rows + program.columns or not program.columns:
+    if program.parts or not program.columns:
         return (plain,)
     if "reduce" not in ops or "scatter" in ops:
         return (plain,)
@@ -59,13 +61,13 @@ def versions(program: LoopProgram, hint: Callable[[Size], int] | None = None) ->
             strips = dataclasses.replace(program, vector=name)
             found += _where(FEW_COLUMNS - columns, last - MANY_ROWS, of=Version((strips,)))
         outer = program.columns[0][1]
-        limits = (FEW_ROWS - rows, columns - LONG_ROW, outer - PIECES)
-        if hint is None or hint(rows) <= FEW_ROWS or hint(columns) >= LONG_ROW:
-            found += _chained(limits, program, split, FEW_ROWS * PIECES)
+        few = FEW_KEPT if program.scratch else FEW_ROWS
+        if likely is None or evaluate(rows, likely) <= few or evaluate(columns, likely) >= LONG_ROW:
+            found += _chained((few - rows, columns - LONG_ROW, outer - PIECES), program, split)
     elif program.vector and 0 <= most(columns) < TALL:
         return (plain,)
-    elif program.vector and (hint is None or hint(rows) >= WIDE):
-        found += _chained((rows - WIDE, columns - TALL, rows * columns - LARGE), program, turned, PIECES * rows)
+    elif program.vector and (likely is None or evaluate(rows, likely) >= WIDE):
+        found += _chained((rows - WIDE, columns - TALL, rows * columns - LARGE), program, turned)
     always = [k for k, version in enumerate(found) if not version.conditions]
     return tuple(found[:always[0] + 1]) if always else (*found, plain)
 
@@ -77,10 +79,9 @@ def _where(*limits: Size, of: Version) -> list[Version]:
     return [dataclasses.replace(of, conditions=tuple(dict.fromkeys(x for x in limits if not isinstance(x, int))))]
 
 
-def _chained(limits: tuple[Size, ...], program: LoopProgram, make: Callable[[LoopProgram], Chain | None],
-             largest: Size) -> list[Version]:
-    """The chain where all limits are at least 0, if there is one. Elsewhere its rooms are empty; largest: elements of a
-    room at most."""
+def _chained(limits: tuple[Size, ...], program: LoopProgram, make: Callable[[LoopProgram], Chain | None]
+             ) -> list[Version]:
+    """The chain where all limits are at least 0, if there is one. Elsewhere its rooms are empty."""
     found = _where(*limits, of=Version(()))
     chain = make(program) if found else None
     if chain is None:
@@ -89,6 +90,6 @@ def _chained(limits: tuple[Size, ...], program: LoopProgram, make: Callable[[Loo
     rooms = []
     for dtype, count in chain.rooms:
         for limit in conditions:
-            count = minimum(count, largest * maximum(0, limit + 1))
+            count = minimum(count, count * maximum(0, limit + 1))
         rooms.append((dtype, count))
     return [Version(chain.programs, conditions, tuple(rooms))]

@@ -1,11 +1,11 @@
 """Cuts the columns of a kernel into pieces, for few rows that are long: a chain of kernels, each with many rows.
 
-    rows (i0: n0), columns (i1: n1)          rows (i0: n0, i2: 32), columns (i1: a 32nd of n1)  reduce x; store t0[i0, i2]
-      reduce x; store p1[i0]           -->   rows (i0: n0), columns (i2: 32)                    reduce t0; store p1[i0]
+    rows (i0: n0), columns (i1: n1)        rows (i0: n0, i2: 32), columns (i1: n1/32)   reduce x; store s0[i0, i2]
+      reduce x; store p1[i0]         -->   rows (i0: n0), columns (i2: 32)              reduce s0; store p1[i0]
 
 Every column stage becomes two kernels: what it does on a piece, and what the pieces give together, with the row stage
-that follows. What a later kernel needs of a row it computes again, but for what was reduced, which is stored. The pieces
-are a matter of sizes, so that a sum comes out the same on any number of threads.
+that follows. What a later kernel needs of a row it computes again, but for what was reduced, which is stored. The
+pieces are a matter of sizes, so that a sum comes out the same on any number of threads.
 """
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Chain:
 
 
 def split(program: LoopProgram) -> Chain | None:
-    """The chain in place of a program whose rows are taken one by one, with columns as vectors; None where a row buffer
-    stands against it, or nothing is reduced."""
+    """The chain in place of a program whose rows are taken one by one, with columns as vectors; None where nothing is
+    reduced. Row buffers become rooms, with a place for every row."""
     ops = {one.op for stage in program.stages for one in stage.instructions}
-    if "reduce" not in ops or ops & {"scatter", "fold"} or program.scratch or not program.columns:
+    if "reduce" not in ops or ops & {"scatter", "fold"} or not program.columns:
         return None
     return _Split(program).chain()
 
@@ -69,9 +69,9 @@ def turned(program: LoopProgram) -> Chain | None:
     load = [Instruction(work.free + k, "load", (), one.dtype, rooms[one.result], place)
             for k, one in enumerate(reduces)]
     total = [dataclasses.replace(one, args=(first.result,)) for one, first in zip(reduces, load, strict=True)]
-    over = dataclasses.replace(
-        program, columns=((work.piece, count),),
-        stages=_filled((Stage("column", (*load, *total)), Stage("row", (*work.needed(work.known, effects), *effects)))))
+    after = (*work.needed(work.known, effects), *effects)
+    over = dataclasses.replace(program, columns=((work.piece, count),),
+                               stages=_filled((Stage("column", (*load, *total)), Stage("row", after))))
     return work.linked([along, over])
 
 
@@ -93,7 +93,11 @@ class _Split:
         """Kernels in pieces and in whole rows, by turns."""
         links: list[LoopProgram] = []
         waiting: list[Instruction] = []  # effects of row stages
-        stages = list(self.program.stages)
+        length = product(extent for _, extent in self.program.columns)
+        kept = {one.name: self.room(one.dtype, length) for one in self.program.scratch}
+        stages = [Stage(stage.level, tuple(
+            dataclasses.replace(one, buffer=kept[one.buffer], offset=self.row * length + one.offset)
+            if one.buffer in kept else one for one in stage.instructions)) for stage in self.program.stages]
         while stages and stages[0].level == "row":
             waiting += self.learn(stages.pop(0))
         while stages:
@@ -118,7 +122,7 @@ class _Split:
     def linked(self, links: list[LoopProgram]) -> Chain:
         """The links with their rooms."""
         params = (*self.program.params, *self.rooms)
-        return Chain(tuple(dataclasses.replace(link, params=params) for link in links),
+        return Chain(tuple(dataclasses.replace(link, params=params, scratch=()) for link in links),
                      tuple((room.dtype, count) for room, count in zip(self.rooms, self.counts, strict=True)))
 
     def learn(self, stage: Stage) -> list[Instruction]:
@@ -161,9 +165,11 @@ class _Split:
             self.totals[one.result] = self.room(one.dtype, 1)
             after.append(Instruction(-1, "store", (one.result,), one.dtype, self.totals[one.result], self.row))
         stages = (Stage("column", tuple(body)), Stage("row", (*self.needed(self.known, after), *after)))
-        return dataclasses.replace(
-            self.program, rows=self.program.rows or (() if body else (("i0", 1),)), columns=((self.piece, PIECES),) if body else (),
-            vector=self.piece if body else "", stages=_filled(stages))
+        if not body:
+            return dataclasses.replace(self.program, rows=self.program.rows or (("i0", 1),), columns=(), vector="",
+                                       stages=_filled(stages))
+        return dataclasses.replace(self.program, columns=((self.piece, PIECES),), vector=self.piece,
+                                   stages=_filled(stages))
 
     def needed(self, known: list[Instruction], readers: tuple[Instruction, ...] | list[Instruction]
                ) -> tuple[Instruction, ...]:

@@ -95,7 +95,7 @@ class Records:
         free = [] if self.saved or forward is not None else [b for b in self.outputs if b.first > 0]
         self.room = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
         # words of the longest kernel block of the plan
-        self.workspace_words = max((len(step.params) + len(step.rooms) + max(len(regime.sizes) for regime in step.regimes)
+        self.workspace_words = max((len(step.params) + len(step.rooms) + max(len(one.sizes) for one in step.regimes)
                                     for step in plan.steps if isinstance(step, KernelStep)), default=0)
 
     def make(self, values: dict[str, int]) -> Record:
