@@ -25,6 +25,7 @@ MANY_ROWS = 16  # lanes of a vector of f32
 FEW_ROWS = 16  # for a thread each
 FEW_KEPT = 4  # of a kernel with row buffers, which all rows then have at once
 LONG_ROW = 65536  # elements, for a piece to be worth a thread
+LIKELY_ROW = 4096  # from here on rows may well be longer in a later call
 WIDE = 128  # rows of several strips
 TALL = 512  # columns of several parts
 LARGE = 1048576  # elements that do not stay in a near cache
@@ -45,8 +46,8 @@ Versions = tuple[Version, ...]
 
 def versions(program: LoopProgram, likely: Mapping[str, int] | None = None) -> Versions:
     """In order of choice; the last one may always be used. The sizes of all are the same, and so are the parameters,
-    but for rooms. likely: the program's sizes in the first call; a chain is made only where rows may be few, or long.
-    """
+    but for rooms. likely: the program's sizes in the first call: where rows are short there, or few are added up, no
+    code is made for others."""
     plain = Version((program,))
     ops = {one.op for stage in program.stages for one in stage.instructions}
     if program.parts or not program.columns:
@@ -62,7 +63,7 @@ def versions(program: LoopProgram, likely: Mapping[str, int] | None = None) -> V
             found += _where(FEW_COLUMNS - columns, last - MANY_ROWS, of=Version((strips,)))
         outer = program.columns[0][1]
         few = FEW_KEPT if program.scratch else FEW_ROWS
-        if likely is None or evaluate(rows, likely) <= few or evaluate(columns, likely) >= LONG_ROW:
+        if likely is None or evaluate(columns, likely) >= LIKELY_ROW:
             found += _chained((few - rows, columns - LONG_ROW, outer - PIECES), program, split)
     elif program.vector and 0 <= most(columns) < TALL:
         return (plain,)
