@@ -342,19 +342,19 @@ class _Assembly:
                 params.append(self.stored(value_name))
         lines = dict.fromkeys(n.where for n in item.group.nodes if n.where)
         regimes = []
-        rooms: list[Window] = []
+        handed: list[Window] = []
         inside: dict[str, Size] = dict(zip(item.lowered.program.sizes, item.lowered.sizes, strict=True))
         for version in versions:
             first, *others = (program.name for program in version.programs)
             conditions = tuple(substitute(condition, inside) for condition in version.conditions)
             regimes.append(Regime(first, conditions, item.lowered.sizes, tuple(others)))
-            for dtype, count in version.rooms:
+            for dtype, count in version.handed:
                 kind = TensorType(dtype, (substitute(count, inside),))
-                rooms.append(self.define(f"{item.group.stored[0].name} room {len(rooms)}", kind))
+                handed.append(self.define(f"{item.group.stored[0].name} handed {len(handed)}", kind))
         reuse = [overwritable(*version.programs) for version in versions]
         self.steps.append(KernelStep(tuple(regimes), tuple(params), tuple(outputs), "; ".join(lines),
                                      tuple(pair for pair in reuse[0] if all(pair in other for other in reuse)),
-                                     tuple(rooms)))
+                                     tuple(handed)))
 
     def library(self, node: Node) -> None:
         inputs = tuple(self.window(v) for v in node.values())

@@ -34,11 +34,11 @@ LARGE = 1048576  # elements that do not stay in a near cache
 @dataclass(frozen=True, slots=True)
 class Version:
     """programs: that run one after another. conditions: sizes over the program's own that must all be at least 0 for it
-    to be used. rooms: dtype and number of elements of what several programs hand to each other."""
+    to be used. handed: dtype and number of elements of what several programs hand to each other."""
 
     programs: tuple[LoopProgram, ...]
     conditions: tuple[Size, ...] = ()
-    rooms: tuple[tuple[str, Size], ...] = ()
+    handed: tuple[tuple[str, Size], ...] = ()
 
 
 Versions = tuple[Version, ...]
@@ -46,8 +46,8 @@ Versions = tuple[Version, ...]
 
 def versions(program: LoopProgram, likely: Mapping[str, int] | None = None) -> Versions:
     """In order of choice; the last one may always be used. The sizes of all are the same, and so are the parameters,
-    but for rooms. likely: the program's sizes in the first call: where rows are short there, or few are added up, no
-    code is made for others."""
+    but for what is handed on. likely: the program's sizes in the first call: where rows are short there, or few are
+    added up, no code is made for others."""
     plain = Version((program,))
     ops = {one.op for stage in program.stages for one in stage.instructions}
     if program.parts or not program.columns:
@@ -82,15 +82,15 @@ def _where(*limits: Size, of: Version) -> list[Version]:
 
 def _chained(limits: tuple[Size, ...], program: LoopProgram, make: Callable[[LoopProgram], Chain | None]
              ) -> list[Version]:
-    """The chain where all limits are at least 0, if there is one. Elsewhere its rooms are empty."""
+    """The chain where all limits are at least 0, if there is one. Elsewhere it hands on nothing."""
     found = _where(*limits, of=Version(()))
     chain = make(program) if found else None
     if chain is None:
         return []
     conditions = found[0].conditions
-    rooms = []
-    for dtype, count in chain.rooms:
+    handed = []
+    for dtype, count in chain.handed:
         for limit in conditions:
             count = minimum(count, count * maximum(0, limit + 1))
-        rooms.append((dtype, count))
-    return [Version(chain.programs, conditions, tuple(rooms))]
+        handed.append((dtype, count))
+    return [Version(chain.programs, conditions, tuple(handed))]

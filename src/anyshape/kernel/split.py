@@ -24,16 +24,16 @@ WHOLE = 64  # elements: a piece is so many, or a multiple
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """programs: in order; they have the params of the one that was split, and then the rooms. rooms: dtype and number
-    of elements of what they hand to each other."""
+    """programs: in order; they have the params of the one that was split, and then what they hand to each other.
+    handed: dtype and number of elements of each of that."""
 
     programs: tuple[LoopProgram, ...]
-    rooms: tuple[tuple[str, Size], ...]
+    handed: tuple[tuple[str, Size], ...]
 
 
 def split(program: LoopProgram) -> Chain | None:
     """The chain in place of a program whose rows are taken one by one, with columns as vectors; None where nothing is
-    reduced. Row buffers become rooms, with a place for every row."""
+    reduced. What was in a row buffer is handed on for every row."""
     ops = {one.op for stage in program.stages for one in stage.instructions}
     if "reduce" not in ops or ops & {"scatter", "fold"} or not program.columns:
         return None
@@ -47,6 +47,8 @@ def turned(program: LoopProgram) -> Chain | None:
     ops = {one.op for stage in program.stages for one in stage.instructions}
     if len(inside) != 1 or "reduce" not in ops or ops & {"scatter", "fold"} or program.scratch:
         return None
+    if len(program.rows) != 1:  # what lies between the rows in memory would be gone through again and again
+        return None
     work = _Split(program)
     count = minimum(PIECES, ceildiv(product(extent for _, extent in program.columns), LEAST))
     effects: list[Instruction] = []
@@ -59,14 +61,14 @@ def turned(program: LoopProgram) -> Chain | None:
     reduces = [one for one in inside[0].instructions if one.op == "reduce"]
     length = product(extent for _, extent in program.rows)
     place = symbol(work.piece) * length + work.row
-    partial = [work.room(one.dtype, count) for one in reduces]
-    rooms = {one.result: name for one, name in zip(reduces, partial, strict=True)}
-    body = [dataclasses.replace(one, result=-1, op="fold", buffer=rooms[one.result], offset=place)
+    partial = [work.place(one.dtype, count) for one in reduces]
+    names = {one.result: name for one, name in zip(reduces, partial, strict=True)}
+    body = [dataclasses.replace(one, result=-1, op="fold", buffer=names[one.result], offset=place)
             if one.op == "reduce" else one for one in inside[0].instructions]
     along = dataclasses.replace(
         program, rows=program.columns, columns=program.rows, parts=((work.piece, count),),
         stages=(Stage("column", (*work.needed(before, body), *body)),))
-    load = [Instruction(work.free + k, "load", (), one.dtype, rooms[one.result], place)
+    load = [Instruction(work.free + k, "load", (), one.dtype, names[one.result], place)
             for k, one in enumerate(reduces)]
     total = [dataclasses.replace(one, args=(first.result,)) for one, first in zip(reduces, load, strict=True)]
     after = (*work.needed(work.known, effects), *effects)
@@ -82,19 +84,19 @@ class _Split:
         self.program = program
         names = dict((*program.rows, *program.columns))
         self.piece = next(name for k in itertools.count() if (name := f"i{k}") not in names)
-        self.rooms: list[Param] = []
+        self.handed: list[Param] = []
         self.counts: list[Size] = []
         self.row = _place(program.rows)
         self.free = 1 + max(one.result for stage in program.stages for one in stage.instructions)
         self.known: list[Instruction] = []  # of row stages, and loads of what was reduced
-        self.totals: dict[int, str] = {}  # reduced register -> its room
+        self.totals: dict[int, str] = {}  # reduced register -> where it is handed on
 
     def chain(self) -> Chain:
         """Kernels in pieces and in whole rows, by turns."""
         links: list[LoopProgram] = []
         waiting: list[Instruction] = []  # effects of row stages
         length = product(extent for _, extent in self.program.columns)
-        kept = {one.name: self.room(one.dtype, length) for one in self.program.scratch}
+        kept = {one.name: self.place(one.dtype, length) for one in self.program.scratch}
         stages = [Stage(stage.level, tuple(
             dataclasses.replace(one, buffer=kept[one.buffer], offset=self.row * length + one.offset)
             if one.buffer in kept else one for one in stage.instructions)) for stage in self.program.stages]
@@ -103,7 +105,7 @@ class _Split:
         while stages:
             column = stages.pop(0)
             reduces = [one for one in column.instructions if one.op == "reduce"]
-            partial = [self.room(one.dtype, PIECES) for one in reduces]
+            partial = [self.place(one.dtype, PIECES) for one in reduces]
             links.append(self.in_pieces(column, reduces, partial))
             before = len(self.known)
             while stages and stages[0].level == "row":
@@ -120,19 +122,19 @@ class _Split:
         return self.linked(links)
 
     def linked(self, links: list[LoopProgram]) -> Chain:
-        """The links with their rooms."""
-        params = (*self.program.params, *self.rooms)
+        """The links, with what they hand to each other."""
+        params = (*self.program.params, *self.handed)
         return Chain(tuple(dataclasses.replace(link, params=params, scratch=()) for link in links),
-                     tuple((room.dtype, count) for room, count in zip(self.rooms, self.counts, strict=True)))
+                     tuple((one.dtype, count) for one, count in zip(self.handed, self.counts, strict=True)))
 
     def learn(self, stage: Stage) -> list[Instruction]:
         """Remember what a row stage computes; its effects are returned."""
         self.known += [one for one in stage.instructions if one.op not in EFFECTS]
         return [one for one in stage.instructions if one.op in EFFECTS]
 
-    def room(self, dtype: str, pieces: Size) -> str:
-        name = f"s{len(self.rooms)}"
-        self.rooms.append(Param(name, dtype, "out"))
+    def place(self, dtype: str, pieces: Size) -> str:
+        name = f"s{len(self.handed)}"
+        self.handed.append(Param(name, dtype, "out"))
         self.counts.append(product(extent for _, extent in self.program.rows) * pieces)
         return name
 
@@ -162,7 +164,7 @@ class _Split:
             self.free += 1
         after = list(effects)
         for one in later:
-            self.totals[one.result] = self.room(one.dtype, 1)
+            self.totals[one.result] = self.place(one.dtype, 1)
             after.append(Instruction(-1, "store", (one.result,), one.dtype, self.totals[one.result], self.row))
         stages = (Stage("column", tuple(body)), Stage("row", (*self.needed(self.known, after), *after)))
         if not body:

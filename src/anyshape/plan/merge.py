@@ -41,7 +41,7 @@ def _rename(window: Window, names: Mapping[str, str]) -> Window:
 def _rename_step(step: Step, names: Mapping[str, str]) -> Step:
     if isinstance(step, KernelStep):
         return dataclasses.replace(step, params=tuple(_rename(w, names) for w in step.params),
-                                   rooms=tuple(_rename(w, names) for w in step.rooms))
+                                   handed=tuple(_rename(w, names) for w in step.handed))
     if isinstance(step, CopyStep):
         return dataclasses.replace(step, source=_rename(step.source, names), target=_rename(step.target, names))
     if isinstance(step, LibraryStep):

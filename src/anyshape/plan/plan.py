@@ -47,7 +47,7 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class Regime:
     """One version of a kernel: it may be used when every condition (size >= 0) holds. `then`: kernels that follow it;
-    where there are any, all of them get the step's rooms after its params."""
+    where there are any, all of them get what the step hands on after its params."""
 
     kernel: str
     conditions: tuple[Size, ...]
@@ -64,14 +64,14 @@ class Regime:
 class KernelStep:
     """Run a fused kernel: the first regime whose conditions hold; `params` are given to it as pointers in order.
     `params[i].offset` is taken into account by the host (pointer + offset). `outputs` are the written params; `reuse`
-    the (input, output) params that may share memory; `rooms` what the kernels of one regime hand to each other."""
+    the (input, output) params that may share memory; `handed` is what the kernels of a regime give each other."""
 
     regimes: tuple[Regime, ...]
     params: tuple[Window, ...]
     outputs: tuple[int, ...]
     where: str = ""
     reuse: tuple[tuple[int, int], ...] = ()
-    rooms: tuple[Window, ...] = ()
+    handed: tuple[Window, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Plan:
 def touched(step: Step) -> list[Window]:
     """The windows that a step reads or writes."""
     if isinstance(step, KernelStep):
-        return [w for w in (*step.params, *step.rooms) if w.buffer != "status"]
+        return [w for w in (*step.params, *step.handed) if w.buffer != "status"]
     if isinstance(step, CopyStep):
         return [step.source, step.target]
     if isinstance(step, MemoryStep):

@@ -71,8 +71,8 @@ def _regime(regime: Regime) -> str:
 def _step(step: Step) -> str:
     if isinstance(step, KernelStep):
         params = ", ".join(("&" if i in step.outputs else "") + _window(w) for i, w in enumerate(step.params))
-        rooms = f" rooms {', '.join(map(_window, step.rooms))}" if step.rooms else ""
-        return f"kernel {' | '.join(_regime(regime) for regime in step.regimes)}({params}){rooms}"
+        handed = f" handed {', '.join(map(_window, step.handed))}" if step.handed else ""
+        return f"kernel {' | '.join(_regime(regime) for regime in step.regimes)}({params}){handed}"
     if isinstance(step, CopyStep):
         return f"copy {_window(step.source)} -> {_window(step.target)}"
     if isinstance(step, MemoryStep):

@@ -245,7 +245,7 @@ class _Writer:
         choices = []
         for regime in step.regimes:
             params = []
-            for window in (*step.params, *step.rooms) if regime.then else step.params:
+            for window in (*step.params, *step.handed) if regime.then else step.params:
                 item = size_of(window.type.dtype)
                 params += [str(self.slots[window.buffer]), self.number(window.offset * item)]
             sizes = [self.number(size) for size in regime.sizes]

@@ -95,7 +95,7 @@ class Records:
         free = [] if self.saved or forward is not None else [b for b in self.outputs if b.first > 0]
         self.room = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
         # words of the longest kernel block of the plan
-        self.workspace_words = max((len(step.params) + len(step.rooms) + max(len(one.sizes) for one in step.regimes)
+        self.workspace_words = max((len(step.params) + len(step.handed) + max(len(one.sizes) for one in step.regimes)
                                     for step in plan.steps if isinstance(step, KernelStep)), default=0)
 
     def make(self, values: dict[str, int]) -> Record:
@@ -304,7 +304,7 @@ def counted_peak(plan: Plan, record: Record) -> int:
     for step in plan.steps:
         windows: tuple[object, ...]
         if isinstance(step, KernelStep):
-            windows = (*step.params, *step.rooms)
+            windows = (*step.params, *step.handed)
         elif isinstance(step, MemoryStep):
             windows = ()
         else:
