@@ -19,9 +19,11 @@ from anyshape.frontend import checked
 from anyshape.ir.parse import parse as parse_graph
 from anyshape.kernel.edit import differences, put_back
 from anyshape.kernel.parse import parse
+from anyshape.kernel.regimes import versions
 from anyshape.kernel.show import show
 from anyshape.passes import pipeline
 from anyshape.road import compile_graph
+from anyshape.sym.expr import symbols_of
 from text_cases import CASES
 
 
@@ -327,7 +329,9 @@ def test_kernels_read_back(dumped):
     programs += [program for folder in dumped.values()
                  for _, program in parse(stage(folder, "kernels").read_text())]
     assert len(programs) >= 10
-    for program in programs:
+    every = [one for program in programs for version in versions(program) for one in version.programs]
+    assert any(one.columns and symbols_of(one.columns[0][1]) & dict(one.rows).keys() for one in every)
+    for program in dict.fromkeys((*programs, *every)):
         [(line, again)] = parse(show(program))
         assert line == 1 and show(again) == show(program)
         assert differences(program, again) == []
