@@ -6,11 +6,13 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import anyshape
 from anyshape.base.errors import InputError
 from anyshape.frontend import api
 from anyshape.frontend.dynamo import FallbackWarning
+from anyshape.plan.plan import ExternStep
 
 
 @pytest.fixture(autouse=True)
@@ -249,6 +251,31 @@ def test_sizes_scaled_by_floats(scale):
     for size in (10, 5, 7, 30, 11, 100):
         agree(function, fast, torch.randn(1, 2, size))
     assert fast._anyshape.compilation.graphs == 1
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max", "weighted", "padded"])
+def test_bags_of_one_length(mode):
+    """Rows that are added up where they are read; what else there is stays PyTorch's operator."""
+    more = {"padding_idx": 2} if mode == "padded" else {}
+    bag = nn.EmbeddingBag(50, 24, mode="sum" if mode in ("weighted", "padded") else mode, **more)
+
+    def function(index, weights):
+        return bag(index, per_sample_weights=weights if mode == "weighted" else None)
+    fast = anyshape.compile(function)
+    for bags, places in ((5, 3), (2, 40), (1, 1), (300, 7), (0, 4)):  # eager refuses bags of length 0
+        index = torch.randint(0, 50, (bags, places))
+        given, other = (torch.randn(bags, places, generator=torch.Generator().manual_seed(1)).requires_grad_()
+                        for _ in range(2))
+        found, wanted = fast(index, given), function(index, other)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        leaves = (bag.weight, given) if mode == "weighted" else (bag.weight,)
+        others = (bag.weight, other) if mode == "weighted" else (bag.weight,)
+        for one, two in zip(torch.autograd.grad(found.sin().sum(), leaves),
+                            torch.autograd.grad(wanted.sin().sum(), others), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    targets = [step.target for program in fast._anyshape.compilation.programs
+               for step in program.compiled.plan.steps if isinstance(step, ExternStep)]
+    assert any("embedding_bag" in target for target in targets) == (mode in ("max", "padded"))
 
 
 @pytest.mark.parametrize("function", [

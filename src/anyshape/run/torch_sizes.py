@@ -1,4 +1,5 @@
-"""Functions of torch that ask a traced size for its number, each written so that it does not.
+"""Functions of torch that ask a traced size for its number, or that are one step where several would fuse, each
+written so that it does not.
 
     x[:, n // 2]  -->  select(x, 1, n // 2)        max_pool1d(x, n)  -->  max(x, -1, keepdim=True)
 
@@ -138,6 +139,25 @@ def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) ->
     return grid.reshape([batch, *space, len(space)])
 
 
+# ---- bags
+
+
+def _embedding_bag(input: Tensor, weight: Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2,
+                   scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+                   per_sample_weights: Any = None, include_last_offset: bool = False, padding_idx: Any = None) -> Tensor:
+    """input: [bags, places], bags of one length each, whose rows are added up where they are read."""
+    if input.dim() != 2 or offsets is not None or max_norm is not None or scale_grad_by_freq or sparse \
+            or include_last_offset or padding_idx is not None or mode not in ("sum", "mean") \
+            or weight.dtype not in FLOATS or (per_sample_weights is not None and mode != "sum"):
+        return functional.embedding_bag(input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
+                                        per_sample_weights, include_last_offset, padding_idx)
+    rows = functional.embedding(input, weight)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    # an empty bag is zero
+    return rows.sum(1) if mode == "sum" else rows.sum(1) / torch.sym_max(input.shape[1], 1)
+
+
 # ---- pools
 
 
@@ -196,5 +216,6 @@ _BY_NUMBER: dict[Any, Callable[..., Any]] = {
 _BY_SHAPE: dict[Any, Callable[..., Any]] = {
     torch.max_pool1d: _max_pool1d,
     functional.max_pool1d: _max_pool1d,
+    functional.embedding_bag: _embedding_bag,
     "fill_diagonal_": _fill_diagonal_,
 }
