@@ -18,6 +18,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import anyshape
 from anyshape.base.errors import InputError
@@ -243,6 +247,9 @@ def test_threads_compile_at_once():
     model = Slow()
     fast = anyshape.compile(model, strict=True)
     wrong: list[str] = []
+    patched = [(SymNode, "mul"), (ShapeEnv, "produce_guards_verbose"), (FakeTensorMode, "_dispatch_impl"),
+               (FakeTensorMode, "cache"), (symbolic_shapes, "_guard_or"), (torch._dynamo.config, "recompile_limit")]
+    before = [getattr(owner, name) for owner, name in patched]
 
     def work(seed: int) -> None:
         try:
@@ -256,6 +263,8 @@ def test_threads_compile_at_once():
     for worker in workers:
         worker.join()
     assert not wrong, wrong[0]
+    for (owner, name), value in zip(patched, before, strict=True):
+        assert getattr(owner, name) is value, f"{name} stays changed"
 
 
 # ---- the cache folder

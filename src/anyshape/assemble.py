@@ -30,7 +30,6 @@ from anyshape.plan.plan import (
 )
 from anyshape.sym.expr import Expr, Size, substitute
 
-ATTENTION = ("attention", "attention_backward")
 STATUS = Window("status", TensorType("i64", ()))
 
 
@@ -82,7 +81,7 @@ class _Storage:
                         self.need(value)
             if row(node).kind != "view" and not fusable(node, self.refused):
                 for value, traced in _operands(node):
-                    self.need(value, node.op == "extern" and not _any_strides(node), traced, node.op in ATTENTION)
+                    self.need(value, node.op == "extern" and not _any_strides(node), traced, "attention" in node.op)
         for operand in (*self.graph.saved, *(v for _, v in self.graph.writes)):
             if isinstance(operand, Value):
                 self.need(operand)
@@ -180,8 +179,7 @@ class _Storage:
 
     def need(self, value: Value, dense: bool = False, traced: tuple[Size, ...] | None = None,
              rows: bool = False) -> None:
-        """Let `value` be stored, or a window of what is; where `dense`, only a window of the strides `traced`; where
-        `rows`, one in which the elements of a row are neighbours."""
+        """Let it be stored, or a window of what is: where `dense`, of strides `traced`; where `rows`, along rows."""
         if value.name in self.windows:
             return
         window = self.window(value, force=True)
@@ -209,8 +207,7 @@ class _Storage:
     def stored_type(self, name: str, value: Value | None = None) -> TensorType:
         if name in self.layouts:
             return self.layouts[name]
-        found = value or self.value(name, value)  # type: ignore[arg-type]
-        return found.tensor
+        return (value or self.value(name, value)).tensor  # type: ignore[arg-type]
 
     def window(self, value: Value, force: bool = False) -> Window | None:
         """`value` as a strided window of a stored value, or None. With `force`, a view on the way that no strides can

@@ -144,7 +144,8 @@ def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) ->
 
 def _embedding_bag(input: Tensor, weight: Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2,
                    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
-                   per_sample_weights: Any = None, include_last_offset: bool = False, padding_idx: Any = None) -> Tensor:
+                   per_sample_weights: Any = None, include_last_offset: bool = False,
+                   padding_idx: Any = None) -> Tensor:
     """input: [bags, places], bags of one length each, whose rows are added up where they are read."""
     if input.dim() != 2 or offsets is not None or max_norm is not None or scale_grad_by_freq or sparse \
             or include_last_offset or padding_idx is not None or mode not in ("sum", "mean") \

@@ -43,15 +43,17 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
     L['x'].size()[0], are taken as the numbers that they are."""
     import torch._dynamo.config as dynamo_config
     import torch.fx.experimental._config as symbolic_config
-    dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
-    if not dynamic:
-        dynamo["assume_static_by_default"] = True
-    for limit in ("recompile_limit", "accumulated_recompile_limit"):
-        dynamo[limit] += others
-    # a warning does not end the graph: it is given after it
-    dynamo["reorderable_logging_functions"] = {*dynamo_config.reorderable_logging_functions, warnings.warn}
-    symbolic = {"use_duck_shape": False, "backed_size_oblivious": oblivious}
+    from torch._dynamo import convert_frame
     with contextlib.ExitStack() as stack:
+        stack.enter_context(convert_frame.compile_lock)  # torch's own, for what is changed here is every thread's
+        dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
+        if not dynamic:
+            dynamo["assume_static_by_default"] = True
+        for limit in ("recompile_limit", "accumulated_recompile_limit"):
+            dynamo[limit] += others
+        # a warning does not end the graph: it is given after it
+        dynamo["reorderable_logging_functions"] = {*dynamo_config.reorderable_logging_functions, warnings.warn}
+        symbolic = {"use_duck_shape": False, "backed_size_oblivious": oblivious}
         stack.enter_context(dynamo_config.patch(dynamo))
         stack.enter_context(symbolic_config.patch(symbolic))
         stack.enter_context(quick_tracing())
@@ -127,7 +129,7 @@ def _by_rule(rule: Callable[..., Any], mode: Any, op: Any, *arguments: Any, **ke
         return rule(new_size, *arguments, **keywords)
 
 
-_OF_EVERY_SIZE = re.compile(r"0 <= [^#]*\.size\(\)\[\d+\]\s*(#.*)?", re.DOTALL)
+_OF_EVERY_SIZE = re.compile(r"0 <= [^\s#*/%+-]+\.size\(\)\[\d+\]\s*(#.*)?", re.DOTALL)  # of one size, no formula
 
 
 @contextlib.contextmanager
@@ -285,6 +287,7 @@ def copy_captured(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 def shapes_only(value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any], Any]]:
     """Inside, torch computes shapes, not numbers; yields the function that turns a tensor into its shape: a real one,
     or one of a trace, whose sizes `value_of` knows."""
+    from torch._dynamo import convert_frame
     from torch._subclasses.fake_tensor import FakeTensorMode
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode.cache_enabled = True  # layers repeat, and here sizes are numbers; see DYNAMO_SETTINGS
@@ -307,14 +310,15 @@ def shapes_only(value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any]
                 fake.untyped_storage(), value.storage_offset(), value.shape, value.stride())
 
     log = logging.getLogger("torch._subclasses.fake_tensor")  # it would print what an op refuses
-    disabled, log.disabled = log.disabled, True
-    known, FakeTensorMode.cache = FakeTensorMode.cache, {}  # what our rules say is nobody else's to find
-    try:
-        with torch.inference_mode(False), mode, torch.no_grad():
-            yield to_fake
-    finally:
-        log.disabled = disabled
-        FakeTensorMode.cache = known
+    with convert_frame.compile_lock:  # what is changed here is every thread's
+        disabled, log.disabled = log.disabled, True
+        known, FakeTensorMode.cache = FakeTensorMode.cache, {}  # what our rules say is nobody else's to find
+        try:
+            with torch.inference_mode(False), mode, torch.no_grad():
+                yield to_fake
+        finally:
+            log.disabled = disabled
+            FakeTensorMode.cache = known
 
 
 def unknown_results() -> tuple[type[BaseException], ...]:
