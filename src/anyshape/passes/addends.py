@@ -39,8 +39,9 @@ from anyshape.ir.op import row
 from anyshape.ir.types import TensorType
 from anyshape.passes.dce import dce
 from anyshape.passes.replay import Replay, replay
-from anyshape.sym.expr import Size
+from anyshape.sym.expr import Size, product
 
+LEAST_ROWS = 16  # at the hints; with fewer, a product costs less than spreading the bias before it
 _DTYPES = ("f32", "f64")  # half precision is rounded where the trace rounds it
 _CALLED = ("library", "extern")
 
@@ -66,6 +67,7 @@ class _Uses:
     values under views, the position of the last equation that reads them in any form."""
 
     def __init__(self, graph: Graph) -> None:
+        self.hint = graph.facts.hint
         self.producers = graph.producers()
         self.users = graph.users()
         self.position = {value.name: i for i, node in enumerate(graph.nodes) for value in node.outputs}
@@ -217,6 +219,8 @@ def _bias(replay: Replay, node: Node, uses: _Uses) -> Operand | None:
         assert isinstance(x, Value) and isinstance(bias, Value)
         path = _path(replay, x, uses)
         if path is None or path.biased or not uses.only_called(node.output.name):
+            continue
+        if uses.hint(product(path.shape[:-1])) < LEAST_ROWS:
             continue
         if x.tensor.shape == node.output.tensor.shape and bias.tensor.shape == path.shape[-1:]:
             return path.with_addend(replay, replay.op("broadcast", bias, shape=path.shape))
