@@ -14,12 +14,14 @@ from torch import nn
 import anyshape
 from anyshape.backend import llvm_attention, llvm_build
 from anyshape.base.config import Config
+from anyshape.frontend import aten_attention
 from anyshape.ir.graph import Graph
 from anyshape.ir.parse import parse
 from anyshape.passes.causal import causal
 from anyshape.plan.plan import ExternStep, LibraryStep
 from anyshape.run import attention as steps
 from anyshape.run.interp import interpret
+from anyshape.run.words import native
 from roads import compilation_of
 from test_half import targets
 
@@ -74,10 +76,100 @@ def test_dtypes_and_layouts():
     fast = anyshape.compile(attend, strict=True)
     for dtype, dense in ((torch.float64, False), (torch.float32, True)):
         check(fast, attend, [heads(2, 3, n, 8, dtype, dense) for n in (9, 50, 50)], None, True)
-    fast(*[heads(2, 3, 9, 8).bfloat16() for _ in range(3)])
-    assert any("flash_attention" in op for op in ops_of(fast)), "half precision stays PyTorch's"
     wide = [torch.randn(2, 3, 9, 16)[..., ::2].requires_grad_() for _ in range(3)]  # no library reads such rows
     check(fast, attend, wide, None, True)
+
+
+# ---- half precision
+
+
+def errors(found, wanted, exact) -> list[tuple[float, float]]:
+    """Of each tensor: the norm of its error against the exact one, and that of eager's, both of the exact norm, or of 1
+    where it is less (over one column weights do not change, and gradients are nothing but errors)."""
+    norms = [max(float(right.norm()), 1.0) for right in exact]
+    return [(float((ours.double() - right).norm()) / norm, float((theirs.double() - right).norm()) / norm)
+            for ours, theirs, right, norm in zip(found, wanted, exact, norms, strict=True)]
+
+
+def check_half(fast, function, operands, *more) -> None:
+    """Values and gradients are as near to float64's as eager's are, with eager's strides."""
+    exact = [x.detach().double().requires_grad_() for x in operands]
+    results = []
+    gradient = torch.randn(function(*operands, *more).shape)
+    for run, given in ((fast, operands), (function, operands), (function, exact)):
+        y = run(*given, *(x.double() if given is exact and isinstance(x, torch.Tensor) and x.is_floating_point() else x
+                          for x in more))
+        results.append([y, *torch.autograd.grad(y, given, gradient.to(y.dtype))])
+    found, wanted, right = ([x.detach() for x in one] for one in results)
+    for (ours, eagers), tensor in zip(errors(found, wanted, right), right, strict=True):
+        few = 2.5 if tensor.numel() < 2000 else 1.5  # of a few errors either may have the lucky ones
+        assert ours <= few * eagers + 1e-4
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.stride() == theirs.stride() or not ours.numel()
+
+
+half_here = pytest.mark.skipif(not native("bf16"), reason="half precision is PyTorch's on this processor")
+
+
+@half_here
+@pytest.mark.parametrize("future", [False, True], ids=["all", "causal"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+def test_half_precision(dtype, future):
+    if not native({torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]):
+        pytest.skip("PyTorch's on this processor")
+    torch.manual_seed(0)
+    fast = anyshape.compile(attend, strict=True)
+    for batch, count, rows, columns, depth in (*SIZES, (2, 4, 226, 226, 64), (1, 1, 250, 73, 40)):
+        check_half(fast, attend, [heads(batch, count, n, depth).detach().to(dtype).requires_grad_()
+                                  for n in (rows, columns, columns)], None, future)
+    calls = set(ops_of(fast))
+    assert {"attention", "attention_backward"} <= calls and not any("attention" in op for op in calls - set(steps.OPS))
+
+
+@half_here
+def test_half_precision_with_masks_groups_and_odd_layouts():
+    fast = anyshape.compile(attend, strict=True)
+    operands = [heads(2, 4, n, 8).detach().bfloat16().requires_grad_() for n in (50, 70, 70)]
+    for shape in ((50, 70), (2, 4, 50, 70), (1, 1, 1, 70), (2, 1, 50, 1)):
+        check_half(fast, attend, operands, torch.randn(shape).bfloat16(), False, 0.3)
+        check_half(fast, attend, operands, torch.rand(shape) > 0.4)
+    wide = [torch.randn(2, 3, 9, 16)[..., ::2].bfloat16().requires_grad_() for _ in range(3)]
+    check_half(fast, attend, wide, None, True)
+    gaps = [torch.randn(2, 3, 9, 16).bfloat16()[..., ::2].requires_grad_() for _ in range(3)]  # rows that nobody reads
+    check_half(fast, attend, gaps, None, True)
+
+    def grouped(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    fast = anyshape.compile(grouped, strict=True)
+    for rows, columns in ((5, 9), (90, 90), (1, 1), (3, 200)):
+        check_half(fast, grouped, [heads(2, count, n, 16).detach().bfloat16().requires_grad_()
+                                   for count, n in ((6, rows), (2, columns), (2, columns))])
+
+
+@half_here
+def test_half_precision_on_several_threads_is_that_of_one():
+    fast = anyshape.compile(attend, strict=True)
+    operands = [heads(3, 4, n, 32).detach().bfloat16().requires_grad_() for n in (300, 211, 211)]
+    gradient, before, results = torch.randn(3, 4, 300, 32).bfloat16(), torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            y = fast(*operands, None, True)
+            results.append([y, *torch.autograd.grad(y, operands, gradient)])
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(map(torch.equal, other, results[0]))
+
+
+def test_half_precision_stays_pytorchs_where_its_units_are_faster(monkeypatch):
+    monkeypatch.setattr(aten_attention, "native", lambda dtype: False)
+    fast = anyshape.compile(attend, strict=True)
+    operands = [heads(2, 3, 9, 8).detach().bfloat16() for _ in range(3)]
+    torch.testing.assert_close(fast(*operands), attend(*operands))
+    assert any("flash_attention" in op for op in ops_of(fast))
 
 
 @pytest.mark.parametrize("shape", [(50, 70), (2, 1, 50, 70), (2, 4, 50, 70), (1, 1, 1, 70), (2, 1, 1, 70),
@@ -121,6 +213,9 @@ def test_grouped_heads():
     for rows, columns in ((5, 9), (70, 70), (1, 1), (3, 200)):
         operands = [torch.randn(2, rows, 48, requires_grad=True), torch.randn(2, columns, 16, requires_grad=True)]
         check(fast, model, operands)
+    fast = anyshape.compile(grouped, strict=True)  # here the numbers of heads are sizes of inputs
+    for count, groups in ((4, 4), (6, 2), (6, 1), (1, 1), (8, 4)):
+        check(fast, grouped, [heads(2, count, 50, 16), heads(2, groups, 70, 16), heads(2, groups, 70, 16)])
 
 
 TEXT = """
@@ -172,11 +267,19 @@ def test_routines(target, dtype):
         sums, products = np.zeros(rows, kind), random.standard_normal(rows).astype(kind)
         seen = [max(min(columns, limit + i * grow), 0) for i in range(rows)]
         item = scores.itemsize
-        more = (scores.ctypes.data, wide * item, rows, columns, limit, grow, mask.ctypes.data if masked else 0,
-                wide * item, sums.ctypes.data, item)
-        call("weigh", *more)
+        scale = kind(0.7)
+        more = (scores.ctypes.data, wide * item, rows, columns, limit, grow, int.from_bytes(scale.tobytes(), "little"),
+                mask.ctypes.data if masked else 0, wide * item, sums.ctypes.data, item)
+        call("weigh", *more, 0)
+        whole, factors = scores.copy(), np.zeros(rows + 1, np.float64)
+        scores[:] = given
+        call("weigh", *more, factors.ctypes.data)
+        parts = factors.view(kind)[:: 8 // item][:rows, None]
+        np.testing.assert_allclose(parts * scores[:, :columns], whole[:, :columns], rtol=1e-6)
+        assert all(1.0 in row[:count] for row, count in zip(scores, seen, strict=True) if count)
+        scores[:] = whole
         for i, count in enumerate(seen):
-            row = given[i, :count].astype(np.float64) + (mask[i, :count] if masked else 0)
+            row = scale * given[i, :count].astype(np.float64) + (mask[i, :count] if masked else 0)
             total = np.log(np.exp(row).sum()) if count else 0.0
             np.testing.assert_allclose(sums[i], total, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(scores[i, :count], np.exp(row - total), rtol=1e-5, atol=1e-7)
@@ -184,11 +287,11 @@ def test_routines(target, dtype):
         scores[:] = given
         call("unweigh", *more, gradients.ctypes.data, products.ctypes.data, item)
         for i, count in enumerate(seen):
-            row = given[i, :count].astype(np.float64) + (mask[i, :count] if masked else 0)
+            row = scale * given[i, :count].astype(np.float64) + (mask[i, :count] if masked else 0)
             weights = np.exp(row - sums[i])
             np.testing.assert_allclose(scores[i, :count], weights, rtol=1e-5, atol=1e-7)
-            np.testing.assert_allclose(gradients[i, :count], weights * (change[i, :count] - products[i]), rtol=1e-4,
-                                       atol=1e-6)
+            np.testing.assert_allclose(gradients[i, :count], scale * weights * (change[i, :count] - products[i]),
+                                       rtol=1e-4, atol=1e-6)
             assert not gradients[i, count:columns].any() and (gradients[i, columns:] == change[i, columns:]).all()
 
 

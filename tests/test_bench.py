@@ -228,6 +228,17 @@ def test_differences_are_found_and_told() -> None:
     assert worker.differences({}, right, (4,)) == ["y is missing at (4,)"]
 
 
+def test_lower_precision_is_held_to_eagers_own_error() -> None:
+    exact = {"y": torch.randn(1000, generator=torch.Generator().manual_seed(0))}
+    wanted = {"y": exact["y"].bfloat16()}
+    own = wanted["y"].float() - exact["y"]
+    assert worker.noisier({"y": (exact["y"] - own).bfloat16()}, wanted, exact, (1000,)) == []
+    assert "error" in worker.noisier({"y": (exact["y"] + 4 * own).bfloat16()}, wanted, exact, (1000,))[0]
+    assert "error" in worker.noisier({"y": wanted["y"] * float("nan")}, wanted, exact, (1000,))[0]
+    assert "float32" in worker.noisier({"y": exact["y"]}, wanted, exact, (1000,))[0]
+    assert worker.noisier({}, wanted, exact, (1000,)) == ["y is missing at (1000,)"]
+
+
 def test_making_moments_moves_no_parameter() -> None:
     linear = torch.nn.Linear(8, 8)
     before = linear.weight.detach().clone()

@@ -31,7 +31,7 @@ dtypes = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
 
 def native() -> bool:
     """Whether this machine's products are the host's own."""
-    return all(words._native(dtype) for dtype in HALF)
+    return all(words.native(dtype) for dtype in HALF)
 
 
 only_native = pytest.mark.skipif(not native(), reason="this processor's products are PyTorch's")
@@ -276,7 +276,7 @@ def test_products_stay_in_the_host():
 @dtypes
 def test_without_products_of_its_own_the_host_calls_pytorch(dtype, monkeypatch):
     """As on processors with AMX: the same programs, the same roundings."""
-    monkeypatch.setattr(words, "_native", lambda name: name in words.LIBRARY)
+    monkeypatch.setattr(words, "native", lambda name: name in words.LIBRARY)
     layout._product.cache_clear()
     try:
         fast = anyshape.compile(lambda x, w, c: (torch.addmm(c, x, w, alpha=0.5), torch.baddbmm(c, x[None], w[None])))

@@ -129,7 +129,7 @@ def packed_range(data: int, begin: int, end: int, thread: int) -> int:
     scratch = word(block, TEMP) + word(program, HEAD_SCRATCH_AT) + thread * word(program, HEAD_SCRATCH)
     down = word(data, 6)
     blocks = maximum(parts(word(step, MATMUL_K), word(step, PACKED_WORDS) * word(step, PACKED_PER_WORD)), 1)
-    frame = words(12)
+    frame = words(13)
     index = begin
     while index < end:
         column = index // down
@@ -203,7 +203,9 @@ def packed_tile(frame: int, part: int, new: int) -> int:
              lanes)
     pack(frame, word(frame, 7) + first * word(step, PACKED_B_INNER), word(step, PACKED_B_ITEM),
          word(step, PACKED_B_LANE), word(step, PACKED_B_INNER), word(frame, 3), count, word(frame, 8), 3 * grain, grain)
-    multiply_panels(frame, parts(count, word(step, PACKED_PER_WORD)), part)
+    count = parts(count, word(step, PACKED_PER_WORD))
+    set_word(frame, 12, parts(count, lanes) * lanes)
+    multiply_panels(frame, count, part)
     return 0
 
 
@@ -255,7 +257,8 @@ def pack(frame: int, source: int, item: int, lane_step: int, inner_step: int, si
 
 
 def multiply_panels(frame: int, count: int, part: int) -> int:
-    """Every panel of columns with every panel of rows, over `count` words; block `part` of those of k."""
+    """Every panel of columns with every panel of rows, over `count` words; block `part` of those of k. Panels of
+    columns have room for as many words as word 12 of the frame says, which may be more."""
     entry = word(frame, 0)
     step = word(frame, 1)
     columns = word(frame, 2)
@@ -302,7 +305,7 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
                               minimum(columns - column, width), addend, addend_step, step + 8 * MATMUL_ALPHA)
             row_panel += 4 * thirds * grain * room + PACKED_PAD
             row += thirds * grain
-        column_panel += 4 * width * room + PACKED_PAD
+        column_panel += 4 * width * word(frame, 12) + PACKED_PAD
         column += width
     return 0
 

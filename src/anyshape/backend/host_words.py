@@ -126,7 +126,7 @@ PACKED_CHUNK = 16
 TILES_PER_THREAD = 4  # at least, so that threads end at about the same time
 
 # words of an attention step after the head of three
-ATTENTION_PRODUCT = 3  # entry of the library's product
+ATTENTION_PRODUCT = 3  # entry of the library's product; in half precision, of the first routine of llvm_packed.py
 ATTENTION_WEIGH = 4  # entry of the routine for rows of scores
 ATTENTION_BACKWARD = 5  # 0 or 1
 ATTENTION_BATCH = 6
@@ -136,7 +136,7 @@ ATTENTION_ROWS = 9  # of queries
 ATTENTION_COLUMNS = 10  # rows of keys
 ATTENTION_DEPTH = 11  # of a head
 ATTENTION_CAUSAL = 12  # 0 or 1
-ATTENTION_ITEM = 13  # bytes per element
+ATTENTION_ITEM = 13  # bytes per element of what is not f32 in half precision: scores, mask, sums and products are
 ATTENTION_SCALE = 14  # the bits of a float or double; then those of 1 and of 0
 ATTENTION_ONE = 15
 ATTENTION_ZERO = 16
@@ -145,7 +145,22 @@ ATTENTION_STEP = 18  # bytes from one of them to the next
 ATTENTION_SCRATCH = 19  # bytes of scratch per thread
 ATTENTION_DOT = 20  # 0, or the entries of the routines for a matrix and a few vectors (backend/llvm_thin.py)
 ATTENTION_SPREAD = 21
-ATTENTION_OPERANDS = 22  # per operand: slot (-1: none), bytes, and bytes from batch to batch, head to head, row to row
+ATTENTION_LANES = 22  # of a vector of f32, for products by packed panels; 0: by the library
+ATTENTION_GRAIN = 23  # rows of the smallest panel
+ATTENTION_PER_WORD = 24  # elements in a word
+# where in a thread's scratch, behind the scores, there are: gradients of scores; panels of keys, of values, of keys for
+# their second product; of rows; of columns; gradients of keys and of values; sums of a result; factors of rows
+ATTENTION_GRADIENTS = 25
+ATTENTION_KEYS = 26
+ATTENTION_VALUES = 27
+ATTENTION_KEYS_AGAIN = 28
+ATTENTION_ROW_PANELS = 29
+ATTENTION_COLUMN_PANELS = 30
+ATTENTION_DKEYS = 31
+ATTENTION_DVALUES = 32
+ATTENTION_SUMS = 33
+ATTENTION_FACTORS = 34
+ATTENTION_OPERANDS = 35  # per operand: slot (-1: none), bytes, and bytes from batch to batch, head to head, row to row
 OPERANDS = ("q", "k", "v", "mask", "sums", "result", "gradient", "products", "dq", "dk", "dv")
 (QUERY, KEY, VALUE, MASK, SUMS, RESULT, GRADIENT, PRODUCTS, DQUERY, DKEY, DVALUE) = range(len(OPERANDS))
 PLAIN = 78  # "N" and "T", as the library wants to be told

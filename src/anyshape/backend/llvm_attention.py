@@ -1,19 +1,23 @@
 """Rows of attention's scores, printed as LLVM: their softmax, and its derivative.
 
-    weigh     (scores, step, rows, columns, limit, grow, mask, mask_step, sums, sums_step)
-              scores = softmax(scores + mask); sums = log of the sum of each row's exponentials
-    unweigh   (scores, step, rows, columns, limit, grow, mask, mask_step, sums, sums_step, gradients, products,
+    weigh     (scores, step, rows, columns, limit, grow, scale, mask, mask_step, sums, sums_step, factors)
+              scores = softmax(scale * scores + mask); sums = log of the sum of each row's exponentials
+              With factors, an address: scores are the exponentials, less the row's largest score, and what makes them
+              weights is put there, 8 bytes from row to row. (Rounded so, a row's largest is exact.)
+    unweigh   (scores, step, rows, columns, limit, grow, scale, mask, mask_step, sums, sums_step, gradients, products,
               products_step)
-              scores = exp(scores + mask - sums); gradients = scores * (gradients - products)
+              scores = exp(scale * scores + mask - sums); gradients = scale * scores * (gradients - products)
               Where sums is large, digits of what was summed are lost beside the largest score (all of them where a mask
               is -1e9 in the whole row): there the exponentials are divided by their sum.
 
 Row i sees its first limit + i * grow columns, at most all; the others become zero. Steps are bytes from row to row,
-those of gradients are those of scores; elements of a row are next to each other. mask and sums may be 0: none. A row
+those of gradients are those of scores; elements of a row are next to each other. scale: the bits of a number. mask and
+sums may be 0: none. A row
 that sees nothing but minus infinity becomes zero, and its logarithm too. All take i64.
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 
 from anyshape.backend import llvm_math
@@ -22,8 +26,8 @@ from anyshape.backend.llvm_text import BITS, SUFFIX, Code, Value, constant, llvm
 
 DTYPES = ("f32", "f64")
 FAR = 64.0  # a logarithm as far from 0 as that has lost digits of its sum
-_WEIGH = ("scores", "step", "rows", "columns", "limit", "grow", "mask", "mask_step", "sums", "sums_step")
-ARGUMENTS = {"weigh": _WEIGH, "unweigh": (*_WEIGH, "gradients", "products", "products_step")}
+_WEIGH = ("scores", "step", "rows", "columns", "limit", "grow", "scale", "mask", "mask_step", "sums", "sums_step")
+ARGUMENTS = {"weigh": (*_WEIGH, "factors"), "unweigh": (*_WEIGH, "gradients", "products", "products_step")}
 
 
 def routines() -> list[str]:
@@ -125,23 +129,32 @@ class _Rows:
     # rows
 
     def open_row(self) -> tuple[Value, Value, Value]:
-        """A loop over rows; its counter, the row's address, the columns that it sees. The mask is added to them."""
+        """A loop over rows; its counter, the row's address, the columns that it sees."""
         code, given = self.code, self.given
         row = code.open_loop(constant("i64", 0), given["rows"], 1)
-        scores = self.at("scores", row, "step")
         seen = code.binary("add", given["limit"], code.binary("mul", row, given["grow"]))
-        seen = code.intrinsic("smin", seen, given["columns"])
-        code.open_if(code.compare("ne", given["mask"], constant("i64", 0)))
-        masks = self.at("mask", row)
+        return row, self.at("scores", row, "step"), code.intrinsic("smin", seen, given["columns"])
 
-        def add(column: Value, mask: Value | None) -> None:
-            place = self.plus(scores, column)
-            found = code.binary("fadd", self.load(place, mask), self.load(self.plus(masks, column), mask))
-            self.store(found, place, mask)
+    def over_scores(self, row: Value, seen: Value, body: Callable[[Value, Value | None, Value], None]) -> None:
+        """`body(column, mask of lanes or None, scores)` for the first `seen` columns; of scores scaled and masked."""
+        code, scores, masks = self.code, self.at("scores", row, "step"), self.at("mask", row)
+        scale = self.scale()
+        for test in ("ne", "eq"):
+            code.open_if(code.compare(test, self.given["mask"], constant("i64", 0)))
 
-        self.over(seen, add)
-        code.close_section()
-        return row, scores, seen
+            def scaled(column: Value, mask: Value | None, adds: bool) -> None:
+                found = self.load(self.plus(scores, column), mask)
+                body(column, mask, code.fma(scale, found, self.load(self.plus(masks, column), mask)) if adds
+                     else code.binary("fmul", scale, found))
+
+            self.over(seen, functools.partial(scaled, adds=test == "ne"))
+            code.close_section()
+
+    def scale(self) -> Value:
+        """The scale, in all lanes."""
+        code, bits = self.code, self.given["scale"]
+        number = code.bits(code.convert("trunc", bits, "i32") if self.dtype == "f32" else bits, self.dtype)
+        return code.spread(number, self.lanes)
 
     def clear(self, row: Value, seen: Value) -> None:
         """Zeros from column `seen` on."""
@@ -158,11 +171,14 @@ class _Rows:
         zero, infinity = constant(self.dtype, 0), float("inf")
         best, total = self.slot("best", -infinity), self.slot("total", 0)
 
-        def largest(column: Value, mask: Value | None) -> None:
-            found, before = self.load(self.plus(scores, column), mask, -infinity), self.get(best)
+        def largest(column: Value, mask: Value | None, found: Value) -> None:
+            self.store(found, self.plus(scores, column), mask)
+            if mask is not None:
+                found = code.select(mask, found, constant(self.dtype, -infinity, self.lanes))
+            before = self.get(best)
             self.set(best, code.select(code.compare("ogt", found, before), found, before))
 
-        self.over(seen, largest)
+        self.over_scores(row, seen, largest)
         top = self.reduced("fmax", self.get(best))
         top = code.select(code.compare("oeq", top, constant(self.dtype, -infinity)), zero, top)
 
@@ -181,7 +197,13 @@ class _Rows:
             place = self.plus(scores, column)
             self.store(code.binary("fmul", self.load(place, mask), factor), place, mask)
 
+        code.open_if(code.compare("ne", self.given["factors"], constant("i64", 0)))
+        place = code.binary("add", self.given["factors"], code.binary("mul", row, constant("i64", 8)))
+        code.do(f"store {factor.typed}, ptr {self.pointer(place).text}, align {self.item}")
+        code.close_section()
+        code.open_if(code.compare("eq", self.given["factors"], constant("i64", 0)))
         self.over(seen, scale)
+        code.close_section()
         self.clear(scores, seen)
         code.open_if(code.compare("ne", self.given["sums"], constant("i64", 0)))
         logarithm = code.binary("fadd", top, llvm_math.log(code, amount))
@@ -197,27 +219,28 @@ class _Rows:
         factor = code.slot("factor", self.dtype, 0)
         self.set(factor, constant(self.dtype, 1))
 
-        def add(column: Value, mask: Value | None) -> None:
-            found = code.binary("fsub", self.load(self.plus(scores, column), mask, -float("inf")), logarithm)
-            self.set(total, code.binary("fadd", self.get(total), llvm_math.exp(code, found)))
+        def add(column: Value, mask: Value | None, found: Value) -> None:
+            weight = llvm_math.exp(code, code.binary("fsub", found, logarithm))
+            if mask is not None:
+                weight = code.select(mask, weight, constant(self.dtype, 0, self.lanes))
+            self.set(total, code.binary("fadd", self.get(total), weight))
 
         code.open_if(code.compare("ogt", code.intrinsic("fabs", logarithm), constant(self.dtype, FAR)))
         total = self.slot("total", 0)
-        self.over(seen, add)
+        self.over_scores(row, seen, add)
         amount = self.reduced("fadd", self.get(total), -0.0)
         self.set(factor, code.binary("fdiv", constant(self.dtype, 1), amount))
         code.close_section()
-        share = self.scalar_of(factor)
+        share, scale = self.scalar_of(factor), self.scale()
 
-        def derive(column: Value, mask: Value | None) -> None:
-            place, other = self.plus(scores, column), self.plus(gradients, column)
-            weight = llvm_math.exp(code, code.binary("fsub", self.load(place, mask), logarithm))
-            weight = code.binary("fmul", weight, share)
-            self.store(weight, place, mask)
+        def derive(column: Value, mask: Value | None, found: Value) -> None:
+            other = self.plus(gradients, column)
+            weight = code.binary("fmul", llvm_math.exp(code, code.binary("fsub", found, logarithm)), share)
+            self.store(weight, self.plus(scores, column), mask)
             change = code.binary("fsub", self.load(other, mask), product)
-            self.store(code.binary("fmul", weight, change), other, mask)
+            self.store(code.binary("fmul", code.binary("fmul", scale, weight), change), other, mask)
 
-        self.over(seen, derive)
+        self.over_scores(row, seen, derive)
         self.clear(scores, seen)
         self.clear(gradients, seen)
         code.close_section()

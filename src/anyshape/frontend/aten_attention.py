@@ -1,6 +1,6 @@
 """Translations of PyTorch's fused attention for CPUs, forward and backward; see ops/attention.py.
 
-Half precision stays PyTorch's: its kernels round between the products.
+Half precision stays PyTorch's where the processor has units for it that ours does not use.
 """
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ import torch
 
 from anyshape.frontend.aten_table import Decline, Mismatch, Translator, translates
 from anyshape.ir.graph import Value
+from anyshape.ops.attention import DTYPES, HALF, wide
+from anyshape.run.words import native
 
 aten = torch.ops.aten
-DTYPES = ("f32", "f64")
-
 
 def _fits(q: Value, k: Value, v: Value) -> None:
     for a, b, dims in ((q, k, (0, 3)), (k, v, (0, 1, 2, 3))):
         for dim in dims:
             if a.tensor.shape[dim] != b.tensor.shape[dim]:
                 raise Mismatch(a.tensor.shape[dim], b.tensor.shape[dim])
-    heads, groups = q.tensor.shape[1], k.tensor.shape[1]
-    if heads != groups and not (isinstance(heads, int) and isinstance(groups, int) and groups and not heads % groups):
-        raise Mismatch(heads, groups)
 
 
 def _given(t: Translator, q: Value, k: Value, v: Value, dropout: Any, mask: Value | None,
            scale: Any) -> tuple[tuple[Value, ...], float | None]:
     """The operands after the values, and the scale."""
-    if q.tensor.dtype not in DTYPES:
-        raise Decline(f"{q.tensor.dtype}")
+    dtype = q.tensor.dtype
+    if dtype not in DTYPES or (dtype in HALF and not native(dtype)):
+        raise Decline(f"{dtype} on this processor")
     if dropout:
         raise Decline("dropout")
     _fits(q, k, v)
@@ -39,8 +37,9 @@ def _given(t: Translator, q: Value, k: Value, v: Value, dropout: Any, mask: Valu
         scale = float(scale)
     if mask is None:
         return (), scale
-    if mask.tensor.dtype != q.tensor.dtype:
+    if mask.tensor.dtype not in (dtype, wide(dtype)):
         raise Decline("a mask of another dtype")
+    mask = t.cast(mask, wide(dtype))
     shape = (1,) * (4 - mask.tensor.rank) + mask.tensor.shape
     wanted = (*q.tensor.shape[:3], k.tensor.shape[2])
     for have, want in zip(shape, wanted, strict=True):
@@ -69,8 +68,7 @@ def attention_backward(t: Translator, grad_out: Value, q: Value, k: Value, v: Va
                        dropout_p: Any = 0.0, is_causal: bool = False, *, attn_mask: Value | None = None,
                        scale: Any = None) -> tuple[Value, ...]:
     more, scale = _given(t, q, k, v, dropout_p, attn_mask, scale)
-    dtype = q.tensor.dtype
-    products = t.reduce("sum", t.pointwise("mul", grad_out, out, dtype=dtype), (3,))
+    products = t.reduce("sum", t.pointwise("mul", grad_out, out, dtype=wide(q.tensor.dtype)), (3,))
     gradients = t.builder.multi("attention_backward", grad_out, q, k, v, logsumexp, products, *more,
                                 causal=bool(is_causal), scale=scale)
     return tuple(_heads_first(t, gradient) for gradient in gradients)

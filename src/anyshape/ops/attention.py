@@ -6,10 +6,11 @@
         gradient of the result [B, H, M, D], products [B, H, M]: of gradient and result, summed along D
         -> gradients of q [B, M, H, D], of k and v [B, N, G, D]
 
-Each of the G heads of k and v serves H / G heads of q, one after another. `causal`: row i sees the columns up to i. The
-scale None is 1 / sqrt(D). A
-row that sees nothing, or nothing but minus infinity, is zero, and so is its logarithm, as in PyTorch's fused attention.
-Results have the heads second to last: the order in which a projection that follows reads them.
+Each of the G heads of k and v serves H / G heads of q, one after another; that G divides H is the caller's to know.
+`causal`: row i sees the columns up to i. The scale None is 1 / sqrt(D). A row that sees nothing, or nothing but minus
+infinity, is zero, and so is its logarithm, as in PyTorch's fused attention. Results have the heads second to last: the
+order in which a projection that follows reads them. In bf16 and f16, mask, logarithms and products are f32; weights and
+gradients of scores are rounded where they are factors.
 """
 from __future__ import annotations
 
@@ -17,14 +18,24 @@ from anyshape.ir.types import TensorType
 from anyshape.ops.rules import Attrs, Inputs, Types, add_row, fail, native, same_device, tensor
 from anyshape.sym.expr import Size
 
+HALF = ("bf16", "f16")
+DTYPES = ("f32", "f64", *HALF)
+
+
+def wide(dtype: str) -> str:
+    """The dtype of scores, and of what is added to them or made of them alone."""
+    return "f32" if dtype in HALF else dtype
+
 
 def _operands(name: str, inputs: Inputs, attrs: Attrs, count: int) -> list[TensorType]:
-    """The operands' types: `count` of them and perhaps a mask."""
+    """The operands' types: `count` of them and perhaps a mask; four in the backward come first, then two wide ones."""
     if len(inputs) > count + 1:
         fail(name, f"{len(inputs)} operands were given", f"give {count}, and perhaps a mask")
     kinds = [tensor(name, inputs, position) for position in range(len(inputs))]
-    if len({kind.dtype for kind in kinds}) != 1:
-        fail(name, f"operands have dtypes {', '.join(kind.dtype for kind in kinds)}", "insert a cast")
+    same = 4 if count > 3 else 3
+    wanted = [kinds[0].dtype] * same + [wide(kinds[0].dtype)] * (len(kinds) - same)
+    if [kind.dtype for kind in kinds] != wanted:
+        fail(name, f"operands have dtypes {', '.join(kind.dtype for kind in kinds)}", f"cast to {', '.join(wanted)}")
     native(name, kinds[0].dtype)
     same_device(name, kinds)
     if type(attrs["causal"]) is not bool or type(attrs["scale"]) not in (float, type(None)):
@@ -37,7 +48,7 @@ def _sizes(name: str, q: TensorType, k: TensorType, v: TensorType, mask: TensorT
     if not q.rank == k.rank == v.rank == 4 or k.shape != v.shape or q.shape[::3] != k.shape[::3]:
         fail(name, f"{q}, {k} and {v} are no queries, keys and values of one batch and one depth")
     (batch, heads, rows, depth), (_, groups, columns, _) = q.shape, k.shape
-    if heads != groups and not (isinstance(heads, int) and isinstance(groups, int) and groups and not heads % groups):
+    if heads != groups and isinstance(heads, int) and isinstance(groups, int) and (groups == 0 or heads % groups):
         fail(name, f"{heads} heads of queries do not share {groups} of keys evenly")
     if mask is not None and (mask.rank != 4 or any(
             have not in (1, wanted) for have, wanted in zip(mask.shape, (batch, heads, rows, columns), strict=True))):
@@ -49,7 +60,7 @@ def _infer(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     q, k, v, *mask = _operands(name, inputs, attrs, 3)
     batch, heads, rows, _, depth, _ = _sizes(name, q, k, v, mask[0] if mask else None)
     return (TensorType(q.dtype, (batch, rows, heads, depth), None, q.device),
-            TensorType(q.dtype, (batch, heads, rows), None, q.device))
+            TensorType(wide(q.dtype), (batch, heads, rows), None, q.device))
 
 
 def _infer_backward(name: str, inputs: Inputs, attrs: Attrs) -> Types:

@@ -9,15 +9,19 @@ from typing import Any
 import torch
 
 from anyshape.backend import host_words as host
-from anyshape.backend import llvm_attention, llvm_thin
-from anyshape.run.words import LIBRARY, THIN, Shape, at_slots, bits, has_products
+from anyshape.backend import limits, llvm_attention, llvm_half, llvm_packed, llvm_thin
+from anyshape.ir.types import size_of
+from anyshape.ops.attention import wide
+from anyshape.run.words import LIBRARY, PACKED, THIN, Shape, at_slots, bits, native, up
 
 OPS = {  # the operands of each op, without the mask, and its results
     "attention": (("q", "k", "v"), ("result", "sums")),
     "attention_backward": (("gradient", "q", "k", "v", "sums", "products"), ("dq", "dk", "dv")),
 }
+WIDE = frozenset(("mask", "sums", "products"))
 HEADS_FIRST = frozenset(("q", "k", "v", "mask", "gradient"))  # [B, H, M, D]; results are [B, M, H, D]
 ROWS = 64  # of a tile of scores: with more, products gain little
+HALF_ROWS = 72  # the same where products are made of panels of 12 rows, or 6
 FEWEST = 32
 SCORES = 1 << 20  # bytes of a tile of scores, which then has fewer rows: about what the second cache holds
 CAUSAL_TILES = 8  # at least so many tiles of a causal square: what lies beyond the diagonal in a tile is in vain
@@ -55,13 +59,13 @@ def roles(op: str, count: int) -> tuple[str, ...]:
 def _words(op: str, dtype: str, causal: bool, scale: float | None,
            types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; None when the host cannot take these strides."""
-    if dtype not in LIBRARY or not has_products():
+    if not native(dtype):
         return None
     windows = dict(zip(roles(op, len(types)), enumerate(types), strict=True))
     batch, heads, rows, depth = windows["q"][1][0]
     groups, columns = windows["k"][1][0][1:3]
-    product, _, code = LIBRARY[dtype]
-    item = 8 if code == "d" else 4
+    half = dtype not in LIBRARY
+    product, code = (PACKED[dtype], "f") if half else LIBRARY[dtype][::2]
     if 0 in (heads, groups, depth) or max(rows, columns, depth) >= 2**30:
         return None
     operands: list[int] = []
@@ -70,22 +74,59 @@ def _words(op: str, dtype: str, causal: bool, scale: float | None,
         steps = _steps(role, *kind, (batch, heads, rows, columns)) if position >= 0 else (0, 0, 0)
         if steps is None:
             return None
-        operands += [position, 0, *(step * item for step in steps)]
+        operands += [position, 0, *(step * size_of(wide(dtype) if role in WIDE else dtype) for step in steps)]
     backward = op == "attention_backward"
-    tile = min(ROWS, SCORES // (item * max(columns, 1)), columns // CAUSAL_TILES if causal else ROWS)
-    tile = max(min(max(tile, FEWEST), rows), 1)
+    item = size_of(wide(dtype))
+    most = HALF_ROWS if half else ROWS
+    tile = min(most, SCORES // (item * max(columns, 1)), columns // CAUSAL_TILES if causal else most)
+    tile = max(tile, FEWEST)
+    if half:  # whole panels
+        tile = up(tile, 3 * llvm_packed.grain(limits.host()))
+    tile = max(min(tile, rows), 1)
     # rows of scores begin at different places of the cache's lines
     step = -(-columns * item // 64) * 64
     step += 64 if step % 1024 == 0 else 0
-    few = 0 < rows <= FEW and not backward
+    few = 0 < rows <= FEW and not backward and not half
     dot, spread = (THIN[llvm_thin.routine(way, dtype, rows)] if few else 0 for way in ("dot", "spread"))
     factor = depth**-0.5 if scale is None else scale
-    weigh = host.WEIGH + llvm_attention.routines().index(f"{'unweigh' if backward else 'weigh'}_{dtype}")
+    weigh = host.WEIGH + llvm_attention.routines().index(f"{'unweigh' if backward else 'weigh'}_{wide(dtype)}")
+    scratch, panels = _panels(dtype, backward, tile, step, columns, depth) if half \
+        else (tile * step * (1 + backward), (0,) * 13)
     words = [host.ATTENTION, 0, 0, product, weigh, int(backward), batch, groups, heads // groups, rows, columns, depth,
-             int(causal), item, bits(factor, code), bits(1.0, code), 0, tile, step, tile * step * (1 + backward), dot,
-             spread, *operands]
+             int(causal), size_of(dtype), bits(factor, code), bits(1.0, code), 0, tile, step, scratch, dot, spread,
+             *panels, *operands]
     words[1] = len(words)
     return tuple(words)
+
+
+def _panels(dtype: str, backward: bool, tile: int, step: int, columns: int,
+            depth: int) -> tuple[int, tuple[int, ...]]:
+    """What half precision needs: bytes of scratch per thread, and the words from `ATTENTION_LANES` on."""
+    target = limits.host()
+    lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
+
+    def panels(size: int, count: int, top: int, least: int) -> int:
+        """Bytes of panels of `size` lanes by `count` elements."""
+        return 4 * up(size, least) * up(-(-count // per_word), lanes) + host.PACKED_PAD * -(-size // top)
+
+    def of_columns(size: int, count: int) -> int:
+        return panels(size, count, 2 * lanes, lanes)
+
+    def of_rows(size: int, count: int) -> int:
+        return panels(size, count, 3 * grain, grain)
+
+    scores = up(tile, grain) * step
+    keys = 4 * up(columns, grain) * up(depth, lanes) * backward  # sums of the gradients of keys, or of values
+    sums = 4 * (3 * grain * 2 * lanes if backward else up(tile, grain) * up(depth, lanes))
+    parts = [scores, scores * backward, of_columns(columns, depth),
+             of_columns(columns, depth) if backward else of_columns(depth, columns),
+             of_columns(depth, columns) * backward,
+             max(of_rows(tile, depth), of_rows(tile, columns), of_rows(columns, tile) * backward),
+             of_columns(depth, tile) * backward, keys, keys, sums, 0 if backward else 8 * (tile + 1)]
+    places = [0]
+    for part in parts:
+        places.append(up(places[-1] + part, 64))
+    return places.pop(), (lanes, grain, per_word, *places[1:])
 
 
 def _steps(role: str, shape: Shape, strides: Shape, scores: Shape) -> tuple[int, int, int] | None:
@@ -111,6 +152,8 @@ def by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -
     """The results of a step by PyTorch's operators, [B, M, H, D] as ours."""
     given = dict(zip(roles(op, len(operands) + len(OPS[op][1])), operands, strict=False))
     q, k, v, mask = given["q"], given["k"], given["v"], given.get("mask")
+    dtype = q.dtype
+    q, k, v = (x if dtype == torch.float64 else x.float() for x in (q, k, v))
     if q.shape[1] != k.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scale = q.shape[3] ** -0.5 if attrs["scale"] is None else attrs["scale"]
@@ -124,8 +167,8 @@ def by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -
         sums = scores.logsumexp(3) if scores.shape[3] else scores.new_zeros(scores.shape[:3])
         nothing = sums == -torch.inf
         weights = torch.where(nothing[..., None], 0.0, scores.softmax(3))
-        return (weights @ v).transpose(1, 2), torch.where(nothing, 0.0, sums)
-    change, sums, products = given["gradient"], given["sums"], given["products"]
+        return (weights @ v).transpose(1, 2).to(dtype), torch.where(nothing, 0.0, sums)
+    change, sums, products = given["gradient"].to(q.dtype), given["sums"], given["products"]
     weights = (scores - sums[..., None]).exp()
     if scores.shape[3]:  # see backend/llvm_attention.py
         far = sums[..., None].abs() > llvm_attention.FAR
@@ -135,4 +178,4 @@ def by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -
     groups = given["k"].shape[1]
     if groups != q.shape[1]:
         dk, dv = (x.unflatten(1, (groups, q.shape[1] // groups)).sum(2) for x in (dk, dv))
-    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+    return dq.transpose(1, 2).to(dtype), dk.transpose(1, 2).to(dtype), dv.transpose(1, 2).to(dtype)

@@ -17,6 +17,7 @@ from typing import Any
 from anyshape.backend import host_words as host
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType, size_of
+from anyshape.ops.attention import wide
 from anyshape.plan.plan import Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.run.attention import OPS, AttentionSpec, attention_words
 from anyshape.run.words import Area, Shape, at_slots, copy_words, matmul_words
@@ -38,7 +39,7 @@ class Layout:
     shape: symbols -> (words of the steps, sizes of placed buffers, their offsets, kept, arena, types of inputs,
         of outputs, of saved, of steps' windows, bytes of output buffers by output, the plan's `nonnegative`); a type
         is (sizes, strides, offset in elements).
-    dtypes: of the products, that of attention included.
+    dtypes: of the products, that of attention and of its scores included.
     """
 
     symbols: tuple[str, ...]
@@ -76,7 +77,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
              f"    return ({', '.join(parts)})"]
     names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "copy": _copy, "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
-    dtypes = tuple(dict.fromkeys(spec.dtype for spec in writer.specs if spec.dtype))
+    dtypes = tuple(dict.fromkeys((*(spec.dtype for spec in writer.specs if spec.dtype), *writer.wide)))
     return Layout(symbols, slots, placed, names["shape"], dtypes)
 
 
@@ -142,6 +143,7 @@ class _Writer:
         self.known: dict[Size, str] = {}
         self.symbols: set[str] = {entry for entry in plan.inputs if isinstance(entry, str)}
         self.specs: list[_Spec | AttentionSpec] = []
+        self.wide: list[str] = []  # dtypes of attention's scores
 
     def number(self, size: Size | float) -> str:
         """The name or literal that stands for `size`."""
@@ -237,7 +239,8 @@ class _Writer:
         attrs: dict[str, Any] = dict(step.attrs)
         windows = (*step.inputs, *step.outputs)
         dtype = windows[0].type.dtype
-        places = tuple((self.slots[w.buffer], size_of(dtype)) for w in windows)
+        places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+        self.wide.append(wide(dtype))
         spec = AttentionSpec(number, step.op, dtype, attrs["causal"], attrs["scale"], places)
         return f"*attention({self.spec(spec)}, {self.types(windows)})"
 

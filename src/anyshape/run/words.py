@@ -84,7 +84,7 @@ def at_slots(words: Sequence[int], marks: Iterable[int], number: int, places: Se
 def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area | None, alpha: float,
                  beta: float) -> list[int] | None:
     """c = alpha * (a @ b) + beta * bias, batched over leading dims; [] when there is nothing to compute."""
-    if not _native(dtype):
+    if not native(dtype):
         return None
     if 0 in c.shape:
         return []
@@ -110,7 +110,7 @@ def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area 
     return _words(number, dtype, left, right, result, addend, batch, alpha, beta)
 
 
-def _native(dtype: str) -> bool:
+def native(dtype: str) -> bool:
     """Whether the host has products of this dtype."""
     if dtype in LIBRARY:
         return has_products()
@@ -240,9 +240,9 @@ def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lead
     # a tile is whole panels; a block of k is whole vectors of words
     inner = -(-a.columns // per_word)
     deep, rows, columns = TILE if dtype == "f32" else next((tile for tile in TILES if tile[0] >= inner), TILES[-1])
-    rows = min(rows, _up(c.rows, 3 * grain))
-    columns = min(columns, _up(c.columns, 2 * lanes))
-    deep = min(deep, _up(max(inner, 1), lanes))
+    rows = min(rows, up(c.rows, 3 * grain))
+    columns = min(columns, up(c.columns, 2 * lanes))
+    deep = min(deep, up(max(inner, 1), lanes))
     sums = rows * columns if inner > deep and dtype != "f32" else 3 * grain * 2 * lanes
     beta = 1.0 if dtype == "f32" else beta  # to the sums of the blocks before
     pads = -(-rows // (3 * grain)) - (-columns // (2 * lanes)) + 1
@@ -252,7 +252,7 @@ def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lead
             lanes, grain, per_word, rows, columns, deep, b.item, a.item, c.item, scratch]
 
 
-def _up(size: int, part: int) -> int:
+def up(size: int, part: int) -> int:
     return -(-size // part) * part
 
 

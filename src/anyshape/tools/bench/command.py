@@ -16,7 +16,7 @@ from anyshape.base.errors import AnyShapeError, ConfigError
 
 from . import charts, report, runner
 from .results import Results, failed, load, machine
-from .suite import BACKENDS, QUICK_SHAPES, SUITE, check_name, default_names
+from .suite import AUTOCAST, BACKENDS, QUICK_SHAPES, SUITE, check_name, default_names
 
 INTERRUPTED = 130
 
@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repeats", type=_positive, default=0, metavar="N",
                         help="passes over seen shapes (default: the model's own)")
     parser.add_argument("--threads", type=_positive, default=0, metavar="N", help="threads of torch (default: torch's)")
+    parser.add_argument("--autocast", choices=AUTOCAST, default="", metavar="DTYPE",
+                        help="run every model under torch.autocast: bfloat16 or float16 (default: as it is)")
     parser.add_argument("--no-memory", action="store_true",
                         help="leave out the process that counts memory and compares results with eager")
     parser.add_argument("--limit", type=float, default=900.0, metavar="SECONDS", help="end a process after this time")
@@ -126,7 +128,8 @@ def make_plan(arguments: argparse.Namespace) -> runner.Plan:
         models=names or default_names(quick), backends=backends,
         rounds=arguments.rounds or (1 if quick else 2),
         shapes=arguments.shapes or (QUICK_SHAPES if quick else 0),
-        repeats=arguments.repeats, threads=arguments.threads, memory=not arguments.no_memory, limit=arguments.limit,
+        repeats=arguments.repeats, threads=arguments.threads, autocast=arguments.autocast,
+        memory=not arguments.no_memory, limit=arguments.limit,
     )
 
 

@@ -30,6 +30,7 @@ class Plan:
         shapes: shapes per model, 0 for all.
         repeats: passes over repeated shapes, 0 for each model's own.
         threads: of torch, 0 for its default.
+        autocast: the dtype of a torch.autocast around every call of a model; empty for none.
         memory: also count memory and compare with eager, in one more process per cell.
         limit: seconds until a process is ended.
     """
@@ -40,6 +41,7 @@ class Plan:
     shapes: int = 0
     repeats: int = 0
     threads: int = 0
+    autocast: str = ""
     memory: bool = True
     limit: float = 900.0
 
@@ -57,7 +59,7 @@ class Plan:
 
     def _job(self, model: str, backend: str, number: int, mode: str) -> dict[str, Any]:
         return {"model": model, "backend": backend, "number": number, "mode": mode, "shapes": self.shapes,
-                "repeats": self.repeats, "threads": self.threads}
+                "repeats": self.repeats, "threads": self.threads, "autocast": self.autocast}
 
     def total(self) -> int:
         return sum(1 for _ in self.jobs())

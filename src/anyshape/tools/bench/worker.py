@@ -25,6 +25,7 @@ from .suite import SUITE, WARM_UP_CALLS, Shape, pick
 
 TOLERANCE = 1e-3
 FLOOR = 1e-6
+NOISE = 1.5  # how many times eager's own rounding error a result may have in lower precision
 MEMORY_SHAPES = 8
 
 
@@ -40,6 +41,7 @@ class Job:
         shapes: how many shapes; 0 for all.
         repeats: passes over repeated shapes; 0 for the model's own.
         threads: of torch; 0 for its default.
+        autocast: dtype of a torch.autocast around the model; empty for none.
     """
 
     model: str
@@ -49,6 +51,7 @@ class Job:
     shapes: int = 0
     repeats: int = 0
     threads: int = 0
+    autocast: str = ""
 
 
 @dataclass(slots=True)
@@ -101,8 +104,9 @@ class Compiler:
     """Compiles a module with a backend, and remembers when it was asked to and what was held right before: the
     parameters and, in training, the optimiser's state."""
 
-    def __init__(self, backend: str, counter: Meter | None = None) -> None:
+    def __init__(self, backend: str, autocast: str = "", counter: Meter | None = None) -> None:
         self.backend = backend
+        self.autocast = autocast
         self.counter = counter
         self.started = 0.0
         self.held = 0
@@ -118,7 +122,7 @@ class Compiler:
             self.compiled = anyshape.compile(module)
         else:
             self.compiled = torch.compile(module, dynamic=True, backend=self.backend)
-        return self.compiled
+        return under(self.autocast, self.compiled)
 
     def uncompiled(self) -> int:
         """Parts that AnyShape says it ran as PyTorch would; a second way of tracing, which it also notes, is none."""
@@ -130,6 +134,20 @@ class Compiler:
         """What the backend says about its own work; empty when it says nothing."""
         tell = getattr(self.compiled, "explain", None)
         return str(tell()) if callable(tell) else ""
+
+
+def under(autocast: str, call: models.Compiled) -> models.Compiled:
+    """`call` with torch.autocast around it, if a dtype is named; backward and optimiser stay outside, as torch
+    advises."""
+    if not autocast:
+        return call
+    dtype: torch.dtype = getattr(torch, autocast)
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        with torch.autocast("cpu", dtype=dtype):
+            return call(*arguments, **keywords)
+
+    return run
 
 
 def programs(backend: str) -> int | None:
@@ -225,7 +243,7 @@ def measure_memory(model: models.BenchModel, record: Record, counter: Meter, com
         report("memory", i + 1, len(record.memory_shapes))
     record.idle = max(0, settled(counter)[1] - compiler.held)
     record.baseline = compiler.held
-    compare(model, step, record)
+    compare(model, step, record, compiler.autocast)
     if counter.note():
         record.stats["memory_note"] = counter.note()
 
@@ -242,19 +260,23 @@ def step_peak(step: models.Step, model: models.BenchModel, shape: Shape, counter
     return max(0, idle) + peak - before
 
 
-def compare(model: models.BenchModel, step: models.Step, record: Record) -> None:
-    """Runs two shapes, the least one and the greatest one, on this backend and on eager from the same parameters."""
+def compare(model: models.BenchModel, step: models.Step, record: Record, autocast: str) -> None:
+    """Runs two shapes, the least one and the greatest one, on this backend and on eager from the same parameters; under
+    autocast also on eager without it, which is taken as exact."""
     if not hasattr(step, "check"):
         record.mismatches.append(f"{record.model}: its step has no check(inputs), results were not compared")
         return
-    reference = model.make(lambda module: module)
+    reference = model.make(lambda module: under(autocast, module))
+    exact = model.make(lambda module: module)
     reference.load(step.state())
+    exact.load(step.state())
     least = record.shapes[min(WARM_UP_CALLS, len(record.shapes) - 1)]
     shapes = list(dict.fromkeys((least, record.shapes[-1], record.shapes[0])))[:2]
     for i, shape in enumerate(shapes):
         inputs = model.inputs(shape)
         found, wanted = step.check(inputs), reference.check(inputs)
-        record.mismatches += differences(found, wanted, shape)
+        record.mismatches += noisier(found, wanted, exact.check(inputs), shape) if autocast \
+            else differences(found, wanted, shape)
         record.checked.append(shape)
         report("checking", i + 1, len(shapes))
 
@@ -271,14 +293,36 @@ def differences(found: dict[str, Tensor], wanted: dict[str, Tensor], shape: Shap
                         f"{expected.dtype}{list(expected.shape)}")
         elif value.numel():
             value, expected = value.double(), expected.double()
-            scale = expected.nan_to_num().square().mean().sqrt()
-            close = torch.isclose(value, expected, rtol=TOLERANCE, atol=float(TOLERANCE * scale + FLOOR),
+            scale = size_of(expected.nan_to_num())
+            close = torch.isclose(value, expected, rtol=TOLERANCE, atol=TOLERANCE * scale + FLOOR,
                                   equal_nan=True)
             if not bool(close.all()):
                 worst = (value - expected).abs()[~close].max()
                 said.append(f"{name} at {shape} differs in {int((~close).sum())} of {close.numel()} elements, by up "
-                            f"to {float(worst):.3g} (values of size {float(scale):.3g})")
+                            f"to {float(worst):.3g} (values of size {scale:.3g})")
     return said
+
+
+def noisier(found: dict[str, Tensor], wanted: dict[str, Tensor], exact: dict[str, Tensor], shape: Shape) -> list[str]:
+    """Where the error of `found` against `exact` exceeds `NOISE` times that of `wanted`, each as a root mean square."""
+    said = [f"{name} is missing at {shape}" for name in wanted if name not in found]
+    for name, right in exact.items():
+        if name not in found:
+            continue
+        value, eagers = found[name], wanted[name]
+        if value.shape != eagers.shape or value.dtype != eagers.dtype:
+            said.append(f"{name} at {shape} is {value.dtype}{list(value.shape)}, eager gives "
+                        f"{eagers.dtype}{list(eagers.shape)}")
+        elif right.numel():
+            error, own = (size_of(one.double() - right.double()) for one in (value, eagers))
+            if not error <= NOISE * own + TOLERANCE * size_of(right) + FLOOR:
+                said.append(f"{name} at {shape} has an error of {error:.3g}, eager's own is {own:.3g}")
+    return said
+
+
+def size_of(tensor: Tensor) -> float:
+    """The root mean square of a tensor's elements."""
+    return float(tensor.double().square().mean().sqrt())
 
 
 def run(job: Job) -> Record:
@@ -294,10 +338,10 @@ def run(job: Job) -> Record:
         record.trains = model.trains
         if job.mode == "memory":
             counter = meter()
-            compiler = Compiler(job.backend, counter)
+            compiler = Compiler(job.backend, job.autocast, counter)
             measure_memory(model, record, counter, compiler)
         else:
-            compiler = Compiler(job.backend)
+            compiler = Compiler(job.backend, job.autocast)
             measure_time(model, job, record, compiler)
         record.programs = programs(job.backend)
         if job.backend == "anyshape":
