@@ -15,7 +15,7 @@ import torch
 
 from anyshape.base.errors import AnyShapeError
 from anyshape.tools import cli
-from anyshape.tools.bench import charts, dlrm, memory, models, own, report, runner, suite, worker
+from anyshape.tools.bench import charts, dlrm, memory, models, own, padding, report, runner, suite, worker
 from anyshape.tools.bench.results import Results, cell, failed, geometric_mean, load
 
 SOURCES = str(Path(suite.__file__).resolve().parents[3])
@@ -226,6 +226,28 @@ def test_differences_are_found_and_told() -> None:
     assert "1 of 4" in worker.differences({"y": torch.tensor([1.0, 2.0, 0.0, 0.0])}, right, (4,))[0]
     assert "float64" in worker.differences({"y": right["y"].double()}, right, (4,))[0]
     assert worker.differences({}, right, (4,)) == ["y is missing at (4,)"]
+
+
+@pytest.mark.parametrize("name", ["demo-llama", "bert", "mixtral"])
+def test_padding_into_a_bucket_changes_no_result(name: str) -> None:
+    model = models.load(name)
+    step, padded = model.make(lambda module: module), worker.Padded(model.make(lambda module: module), model)
+    shape = (3, 17)
+    inputs = model.inputs(shape)
+    assert padded.pad(inputs)[0].shape == (4, 128)
+    wanted, found = step.check(inputs), padded.check(inputs)
+    cut = {name: value[tuple(map(slice, wanted[name].shape))] for name, value in found.items()}
+    assert worker.differences(cut, wanted, shape) == []
+
+
+def test_buckets() -> None:
+    dims = ("batch", "length")
+    assert [padding.bucket(shape, dims) for shape in ((1, 1), (2, 128), (3, 129), (5, 256))] == [
+        (1, 128), (2, 128), (4, 256), (8, 256)]
+    with pytest.raises(AnyShapeError, match="no buckets"):
+        padding.bucket((1, 224, 224), ("batch", "height", "width"))
+    record = worker.run(worker.Job("resnet", padding.BACKEND, shapes=2))
+    assert "padding would change its results" in record.error
 
 
 def test_lower_precision_is_held_to_eagers_own_error() -> None:

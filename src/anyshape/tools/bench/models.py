@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from . import conformer as conformer_net
 from . import dlrm as dlrm_net
-from . import networks
+from . import networks, padding
+from .padding import Inputs, Pad
 from .suite import SUITE, Shape
 
-Inputs = tuple[Tensor, ...]
 Compiled = Callable[..., Any]
 Compile = Callable[[nn.Module], Compiled]
 
@@ -48,6 +48,7 @@ class BenchModel:
         repeats: passes over the shapes when repeated shapes are measured.
         dims: the names of a shape's numbers.
         apart: shapes run once after the others.
+        pad: makes inputs of a bucket's sizes with the same result; None: the model has no such padding.
     """
 
     name: str
@@ -58,6 +59,7 @@ class BenchModel:
     repeats: int = 2
     dims: tuple[str, ...] = ()
     apart: tuple[Shape, ...] = ()
+    pad: Pad | None = None
 
 
 def flatten(value: object) -> list[Tensor]:
@@ -135,11 +137,11 @@ class TrainStep(InferenceStep):
 
 
 class CausalTrainStep(TrainStep):
-    """A train step of a language model of transformers, whose tokens are also the labels."""
+    """A train step of a language model of transformers, whose tokens are also the labels, if none are given."""
 
     def _loss(self, inputs: Inputs) -> Tensor:
-        (tokens,) = inputs
-        return self.compiled(input_ids=tokens, labels=tokens).loss
+        tokens, labels = (*inputs, inputs[0])[:2]
+        return self.compiled(input_ids=tokens, labels=labels).loss
 
 
 def make_moments(optimizer: torch.optim.Optimizer) -> None:
@@ -161,7 +163,7 @@ def _seeded(name: str, shape: Shape) -> torch.Generator:
 
 
 def _model(name: str, build: Callable[[], nn.Module], inputs: Callable[[Shape, torch.Generator], Inputs],
-           step: type[InferenceStep] = InferenceStep) -> BenchModel:
+           step: type[InferenceStep] = InferenceStep, pad: Pad | None = None) -> BenchModel:
     """Ties an entry of the suite to the function that builds its module and the one that draws its inputs."""
     entry = SUITE[name]
 
@@ -173,7 +175,7 @@ def _model(name: str, build: Callable[[], nn.Module], inputs: Callable[[Shape, t
         return inputs(shape, _seeded(name, shape))
 
     return BenchModel(name, make, inputs_of, entry.shapes, entry.trains, entry.repeats, entry.dims,
-                      entry.apart)
+                      entry.apart, pad)
 
 
 def _tokens(vocabulary: int) -> Callable[[Shape, torch.Generator], Inputs]:
@@ -194,17 +196,19 @@ def _decode_inputs(shape: Shape, draw: torch.Generator) -> Inputs:
 
 def llama() -> BenchModel:
     """Llama as transformers writes it; tokens int64[batch, length] are also the labels."""
-    return _model("llama", lambda: networks.llama(512, 4, 8, 1408, 8192), _tokens(8192), CausalTrainStep)
+    return _model("llama", lambda: networks.llama(512, 4, 8, 1408, 8192), _tokens(8192), CausalTrainStep,
+                  padding.tokens_and_labels)
 
 
 def demo_llama() -> BenchModel:
     """A small Llama for quick runs."""
-    return _model("demo-llama", lambda: networks.llama(64, 2, 4, 176, 256), _tokens(256), CausalTrainStep)
+    return _model("demo-llama", lambda: networks.llama(64, 2, 4, 176, 256), _tokens(256), CausalTrainStep,
+                  padding.tokens_and_labels)
 
 
 def bert() -> BenchModel:
     """BERT as transformers writes it; tokens int64[batch, length]."""
-    return _model("bert", lambda: networks.bert(512, 6, 8, 8192), _tokens(8192))
+    return _model("bert", lambda: networks.bert(512, 6, 8, 8192), _tokens(8192), pad=padding.tokens_and_mask)
 
 
 def gpt2_decode() -> BenchModel:
@@ -257,7 +261,7 @@ def dlrm() -> BenchModel:
 
 def mixtral() -> BenchModel:
     """Mixtral as transformers writes it; tokens int64[batch, length]."""
-    return _model("mixtral", lambda: networks.mixtral(256, 4, 8, 512, 8, 8192), _tokens(8192))
+    return _model("mixtral", lambda: networks.mixtral(256, 4, 8, 512, 8, 8192), _tokens(8192), pad=padding.tokens)
 
 
 def mlp() -> BenchModel:

@@ -186,7 +186,9 @@ METHOD = """\
   pass that is not timed.
 - *same as eager*: at two shapes, results (for training the loss and every gradient) equal eager's within 1e-3; under
   autocast, their error against float32 is at most 1.5 times eager's own.
-- eager is PyTorch as it is; inductor is `torch.compile(model, dynamic=True)`; anyshape is `anyshape.compile(model)`.
+- eager is PyTorch as it is; inductor is `torch.compile(model, dynamic=True)`; anyshape is `anyshape.compile(model)`;
+  inductor-padded is `torch.compile(model, dynamic=False)` with inputs padded into buckets, the next power of two for a
+  batch and the next multiple of 128 for a length, all of them compiled before new shapes are timed.
   In training only the model's forward with its loss is compiled; the optimiser is torch's fused AdamW everywhere.
 
 """

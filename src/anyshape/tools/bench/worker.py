@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import anyshape
-from anyshape.base.errors import AnyShapeError
+from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.frontend.api import PLAIN
 
-from . import models, own
+from . import models, own, padding
 from .arena import predicted_and_counted
 from .memory import Meter, meter, settled
 from .results import Row
@@ -35,7 +35,7 @@ class Job:
 
     Attributes:
         model: a name of the suite, module:function or path.py:function.
-        backend: eager, inductor, anyshape, or another backend of torch.compile.
+        backend: eager, inductor, inductor-padded, anyshape, or another backend of torch.compile.
         number: rounds count from 0; round 0 has empty cache folders.
         mode: "time" or "memory" (memory counted and results compared with eager).
         shapes: how many shapes; 0 for all.
@@ -100,6 +100,30 @@ class Record:
     error: str = ""
 
 
+class Padded:
+    """A step whose inputs are padded into buckets."""
+
+    def __init__(self, step: models.Step, model: models.BenchModel) -> None:
+        self.step = step
+        self.model = model
+
+    def pad(self, inputs: models.Inputs) -> models.Inputs:
+        assert self.model.pad is not None
+        return self.model.pad(inputs, padding.bucket(tuple(inputs[0].shape), self.model.dims))
+
+    def __call__(self, inputs: models.Inputs) -> object:
+        return self.step(self.pad(inputs))
+
+    def check(self, inputs: models.Inputs) -> dict[str, Tensor]:
+        return self.step.check(self.pad(inputs))
+
+    def state(self) -> dict[str, Tensor]:
+        return self.step.state()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self.step.load(state)
+
+
 class Compiler:
     """Compiles a module with a backend, and remembers when it was asked to and what was held right before: the
     parameters and, in training, the optimiser's state."""
@@ -120,6 +144,9 @@ class Compiler:
             self.compiled = module
         elif self.backend == "anyshape":
             self.compiled = anyshape.compile(module)
+        elif self.backend == padding.BACKEND:
+            torch._dynamo.config.recompile_limit = 256  # of one function; a bucket is a program
+            self.compiled = torch.compile(module, dynamic=False)
         else:
             self.compiled = torch.compile(module, dynamic=True, backend=self.backend)
         return under(self.autocast, self.compiled)
@@ -157,7 +184,7 @@ def programs(backend: str) -> int | None:
     if backend == "anyshape":
         return int(anyshape.stats()["programs"])
     counters = torch._dynamo.utils.counters
-    if backend == "inductor":
+    if backend in ("inductor", padding.BACKEND):
         return sum(counters["inductor"][f"fxgraph_cache_{how}"] for how in ("hit", "miss", "bypass"))
     return counters["stats"]["unique_graphs"]
 
@@ -191,6 +218,8 @@ def start(model: models.BenchModel, record: Record, compiler: Compiler) -> model
     second = model.inputs(record.shapes[min(1, len(record.shapes) - 1)])
     report("compiling", 0, 1)
     step = model.make(compiler)
+    if compiler.backend == padding.BACKEND:
+        step = Padded(step, model)
     step(first)
     record.first_step = time.perf_counter() - compiler.started
     record.second_step = timed(step, second)
@@ -200,6 +229,11 @@ def start(model: models.BenchModel, record: Record, compiler: Compiler) -> model
 def measure_time(model: models.BenchModel, job: Job, record: Record, compiler: Compiler) -> None:
     """First step, fresh shapes, repeated shapes."""
     step = start(model, record, compiler)
+    if compiler.backend == padding.BACKEND:
+        buckets = {padding.bucket(shape, model.dims): shape for shape in (*record.shapes, *record.apart)}
+        for i, shape in enumerate(buckets.values()):
+            step(model.inputs(shape))
+            report("buckets", i + 1, len(buckets))
     fresh = record.shapes[WARM_UP_CALLS:]
     for i, shape in enumerate(fresh):
         inputs = model.inputs(shape)
@@ -275,6 +309,8 @@ def compare(model: models.BenchModel, step: models.Step, record: Record, autocas
     for i, shape in enumerate(shapes):
         inputs = model.inputs(shape)
         found, wanted = step.check(inputs), reference.check(inputs)
+        if isinstance(step, Padded):
+            found = {name: value[tuple(map(slice, wanted[name].shape))] for name, value in found.items()}
         record.mismatches += noisier(found, wanted, exact.check(inputs), shape) if autocast \
             else differences(found, wanted, shape)
         record.checked.append(shape)
@@ -336,6 +372,9 @@ def run(job: Job) -> Record:
         record.apart = list(model.apart)
         record.dims = list(model.dims)
         record.trains = model.trains
+        if job.backend == padding.BACKEND and model.pad is None:
+            raise ConfigError(f"{job.model} is not measured with padding", why="padding would change its results",
+                              do=f"leave out the backend {padding.BACKEND} for it")
         if job.mode == "memory":
             counter = meter()
             compiler = Compiler(job.backend, job.autocast, counter)
