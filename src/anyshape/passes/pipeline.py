@@ -22,6 +22,7 @@ from anyshape.passes.cse import cse
 from anyshape.passes.dce import dce
 from anyshape.passes.edit import put_back
 from anyshape.passes.fold import fold
+from anyshape.passes.pieces import pieces
 from anyshape.passes.products import products
 from anyshape.passes.simplify import simplify
 from anyshape.passes.stages import Edits, publish
@@ -29,9 +30,9 @@ from anyshape.passes.views import views
 
 Pass = Callable[[Graph, Config], Graph]
 
-# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; products and
-# addends count readers, so equal equations are one before; dce sweeps
-ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, causal, products, addends, dce)
+# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; pieces, products
+# and addends count readers, so equal equations are one before; dce sweeps
+ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, pieces, causal, products, addends, dce)
 
 ATTENTION = "attention"  # done before there is a Graph (frontend/attention.py); `disable` names it like a pass
 

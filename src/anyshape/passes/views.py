@@ -1,7 +1,8 @@
 """Merges chains of views into one and removes views that show their operand as it is. Nothing is moved.
 
 A reshape of a permute becomes a permute of a reshape: what must be stored is the reshape then, in the order in which
-its operand lies.
+its operand lies. A cast of a permute becomes a permute of a cast where that cast exists: autocast rounds each operand
+of a product by itself, also where one is the other transposed.
 
 before:
     graph example(x: f32[b, n, 4])
@@ -146,4 +147,25 @@ def _rewrite(replay: Replay, node: Node) -> Operand | None:
 
 def views(graph: Graph, config: Config) -> Graph:
     """See the head of this file."""
-    return replay(graph, _rewrite)
+    apart = {(node.inputs[0].name, node.attr("dtype")) for node in graph.nodes
+             if node.op == "cast" and isinstance(node.inputs[0], Value)}
+    made: dict[tuple[str, Attr], Value] = {}  # casts so far: of which value, to which dtype
+
+    def rewrite(replay: Replay, node: Node) -> Operand | None:
+        source = node.inputs[0] if node.op == "cast" else None
+        if not isinstance(source, Value) or not node.output.name:
+            return _rewrite(replay, node)
+        below, dtype = replay.producer(source), node.attr("dtype")
+        if below is not None and below.op == "permute":
+            inner = below.inputs[0]
+            assert isinstance(inner, Value)
+            if (inner.name, dtype) in apart:
+                key = (inner.name, dtype)
+                made[key] = made.get(key) or replay.op("cast", inner, dtype=dtype)
+                return replay.op("permute", made[key], dims=below.attr("dims"))
+        if (source.name, dtype) in made:
+            return made[source.name, dtype]
+        made[source.name, dtype] = node.output
+        return None
+
+    return replay(graph, rewrite)
