@@ -53,9 +53,10 @@ def pieces(graph: Graph, config: Config) -> Graph:
                if value.name not in kept and len(users[value.name]) == 1 and _single(users[value.name][0])}
 
     def rewrite(replay: Replay, node: Node) -> Operand | None:
-        below = replay.producer(node.inputs[0]) if node.inputs else None
+        source = node.inputs[0] if node.inputs else None
+        below = replay.producer(source) if isinstance(source, Value) and source.name in passing else None
         parts = node.inputs
-        if below is not None and _wide(below) and _single(node) and node.inputs[0].name in passing:  # type: ignore[union-attr]
+        if below is not None and _wide(below):
             rest, attrs = node.inputs[1:], dict(node.attrs)
             parts = tuple(replay.op(node.op, part, *rest, **attrs) for part in below.inputs)
             if node.output.name in passing:
