@@ -35,6 +35,10 @@ class IndexRangeError(AnyShapeError, IndexError):
     """An index into a tensor is out of range, found while a program ran."""
 
 
+class DataError(AnyShapeError, AssertionError, ValueError):
+    """What the program asserts of its data does not hold: of every kind that eager PyTorch raises at such places."""
+
+
 class VerifyError(AnyShapeError):
     """A graph, loop program or plan breaks one of its rules: a bug of the compiler."""
 

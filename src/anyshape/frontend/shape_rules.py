@@ -1,8 +1,8 @@
 """Shapes of the results of operators that torch's tracer has no rule for, or a poor one: with a rule they do not end a
 graph.
 
-A rule takes the operator's arguments as the tracer has them, and gives results without numbers. `new_size` makes a size
-that only the data will tell; it raises where such are not captured.
+A rule takes the operator's arguments as the tracer has them, and gives results without numbers, or NotImplemented where
+torch's own rule serves. `new_size` makes a size that only the data will tell; it raises where such are not captured.
 """
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn import _reduction, functional
 
+from anyshape.frontend.in_python import IN_PYTHON
 from anyshape.run import torch_trace
 
 aten = torch.ops.aten
@@ -50,7 +50,13 @@ def _masked_select(new_size: Unknown, x: torch.Tensor, mask: torch.Tensor) -> An
     return x.new_empty((aten.nonzero(mask).shape[0],))
 
 
+def _nonzero(new_size: Unknown, x: torch.Tensor) -> Any:
+    """Over nothing nothing is found, which no data need to tell."""
+    return x.new_empty((0, x.dim()), dtype=torch.int64) if torch_trace.has_size_0(x) else NotImplemented
+
+
 RULES: dict[Any, Callable[..., Any]] = {
+    aten.nonzero.default: _nonzero,
     aten.geqrf.default: _geqrf,
     aten._histogramdd_bin_edges.default: _bin_edges,
     aten._histogramdd_from_bin_cts.default: _bin_counts,
@@ -61,42 +67,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.fractional_max_pool3d_backward.default: _like_the_input,
     aten.masked_select.default: _masked_select,
 }
-
-
-def equal(input: torch.Tensor, other: torch.Tensor) -> Any:
-    """torch.equal, of parts that the tracer takes apart."""
-    return input.shape == other.shape and (input == other).all().item()
-
-
-def allclose(input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8,
-             equal_nan: bool = False) -> Any:
-    """torch.allclose, of parts that the tracer takes apart."""
-    return torch.isclose(input, other, rtol, atol, equal_nan).all().item()
-
-
-def multilabel_margin_loss(input: torch.Tensor, target: torch.Tensor, size_average: bool | None = None,
-                           reduce: bool | None = None, reduction: str = "mean") -> torch.Tensor:
-    """The function of torch.nn.functional; the tracer's own form counts what is behind the -1 that ends the targets.
-
-    Args:
-        input: [n, classes] or [classes]; target: as many class numbers, i64.
-    """
-    if size_average is not None or reduce is not None:
-        reduction = _reduction.legacy_get_string(size_average, reduce)
-    torch._check(input.dim() in (1, 2) and input.shape[-1] != 0,
-                 lambda: "Expected non-empty vector or matrix with optional 0-dim batch size")
-    torch._check(input.shape == target.shape, lambda: "inconsistent target size")
-    places = torch.arange(input.shape[-1], device=input.device)
-    given = places < torch.where(target == -1, places, input.shape[-1]).amin(-1, keepdim=True)
-    aimed = input.gather(-1, torch.where(given, target, 0))
-    other = ~((places == target.unsqueeze(-1)) & given.unsqueeze(-1)).any(-2)
-    margins = (1 - aimed.unsqueeze(-1) + input.unsqueeze(-2)).relu()
-    losses = torch.where(given.unsqueeze(-1) & other.unsqueeze(-2), margins, 0).sum((-2, -1)) / input.shape[-1]
-    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
-
-
-IN_PYTHON: dict[Any, Any] = {torch.equal: equal, torch.allclose: allclose,
-                             functional.multilabel_margin_loss: multilabel_margin_loss}
 
 
 def tracing_settings(dynamic: bool, oblivious: bool, others: int, numbers: frozenset[str]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from anyshape.base.errors import VerifyError
+from anyshape.base.errors import DataError, VerifyError
 from anyshape.ir.graph import Attr
 from anyshape.run.dtypes import TORCH_DTYPES
 
@@ -51,8 +51,15 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype, copy=True)
 
 
-# what torch does in Python, in a quarter of a millisecond, and can do in its own code
-STAND_INS: dict[str, Callable[..., Any]] = {"prims.convert_element_type.default": _converted}
+def _asserted(condition: torch.Tensor, message: str) -> None:
+    """aten._assert_async, which raises RuntimeError whatever the user's program would have raised."""
+    if not condition:
+        raise DataError(message)
+
+
+# what torch does in Python, in a quarter of a millisecond, and can do in its own code; what it says in other words
+STAND_INS: dict[str, Callable[..., Any]] = {"aten._assert_async.msg": _asserted,
+                                            "prims.convert_element_type.default": _converted}
 
 
 _VECTOR = 32  # no fewer numbers than the widest register holds

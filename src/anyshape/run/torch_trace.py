@@ -61,6 +61,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
             stack.enter_context(newer_rules())
             stack.enter_context(general_tracing())
             stack.enter_context(_sizes_as_numbers(numbers))
+        stack.enter_context(_warnings_of_functions())
         stack.enter_context(_no_empty_guards())
         stack.enter_context(_floats_left())
         stack.enter_context(_transforms_left())
@@ -79,7 +80,7 @@ def _shape_rules(rules: dict[Any, Callable[..., Any]]) -> Iterator[None]:
         yield
         return
     before = {op: table[op] for op in rules if op in table}
-    table.update({op: functools.partial(_by_rule, rule) for op, rule in rules.items()})
+    table.update({op: functools.partial(_by_rule, rule, before.get(op)) for op, rule in rules.items()})
     try:
         yield
     finally:
@@ -110,7 +111,8 @@ def _sizes_as_numbers(places: frozenset[str]) -> Iterator[None]:
         builder._automatic_dynamic = choose
 
 
-def _by_rule(rule: Callable[..., Any], mode: Any, op: Any, *arguments: Any, **keywords: Any) -> Any:
+def _by_rule(rule: Callable[..., Any], torchs: Callable[..., Any] | None, mode: Any, op: Any, *arguments: Any,
+             **keywords: Any) -> Any:
     from torch._subclasses.fake_tensor import DynamicOutputShapeException
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
     from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
@@ -126,7 +128,26 @@ def _by_rule(rule: Callable[..., Any], mode: Any, op: Any, *arguments: Any, **ke
         return size
 
     with mode:
-        return rule(new_size, *arguments, **keywords)
+        found = rule(new_size, *arguments, **keywords)
+    if found is not NotImplemented or torchs is None:
+        return found
+    return torchs(mode, op, *arguments, **keywords)
+
+
+@contextlib.contextmanager
+def _warnings_of_functions() -> Iterator[None]:
+    """Inside, a warning in a function that is called is given too; torch hands on those of the outermost one only."""
+    from torch._dynamo.variables.misc import DebuggingVariable
+    method = DebuggingVariable.call_function
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return method(self, tx.output.root_tx, args, kwargs)
+
+    DebuggingVariable.call_function = call_function  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DebuggingVariable.call_function = method  # type: ignore[method-assign]
 
 
 _OF_EVERY_SIZE = re.compile(r"0 <= [^\s#*/%+-]+\.size\(\)\[\d+\]\s*(#.*)?", re.DOTALL)  # of one size, no formula
@@ -202,13 +223,14 @@ def _leave(*operands: Any) -> Any:
 
 @contextlib.contextmanager
 def _replaced(functions: dict[Any, Any]) -> Iterator[None]:
-    """Inside, Dynamo traces the values of `functions` where a program calls the keys, as its own
-    `substitute_in_graph` would have it for good. Without effect where torch's internals are not as expected, and where
-    another thread traces."""
+    """Inside, Dynamo traces the values of `functions` where a program calls the keys, also as methods of tensors, as its
+    own `substitute_in_graph` would have it for good. Without effect where torch's internals are not as expected, and
+    where another thread traces."""
     try:
         from torch._dynamo import trace_rules
         from torch._dynamo.guards import GuardBuilder
         from torch._dynamo.variables import PolyfilledFunctionVariable as Replaced
+        from torch._dynamo.variables import TensorVariable
         from torch._dynamo.variables.builder import VariableBuilder
         tables = VariableBuilder._id_dispatch(), trace_rules.get_torch_obj_rule_map(), Replaced._get_polyfill_handlers()
         identities = trace_rules._polyfilled_function_ids
@@ -233,9 +255,20 @@ def _replaced(functions: dict[Any, Any]) -> Iterator[None]:
             handlers[function] = stand_in
             identities.add(id(function))
             added.append(function)
+    methods = {function.__name__: function for function in functions
+               if getattr(torch, function.__name__, None) is function and hasattr(torch.Tensor, function.__name__)}
+    call_method = TensorVariable.call_method
+
+    def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if name in methods and self.class_type is torch.Tensor:
+            return Replaced(methods[name]).call_function(tx, [self, *args], kwargs)
+        return call_method(self, tx, name, args, kwargs)
+
+    TensorVariable.call_method = called  # type: ignore[method-assign]
     try:
         yield
     finally:
+        TensorVariable.call_method = call_method  # type: ignore[method-assign]
         for function in added:
             for table, key in ((by_identity, id(function)), (kinds, function), (handlers, function)):
                 table.pop(key, None)
@@ -254,6 +287,11 @@ def _stand_in(original: Any, ours: Any) -> Any:
     call.__torch_dynamo_polyfill__ = ours  # type: ignore[attr-defined]
     call.__torch_dynamo_can_constant_fold_through__ = False  # type: ignore[attr-defined]
     return call
+
+
+def has_size_0(x: torch.Tensor) -> bool:
+    """Whether a traced tensor is known to have no elements; asks for no guard."""
+    return any(type(size) is int and size == 0 for size in x.shape)
 
 
 def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:

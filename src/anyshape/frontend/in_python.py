@@ -1,0 +1,138 @@
+"""Functions of torch that its tracer takes into no graph, for they look at their data, or takes wrongly, each written
+so that it is traced.
+
+    if any(var < 0): raise ValueError("...")  -->  torch._assert_async(~any(var < 0), "...")
+
+What must hold of the data is checked when the program runs, which raises then as eager PyTorch does (DataError).
+"""
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch.nn import _reduction, functional
+
+aten = torch.ops.aten
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+NEGATIVE = "var has negative entry/entries"
+NO_FREEDOM = ("cov(): degrees of freedom is <= 0. Correction should be strictly less than the number of observations.")
+
+
+def equal(input: torch.Tensor, other: torch.Tensor) -> Any:
+    """torch.equal, of parts that the tracer takes apart."""
+    return input.shape == other.shape and (input == other).all().item()
+
+
+def allclose(input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8,
+             equal_nan: bool = False) -> Any:
+    """torch.allclose, of parts that the tracer takes apart."""
+    return torch.isclose(input, other, rtol, atol, equal_nan).all().item()
+
+
+def multilabel_margin_loss(input: torch.Tensor, target: torch.Tensor, size_average: bool | None = None,
+                           reduce: bool | None = None, reduction: str = "mean") -> torch.Tensor:
+    """The function of torch.nn.functional; the tracer's own form counts what is behind the -1 that ends the targets.
+
+    Args:
+        input: [n, classes] or [classes]; target: as many class numbers, i64.
+    """
+    if size_average is not None or reduce is not None:
+        reduction = _reduction.legacy_get_string(size_average, reduce)
+    torch._check(input.dim() in (1, 2) and input.shape[-1] != 0,
+                 lambda: "Expected non-empty vector or matrix with optional 0-dim batch size")
+    torch._check(input.shape == target.shape, lambda: "inconsistent target size")
+    places = torch.arange(input.shape[-1], device=input.device)
+    given = places < torch.where(target == -1, places, input.shape[-1]).amin(-1, keepdim=True)
+    aimed = input.gather(-1, torch.where(given, target, 0))
+    other = ~((places == target.unsqueeze(-1)) & given.unsqueeze(-1)).any(-2)
+    margins = (1 - aimed.unsqueeze(-1) + input.unsqueeze(-2)).relu()
+    losses = torch.where(given.unsqueeze(-1) & other.unsqueeze(-2), margins, 0).sum((-2, -1)) / input.shape[-1]
+    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+
+def cov(input: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | None = None,
+        aweights: torch.Tensor | None = None) -> torch.Tensor:
+    """torch.cov. That there are no degrees of freedom is warned of where the sizes say it, not where weights do.
+
+    Args:
+        input: [variables, observations], or fewer dims; fweights, aweights: [observations], whole numbers and floats.
+    """
+    if input.dim() > 2 or input.dtype is torch.bool:
+        return aten.cov(input, correction=correction, fweights=fweights, aweights=aweights)  # it says what is wrong
+    rows = input if input.dim() == 2 else input.reshape(1, -1)
+    count = rows.shape[1]
+    weights = None
+    for given, name in ((fweights, "fweights"), (aweights, "aweights")):
+        if given is None:
+            continue
+        fits = given.is_floating_point() if name == "aweights" else given.dtype in WHOLE
+        if given.dim() > 1 or not fits or given.numel() != count:
+            return aten.cov(input, correction=correction, fweights=fweights, aweights=aweights)
+        torch._assert_async((given >= 0).all(), f"cov(): {name} cannot be negative")
+        weights = given if weights is None else weights * given
+    if weights is None:
+        if count <= correction:
+            warnings.warn(NO_FREEDOM, stacklevel=2)
+        centered = rows - (rows.sum(1) / count).unsqueeze(1)
+        return (torch.mm(centered, centered.t().conj()) / torch.sym_max(count - correction, 0)).squeeze()
+    total = weights.sum()
+    torch._assert_async(total != 0, "cov(): weights sum to zero, can't be normalized")
+    lost = correction
+    if aweights is not None and correction != 0:
+        lost = correction * (weights * aweights).sum() / total
+    centered = rows - ((rows * weights).sum(1) / total).unsqueeze(1)
+    products = torch.mm(centered, (centered * weights).t().conj())
+    return (products / (total - lost).clamp(min=0)).squeeze()
+
+
+def corrcoef(input: torch.Tensor) -> torch.Tensor:
+    """torch.corrcoef; input: as for cov."""
+    if input.dim() > 2 or input.dtype is torch.bool:
+        return aten.corrcoef(input)
+    found = cov(input)
+    if found.dim() == 0:
+        return found / found
+    scale = found.diagonal().real.sqrt() if found.is_complex() else found.diagonal().sqrt()
+    found = found / scale.unsqueeze(1) / scale.unsqueeze(0)
+    if found.is_complex():
+        return torch.complex(found.real.clip(-1, 1), found.imag.clip(-1, 1))
+    return found.clip(-1, 1)
+
+
+def gaussian_nll_loss(input: torch.Tensor, target: torch.Tensor, var: Any, full: bool = False, eps: float = 1e-6,
+                      reduction: str = "mean") -> torch.Tensor:
+    """The function of torch.nn.functional; input, target, var: of one shape, or var with one size of 1, or without the
+    last dim, or a float."""
+    if isinstance(var, float):
+        if var < 0:
+            raise ValueError(NEGATIVE)
+        var = var * torch.ones_like(input)
+    else:
+        torch._assert_async(~(var < 0).any(), NEGATIVE)
+    if var.shape != input.shape:
+        if input.shape[:-1] == var.shape:
+            var = var.unsqueeze(-1)
+        elif input.dim() != var.dim() or sum(n for m, n in zip(input.shape, var.shape) if m != n) != 1:
+            raise ValueError("var is of incorrect size")
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(reduction + " is not valid")
+    var = var.clone()
+    with torch.no_grad():
+        var.clamp_(min=eps)
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    if full:
+        loss += 0.5 * math.log(2 * math.pi)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+# function -> what is traced in its place, also where it is called as a method
+IN_PYTHON: dict[Any, Any] = {
+    torch.allclose: allclose,
+    torch.corrcoef: corrcoef,
+    torch.cov: cov,
+    torch.equal: equal,
+    functional.gaussian_nll_loss: gaussian_nll_loss,
+    functional.multilabel_margin_loss: multilabel_margin_loss,
+}
