@@ -17,6 +17,7 @@ from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsuppo
 from anyshape.frontend import decompositions, repro
 from anyshape.frontend.attention import attention
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Role
+from anyshape.frontend.derivatives import derivatives
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
@@ -61,7 +62,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if any(torch_api.is_fake(value) for value in example_inputs):
         return gm.forward  # a call on shapes alone: there is no memory to compute on
     number = compilation.next_graph(size_names(gm))
-    gm = _recognised(gm, compilation, number)
+    gm = derivatives(_recognised(gm, compilation, number))
     halves = Halves()
     pair = Pair(halves)
     inference = _Inference(compilation, number, halves)
