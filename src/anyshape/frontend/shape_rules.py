@@ -55,7 +55,23 @@ def _nonzero(new_size: Unknown, x: torch.Tensor) -> Any:
     return x.new_empty((0, x.dim()), dtype=torch.int64) if torch_trace.has_size_0(x) else NotImplemented
 
 
+def _lstsq(new_size: Unknown, a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *,
+           driver: str | None = None) -> Any:
+    """The usual driver gives no residuals, whose number of dims the others take from the data."""
+    if driver not in (None, "gelsy"):
+        return NotImplemented
+    *batch, rows, columns = a.shape
+    vectors = b.unsqueeze(-1) if a.dim() - b.dim() == 1 else b
+    batch = torch.broadcast_shapes(batch, vectors.shape[:-2])
+    work = b.new_empty((*batch, vectors.shape[-1], torch.sym_max(rows, columns))).mT
+    solution = work.narrow(-2, 0, columns)
+    none = a.new_empty((0,), dtype=a.dtype.to_real())
+    return (solution if vectors is b else solution.squeeze(-1), none, a.new_empty(a.shape[:-2], dtype=torch.int64),
+            none.clone())
+
+
 RULES: dict[Any, Callable[..., Any]] = {
+    aten.linalg_lstsq.default: _lstsq,
     aten.nonzero.default: _nonzero,
     aten.geqrf.default: _geqrf,
     aten._histogramdd_bin_edges.default: _bin_edges,

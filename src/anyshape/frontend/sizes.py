@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from anyshape.base.errors import InputError
 from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.reasons import size_names
+from anyshape.frontend.shape_rules import RULES
 from anyshape.run import torch_api, torch_trace
 
 SMALL = 2
@@ -177,7 +178,7 @@ class PredictedShapes:
 
     def _run(self, symbols: dict[Any, int], inputs: Sequence[Any], strides: bool) -> str:
         """Why the shapes differ at these values of the symbols; `inputs` are real, or the trace's placeholders."""
-        with torch_trace.shapes_only(lambda size: _value(size, symbols)) as to_fake:
+        with torch_trace.shapes_only(RULES, lambda size: _value(size, symbols)) as to_fake:
             comparison = _Compare(self.gm, symbols, strides)
             try:
                 comparison.run(*[to_fake(value) for value in inputs])
@@ -297,6 +298,9 @@ class _Compare(Interpreter):
 
     def _compare(self, node: Node, expected: Any, found: Any) -> None:
         if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
+            if any(torch_trace.found_later(size).keys() - self.symbols.keys() for size in expected.shape
+                   if isinstance(size, torch.SymInt)):
+                raise _Differs(f"{node.name} has shape {list(found.shape)}, whatever the data")
             shape = [self._value(size) for size in expected.shape]
             if shape != list(found.shape):
                 raise _Differs(f"{node.name} has shape {list(found.shape)}, the general program gives {shape}")

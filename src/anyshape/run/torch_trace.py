@@ -223,9 +223,9 @@ def _leave(*operands: Any) -> Any:
 
 @contextlib.contextmanager
 def _replaced(functions: dict[Any, Any]) -> Iterator[None]:
-    """Inside, Dynamo traces the values of `functions` where a program calls the keys, also as methods of tensors, as its
-    own `substitute_in_graph` would have it for good. Without effect where torch's internals are not as expected, and
-    where another thread traces."""
+    """Inside, Dynamo traces the values of `functions` where a program calls the keys, also as methods of tensors: what
+    its own `substitute_in_graph` does for good. Without effect where torch's internals are not as expected, and where
+    another thread traces."""
     try:
         from torch._dynamo import trace_rules
         from torch._dynamo.guards import GuardBuilder
@@ -255,8 +255,7 @@ def _replaced(functions: dict[Any, Any]) -> Iterator[None]:
             handlers[function] = stand_in
             identities.add(id(function))
             added.append(function)
-    methods = {function.__name__: function for function in functions
-               if getattr(torch, function.__name__, None) is function and hasattr(torch.Tensor, function.__name__)}
+    methods = {one.__name__: one for one in functions if hasattr(torch.Tensor, one.__name__)}
     call_method = TensorVariable.call_method
 
     def called(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -322,9 +321,10 @@ def copy_captured(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 @contextlib.contextmanager
-def shapes_only(value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any], Any]]:
-    """Inside, torch computes shapes, not numbers; yields the function that turns a tensor into its shape: a real one,
-    or one of a trace, whose sizes `value_of` knows."""
+def shapes_only(rules: dict[Any, Callable[..., Any]],
+                value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any], Any]]:
+    """Inside, torch computes shapes, not numbers, by `rules` too; yields the function that turns a tensor into its
+    shape: a real one, or one of a trace, whose sizes `value_of` knows."""
     from torch._dynamo import convert_frame
     from torch._subclasses.fake_tensor import FakeTensorMode
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -352,7 +352,7 @@ def shapes_only(value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any]
         disabled, log.disabled = log.disabled, True
         known, FakeTensorMode.cache = FakeTensorMode.cache, {}  # what our rules say is nobody else's to find
         try:
-            with torch.inference_mode(False), mode, torch.no_grad():
+            with _shape_rules(rules), torch.inference_mode(False), mode, torch.no_grad():
                 yield to_fake
         finally:
             log.disabled = disabled
