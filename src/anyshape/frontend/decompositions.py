@@ -101,6 +101,36 @@ def cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: fl
     return aten._cdist_backward.default(grad, *wide, p, distance)
 
 
+def _loss_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own divides by the number of elements in Python, which 0 ends."""
+    def backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        if torch_trace.has_size_0(x) or torch_trace.has_size_0(target):
+            return x - target
+        return torchs(grad, x, target, *rest, **more)
+
+    return backward
+
+
+def _group_norm_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own divides by the number of elements of a group."""
+    def backward(grad: torch.Tensor, x: torch.Tensor, *more: Any) -> Any:
+        if not torch_trace.has_size_0(x):
+            return torchs(grad, x, *more)
+        *rest, mask = more
+        _, *others = torchs(grad, x, *rest, [False, *mask[1:]])
+        return torch.zeros_like(x) if mask[0] else None, *others
+
+    return backward
+
+
+# operator -> torch's decomposition of it -> ours
+AROUND: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    aten.huber_loss_backward.default: _loss_backward,
+    aten.mse_loss_backward.default: _loss_backward,
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.smooth_l1_loss_backward.default: _loss_backward,
+}
+
 # Decompositions of our own, each with the operator.
 OWN: dict[Any, Callable[..., Any]] = {
     aten._cdist_backward.default: cdist_backward,
@@ -117,5 +147,6 @@ def table() -> dict[Any, Callable[..., Any]]:
     for packet in WHOLE:
         for overload in packet.overloads():
             chosen.pop(getattr(packet, overload), None)
+    chosen.update({op: around(chosen[op]) for op, around in AROUND.items() if op in chosen})
     chosen.update(OWN)
     return chosen
