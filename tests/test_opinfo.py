@@ -37,15 +37,8 @@ PASS = ("kernels", "mixed", "calls")
 
 # op -> why it does not pass: known to be wrong, or to run as PyTorch outside of a compiled program
 KNOWN = {
-    "argwhere": "over a size of 0 the ordinary way ends its graph there, and nothing is left of it",
-    "nonzero": "over a size of 0 the ordinary way ends its graph there, and nothing is left of it",
-    "corrcoef": "the operator looks at its data before it divides; torch's tracer ends the graph there",
-    "cov": "the operator looks at its data before it divides; torch's tracer ends the graph there",
     "linalg.lstsq": "how many dims a result has depends on the rank of the data",
     "linalg.lstsq.grad_oriented": "how many dims a result has depends on the rank of the data",
-    "masked.prod": "torch's tracer differentiates a product by the products of the other elements, eager PyTorch by a "
-                   "division: they differ where the product is infinite",
-    "nn.functional.gaussian_nll_loss": "torch's function branches in Python on whether a variance is negative",
     "resize_": "Dynamo does not trace a change of a storage's size",
     "resize_as_": "Dynamo does not trace a change of a storage's size",
     "sparse.mm.reduce": "Dynamo does not trace sparse tensors",

@@ -68,8 +68,10 @@ def cov(input: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | No
         if given is None:
             continue
         fits = given.is_floating_point() if name == "aweights" else given.dtype in WHOLE
-        if given.dim() > 1 or not fits or given.numel() != count:
+        if given.dim() > 1 or not fits:
             return aten.cov(input, correction=correction, fweights=fweights, aweights=aweights)
+        torch._check(given.numel() == count, lambda: "cov(): the weights must have the same numel as there are "
+                                                     "observations in the input")
         torch._assert_async((given >= 0).all(), f"cov(): {name} cannot be negative")
         weights = given if weights is None else weights * given
     if weights is None:
