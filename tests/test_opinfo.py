@@ -37,8 +37,6 @@ PASS = ("kernels", "mixed", "calls")
 
 # op -> why it does not pass: known to be wrong, or to run as PyTorch outside of a compiled program
 KNOWN = {
-    "linalg.lstsq": "how many dims a result has depends on the rank of the data",
-    "linalg.lstsq.grad_oriented": "how many dims a result has depends on the rank of the data",
     "resize_": "Dynamo does not trace a change of a storage's size",
     "resize_as_": "Dynamo does not trace a change of a storage's size",
     "sparse.mm.reduce": "Dynamo does not trace sparse tensors",

@@ -1,10 +1,11 @@
 """Operators with another derivative than torch's tracer gives them, on Dynamo's graph.
 
-    x.prod(1)  -->  product(x, 1)
+    x.prod(1)  -->  product(x, 1)        linalg.lstsq(a, b)  -->  least_squares(a, b)
 
 The derivative of a product is the product of the other elements. Eager PyTorch divides by the element, unless a zero is
 among them; while it is traced it cannot look, and multiplies from both sides with two calls of `cumprod`. Here zeros
-are counted, and the rest divides as eager does: a kernel, with eager's numbers where a product is infinite.
+are counted, and the rest divides as eager does: a kernel, with eager's numbers where a product is infinite. The
+derivative of least squares asks how many residuals there are in a way that has no answer in a trace.
 """
 from __future__ import annotations
 
@@ -39,12 +40,11 @@ def derivatives(gm: GraphModule) -> GraphModule:
 
 
 def _ours(node: Node) -> Callable[..., Any] | None:
-    """Our function for a node whose first operand has a gradient."""
-    operand = node.args[0] if node.args else node.kwargs.get("input")
-    value = operand.meta.get("example_value") if isinstance(operand, Node) else None
-    if not isinstance(value, Tensor) or not value.requires_grad or not value.dim():
-        return None
-    return _OURS.get((node.op, node.target))  # type: ignore[arg-type]
+    """Our function for a node with operands that have gradients, and dims."""
+    ours = _OURS.get((node.op, node.target))  # type: ignore[arg-type]
+    values = [operand.meta.get("example_value") for operand in node.all_input_nodes] if ours is not None else []
+    smooth = any(isinstance(value, Tensor) and value.requires_grad and value.dim() for value in values)
+    return ours if smooth else None
 
 
 def product(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Any:
@@ -94,8 +94,44 @@ def masked_product(*arguments: Any, **keywords: Any) -> Any:
         return torch.masked.prod(*arguments, **keywords)
 
 
+def least_squares(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """torch.linalg.lstsq; a: [..., rows, columns], b: [..., rows, count] or [..., rows]."""
+    return _LeastSquares.apply(a, b, rcond, driver)
+
+
+class _LeastSquares(torch.autograd.Function):
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, rcond: float | None, driver: str | None) -> Any:  # type: ignore[override]
+        return tuple(torch.linalg.lstsq(a, b, rcond, driver=driver))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[:2])
+        ctx.mark_non_differentiable(*output[2:])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any, of_residuals: Any, *rest: Any) -> Any:  # type: ignore[override]
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            a, b = leaves = [one if again else one.detach().requires_grad_() for one in ctx.saved_tensors]
+            if a.dim() - b.dim() == 1:
+                b, gradient = b.unsqueeze(-1), None if gradient is None else gradient.unsqueeze(-1)
+            x = torch.linalg.pinv(a) @ b
+            pairs = [(x, gradient)]
+            if of_residuals is not None and not torch_trace.has_size_0(of_residuals):
+                pairs.append(((a @ (x if again else x.detach()) - b).abs().square().sum(-2), of_residuals))
+        ends = [pair for pair in pairs if pair[1] is not None]
+        wanted = [one for one, needed in zip(leaves, ctx.needs_input_grad, strict=False) if needed]
+        found = iter(torch.autograd.grad([end for end, _ in ends], wanted, [given for _, given in ends],
+                                         create_graph=again, allow_unused=True))
+        return *(next(found) if needed else None for needed in ctx.needs_input_grad[:2]), None, None
+
+
 _OURS: dict[tuple[str, Any], Callable[..., Any]] = {
     ("call_method", "prod"): product,
     ("call_function", torch.prod): product,
     ("call_function", torch.masked.prod): masked_product,
+    ("call_function", torch.linalg.lstsq): least_squares,
 }

@@ -57,17 +57,20 @@ def _nonzero(new_size: Unknown, x: torch.Tensor) -> Any:
 
 def _lstsq(new_size: Unknown, a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *,
            driver: str | None = None) -> Any:
-    """The usual driver gives no residuals, whose number of dims the others take from the data."""
-    if driver not in (None, "gelsy"):
-        return NotImplemented
+    """Two drivers give residuals where all matrices have full rank, which only the data tell, and else a vector of
+    length 0. They are taken to be there, with a first size that is only known then."""
     *batch, rows, columns = a.shape
     vectors = b.unsqueeze(-1) if a.dim() - b.dim() == 1 else b
-    batch = torch.broadcast_shapes(batch, vectors.shape[:-2])
-    work = b.new_empty((*batch, vectors.shape[-1], torch.sym_max(rows, columns))).mT
-    solution = work.narrow(-2, 0, columns)
-    none = a.new_empty((0,), dtype=a.dtype.to_real())
-    return (solution if vectors is b else solution.squeeze(-1), none, a.new_empty(a.shape[:-2], dtype=torch.int64),
-            none.clone())
+    found = (*torch.broadcast_shapes(batch, vectors.shape[:-2]), vectors.shape[-1])
+    solution = b.new_empty((*found, torch.sym_max(rows, columns))).mT.narrow(-2, 0, columns)
+    by_rank = driver in ("gelss", "gelsd")
+    residuals: tuple[Any, ...] = (0,)
+    if (by_rank or driver == "gels") and rows > columns:
+        residuals = (new_size(), *found[1:]) if by_rank else found
+    values = (*batch, torch.sym_min(rows, columns)) if by_rank else (0,)
+    return (solution if vectors is b else solution.squeeze(-1), a.new_empty(residuals, dtype=a.dtype.to_real()),
+            a.new_empty((0,) if driver == "gels" else batch, dtype=torch.int64),
+            a.new_empty(values, dtype=a.dtype.to_real()))
 
 
 RULES: dict[Any, Callable[..., Any]] = {

@@ -220,6 +220,12 @@ def _data_sizes(traced: Any, real: Any) -> Iterator[tuple[str, int]]:
             yield from _data_sizes(one, other)
 
 
+def _dims_differ(traced: Any, real: Any) -> bool:
+    if isinstance(traced, (tuple, list)):
+        return any(map(_dims_differ, traced, real))
+    return isinstance(traced, torch.Tensor) and traced.dim() != real.dim()
+
+
 def _formula(formulas: Sizes, dim: torch.SymInt) -> Size | torch.SymInt:
     """Our form of a size, or the size itself where it has none."""
     try:
@@ -369,6 +375,8 @@ class SplitProgram:
             raise self._refusal(str(error)) from error
         values[step] = value
         if step in self.small:
+            if _dims_differ(step.meta["val"], value):
+                raise self._refusal(f"{step.target} gave another number of dims")
             numbers = {name: int(values[node]) for name, node in self.symbols.items() if node in values}
             self._check_small(self.small[step], numbers | dict(_data_sizes(step.meta["val"], value)))
 

@@ -82,10 +82,33 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
 
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
     settings = {"unlift_effect_tokens": True} if hasattr(functorch_config, "unlift_effect_tokens") else {}
-    with functorch_config.patch(settings) if settings else contextlib.nullcontext():
+    with functorch_config.patch(settings) if settings else contextlib.nullcontext(), _first_calls_like_others():
         return aot_module_simplified(
             gm, example_inputs, fw_compiler=forward, bw_compiler=compile_backward, inference_compiler=inference,
             partition_fn=partition, decompositions=decompositions, keep_inference_input_mutations=True)
+
+
+@contextlib.contextmanager
+def _first_calls_like_others() -> Iterator[None]:
+    """Inside, AOTAutograd's wrappers are made to run their first call as any other. Torch 2.13 runs it under a dispatch
+    mode, which looks for custom operators that return their operands (our programs copy those), and under any mode
+    some operators forget that an operand is conjugated: `linalg.pinv` of complex numbers is wrong then."""
+    from torch._functorch._aot_autograd import runtime_wrappers
+    kind: Any = getattr(runtime_wrappers, "_FirstInvocationContext", None)
+    if kind is None:
+        yield
+        return
+    made = kind.__init__
+
+    def make(self: Any) -> None:
+        made(self)
+        self._is_first = False
+
+    kind.__init__ = make
+    try:
+        yield
+    finally:
+        kind.__init__ = made
 
 
 def is_restart(error: BaseException) -> bool:
