@@ -314,7 +314,7 @@ def test_derivatives_of_least_squares():
         agree(function, fast, torch.randn(rows, 3, dtype=torch.float64), torch.randn(rows, 2, dtype=torch.float64))
 
     def of_both(a, b):
-        return torch.linalg.lstsq(a * 2, b).solution.abs()
+        return torch.linalg.lstsq(input=a * 2, b=b).solution.abs()
     fast = anyshape.compile(of_both)
     a, b = torch.randn(5, 3, dtype=torch.complex128), torch.randn(5, 2, dtype=torch.complex128)
     agree(of_both, fast, a, b)

@@ -94,9 +94,9 @@ def masked_product(*arguments: Any, **keywords: Any) -> Any:
         return torch.masked.prod(*arguments, **keywords)
 
 
-def least_squares(a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
-    """torch.linalg.lstsq; a: [..., rows, columns], b: [..., rows, count] or [..., rows]."""
-    return _LeastSquares.apply(a, b, rcond, driver)
+def least_squares(input: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """torch.linalg.lstsq; input: [..., rows, columns], b: [..., rows, count] or [..., rows]."""
+    return _LeastSquares.apply(input, b, rcond, driver)
 
 
 class _LeastSquares(torch.autograd.Function):
