@@ -16,14 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from anyshape.base.errors import InputError
 from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.reasons import size_names
 from anyshape.frontend.shape_rules import RULES
-from anyshape.run import torch_api, torch_trace
+from anyshape.run import torch_api, torch_shapes, torch_trace
 
 SMALL = 2
 CTC = (torch.ctc_loss, torch.nn.functional.ctc_loss)
@@ -136,6 +137,7 @@ class PredictedShapes:
         self.inner = [value for node in gm.graph.nodes if node.op not in ("placeholder", "output")
                       for value in pytree.tree_leaves(node.meta.get("example_value"))]
         targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+        self.plain = all(torch_shapes.is_plain(value) for value in (*self.placeholders, *self.inner))
         self.switches = [target for target in targets if torch_api.changes_mode(target)]
 
     def small_texts(self, places: Mapping[Any, str]) -> dict[Any, str]:
@@ -178,10 +180,11 @@ class PredictedShapes:
 
     def _run(self, symbols: dict[Any, int], inputs: Sequence[Any], strides: bool) -> str:
         """Why the shapes differ at these values of the symbols; `inputs` are real, or the trace's placeholders."""
-        with torch_trace.shapes_only(RULES, lambda size: _value(size, symbols)) as to_fake:
-            comparison = _Compare(self.gm, symbols, strides)
+        sizes = _Sizes(symbols)
+        with torch_shapes.shapes_only(RULES, sizes.number, self.plain) as shapes:
+            comparison = _Compare(self.gm, sizes, shapes, strides)
             try:
-                comparison.run(*[to_fake(value) for value in inputs])
+                comparison.run(inputs)
                 comparison.compare_memory()
             except _Differs as difference:
                 return str(difference).split("\n")[0]
@@ -217,6 +220,11 @@ def _sharing(values: Mapping[Node, Any]) -> dict[Node, frozenset[Node]]:
     return {node: frozenset().union(*(owners[key] for key in own)) for node, own in keys.items()}
 
 
+def _tensors(value: Any) -> list[Any]:
+    return [value] if isinstance(value, torch.Tensor) else \
+        [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
+
+
 def _takes_shapes_as_they_are(target: Any, operands: Sequence[Any]) -> bool:
     """Operators of one tensor, masks and ctc_loss do not stretch a size of 1 where nobody can see it."""
     return len(operands) < 2 or (target is operator.getitem and len(operands) == 2) or target in CTC
@@ -226,48 +234,68 @@ class _Differs(Exception):
     """A shape is not the predicted one."""
 
 
-class _Compare(Interpreter):
+class _Sizes:
+    """The numbers of traced sizes at given values of the symbols."""
+
+    def __init__(self, symbols: dict[Any, int]) -> None:
+        self.symbols = symbols
+        self.known: dict[Any, int] = {}
+
+    def number(self, size: Any) -> int:
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        formula = size.node.expr
+        found = self.known.get(formula)
+        if found is None:
+            found = self.known[formula] = int(formula.xreplace(self.symbols))
+        return found
+
+
+class _Compare:
     """Runs a captured graph on shapes and compares each with the prediction."""
 
-    def __init__(self, gm: GraphModule, symbols: dict[Any, int], strides: bool) -> None:
-        super().__init__(gm)
-        self.symbols = symbols
+    def __init__(self, gm: GraphModule, sizes: _Sizes, shapes: torch_shapes.Shapes, strides: bool) -> None:
+        self.gm = gm
+        self.sizes = sizes
+        self.shapes = shapes
         self.strides = strides
-        self.unknown = torch_trace.unknown_results()
+        self.unknown = torch_shapes.unknown_results()
         self.returned = set(gm.graph.output_node().all_input_nodes)
         self.entered: list[Any] = []
         self.values: dict[Node, Any] = {}
         self.changed: set[Node] = set()
-
-    def call_function(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        result = super().call_function(target, arguments, keywords)
-        if target is torch_api.ENTER_AUTOCAST:
-            self.entered.append(result)
-        elif target is torch_api.EXIT_AUTOCAST:
-            self.entered.remove(arguments[0])
-        return result
 
     def leave_modes(self) -> None:
         """Leaves the autocast regions that a run, stopped in the middle, is still in."""
         while self.entered:
             torch_api.EXIT_AUTOCAST(self.entered.pop())
 
-    def run_node(self, node: Node) -> Any:
-        operands = [(one, value) for one in node.all_input_nodes for value in pytree.tree_leaves(self.values.get(one))
-                    if isinstance(value, torch.Tensor)]
-        versions = [value._version for _, value in operands]
+    def run(self, inputs: Sequence[Any]) -> None:
+        given = iter(inputs)
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = self.shapes.of(next(given))
+            elif node.op == "get_attr":
+                self.values[node] = self.shapes.of(torch_api.attribute_of(self.gm, node.target))
+            elif node.op != "output":
+                found = self.values[node] = self._result(node)
+                self._compare(node, node.meta.get("example_value"), found)
+
+    def _result(self, node: Node) -> Any:
+        arguments, keywords = map_arg((node.args, node.kwargs), self.values.__getitem__)
+        operands = [(one, value) for one in node.all_input_nodes for value in _tensors(self.values[one])]
+        target: Any = self.gm.get_submodule(str(node.target)) if node.op == "call_module" else node.target
         try:
-            found = super().run_node(node)
+            found, changed = self.shapes.call(target, arguments, keywords)
         except self.unknown:
-            if not _takes_shapes_as_they_are(node.target, operands):
+            if not _takes_shapes_as_they_are(target, operands):
                 raise
-            found = self._chosen(node.meta.get("example_value"))
-        if node.op != "output":
-            self.values[node] = found
-        self.changed.update(one for (one, value), version in zip(operands, versions, strict=True)
-                            if value._version != version)
-        if node.op not in ("placeholder", "output"):
-            self._compare(node, node.meta.get("example_value"), found)
+            return self._chosen(node.meta.get("example_value"))
+        self.changed.update(one for one, value in operands if any(value is other for other in changed))
+        if target is torch_api.ENTER_AUTOCAST:
+            self.entered.append(found)
+        elif target is torch_api.EXIT_AUTOCAST:
+            self.entered.remove(arguments[0])
         return found
 
     def _chosen(self, expected: Any) -> Any:
@@ -276,10 +304,10 @@ class _Compare(Interpreter):
         def made(value: Any) -> Any:
             if isinstance(value, torch.SymInt):
                 for symbol, least in torch_trace.found_later(value).items():
-                    self.symbols.setdefault(symbol, max(SMALL, least))
-                return self._value(value)
+                    self.sizes.symbols.setdefault(symbol, max(SMALL, least))
+                return self.sizes.number(value)
             if isinstance(value, torch.Tensor):
-                return torch.empty([made(size) for size in value.shape], dtype=value.dtype, device=value.device)
+                return self.shapes.empty([made(size) for size in value.shape], value)
             raise _Differs("a number that is only known from the data")
 
         return pytree.tree_map(made, expected)
@@ -298,17 +326,17 @@ class _Compare(Interpreter):
 
     def _compare(self, node: Node, expected: Any, found: Any) -> None:
         if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
-            if any(torch_trace.found_later(size).keys() - self.symbols.keys() for size in expected.shape
+            if any(torch_trace.found_later(size).keys() - self.sizes.symbols.keys() for size in expected.shape
                    if isinstance(size, torch.SymInt)):
                 raise _Differs(f"{node.name} has shape {list(found.shape)}, whatever the data")
-            shape = [self._value(size) for size in expected.shape]
+            shape = [self.sizes.number(size) for size in expected.shape]
             if shape != list(found.shape):
                 raise _Differs(f"{node.name} has shape {list(found.shape)}, the general program gives {shape}")
             if self.strides and node in self.returned:
                 self._compare_strides(node, expected, found)
         elif isinstance(expected, (torch.SymInt, int)):
-            if self._value(expected) != found:
-                raise _Differs(f"{node.name} is {found}, the general program gives {self._value(expected)}")
+            if self.sizes.number(expected) != found:
+                raise _Differs(f"{node.name} is {found}, the general program gives {self.sizes.number(expected)}")
         elif isinstance(expected, (tuple, list)) and isinstance(found, (tuple, list)):
             if len(expected) != len(found):
                 raise _Differs(f"{node.name} has {len(found)} parts, the general program gives {len(expected)}")
@@ -316,16 +344,7 @@ class _Compare(Interpreter):
                 self._compare(node, one, other)
 
     def _compare_strides(self, node: Node, expected: torch.Tensor, found: torch.Tensor) -> None:
-        strides = [self._value(stride) for stride in expected.stride()]
+        strides = [self.sizes.number(stride) for stride in expected.stride()]
         pairs = zip(found.shape, strides, found.stride(), strict=True)
         if found.numel() and any(a != b for size, a, b in pairs if size != 1):
             raise _Differs(f"{node.name} has strides {list(found.stride())}, the general program gives {strides}")
-
-    def _value(self, size: Any) -> int:
-        return _value(size, self.symbols)
-
-
-def _value(size: Any, symbols: dict[Any, int]) -> int:
-    if not isinstance(size, torch.SymInt):
-        return int(size)
-    return int(size.node.expr.xreplace(symbols))

@@ -50,7 +50,7 @@ def _remembering(dispatch: Callable[..., Any], memory: dict[Any, Any]) -> Callab
         operands: list[Any] = []
         kept: list[Any] = []
         try:
-            key = (op, mode, _setting(), _key(arguments, mode, operands, kept), _key(keywords, mode, operands, kept))
+            key = (op, mode, setting(), _key(arguments, mode, operands, kept), _key(keywords, mode, operands, kept))
         except _Unknown:
             return dispatch(mode, op, types, arguments, keywords)
         found = memory.get(key)
@@ -75,7 +75,7 @@ def _is_pure(op: Any) -> bool:
         and any(isinstance(argument.type, (torch.TensorType, torch.ListType)) for argument in op._schema.arguments)
 
 
-def _setting() -> tuple[Any, ...]:
+def setting() -> tuple[Any, ...]:
     """What else decides how an operator is taken apart."""
     return (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
             torch._C._current_graph_task_id() != -1, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))

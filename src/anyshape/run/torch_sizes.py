@@ -142,7 +142,7 @@ def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) ->
 # ---- bags
 
 
-def _embedding_bag(input: Tensor, weight: Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2,
+def embedding_bag(input: Tensor, weight: Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2,
                    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
                    per_sample_weights: Any = None, include_last_offset: bool = False,
                    padding_idx: Any = None) -> Tensor:
@@ -217,6 +217,6 @@ _BY_NUMBER: dict[Any, Callable[..., Any]] = {
 _BY_SHAPE: dict[Any, Callable[..., Any]] = {
     torch.max_pool1d: _max_pool1d,
     functional.max_pool1d: _max_pool1d,
-    functional.embedding_bag: _embedding_bag,
+    functional.embedding_bag: embedding_bag,
     "fill_diagonal_": _fill_diagonal_,
 }

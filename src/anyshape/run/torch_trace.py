@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -65,13 +64,13 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(_no_empty_guards())
         stack.enter_context(_floats_left())
         stack.enter_context(_transforms_left())
-        stack.enter_context(_shape_rules(rules))
+        stack.enter_context(shape_rules(rules))
         stack.enter_context(_replaced(in_python))
         yield
 
 
 @contextlib.contextmanager
-def _shape_rules(rules: dict[Any, Callable[..., Any]]) -> Iterator[None]:
+def shape_rules(rules: dict[Any, Callable[..., Any]]) -> Iterator[None]:
     """Inside, fake tensors know the shapes of more operators. A rule is called with a function that makes an unknown
     size, and the operator's arguments. Without effect where another thread traces."""
     from torch._subclasses import fake_impls
@@ -318,51 +317,6 @@ def copy_captured(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     if hasattr(gm, "_param_name_to_source"):
         result._param_name_to_source = gm._param_name_to_source
     return result
-
-
-@contextlib.contextmanager
-def shapes_only(rules: dict[Any, Callable[..., Any]],
-                value_of: Callable[[Any], int] = int) -> Iterator[Callable[[Any], Any]]:
-    """Inside, torch computes shapes, not numbers, by `rules` too; yields the function that turns a tensor into its
-    shape: a real one, or one of a trace, whose sizes `value_of` knows."""
-    from torch._dynamo import convert_frame
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    mode.cache_enabled = True  # layers repeat, and here sizes are numbers; see DYNAMO_SETTINGS
-
-    def to_fake(value: Any) -> Any:
-        if isinstance(value, torch.SymInt):
-            return value_of(value)
-        if not isinstance(value, torch.Tensor):
-            return value
-        if torch_api.is_fake(value):
-            return torch.empty_strided([value_of(size) for size in value.shape],
-                                       [value_of(stride) for stride in value.stride()],
-                                       dtype=value.dtype, device=value.device)
-        with torch.no_grad():
-            fake = mode.from_tensor(value, static_shapes=True)
-            if not value.is_inference():
-                return fake
-            # the same memory as a tensor that counts its changes
-            return torch.empty(0, dtype=value.dtype, device=value.device).set_(
-                fake.untyped_storage(), value.storage_offset(), value.shape, value.stride())
-
-    log = logging.getLogger("torch._subclasses.fake_tensor")  # it would print what an op refuses
-    with convert_frame.compile_lock:  # what is changed here is every thread's
-        disabled, log.disabled = log.disabled, True
-        known, FakeTensorMode.cache = FakeTensorMode.cache, {}  # what our rules say is nobody else's to find
-        try:
-            with _shape_rules(rules), torch.inference_mode(False), mode, torch.no_grad():
-                yield to_fake
-        finally:
-            log.disabled = disabled
-            FakeTensorMode.cache = known
-
-
-def unknown_results() -> tuple[type[BaseException], ...]:
-    """The exceptions by which an operator that computes shapes says that its result depends on the data."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-    return DataDependentOutputException, DynamicOutputShapeException
 
 
 def found_later(size: torch.SymInt) -> dict[Any, int]:
