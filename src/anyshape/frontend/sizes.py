@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from anyshape.run import torch_api, torch_shapes, torch_trace
 SMALL = 2
 CTC = (torch.ctc_loss, torch.nn.functional.ctc_loss)
 FORESEEN = 6  # different sizes up to which patterns are judged before a call has them
+COMBINED = 3  # sizes up to which that is done for all combinations
 
 
 def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: Compilation) -> Callable[..., Any]:
@@ -163,19 +165,26 @@ class PredictedShapes:
         return self._run(symbols, inputs, strides)
 
     def foreseen(self, sizes: Sequence[Any]) -> dict[tuple[int, ...], bool]:
-        """Patterns with one more size of 1 than the first call had, for which all comes out as predicted, so that the
-        first call that has one need not wait for the answer. Sizes that were equal in the first call change together.
-        What the trace's guards refuse never comes here. Other answers are left to `differs`, which says them in the
-        words of the call."""
+        """Patterns with more sizes of 1 than the first call had, for which all comes out as predicted, so that the
+        first call that has one need not wait for the answer: all combinations where there are few, else one size at a
+        time. Where there are many sizes, those that were equal in the first call change together. What the trace's
+        guards refuse never comes here. Other answers are left to `differs`, which says them in the words of the call.
+        """
         patterns: dict[tuple[int, ...], bool] = {}
         hints = torch_trace.hints(self.placeholders)
-        candidates = sorted({hint for hint in hints.values() if hint >= SMALL})
-        if self.switches or len(candidates) > FORESEEN or not all(size.free_symbols <= hints.keys() for size in sizes):
+        alike = [[symbol] for symbol, hint in hints.items() if hint >= SMALL]
+        if len(alike) > COMBINED:
+            alike = [[symbol for symbol, hint in hints.items() if hint == one]
+                     for one in sorted({hint for hint in hints.values() if hint >= SMALL})]
+        if self.switches or len(alike) > FORESEEN or not all(size.free_symbols <= hints.keys() for size in sizes):
             return patterns
-        for candidate in candidates:
-            symbols = {symbol: 1 if hint == candidate else hint for symbol, hint in hints.items()}
-            if torch_trace.admitted(self.placeholders, symbols) and not self._run(symbols, self.placeholders, False):
-                patterns[tuple(min(int(size.xreplace(symbols)), SMALL) for size in sizes)] = True
+        for together in range(1, 1 + (len(alike) if len(alike) <= COMBINED else 1)):
+            for chosen in combinations(alike, together):
+                symbols = {**hints, **{symbol: 1 for part in chosen for symbol in part}}
+                pattern = tuple(min(int(size.xreplace(symbols)), SMALL) for size in sizes)
+                if pattern not in patterns and torch_trace.admitted(self.placeholders, symbols) \
+                        and not self._run(symbols, self.placeholders, False):
+                    patterns[pattern] = True
         return patterns
 
     def _run(self, symbols: dict[Any, int], inputs: Sequence[Any], strides: bool) -> str:
