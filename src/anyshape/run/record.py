@@ -46,7 +46,7 @@ class Record:
     """
 
     values: dict[str, int]
-    program: ctypes.Array[WORD]
+    program: array[int]
     address: int
     offsets: dict[str, int]
     kept: int
@@ -128,8 +128,8 @@ class Records:
         first = host.HEAD_WORDS + len(pairs)
         words = [place.border, place.top - place.border, 0, first, self.workspace, len(offsets), *pairs, *steps,
                  host.END]
-        program = (WORD * len(words))(*words)
-        address = ctypes.addressof(program)
+        program = array("q", words)
+        address = program.buffer_info()[0]
         room = (WORD * max(self.workspace_words, 1))()
         self.context.measure(address, ctypes.addressof(self.functions), ctypes.addressof(room))
         events.count("plans")

@@ -278,8 +278,8 @@ def _thin(dtype: str, item: int, a: _Matrix, b: _Matrix, c: _Matrix) -> tuple[in
 
 
 def bits(value: float, code: str) -> int:
-    """The bits of a number as a float ("f") or a double ("d")."""
-    return int.from_bytes(struct.pack(f"<{code}", value), "little")
+    """The bits of a number as a float ("f") or a double ("d"), as a word of 64 bits with a sign."""
+    return int.from_bytes(struct.pack(f"<{code}", value), "little", signed=code == "d")
 
 
 def copy_words(number: int, source: Area, target: Area) -> list[int]:
