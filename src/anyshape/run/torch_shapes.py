@@ -237,8 +237,8 @@ def _key(value: Any, places: dict[int, int]) -> Any:
 @contextlib.contextmanager
 def shapes_only(rules: Mapping[Any, Callable[..., Any]], value_of: Callable[[Any], int] = int,
                 quick: bool = True) -> Iterator[Shapes]:
-    """Inside, torch computes shapes, not numbers, by `rules` too, through what is yielded; `value_of` knows the sizes of
-    a trace. `quick`: see Shapes."""
+    """Inside, torch computes shapes, not numbers, by `rules` too (torch_trace.shape_rules), through what is yielded;
+    `value_of` knows the sizes of a trace. `quick`: see Shapes."""
     from torch._dynamo import convert_frame
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import _disable_current_modes

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
 
 
 @contextlib.contextmanager
-def shape_rules(rules: dict[Any, Callable[..., Any]]) -> Iterator[None]:
+def shape_rules(rules: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """Inside, fake tensors know the shapes of more operators. A rule is called with a function that makes an unknown
     size, and the operator's arguments. Without effect where another thread traces."""
     from torch._subclasses import fake_impls
