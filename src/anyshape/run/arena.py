@@ -56,6 +56,15 @@ class Block:
             self.flat[dtype] = flat
         return flat.as_strided(shape, strides, flat.storage_offset() + byte // item)
 
+    def release(self) -> None:
+        """Gives the memory back to torch, though somebody may still have the block."""
+        gone, self.gone = self.gone, None
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+        self.views.clear()
+        self.flat.clear()
+        if gone is not None:
+            gone(self.bytes)
+
     def remember(self, record: Any, views: Any) -> None:
         """Keeps `views` for the next call with this record."""
         if len(self.views) >= VIEWS:
@@ -104,6 +113,14 @@ class Pool:
             if self.free:
                 self._drop(max(self.free, key=_bytes))
         return self._new(bytes_)
+
+    def fresh(self, bytes_: int) -> Block:
+        """A block of its own, for one who releases it himself.
+
+        Raises:
+            AnyShapeError: there is not enough memory.
+        """
+        return self._new(bytes_) if bytes_ else self.empty
 
     def give(self, block: Block) -> None:
         """Gives a block back."""

@@ -190,7 +190,7 @@ class Call:
             elif isinstance(step, LibraryStep):
                 self._matmul(step, views)
             elif isinstance(step, MemoryStep):
-                self._hold(step)
+                self._hold(number, step)
             else:
                 assert isinstance(step, CopyStep)
                 self.tensor(step.target, views[1]).copy_(self.tensor(step.source, views[0]))
@@ -198,9 +198,11 @@ class Call:
             error.add_note(f"in step {number} of {self.shared.plan.name}, {step.where or 'source line unknown'}")
             raise
 
-    def _hold(self, step: MemoryStep) -> None:
-        """Lets tensors go, allocates results."""
+    def _hold(self, number: int, step: MemoryStep) -> None:
+        """Lets tensors go, and the lower block where that ends here; allocates results."""
         shared = self.shared
+        if number == self.record.given:
+            self.kept.release()
         for name in step.drop:
             buffer = shared.buffers[name]
             if buffer.home == "extern":

@@ -228,6 +228,8 @@ class Executable:
         # torch.no_grad() costs more than the rest of a small call
         graded = bool(record.calls or undo or not self.plain) and torch.is_grad_enabled()
         try:
+            if record.given >= 0:
+                kept = context.kept.fresh(record.kept)
             temporary = context.temporary.take(record.temporary + record.scratch * threads)
             if graded:
                 torch_api.set_grad_enabled(False)

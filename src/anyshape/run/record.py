@@ -5,6 +5,9 @@ for a backward also looks for a *room*: the memory of its largest result, which 
 What fits there does not lie in the arena, which is held to the end of the call; the room is then its lower block.
 
     matmul -> h;  matmul(h) -> k;  matmul(k) -> logits      arena: k          room (logits): h
+
+The room is then there from the start. Where that is worse, as beside large tensors of PyTorch that go before it is
+written, what dies before it lies in a lower block of its own, which is given back right before the result is taken.
 """
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from anyshape.plan.plan import Buffer, CopyStep, KernelStep, MemoryStep, Plan, W
 from anyshape.run import pages
 from anyshape.run.context import Context
 from anyshape.run.layout import NO_REGIME, Layout
-from anyshape.sym.expr import evaluate, symbols_of
+from anyshape.sym.expr import Size, evaluate, symbols_of
 
 WORD = ctypes.c_int64
 GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
@@ -39,7 +42,8 @@ class Record:
     values: symbol -> value. program: the host's words, at `address`. offsets: buffer -> byte offset in the two blocks.
     kept, temporary: bytes of the lower and the upper block, without scratch; scratch: bytes per thread, at
     `temporary` in the upper one. room: the output buffer, by slot, whose memory is the lower block, or -1: then that is
-    the kept block. bound: no layout of the arena needs fewer bytes. overwrites: steps write into the kept block of a
+    the kept block. given: the lower block is the call's own, and is given back before results are taken at this step;
+    or -1. bound: no layout of the arena needs fewer bytes. overwrites: steps write into the kept block of a
     backward's tape, so that it cannot run again. allocations: (sizes, strides) of each output buffer, by slot;
     exact: these are the outputs' own; large: (slot, bytes) of those on large pages. calls: some step is done by
     PyTorch. block: what is the same in the blocks of all calls.
@@ -52,6 +56,7 @@ class Record:
     kept: int
     temporary: int
     room: int
+    given: int
     scratch: int
     bound: int
     overwrites: bool
@@ -94,6 +99,9 @@ class Records:
         # the largest result that is not written from the start on; of a call that a backward follows, none
         free = [] if self.saved or forward is not None else [b for b in self.outputs if b.first > 0]
         self.room = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
+        # the step that takes it; -1: it is there from the start
+        self.taken = next((i for i, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
+                           and self.room is not None and self.room.name in step.take), -1)
         # words of the longest kernel block of the plan
         self.workspace_words = max((len(step.params) + len(step.handed) + max(len(one.sizes) for one in step.regimes)
                                     for step in plan.steps if isinstance(step, KernelStep)), default=0)
@@ -142,7 +150,8 @@ class Records:
             values=values, program=program, address=address,
             offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
             temporary=place.top - place.border,
-            room=self.outputs.index(self.room) if place.in_room and self.room is not None else -1,
+            room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
+            given=self.taken if place.lower == "early" else -1,
             scratch=program[host.HEAD_SCRATCH], bound=place.bound,
             overwrites=bool(self.regions) and any(place.offsets[i] < kept for i in self.moving),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
@@ -164,13 +173,16 @@ class Records:
         sizes = [buffer.bytes for buffer in self.homes.values()]
         offsets = [places[name] for name in self.homes]
         used = [*sizes, *offsets, plan.kept, plan.arena, *(size for r in self.regions for size in (r.bytes, r.offset))]
-        room = 0 if self.room is None else self.room.bytes
-        if not set().union(*(symbols_of(size) for size in (*used, room))) <= values.keys():
+        room: Size = 0
+        if self.room is not None:
+            room = self.room.bytes
+            used += [b.bytes for b in (*self.outputs, *self.beside)]
+        if not set().union(*(symbols_of(size) for size in used)) <= values.keys():
             return None
         place = self._place([evaluate(size, values) for size in sizes],
                             [evaluate(offset, values) for offset in offsets], evaluate(plan.kept, values),
                             evaluate(plan.arena, values), values, evaluate(room, values))
-        return place.top - (place.border if place.in_room else 0)
+        return place.top - (place.border if place.lower == "room" else 0)
 
     def _allocation(self, buffer: Buffer, view: View, bytes_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What to allocate for an output: its own sizes and strides, or something flat when they do not span it."""
@@ -199,7 +211,8 @@ class Records:
 
     def _place(self, sizes: list[int], offsets: list[int], kept: int, arena: int, values: dict[str, int],
                room: int) -> _Layout:
-        """The best of the plan's layout, one made for these sizes, and one that uses the `room` bytes of a result."""
+        """The best of the plan's layout, one made for these sizes, one that uses the `room` bytes of a result, and one
+        whose lower block is given back before that result is taken."""
         padded = [-(-size // 64) * 64 for size in sizes]
         items = [(padded[i], *self.lives[i], offsets[i]) for i in self.saved]
         for region in self.regions:
@@ -209,57 +222,87 @@ class Records:
         fixed = len(items)
         items += [(padded[i], *self.lives[i], 0) for i in self.moving]
         found = self._improved(items, fixed, _Layout(offsets, kept, arena, max(self._live(items), kept)))
-        if self.room is not None and min(room, arena) >= LEAST_ROOM:
-            # what the result itself takes, from its first step on, is fixed at the bottom of its memory
-            border = room // 64 * 64
-            items = [(border, self.room.first, len(self.plan.steps), 0), *items]
-            inside = self._improved(items, 1, _Layout([0] * len(offsets), border, sys.maxsize,
-                                                      self._live(items), in_room=True))
-            inside.bound = max(inside.bound - border, 0)
-            sooner = inside.top - border + self._beside(values, early=True)
-            if sooner < found.top + self._beside(values, early=False):
-                return inside
-        return found
+        if self.room is None or min(room, arena) < LEAST_ROOM:
+            return found
+        # what the result itself takes, from its first step on, is fixed at the bottom of its memory
+        end = len(self.plan.steps)
+        border = room // 64 * 64
+        items = [(border, self.room.first, end, 0), *items]
+        inside = self._improved(items, 1, _Layout([0] * len(offsets), border, sys.maxsize, self._live(items), "room"))
+        inside.bound = max(inside.bound - border, 0)
+        layouts = [(self._peak(values, [(found.top, 0, end)], self.taken), found),
+                   (self._peak(values, [(inside.top - border, 0, end)], 0), inside)]
+        early = self._early(padded)
+        if early is not None:
+            blocks = [(early.border, 0, self.taken - 1), (early.top - early.border, 0, end)]
+            # a block that is taken and given back in every call has to be worth it
+            layouts.append((self._peak(values, blocks, self.taken) + LEAST_ROOM, early))
+        return min(layouts, key=lambda one: one[0])[1]
+
+    def _early(self, padded: list[int]) -> _Layout | None:
+        """What dies before the room is taken in the lower block, everything else in the upper one."""
+        early = [i for i in self.moving if self.lives[i][1] < self.taken]
+        if not early:
+            return None
+        late = [i for i in self.moving if self.lives[i][1] >= self.taken]
+        layout = _Layout([0] * len(padded), 0, 0, self._live([(padded[i], *self.lives[i], 0) for i in self.moving]),
+                         "early")
+        for part in (early, late):
+            items = [(padded[i], *self.lives[i], 0) for i in part]
+            top, places = self._best(items, 0, 0, self._live(items), sys.maxsize) if part else (0, [])
+            for i, offset in zip(part, places, strict=True):
+                layout.offsets[i] = layout.top + offset
+            layout.border, layout.top = layout.top, layout.top + top
+        return layout
 
     def _live(self, items: Sequence[Item]) -> int:
         return live_bytes([i[0] for i in items], [i[1:3] for i in items], len(self.plan.steps))
 
-    def _beside(self, values: dict[str, int], early: bool) -> int:
-        """The most bytes of results and tensors of PyTorch at one step; `early`: the room is there from the start."""
-        lives = [(0 if early or b is not self.room else b.first, len(self.plan.steps)) for b in self.outputs]
-        tensors = [*self.outputs, *self.beside]
-        return live_bytes([evaluate(b.bytes, values) for b in tensors],
-                          [*lives, *((b.first, b.last) for b in self.beside)], len(self.plan.steps))
+    def _peak(self, values: dict[str, int], blocks: list[Life], taken: int) -> int:
+        """The most bytes of results, tensors of PyTorch and `blocks` at one step; the room is there from step `taken`
+        on."""
+        end = len(self.plan.steps)
+        lives = [*blocks]
+        lives += [(evaluate(b.bytes, values), max(taken, 0) if b is self.room else b.first, end) for b in self.outputs]
+        lives += [(evaluate(b.bytes, values), b.first, b.last) for b in self.beside]
+        return live_bytes([one[0] for one in lives], [one[1:] for one in lives], end)
 
     def _improved(self, items: list[Item], fixed: int, found: _Layout) -> _Layout:
         """`found`, with the moving buffers placed for these sizes if that is lower."""
-        if found.top <= GOOD_ENOUGH * found.bound or not self.moving:
-            return found
-        place = _Placement(self.context, items, fixed, found.border)
-        for weight, lowest in ((_size, False), (_area, False), (_birth, False), (_birth, True), (_size, True)):
-            top, places = place.run(weight, lowest)
-            if top < found.top:
-                found.top = top
-                for i, offset in zip(self.moving, places, strict=True):
-                    found.offsets[i] = offset
-            if found.top <= GOOD_ENOUGH * found.bound:
-                break
+        if found.top > GOOD_ENOUGH * found.bound and self.moving:
+            found.top, places = self._best(items, fixed, found.border, found.bound, found.top)
+            for i, offset in enumerate(places):
+                found.offsets[self.moving[i]] = offset
         return found
+
+    def _best(self, items: list[Item], fixed: int, wall: int, bound: int, top: int) -> tuple[int, list[int]]:
+        """The lowest top of some ways to place the items from `fixed` on, and their offsets; none below `top`."""
+        place = _Placement(self.context, items, fixed, wall)
+        best: list[int] = []
+        for weight, lowest in ((_size, False), (_area, False), (_birth, False), (_birth, True), (_size, True)):
+            found, places = place.run(weight, lowest)
+            if found < top:
+                top, best = found, places
+            if top <= GOOD_ENOUGH * bound:
+                break
+        return top, best
 
 
 @dataclass(slots=True)
 class _Layout:
     """Offsets of all placed buffers, in a lower block up to `border` and an upper one up to `top`; bound: no layout has
-    a lower top (or, in the end, needs fewer bytes of arena). in_room: the lower block is a result's memory."""
+    a lower top (or, in the end, needs fewer bytes of arena). lower: what the lower block is: "kept", the "room" (a
+    result's memory), or the call's own, given back "early"."""
 
     offsets: list[int]
     border: int
     top: int
     bound: int
-    in_room: bool = False
+    lower: str = "kept"
 
 
 Item = tuple[int, int, int, int]  # bytes, first, last, offset
+Life = tuple[int, int, int]  # bytes, first, last
 
 
 def _size(item: Item) -> tuple[int, ...]:

@@ -33,6 +33,13 @@ class Seen:
     counted: int
 
 
+class _Lasting(Block):
+    """A block that is there until it has been looked through."""
+
+    def release(self) -> None:
+        pass
+
+
 class _Pool(Pool):
     """A pool whose blocks come filled with the pattern; `last` is the one that was taken last."""
 
@@ -42,6 +49,11 @@ class _Pool(Pool):
 
     def take(self, bytes_: int) -> Block:
         self.last = super().take(bytes_)
+        self.last.tensor.fill_(PATTERN)
+        return self.last
+
+    def fresh(self, bytes_: int) -> Block:
+        self.last = _Lasting(bytes_)
         self.last.tensor.fill_(PATTERN)
         return self.last
 
@@ -60,9 +72,12 @@ class _TemporaryPool(_Pool):
         if runs:
             record = runs.pop()[0]
             above = _written(block, record.temporary)
-            below = record.kept if above or self.executable.takes_tape else _written(self.kept.last, record.kept)
             if record.room >= 0:  # the lower block is a result's memory
                 below = 0
+            elif record.given < 0 and (above or self.executable.takes_tape):
+                below = record.kept
+            else:
+                below = _written(self.kept.last, record.kept)
             self.seen.append(Seen(record, below + above))
         super().give(block)
 
