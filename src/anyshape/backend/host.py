@@ -11,6 +11,7 @@ from __future__ import annotations
 from anyshape.backend import host_words
 from anyshape.backend.host_attention import ATTENTION_ROUTINES, run_attention
 from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, run_matmul
+from anyshape.backend.host_over import OVER_ROUTINES, run_over
 from anyshape.backend.host_packed import PACKED_ROUTINES, run_packed
 from anyshape.backend.host_words import (
     ATTENTION,
@@ -29,17 +30,18 @@ from anyshape.backend.host_words import (
     HEAD_KEPT,
     HEAD_PLACED,
     HEAD_SCRATCH,
-    HEAD_SCRATCH_AT,
     HEAD_WORDS,
     HEAD_WORKSPACE,
     KEPT,
     KERNEL,
     MATMUL,
     MONOTONIC,
+    OVER,
     PACKED_SCRATCH,
     PARALLEL_WORK,
     PRODUCT,
     PROGRAM,
+    SCRATCH,
     SLOTS,
     STATE,
     STATUS,
@@ -86,6 +88,8 @@ def run_plan(block: int) -> int:
             run_packed(block, step)
         elif op == ATTENTION:
             run_attention(block, step)
+        elif op == OVER:
+            run_over(block, step)
         elif op == COPY:
             run_copy(block, step)
         elif op == CALL:
@@ -135,7 +139,7 @@ def run_kernel(block: int, step: int, workspace: int, program: int) -> int:
     copy_bytes(workspace + 8 * params, place, 8 * sizes)
     functions = word(block, FUNCTIONS)
     kernel = word(functions, word(step, 3))
-    scratch = word(block, TEMP) + word(program, HEAD_SCRATCH_AT)
+    scratch = word(block, SCRATCH)
     threads = minimum(minimum(word(block, THREADS), blocks), word(step, 5) // PARALLEL_WORK)
     if threads < 2 or word(functions, GOMP_PARALLEL) == 0:
         call_void(kernel, workspace, 0, blocks, scratch)
@@ -253,7 +257,7 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
 
 
 ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, best_gap, *LIBRARY_ROUTINES,
-            *PACKED_ROUTINES, *ATTENTION_ROUTINES)
+            *PACKED_ROUTINES, *OVER_ROUTINES, *ATTENTION_ROUTINES)
 
 
 def emit_host() -> str:

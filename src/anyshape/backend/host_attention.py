@@ -29,11 +29,10 @@ from anyshape.backend.host_words import (
     FUNCTIONS,
     GOMP_PARALLEL,
     HEAD_SCRATCH,
-    HEAD_SCRATCH_AT,
     PARALLEL_FLOPS,
     PROGRAM,
+    SCRATCH,
     TEAM_SIZE,
-    TEMP,
     THREAD_NUMBER,
     THREADS,
 )
@@ -78,7 +77,7 @@ def attention_range(data: int, begin: int, end: int, thread: int) -> int:
     block = word(data, 1)
     step = word(data, 2)
     program = word(block, PROGRAM)
-    scratch = word(block, TEMP) + word(program, HEAD_SCRATCH_AT) + thread * word(program, HEAD_SCRATCH)
+    scratch = word(block, SCRATCH) + thread * word(program, HEAD_SCRATCH)
     tiles = word(data, 4)
     groups = word(step, ATTENTION_GROUPS)
     heads = groups * word(step, ATTENTION_SHARE)

@@ -19,7 +19,6 @@ from anyshape.backend.host_words import (
     FUNCTIONS,
     GOMP_PARALLEL,
     HEAD_SCRATCH,
-    HEAD_SCRATCH_AT,
     MATMUL_A,
     MATMUL_ALPHA,
     MATMUL_B,
@@ -58,8 +57,8 @@ from anyshape.backend.host_words import (
     PACKED_WORDS,
     PARALLEL_FLOPS,
     PROGRAM,
+    SCRATCH,
     TEAM_SIZE,
-    TEMP,
     THREAD_NUMBER,
     THREADS,
     TILES_PER_THREAD,
@@ -126,7 +125,7 @@ def packed_range(data: int, begin: int, end: int, thread: int) -> int:
     block = word(data, 1)
     step = word(data, 2)
     program = word(block, PROGRAM)
-    scratch = word(block, TEMP) + word(program, HEAD_SCRATCH_AT) + thread * word(program, HEAD_SCRATCH)
+    scratch = word(block, SCRATCH) + thread * word(program, HEAD_SCRATCH)
     down = word(data, 6)
     blocks = maximum(parts(word(step, MATMUL_K), word(step, PACKED_WORDS) * word(step, PACKED_PER_WORD)), 1)
     frame = words(13)

@@ -20,17 +20,17 @@ PROGRAM = 7
 STEP = 8  # number of the step that runs; the callback writes STEP_DONE there when it has done one
 TIMES = 9  # 0, or where the clock is written after every step: (seconds, nanoseconds,
            # number of the step) each, the first before all steps
-SLOTS = 10  # slot 0 is the status; buffers follow
+SCRATCH = 10  # address of the threads' scratch
+SLOTS = 11  # slot 0 is the status; buffers follow
 STEP_DONE = -1
 
 # words of a program's head
 HEAD_KEPT = 0  # bytes of the kept block: arena offsets from here on lie in the temporary block
-HEAD_SCRATCH_AT = 1  # offset of the threads' scratch in the temporary block
-HEAD_SCRATCH = 2  # bytes of scratch per thread
-HEAD_FIRST = 3  # word of the first step
-HEAD_WORKSPACE = 4  # word of the block where kernel blocks are built
-HEAD_PLACED = 5  # number of (slot, arena offset) pairs, which follow
-HEAD_WORDS = 6
+HEAD_SCRATCH = 1  # bytes of scratch per thread
+HEAD_FIRST = 2  # word of the first step
+HEAD_WORKSPACE = 3  # word of the block where kernel blocks are built
+HEAD_PLACED = 4  # number of (slot, arena offset) pairs, which follow
+HEAD_WORDS = 5
 
 # entries of the table of functions; kernels follow, four addresses each: run, blocks, scratch, work
 GOMP_PARALLEL = 0
@@ -50,6 +50,8 @@ MONOTONIC = 1  # the clock's number
 # processor time, which other programs do not disturb, where one thread does everything
 THREAD_TIME = 3
 
+KERNEL_SCRATCH = 6  # word of a kernel step: bytes of scratch per thread
+
 # ops of steps; every step starts with op, length, number
 END = 0
 KERNEL = 1  # function, blocks, work, scratch, params, sizes, (slot, bytes) each, size each
@@ -58,6 +60,7 @@ CALL = 3
 COPY = 4
 PRODUCT = 5  # a matmul step of bf16 or f16, by packed panels
 ATTENTION = 6
+OVER = 7  # a product step whose rows are packed over themselves (backend/host_over.py)
 
 # what run_plan returns
 DONE = 0
@@ -114,6 +117,7 @@ PACKED_B_ITEM = 34
 PACKED_C_ITEM = 35
 PACKED_SCRATCH = 36  # bytes of scratch per thread
 F32 = 4  # bytes per element
+OVER_INNER = 1024  # elements of such a row, at most
 PACKED_PAD = 64  # bytes after a panel, which is written in whole vectors
 PACKED_TURN = llvm_packed.TURN
 PACKED_ALONG = llvm_packed.ALONG

@@ -34,12 +34,14 @@ class Block:
     def __init__(self, bytes_: int, gone: Callable[[int], None] | None = None) -> None:
         self.gone = gone
         self.bytes = bytes_
-        self.tensor = torch.empty(bytes_ + 64, dtype=torch.uint8) if bytes_ else torch.empty(0, dtype=torch.uint8)
-        start = self.tensor.data_ptr()
-        prefer_large(start, bytes_)
-        skip = -start % 64
-        self.tensor = self.tensor[skip:skip + bytes_]
-        self.address = start + skip
+        self.tensor = torch.empty(bytes_, dtype=torch.uint8)
+        self.address = self.tensor.data_ptr()
+        if self.address % 64:  # torch's own allocator gives more, another one may not
+            self.tensor = torch.empty(bytes_ + 64, dtype=torch.uint8)
+            skip = -self.tensor.data_ptr() % 64
+            self.tensor = self.tensor[skip:skip + bytes_]
+            self.address = self.tensor.data_ptr()
+        prefer_large(self.address, bytes_)
         self.views: dict[Any, Any] = {}
         self.flat: dict[torch.dtype, torch.Tensor] = {}
 

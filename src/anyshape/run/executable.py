@@ -187,11 +187,15 @@ class Executable:
         context = self.context
         threads = self.threads or torch.get_num_threads()
         pool = context.temporary
-        temporary = pool.take(record.temporary + record.scratch * threads)
+        scratch = record.scratch * threads
+        lower = kept.address if record.room < 0 else addresses[record.room]
+        inside = scratch <= record.spare
+        temporary = pool.take(record.temporary if inside else record.temporary + scratch)
         try:
             block = record.block[:]
-            block[host.KEPT] = kept.address if record.room < 0 else addresses[record.room]
+            block[host.KEPT] = lower
             block[host.TEMP] = temporary.address
+            block[host.SCRATCH] = lower + record.spare_at if inside else temporary.address + record.temporary
             block[host.THREADS] = threads
             self.put(block, FIRST, *pointers, *addresses)
             code = context.run_plan(block.buffer_info()[0])
@@ -228,9 +232,11 @@ class Executable:
         # torch.no_grad() costs more than the rest of a small call
         graded = bool(record.calls or undo or not self.plain) and torch.is_grad_enabled()
         try:
+            scratch = record.scratch * threads
+            inside = scratch <= record.spare
             if record.given >= 0:
-                kept = context.kept.fresh(record.kept)
-            temporary = context.temporary.take(record.temporary + record.scratch * threads)
+                kept = context.kept.fresh(record.kept + (scratch if inside else 0))
+            temporary = context.temporary.take(record.temporary if inside else record.temporary + scratch)
             if graded:
                 torch_api.set_grad_enabled(False)
             if record.calls:
@@ -241,8 +247,9 @@ class Executable:
             clock = None if self.profiles is None else array("q", bytes(24 * (2 * _marks(self.plan) + 2)))
             times = 0 if clock is None else clock.buffer_info()[0]
             lower = kept.address if record.room < 0 else outputs[record.room].data_ptr()
+            spare = lower + record.spare_at if inside else temporary.address + record.temporary
             block = array("q", (0, number, lower, temporary.address, threads, context.callback,
-                                self.functions_address, record.address, 0, times, 0, *pointers,
+                                self.functions_address, record.address, 0, times, spare, 0, *pointers,
                                 *[0 if output is None else output.data_ptr() for output in outputs]))
             block.frombytes(self.rest)
             if call is not None:

@@ -27,11 +27,15 @@ from anyshape.plan.plan import Buffer, CopyStep, KernelStep, MemoryStep, Plan, W
 from anyshape.run import pages
 from anyshape.run.context import Context
 from anyshape.run.layout import NO_REGIME, Layout
+from anyshape.run.words import may_pack_over
 from anyshape.sym.expr import Size, evaluate, symbols_of
 
 WORD = ctypes.c_int64
 GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
+ROOMY = 1.1  # of the bytes that values need at once, those they may lie in without being crowded
 LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is moved there
+# op -> the word of a step that says how much scratch a thread needs
+SCRATCH = {host.KERNEL: host.KERNEL_SCRATCH, host.PRODUCT: host.PACKED_SCRATCH, host.ATTENTION: host.ATTENTION_SCRATCH}
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
@@ -40,13 +44,14 @@ class Record:
     """See the head of this file. Bytes and strides are numbers; views are (sizes, strides, offset in elements).
 
     values: symbol -> value. program: the host's words, at `address`. offsets: buffer -> byte offset in the two blocks.
-    kept, temporary: bytes of the lower and the upper block, without scratch; scratch: bytes per thread, at
-    `temporary` in the upper one. room: the output buffer, by slot, whose memory is the lower block, or -1: then that is
-    the kept block. given: the lower block is the call's own, and is given back before results are taken at this step;
-    or -1. bound: no layout of the arena needs fewer bytes. overwrites: steps write into the kept block of a
-    backward's tape, so that it cannot run again. allocations: (sizes, strides) of each output buffer, by slot;
-    exact: these are the outputs' own; large: (slot, bytes) of those on large pages. calls: some step is done by
-    PyTorch. block: what is the same in the blocks of all calls.
+    kept, temporary: bytes of the lower and the upper block, without scratch; scratch: bytes per thread, at `spare_at`
+    in the lower block where that of all threads is at most `spare` bytes, else at `temporary` in the upper one. room:
+    the output buffer, by slot, whose memory is the lower block, or -1: then that is the kept block. given: the lower
+    block is the call's own, and is given back before results are taken at this step; or -1. bound: no layout of the
+    arena needs fewer bytes. overwrites: steps write into the kept block of a backward's tape, so that it cannot run
+    again. allocations: (sizes, strides) of each output buffer, by slot; exact: these are the outputs' own; large:
+    (slot, bytes) of those on large pages. calls: some step is done by PyTorch. block: what is the same in the blocks of
+    all calls.
     """
 
     values: dict[str, int]
@@ -58,6 +63,8 @@ class Record:
     room: int
     given: int
     scratch: int
+    spare: int
+    spare_at: int
     bound: int
     overwrites: bool
     inputs: tuple[View | None, ...]
@@ -134,12 +141,12 @@ class Records:
         pairs = [word for name, offset in zip(layout.placed, place.offsets, strict=True)
                  for word in (layout.slots[name], offset)]
         first = host.HEAD_WORDS + len(pairs)
-        words = [place.border, place.top - place.border, 0, first, self.workspace, len(offsets), *pairs, *steps,
-                 host.END]
+        words = [place.border, 0, first, self.workspace, len(offsets), *pairs, *steps, host.END]
         program = array("q", words)
         address = program.buffer_info()[0]
         room = (WORD * max(self.workspace_words, 1))()
         self.context.measure(address, ctypes.addressof(self.functions), ctypes.addressof(room))
+        spare_at, spare = self._spare(place, sizes, program)
         events.count("plans")
         allocations = tuple(self._allocation(b, outputs[b.index], output_bytes[b.index]) for b in self.outputs)
         large = tuple((i, output_bytes[b.index]) for i, b in enumerate(self.outputs)
@@ -152,7 +159,7 @@ class Records:
             temporary=place.top - place.border,
             room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
             given=self.taken if place.lower == "early" else -1,
-            scratch=program[host.HEAD_SCRATCH], bound=place.bound,
+            scratch=program[host.HEAD_SCRATCH], spare=spare, spare_at=spare_at, bound=place.bound,
             overwrites=bool(self.regions) and any(place.offsets[i] < kept for i in self.moving),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
             outputs=outputs, allocations=allocations, exact=exact, large=large, calls=calls, saved=saved,
@@ -224,20 +231,31 @@ class Records:
         found = self._improved(items, fixed, _Layout(offsets, kept, arena, max(self._live(items), kept)))
         if self.room is None or min(room, arena) < LEAST_ROOM:
             return found
-        # what the result itself takes, from its first step on, is fixed at the bottom of its memory
         end = len(self.plan.steps)
-        border = room // 64 * 64
-        items = [(border, self.room.first, end, 0), *items]
-        inside = self._improved(items, 1, _Layout([0] * len(offsets), border, sys.maxsize, self._live(items), "room"))
-        inside.bound = max(inside.bound - border, 0)
+        inside = self._inside(items, room // 64 * 64, self.room.first)
         layouts = [(self._peak(values, [(found.top, 0, end)], self.taken), found),
-                   (self._peak(values, [(inside.top - border, 0, end)], 0), inside)]
+                   (self._peak(values, [(inside.top - inside.border, 0, end)], 0), inside)]
         early = self._early(padded)
         if early is not None:
             blocks = [(early.border, 0, self.taken - 1), (early.top - early.border, 0, end)]
             # a block that is taken and given back in every call has to be worth it
             layouts.append((self._peak(values, blocks, self.taken) + LEAST_ROOM, early))
         return min(layouts, key=lambda one: one[0])[1]
+
+    def _inside(self, items: list[Item], border: int, first: int) -> _Layout:
+        """What fits in the memory of the result, which is first written in step `first`; low there, so that scratch
+        has room above it, or anywhere if that takes less arena."""
+        # what the result itself takes, from its first step on, is fixed at the bottom of its memory
+        taken = (border, first, len(self.plan.steps), 0)
+        bound = self._live([taken, *items])
+        low = -(-int(self._live([one for one in items if one[2] < first]) * ROOMY) // 64) * 64
+        for above in ([(border - low, 0, first - 1, low)] if low < border else [], []):
+            layout = self._improved([taken, *above, *items], 1 + len(above),
+                                    _Layout([0] * len(self.lives), border, sys.maxsize, bound, "room"))
+            if not above or layout.top <= GOOD_ENOUGH * bound:
+                break
+        layout.bound = max(bound - border, 0)
+        return layout
 
     def _early(self, padded: list[int]) -> _Layout | None:
         """What dies before the room is taken in the lower block, everything else in the upper one."""
@@ -254,6 +272,36 @@ class Records:
                 layout.offsets[i] = layout.top + offset
             layout.border, layout.top = layout.top, layout.top + top
         return layout
+
+    def _spare(self, place: _Layout, sizes: Sequence[int], words: ctypes.Array[WORD]) -> tuple[int, int]:
+        """Where scratch may lie in the lower block, if that does not last: (offset, bytes). No step after that may need
+        any, so products there pack their rows over themselves if they can."""
+        if self.room is None or place.lower == "kept":
+            return 0, 0
+        until = self.taken if place.lower == "early" else self.room.first
+        products = []
+        at = words[host.HEAD_FIRST]
+        while words[at] != host.END:
+            needs = SCRATCH.get(words[at])
+            if words[at + 2] >= until and needs is not None and words[at + needs] > 0:
+                if not self._dies(words, at):
+                    return 0, 0
+                products.append(at)
+            at += words[at + 1]
+        for at in products:
+            words[at] = host.OVER
+        if place.lower == "early":
+            return place.border, sys.maxsize
+        ends = [offset + size for offset, size in zip(place.offsets, sizes, strict=True) if offset < place.border]
+        used = -(-max(ends, default=0) // 64) * 64
+        return used, place.border - used
+
+    def _dies(self, words: ctypes.Array[WORD], at: int) -> bool:
+        """Whether the step is a product that may pack its rows over themselves: nobody reads them later."""
+        if words[at] != host.PRODUCT or not may_pack_over(words, at):
+            return False
+        rows = next((b for b in self.homes.values() if self.layout.slots[b.name] == words[at + host.MATMUL_B]), None)
+        return rows is not None and rows.home == "arena" and rows.last == words[at + 2]
 
     def _live(self, items: Sequence[Item]) -> int:
         return live_bytes([i[0] for i in items], [i[1:3] for i in items], len(self.plan.steps))

@@ -4,6 +4,7 @@
 """
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -250,6 +251,20 @@ def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lead
     return [host.PRODUCT, 0, number, PACKED[dtype], c.columns, c.rows, a.columns, b.column * b.item, a.row * a.item,
             b.row * b.item, a.column * a.item, leading, bits(alpha, "f"), bits(beta, "f"), size_of(dtype), *places,
             lanes, grain, per_word, rows, columns, deep, b.item, a.item, c.item, scratch]
+
+
+def may_pack_over(words: Sequence[int] | ctypes.Array[ctypes.c_int64], at: int) -> bool:
+    """Whether the product whose words begin at `at` could pack its rows over themselves (backend/host_over.py), if
+    nobody needs them later."""
+    def has(place: int) -> int:
+        return words[at + place]
+    inner, lanes = has(host.MATMUL_K), has(host.PACKED_LANES)
+    return (has(0) == host.PRODUCT and has(host.MATMUL_ITEM) == host.F32 and has(host.MATMUL_BIAS) < 0
+            and has(host.PACKED_A_ITEM) == has(host.PACKED_B_ITEM) == has(host.PACKED_C_ITEM) == host.F32
+            and has(host.MATMUL_BATCHES) == 1 and has(host.MATMUL_N) > 1
+            and 0 < inner <= host.OVER_INNER and inner % lanes == 0 and has(host.PACKED_WORDS) <= TILE[2]
+            and has(host.PACKED_B_INNER) == host.F32 and has(host.PACKED_B_LANE) == host.F32 * inner
+            and has(host.MATMUL_B) not in (has(host.MATMUL_A), has(host.MATMUL_C)))
 
 
 def up(size: int, part: int) -> int:
