@@ -189,13 +189,16 @@ class Executable:
         pool = context.temporary
         scratch = record.scratch * threads
         lower = kept.address if record.room < 0 else addresses[record.room]
-        inside = scratch <= record.spare
-        temporary = pool.take(record.temporary if inside else record.temporary + scratch)
+        if scratch <= record.spare:
+            temporary = pool.take(record.temporary)
+            spare = lower + record.spare_at
+        else:
+            temporary, spare, _own = self._above(record, scratch)
         try:
             block = record.block[:]
             block[host.KEPT] = lower
             block[host.TEMP] = temporary.address
-            block[host.SCRATCH] = lower + record.spare_at if inside else temporary.address + record.temporary
+            block[host.SCRATCH] = spare
             block[host.THREADS] = threads
             self.put(block, FIRST, *pointers, *addresses)
             code = context.run_plan(block.buffer_info()[0])
@@ -233,10 +236,14 @@ class Executable:
         graded = bool(record.calls or undo or not self.plain) and torch.is_grad_enabled()
         try:
             scratch = record.scratch * threads
-            inside = scratch <= record.spare
             if record.given >= 0:
-                kept = context.kept.fresh(record.kept + (scratch if inside else 0))
-            temporary = context.temporary.take(record.temporary if inside else record.temporary + scratch)
+                kept = context.kept.fresh(record.kept + (scratch if record.spare else 0))
+            lower = kept.address if record.room < 0 else outputs[record.room].data_ptr()
+            if scratch <= record.spare:
+                temporary = context.temporary.take(record.temporary)
+                spare = lower + record.spare_at
+            else:
+                temporary, spare, _own = self._above(record, scratch)
             if graded:
                 torch_api.set_grad_enabled(False)
             if record.calls:
@@ -246,8 +253,6 @@ class Executable:
                 context.calls[number] = call
             clock = None if self.profiles is None else array("q", bytes(24 * (2 * _marks(self.plan) + 2)))
             times = 0 if clock is None else clock.buffer_info()[0]
-            lower = kept.address if record.room < 0 else outputs[record.room].data_ptr()
-            spare = lower + record.spare_at if inside else temporary.address + record.temporary
             block = array("q", (0, number, lower, temporary.address, threads, context.callback,
                                 self.functions_address, record.address, 0, times, spare, 0, *pointers,
                                 *[0 if output is None else output.data_ptr() for output in outputs]))
@@ -277,6 +282,16 @@ class Executable:
             if temporary is not None:
                 context.temporary.give(temporary)
             events.count_run()
+
+    def _above(self, record: Record, scratch: int) -> tuple[Block, int, Block | None]:
+        """The temporary block, the address of scratch that the lower one has no room for, and its block if it has its
+        own: where the arena is small, for it lies in a result, what idles between calls is to stay so."""
+        pool = self.context.temporary
+        if record.room < 0:
+            temporary = pool.take(record.temporary + scratch)
+            return temporary, temporary.address + record.temporary, None
+        own = pool.fresh(scratch)
+        return pool.take(record.temporary), own.address, own
 
     def _raise(self, code: int, block: Any, call: Call | None) -> None:
         """Turns the host's code into an exception."""
