@@ -2,11 +2,18 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
+import pytest
 import torch
 
+from anyshape.backend import host_words as host
+from anyshape.backend.limits import host as processor
 from anyshape.plan.judge import judge
+from anyshape.run import layout, words
 from anyshape.run.arena import PAGE, Block
+from anyshape.run.executable import Executable
+from anyshape.run.record import Record
 from anyshape.run.watch import watched
 from comparing import differs
 from roads import compilation_of, compiled
@@ -150,3 +157,89 @@ def test_training_keeps_its_blocks() -> None:
     assert not differs(x.grad, p.grad) and not differs(y.grad, q.grad)
     assert all(record.room < 0 for program in compilation_of(fast).programs
                for record in program.compiled.executable.records.values())
+
+
+# --- scratch, and products that pack their rows over themselves
+
+
+def ops_of(record: Record) -> list[int]:
+    found, at = [], record.program[host.HEAD_FIRST]
+    while record.program[at] != host.END:
+        found.append(record.program[at])
+        at += record.program[at + 1]
+    return found
+
+
+def blocks_of(run: Executable, call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+    """The result of a call, and the bytes of all blocks that it asked for."""
+    with watched(run) as seen:
+        context, asked = run.context, []
+        for pool in (context.kept, context.temporary):
+            for name in ("take", "fresh"):
+                def taken(bytes_: int, way: Callable[[int], Block] = getattr(pool, name)) -> Block:
+                    asked.append(bytes_)
+                    return way(bytes_)
+                setattr(pool, name, taken)
+        result = call()
+    assert [one.counted for one in seen] == [one.record.arena for one in seen]
+    return result, asked
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_products_pack_their_rows_over_themselves(calls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last product needs no scratch, so that the others' may go with the lower block; any number of rows and
+    columns, of blocks of k, and of threads."""
+    monkeypatch.setattr(words, "OUR_CPUS", frozenset((processor().cpu,)))
+    words_of = layout._product
+    words_of.cache_clear()
+    generator = torch.Generator().manual_seed(5)
+
+    def step(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(x @ v) @ v
+        if calls:
+            h = torch.tanh(torch.cumsum(h, 0)) @ v
+        return torch.sin(h @ v) @ w.t()
+    threads = torch.get_num_threads()
+    try:
+        for many in (1, 3):
+            torch.set_num_threads(many)
+            fast = compiled(step)
+            for rows, inner, columns in ((300, 160, 1000), (301, 144, 1023), (418, 1024, 2100), (303, 272, 4097)):
+                x, v, w = (torch.randn(*size, generator=generator) / inner**0.5
+                           for size in ((rows, inner), (inner, inner), (columns, inner)))
+                wanted = step(x, v, w)
+                assert not differs(fast(x, v, w), wanted), (rows, inner, columns)
+                run = compilation_of(fast).programs[-1].compiled.executable
+                record = list(run.records.values())[-1]
+                assert record.scratch > 0 and (record.room >= 0 or (calls and record.given >= 0))
+                if host.PRODUCT not in ops_of(record)[:-1]:
+                    continue  # by PyTorch on this processor
+                assert ops_of(record)[-1] == host.OVER and ops_of(record).count(host.OVER) == 1
+                assert record.spare > 0
+                found, asked = blocks_of(run, lambda: fast(x, v, w))  # noqa: B023
+                assert not differs(found, wanted)
+                scratch = record.scratch * many
+                if record.given >= 0:
+                    assert asked == [record.kept + scratch, record.temporary]
+                else:
+                    assert asked == ([record.temporary] if scratch <= record.spare else [scratch, record.temporary])
+    finally:
+        torch.set_num_threads(threads)
+        words_of.cache_clear()
+
+
+def test_rows_that_are_read_again_are_not_packed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "OUR_CPUS", frozenset((processor().cpu,)))
+    layout._product.cache_clear()
+
+    def step(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = torch.sin(torch.tanh(torch.tanh(x @ v) @ v) @ v)
+        return h @ w.t(), (h @ v[:, :1]).amax(0)
+    fast = compiled(step)
+    x, v, w = torch.randn(300, 160), torch.randn(160, 160) / 8, torch.randn(1000, 160) / 8
+    for one, other in zip(fast(x, v, w), step(x, v, w), strict=True):
+        assert not differs(one, other)
+    run = compilation_of(fast).programs[-1].compiled.executable
+    (record,) = run.records.values()
+    assert record.room >= 0 and record.spare == 0 and host.OVER not in ops_of(record)
+    layout._product.cache_clear()
