@@ -59,12 +59,12 @@ def run_over(block: int, step: int) -> int:
         pack_over(data, 0, 1)
         multiply_over(data, 0, 1)
         return 0
-    call_void(word(functions, GOMP_PARALLEL), pack_part, data, threads, 0)
-    call_void(word(functions, GOMP_PARALLEL), multiply_part, data, threads, 0)
+    call_void(word(functions, GOMP_PARALLEL), pack_over_part, data, threads, 0)
+    call_void(word(functions, GOMP_PARALLEL), multiply_over_part, data, threads, 0)
     return 0
 
 
-def pack_part(data: int) -> int:
+def pack_over_part(data: int) -> int:
     """One thread's share of the panels of rows."""
     functions = word(data, 0)
     number = call(word(functions, THREAD_NUMBER)) & 4294967295
@@ -72,7 +72,7 @@ def pack_part(data: int) -> int:
     return 0
 
 
-def multiply_part(data: int) -> int:
+def multiply_over_part(data: int) -> int:
     """One thread's share of the columns."""
     functions = word(data, 0)
     number = call(word(functions, THREAD_NUMBER)) & 4294967295
@@ -89,12 +89,12 @@ def pack_over(data: int, thread: int, team: int) -> int:
     copy = words(6160)  # OVER_INNER elements of a panel of 12 rows, and a vector that is written past the end
     for panel in range(panels * thread // team, panels * (thread + 1) // team):
         at = word(data, 3) + panel * bytes_
-        pack_rows(data, at, high, copy)
+        panel_of_rows(data, at, high, copy)
         copy_bytes(at, copy, bytes_)
     return 0
 
 
-def pack_rows(data: int, source: int, size: int, target: int) -> int:
+def panel_of_rows(data: int, source: int, size: int, target: int) -> int:
     """Packs `size` rows as one panel; blocks of k lie one after another in it."""
     step = word(data, 1)
     grain = word(step, PACKED_GRAIN)
@@ -123,7 +123,7 @@ def multiply_over(data: int, thread: int, team: int) -> int:
     rest = word(step, MATMUL_N) - whole
     rest_panel = words(6160)
     if rest > 0:
-        pack_rows(data, word(data, 3) + whole * inner * F32, rest, rest_panel)
+        panel_of_rows(data, word(data, 3) + whole * inner * F32, rest, rest_panel)
     panel = words(4112)  # of TILE's words along k and 32 columns, and a vector
     frame = words(2)
     set_word(frame, 0, word(data, 0) + 8 * word(step, MATMUL_FUNCTION))
@@ -138,17 +138,17 @@ def multiply_over(data: int, thread: int, team: int) -> int:
                  F32, word(step, PACKED_A_LANE), word(step, PACKED_A_INNER), columns, count, panel, wide,
                  word(step, PACKED_LANES))
             target = word(data, 4) + pair * wide * F32
-            multiply_rows(frame, panel, word(data, 3) + first * high * F32, count, target, whole, columns, first)
+            multiply_over_rows(frame, panel, word(data, 3) + first * high * F32, count, target, whole, columns, first)
             if rest > 0:
                 grain = word(step, PACKED_GRAIN)
-                multiply_rows(frame, panel, rest_panel + first * parts(rest, grain) * grain * F32, count,
+                multiply_over_rows(frame, panel, rest_panel + first * parts(rest, grain) * grain * F32, count,
                               target + whole * word(step, MATMUL_LDC) * F32, rest, columns, first)
             first += deep
     return 0
 
 
-def multiply_rows(frame: int, panel: int, rows: int, count: int, target: int, size: int, columns: int,
-                  more: int) -> int:
+def multiply_over_rows(frame: int, panel: int, rows: int, count: int, target: int, size: int, columns: int,
+                       more: int) -> int:
     """A panel of columns with the panels of `size` rows, over `count` elements along k; `more` is not 0: on top of what
     is in the result."""
     entry = word(frame, 0)
@@ -175,4 +175,5 @@ def multiply_rows(frame: int, panel: int, rows: int, count: int, target: int, si
     return 0
 
 
-OVER_ROUTINES = (run_over, pack_part, multiply_part, pack_over, pack_rows, multiply_over, multiply_rows)
+OVER_ROUTINES = (run_over, pack_over_part, multiply_over_part, pack_over, panel_of_rows, multiply_over,
+                 multiply_over_rows)
