@@ -91,6 +91,7 @@ _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "slt", ast.LtE: "sle", ast.Gt
 def translate(functions: Sequence[Callable[..., int]], constants: Mapping[str, int]) -> str:
     """LLVM text of `functions`; they may call each other and use `constants` by name."""
     names = {f.__name__: len(inspect.signature(f).parameters) for f in functions}
+    assert len(names) == len(functions), "two routines have one name"
     parts = ["declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
              "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
     for function in functions:
