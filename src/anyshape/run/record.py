@@ -273,7 +273,7 @@ class Records:
             layout.border, layout.top = layout.top, layout.top + top
         return layout
 
-    def _spare(self, place: _Layout, sizes: Sequence[int], words: ctypes.Array[WORD]) -> tuple[int, int]:
+    def _spare(self, place: _Layout, sizes: Sequence[int], words: array[int]) -> tuple[int, int]:
         """Where scratch may lie in the lower block, if that does not last: (offset, bytes). No step after that may need
         any, so products there pack their rows over themselves if they can."""
         if self.room is None or place.lower == "kept":
@@ -296,7 +296,7 @@ class Records:
         used = -(-max(ends, default=0) // 64) * 64
         return used, place.border - used
 
-    def _dies(self, words: ctypes.Array[WORD], at: int) -> bool:
+    def _dies(self, words: array[int], at: int) -> bool:
         """Whether the step is a product that may pack its rows over themselves: nobody reads them later."""
         if words[at] != host.PRODUCT or not may_pack_over(words, at):
             return False
