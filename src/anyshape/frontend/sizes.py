@@ -181,7 +181,10 @@ class PredictedShapes:
         for together in range(1, 1 + (len(alike) if len(alike) <= COMBINED else 1)):
             for chosen in combinations(alike, together):
                 symbols = {**hints, **{symbol: 1 for part in chosen for symbol in part}}
-                pattern = tuple(min(int(size.xreplace(symbols)), SMALL) for size in sizes)
+                try:
+                    pattern = tuple(min(int(size.xreplace(symbols)), SMALL) for size in sizes)
+                except ZeroDivisionError:  # what the program itself does with such sizes is for the call to say
+                    continue
                 if pattern not in patterns and torch_trace.admitted(self.placeholders, symbols) \
                         and not self._run(symbols, self.placeholders, False):
                     patterns[pattern] = True
