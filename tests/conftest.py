@@ -39,6 +39,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: takes minutes; run with -m full")
+    os.environ.setdefault("ANYSHAPE_DEFER", "0")  # tests of sizes of 1 want programs for them
     if "ANYSHAPE_CACHE_DIR" not in os.environ:
         folder = tempfile.mkdtemp(prefix="anyshape-tests-")
         os.environ["ANYSHAPE_CACHE_DIR"] = folder

@@ -36,6 +36,9 @@ class Config:
     packed_bytes: int = _knob(32 << 20, "weights of convolutions stay reordered from call to call while they and what "
                                         "the call holds fit into this many bytes, or into what some call has held")
     dynamic: bool = _knob(True, "make every size symbolic from the first call")
+    defer: bool = _knob(True, "calls whose sizes of 0 or 1 need one more program run as PyTorch does until they "
+                              "have taken as long as tracing it takes")
+    background: bool = _knob(False, "trace and compile in a thread of its own; calls run as PyTorch does until then")
     fullgraph: bool = _knob(False, "refuse graph breaks")
     disable: str = _knob("", "comma-separated pass names to leave out, for bisecting; attention: leave attention "
                              "as it is written")

@@ -1,40 +1,42 @@
 """`anyshape.compile` for modules and functions: two ways of tracing behind one callable.
 
-The first way (`Tracing.oblivious`) makes one program for all sizes, 0 and 1 included (with dynamic=False: for fixed
+The first way (`oblivious`) makes one program for all sizes, 0 and 1 included (with dynamic=False: for fixed
 sizes, and as one graph, also where sizes are found in the data). It is given up, for this object,
 when a trace fails, and for a single call when the call's sizes do not fit its programs; then the ordinary way serves:
 PyTorch's usual symbolic tracing, which makes extra programs for sizes 0 and 1.
+
+A call for which no program is there may also run as PyTorch does, for now: see `deferral.py` and `beside.py`.
 """
 from __future__ import annotations
 
 import copy
 import functools
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from anyshape.base import events
 from anyshape.base.config import Config
-from anyshape.base.errors import AnyShapeError, ConfigError
+from anyshape.base.errors import ConfigError
 from anyshape.frontend import export
+from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
+from anyshape.frontend.deferral import Deferral, Deferred
 from anyshape.frontend.direct import MISS, Door, watched
 from anyshape.frontend.dynamo import FallbackWarning, compile_fx
 from anyshape.frontend.explain import explain, memory
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.program import check_stages, compile_program
-from anyshape.frontend.reasons import miss_words, singled_out
 from anyshape.frontend.refusal import refusal
-from anyshape.frontend.shape_rules import tracing_settings
 from anyshape.frontend.sizes import checked_program
-from anyshape.run import torch_api, torch_door
+from anyshape.frontend.tracing import Tracing, first_lines
+from anyshape.run import torch_api
 from anyshape.run.context import context_underway
 
 PLAIN = "these sizes run as plain PyTorch"
-PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes as long as one that it does not refuse
 
 
 def compile_target(target: Any, config: Config) -> Any:
@@ -64,98 +66,13 @@ def stats(reset: bool = False) -> dict[str, int | float]:
     return found
 
 
-class Tracing:
-    """What runs on a cache miss of Dynamo: the trace, under our settings.
-
-    way: what `Capture` calls it.
-    plain: what the tracer said of frames of the call in hand, which run as plain PyTorch: (code object, error) each.
-    refusals: per code object, how many calls that PyTorch takes it has refused.
-    numbers: sizes of 1 that the programs do not take and that this trace takes as numbers.
-    """
-
-    def __init__(self, compilation: Compilation, inner: torch_api.FrameCallback, oblivious: bool) -> None:
-        self.compilation = compilation
-        self.inner = inner
-        self.oblivious = oblivious
-        self.way = "ordinary" if not oblivious else "all sizes" if compilation.config.dynamic else "one graph"
-        self.failure = ""
-        self.codes: list[Any] = []
-        self.plain: list[tuple[Any, BaseException]] = []
-        self.refusals: dict[Any, int] = {}
-        self.numbers: frozenset[str] = frozenset()
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Traces one frame.
-
-        Raises:
-            NotCovered: the oblivious way failed, now or before, or a size is 0, from which nothing can be told about
-                others; nothing of the user's program has run.
-        """
-        dynamic = self.compilation.config.dynamic
-        self.compilation.tracing = self._told(arguments[0])
-        if not self.oblivious:
-            return self._trace_or_run(arguments, dynamic)
-        if self.failure:
-            raise NotCovered(self.failure)
-        if any(isinstance(value, torch.Tensor) and 0 in value.shape
-               for value in pytree.tree_leaves(list(arguments[0].f_locals.values()))):
-            raise NotCovered("a size of 0")
-        try:
-            return self._trace(arguments, dynamic)
-        except Exception as error:  # the border to torch's tracer: whatever went wrong, the ordinary way comes next
-            if isinstance(getattr(error, "inner_exception", None), AnyShapeError):
-                raise
-            self.failure = f"{type(error).__name__}: {_first_lines(str(error))}"
-            raise NotCovered(self.failure) from error
-
-    def _trace_or_run(self, arguments: tuple[Any, ...], dynamic: bool) -> Any:
-        """The trace; a frame that torch's tracer refuses at these sizes runs as plain PyTorch, this one time. (Eager
-        PyTorch takes more: a loss over no elements, statistics over one. What it refuses too, it reports itself.)"""
-        config, code = self.compilation.config, arguments[0].f_code
-        if self.refusals.get(code, 0) == PATIENCE:
-            return torch_api.plain_frame()
-        try:
-            return self._trace(arguments, dynamic)
-        except torch_api.tracer_failures() as error:
-            if config.strict or config.fullgraph or isinstance(getattr(error, "inner_exception", None), AnyShapeError):
-                raise
-            self.plain.append((code, error))
-            return torch_api.plain_frame()
-
-    def _trace(self, arguments: tuple[Any, ...], dynamic: bool) -> Any:
-        code = arguments[0].f_code
-        others = torch_api.programs_of_others(code, self.inner)
-        with context_underway(), tracing_settings(dynamic, self.oblivious, others, self.numbers):
-            result = self.inner(*arguments)
-        if torch_api.made_program(result):
-            self.codes.append(code)
-        return result
-
-    def _told(self, frame: Any) -> tuple[str, str, str]:
-        """Where the trace is, what forced it, and the way it goes: see Capture."""
-        code = frame.f_code
-        where = f"{code.co_name}, {code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
-        if isinstance(frame.f_locals.get("fn"), torch.nn.Module):  # a frame that torch put around a module of its own
-            where = type(frame.f_locals["fn"]).__name__
-        misses = torch_door.failed_guards(code, frame.f_locals) if self.compilation.graphs else []
-        reason = miss_words(misses[0], frame.f_locals) if misses else ""
-        self.numbers = singled_out(misses, frame.f_locals)
-        if not self.oblivious and self.compilation.config.dynamic and not reason:
-            reason = self.compilation.fallbacks[-1].reason if self.compilation.fallbacks else ""
-        return where, reason, self.way
-
-
-def _first_lines(text: str) -> str:
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
-    return " ".join(lines[:3])[:300]
-
-
 class Way:
     """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
 
     __slots__ = ("call", "door", "opened", "own", "tracing")
 
-    def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool) -> None:
+    def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
+                 deferral: Deferral) -> None:
         self.own: list[Callable[..., Any]] = []
         self.door: Door | None = None
         self.opened = 0
@@ -169,7 +86,8 @@ class Way:
             return program
 
         def around(inner: torch_api.FrameCallback) -> torch_api.FrameCallback:
-            self.tracing = Tracing(compilation, inner, oblivious)
+            beside = Beside(target) if compilation.config.background else None
+            self.tracing = Tracing(compilation, inner, oblivious, deferral, beside)
             return self.tracing
 
         fullgraph = compilation.config.fullgraph or oblivious
@@ -192,13 +110,14 @@ class Way:
 class Compiled:
     """A callable with its two ways of tracing and their record."""
 
-    __slots__ = ("compilation", "oblivious", "ordinary", "target")
+    __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "target")
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target
         self.compilation = Compilation(config, compile_program)
-        self.oblivious = Way(target, self.compilation, oblivious=True)
-        self.ordinary = Way(target, self.compilation, oblivious=False)
+        self.deferral = Deferral()
+        self.oblivious = Way(target, self.compilation, True, self.deferral)
+        self.ordinary = Way(target, self.compilation, False, self.deferral)
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The result of the target for these arguments."""
@@ -213,6 +132,11 @@ class Compiled:
                     result = oblivious.door(arguments, keywords)
                     if result is not MISS:
                         return result
+                started = time.perf_counter()
+                if plain and self.deferral.patterns and oblivious.door is not None:
+                    pattern = self.deferral.known(arguments, keywords)
+                    if pattern is not None:
+                        raise Deferred(pattern)
                 if not (failed_before and ordinary.door is not None):
                     return oblivious.run(self.target, arguments, keywords)
             except NotCovered:
@@ -227,20 +151,32 @@ class Compiled:
                 except NotCovered:
                     pass
             return self._ordinary_call(failed_before, arguments, keywords)
+        except Deferred as deferred:
+            pattern = deferred.pattern
+            if pattern is not None:
+                self.deferral.remember(arguments, keywords, pattern)
         except Exception as error:  # the border to torch's tracer: what it says of the arguments, in the user's words
             refused = refusal(error, self.target, arguments, keywords) if plain else None
             if refused is None:
                 raise
             raise refused from None
+        result = self.target(*arguments, **keywords)
+        self.deferral.ran(pattern, result, time.perf_counter() - started)
+        return result
 
     def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""
         done = False
-        plain = self.ordinary.tracing.plain
+        plain, deferred = self.ordinary.tracing.plain, self.ordinary.tracing.deferred
         plain.clear()
+        deferred.clear()
+        self.ordinary.tracing.general = not failed_before
+        started = time.perf_counter()
         try:
             result = self.ordinary.run(self.target, arguments, keywords)
             done = True
+            for pattern in deferred:
+                self.deferral.ran(pattern, result, time.perf_counter() - started)
             return result
         except Exception as error:
             if plain:
@@ -249,7 +185,7 @@ class Compiled:
         finally:
             for code, refused in plain if done else ():
                 self.ordinary.tracing.refusals[code] = self.ordinary.tracing.refusals.get(code, 0) + 1
-                self._note_plain(f"{type(refused).__name__}: {_first_lines(str(refused))}")
+                self._note_plain(f"{type(refused).__name__}: {first_lines(str(refused))}")
             if not failed_before and self.oblivious.tracing.failure:
                 tracing = self.oblivious.tracing
                 if done and not plain:
@@ -269,7 +205,7 @@ class Compiled:
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; see `anyshape.frontend.explain`."""
         name = getattr(self.target, "__name__", type(self.target).__name__)
-        return explain(name, self.compilation, sizes)
+        return explain(name, self.compilation, sizes, self.deferral.told())
 
     def memory(self, **sizes: Any) -> MemoryNote:
         """What each program needs, as formulas and in bytes at `sizes`."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyshape.base.errors import InputError
-from anyshape.frontend.compilation import Capture, Compilation
+from anyshape.frontend.compilation import Capture, Compilation, Fallback
 from anyshape.frontend.explanation import (
     AttentionUse,
     CallNote,
@@ -29,8 +29,9 @@ MOST_VALUES = 4  # values named for one reason of refused fusions
 Names = Mapping[str, Size]
 
 
-def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any]) -> Explanation:
-    """Everything decided so far. `sizes`: as for `memory`.
+def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
+            waiting: tuple[str, ...] = ()) -> Explanation:
+    """Everything decided so far. `sizes`: as for `memory`. `waiting`: sizes that run as PyTorch for now, in words.
 
     Raises:
         InputError: a name that no program has.
@@ -39,7 +40,8 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any]) -> Ex
     values = _values(programs, compilation, sizes)
     places = zip(programs, _placed(compilation, values), strict=True)
     programs = tuple(dataclasses.replace(program, placed=placed) for program, placed in places)
-    return Explanation(name, programs, tuple(compilation.fallbacks), compilation.graphs, tuple(sorted(values.items())),
+    fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting))
+    return Explanation(name, programs, fallbacks, compilation.graphs, tuple(sorted(values.items())),
                        _attentions(compilation))
 
 

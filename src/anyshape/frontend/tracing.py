@@ -1,0 +1,140 @@
+"""What runs when Dynamo has no program for a frame: the trace, under our settings, now, later, or beside the caller."""
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from anyshape.base.errors import AnyShapeError
+from anyshape.frontend.beside import Beside
+from anyshape.frontend.compilation import Compilation, NotCovered
+from anyshape.frontend.deferral import Deferral, Deferred, small_sizes
+from anyshape.frontend.reasons import miss_words, singled_out
+from anyshape.frontend.shape_rules import tracing_settings
+from anyshape.run import torch_api, torch_door
+from anyshape.run.context import context_underway
+
+PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes as long as one that it does not refuse
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Of one trace: `where` it is, the `reason` that forces it, the `way` it goes (see Capture), and the sizes of 1
+    that the programs do not take and that it takes as `numbers`."""
+    where: str
+    reason: str
+    way: str
+    numbers: frozenset[str]
+
+
+class Tracing:
+    """What runs on a cache miss of Dynamo.
+
+    way: what `Capture` calls it.
+    general: a general program serves other calls than the one in hand; set by the caller, for the ordinary way.
+    plain: what the tracer said of frames of the call in hand, which run as plain PyTorch: (code object, error) each.
+    refusals: per code object, how many calls that PyTorch takes it has refused.
+    deferred: patterns of small sizes for which frames of the call in hand run as plain PyTorch, for now.
+    """
+
+    def __init__(self, compilation: Compilation, inner: torch_api.FrameCallback, oblivious: bool,
+                 deferral: Deferral, beside: Beside | None) -> None:
+        self.compilation = compilation
+        self.inner = inner
+        self.oblivious = oblivious
+        self.deferral = deferral
+        self.beside = beside
+        self.way = "ordinary" if not oblivious else "all sizes" if compilation.config.dynamic else "one graph"
+        self.failure = ""
+        self.general = False
+        self.codes: list[Any] = []
+        self.plain: list[tuple[Any, BaseException]] = []
+        self.refusals: dict[Any, int] = {}
+        self.deferred: list[Any] = []
+
+    def __call__(self, frame: Any, *others: Any) -> Any:
+        """Traces one frame.
+
+        Raises:
+            NotCovered: the oblivious way failed, now or before, or a size is 0, from which nothing can be told about
+                others; nothing of the user's program has run.
+            Deferred: the call shall run as PyTorch, this time, or until a thread has traced it.
+        """
+        if self.oblivious:
+            if self.failure:
+                raise NotCovered(self.failure)
+            if any(isinstance(value, torch.Tensor) and 0 in value.shape
+                   for value in pytree.tree_leaves(list(frame.f_locals.values()))):
+                raise NotCovered("a size of 0")
+        elif self.refusals.get(frame.f_code, 0) == PATIENCE:
+            return torch_api.plain_frame()
+        told = self._told(frame)
+        pattern = small_sizes(list(frame.f_locals.values()))
+        if pattern is not None and self.compilation.config.defer and (told.numbers or self.general) \
+                and self.deferral.holds_back(pattern, told.reason):
+            return self._later(pattern)
+
+        def trace(kept: Any) -> Any:
+            return self._trace((kept, *others), told)
+
+        try:
+            answer = trace(frame) if self.beside is None else self.beside.answer(frame, trace)
+        except Exception as error:  # the border to torch's tracer
+            return self._refused(frame.f_code, error)
+        if answer is None:
+            return self._later(None)
+        if torch_api.made_program(answer):
+            self.codes.append(frame.f_code)
+        return answer
+
+    def _later(self, pattern: Any) -> Any:
+        if self.oblivious or self.compilation.config.fullgraph:  # one frame is all there is
+            raise Deferred(pattern)
+        if pattern is not None:
+            self.deferred.append(pattern)
+        return torch_api.plain_frame()  # frames before this one may have run
+
+    def _refused(self, code: Any, error: Exception) -> Any:
+        """After a trace that failed: the ordinary way comes next, or, after that, plain PyTorch, this one time. (Eager
+        PyTorch takes more: a loss over no elements, statistics over one. What it refuses too, it reports itself.)"""
+        ours = isinstance(getattr(error, "inner_exception", None), AnyShapeError)
+        if self.oblivious:
+            if ours:
+                raise error
+            self.failure = f"{type(error).__name__}: {first_lines(str(error))}"
+            raise NotCovered(self.failure) from error
+        config = self.compilation.config
+        if not isinstance(error, torch_api.tracer_failures()) or config.strict or config.fullgraph or ours:
+            raise error
+        self.plain.append((code, error))
+        return torch_api.plain_frame()
+
+    def _trace(self, arguments: tuple[Any, ...], told: Told) -> Any:
+        config = self.compilation.config
+        programs = torch_api.programs_of_others(arguments[0].f_code, self.inner)
+        started = time.perf_counter()
+        with context_underway(), tracing_settings(config.dynamic, self.oblivious, programs, told.numbers):
+            self.compilation.tracing = told.where, told.reason, told.way
+            answer = self.inner(*arguments)
+        self.deferral.cost = max(self.deferral.cost, time.perf_counter() - started)
+        return answer
+
+    def _told(self, frame: Any) -> Told:
+        code = frame.f_code
+        where = f"{code.co_name}, {code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
+        if isinstance(frame.f_locals.get("fn"), torch.nn.Module):  # a frame that torch put around a module of its own
+            where = type(frame.f_locals["fn"]).__name__
+        misses = torch_door.failed_guards(code, frame.f_locals) if self.compilation.graphs else []
+        reason = miss_words(misses[0], frame.f_locals) if misses else ""
+        if not self.oblivious and self.compilation.config.dynamic and not reason:
+            reason = self.compilation.fallbacks[-1].reason if self.compilation.fallbacks else ""
+        return Told(where, reason, self.way, singled_out(misses, frame.f_locals))
+
+
+def first_lines(text: str) -> str:
+    """The beginning of what the tracer says."""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    return " ".join(lines[:3])[:300]

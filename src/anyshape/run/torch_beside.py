@@ -1,0 +1,147 @@
+"""What a trace in a thread of its own must leave to the thread that runs the program meanwhile.
+
+Dynamo saves and restores what it may disturb: the state of torch's random generator, and the flag that says that torch
+compiles. Both are the process's, so a trace beside a running program would draw the same random numbers twice, and send
+the program down the branches that are for tracing. Here they are left alone, in the tracing thread only.
+"""
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+
+def frame_to_keep(frame: Any) -> Any:
+    """What Dynamo reads of a frame that it is offered, to trace it when that frame has gone on."""
+    return SimpleNamespace(f_code=frame.f_code, f_locals=dict(frame.f_locals), f_globals=frame.f_globals,
+                           f_builtins=frame.f_builtins, f_lasti=frame.f_lasti, closure=frame.closure)
+
+
+def passed_over(frame: Any) -> bool:
+    """Whether Dynamo lets such a frame run as it is, and looks at what it calls: that takes no time."""
+    from torch._dynamo import trace_rules
+    return bool(trace_rules.check(frame.f_code, frame=frame))
+
+
+def takes(answer: Any, frame_locals: dict[str, Any]) -> bool:
+    """Whether the guards of Dynamo's answer, if it has any, let a frame with these locals run its code."""
+    code = getattr(answer, "guarded_code", None)
+    return code is None or bool(code.guard_manager.check(frame_locals))
+
+
+def same_modes() -> bool:
+    """Whether a thread of its own would trace what this one does: there is nothing that watches this thread only."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+    return not (_get_current_dispatch_mode_stack() or torch._C._len_torch_function_stack()
+                or torch._C._functorch.peek_interpreter_stack() or torch.is_inference_mode_enabled())
+
+
+def in_a_thread(work: Callable[[], None], name: str) -> threading.Thread:
+    """Starts `work` in a thread with this one's settings: gradients, autocast, number of threads, torch's configs."""
+    context = contextvars.copy_context()
+    gradients, threads = torch.is_grad_enabled(), torch.get_num_threads()
+    kinds = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    casts = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+    caching = torch.is_autocast_cache_enabled()
+
+    def run() -> None:
+        torch.set_num_threads(threads)
+        torch.set_autocast_cache_enabled(caching)
+        for kind, enabled, dtype in casts:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        with torch.set_grad_enabled(gradients), _leaving_the_process_alone():
+            context.run(work)
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    return thread
+
+
+class _Generator:
+    """torch's generator, whose state a thread cannot set back."""
+
+    def __init__(self, generator: Any, thread: int) -> None:
+        self._generator = generator
+        self._thread = thread
+
+    def set_state(self, state: torch.Tensor) -> Any:
+        return self._generator if threading.get_ident() == self._thread else self._generator.set_state(state)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator, name)
+
+
+_one_at_a_time = threading.Lock()
+
+
+@contextlib.contextmanager
+def _leaving_the_process_alone() -> Iterator[None]:
+    thread = threading.get_ident()
+
+    def here() -> bool:
+        return threading.get_ident() == thread
+
+    with _one_at_a_time, contextlib.ExitStack() as stack:
+        stack.enter_context(_put(torch.random, "default_generator", _Generator(torch.default_generator, thread)))
+        session = getattr(torch.compiler, "_compile_session_context", None)
+        if session is not None:
+            stack.enter_context(_put(torch.compiler, "_compile_session_context",
+                                     lambda: contextlib.nullcontext() if here() else session()))
+        stack.enter_context(_calls_of_modules(here))
+        stack.enter_context(_fx_flag(here))
+        yield
+
+
+@contextlib.contextmanager
+def _calls_of_modules(here: Callable[[], bool]) -> Iterator[None]:
+    """While torch.fx traces, it stands in for the calls and attributes of all modules: here only, then."""
+    from torch.fx import _symbolic_trace
+    patch = _symbolic_trace._Patcher.patch_method
+
+    def patch_method(self: Any, cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
+        usual = getattr(cls, name)
+
+        @functools.wraps(new)
+        def either(*arguments: Any, **keywords: Any) -> Any:
+            return (new if here() else usual)(*arguments, **keywords)
+
+        patch(self, cls, name, either, deduplicate)
+
+    with _put(_symbolic_trace._Patcher, "patch_method", patch_method):
+        yield
+
+
+@contextlib.contextmanager
+def _fx_flag(here: Callable[[], bool]) -> Iterator[None]:
+    """torch.fx says to all threads that it traces, and torch.compile would refuse to run in the others. Callers hold
+    the function that asks, so it is its code that changes."""
+    from torch.fx import _symbolic_trace
+    ask: Any = _symbolic_trace.is_fx_symbolic_tracing
+    usual = ask.__code__
+    names: dict[str, Any] = {}
+    exec("def ask():\n    return _is_fx_tracing_flag and _anyshape_traces_here() and not torch.compiler.is_compiling()",
+         names)
+    vars(_symbolic_trace)["_anyshape_traces_here"] = here
+    ask.__code__ = names["ask"].__code__
+    try:
+        yield
+    finally:
+        ask.__code__ = usual
+        del vars(_symbolic_trace)["_anyshape_traces_here"]
+
+
+@contextlib.contextmanager
+def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

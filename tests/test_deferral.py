@@ -1,0 +1,298 @@
+"""Calls that run as PyTorch for now: sizes of 1 that need one more program, and `background=True`."""
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import anyshape
+from anyshape.base.errors import ConfigError
+
+
+class Asks(nn.Module):
+    """Python code that asks whether the batch is 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        if x.shape[0] == 1:
+            y = y * 2
+        return nn.functional.dropout(y.relu(), 0.5, self.training)
+
+
+def compiled(module: Any, **settings: Any) -> Any:
+    torch.manual_seed(0)
+    return anyshape.compile(module, **settings)
+
+
+def wait(model: Any) -> None:
+    """Until nothing is traced beside."""
+    for way in (model._anyshape.oblivious, model._anyshape.ordinary):
+        for job in way.tracing.beside.jobs:
+            job.thread.join(60)
+            assert not job.thread.is_alive()
+
+
+def agrees(model: Any, module: Any, n: int) -> None:
+    x = torch.randn(n, 8)
+    torch.testing.assert_close(model(x), module(x))
+
+
+def test_a_size_of_1_waits_until_it_is_worth_a_trace() -> None:
+    module = Asks().eval()
+    model = compiled(module, defer=True)
+    for n in (3, 4, 1, 5, 1):
+        agrees(model, module, n)
+    assert len(model.programs) == 1
+    said = str(model.explain())
+    assert "not compiled yet" in said and "2 calls ran as PyTorch" in " ".join(said.split())
+    model._anyshape.deferral.cost = 1e-9
+    agrees(model, module, 1)
+    assert len(model.programs) == 2
+    assert "not compiled yet" not in str(model.explain())
+    agrees(model, module, 1)
+
+
+def test_sizes_that_the_program_takes_do_not_wait() -> None:
+    module = nn.Linear(8, 8)
+    model = compiled(module, defer=True)
+    for n in (3, 1, 0, 5):
+        agrees(model, module, n)
+    assert len(model.programs) == 1 and not model._anyshape.deferral.waiting
+
+
+def test_another_dtype_or_rank_does_not_wait() -> None:
+    model = anyshape.compile(lambda x: x * 2 + 1, defer=True)
+    for x in (torch.ones(3, 1), torch.ones(3, 1, dtype=torch.float64), torch.ones(2, 3, 1)):
+        torch.testing.assert_close(model(x), x * 2 + 1)
+    assert len(model.programs) == 3
+
+
+def test_without_deferral_each_size_of_1_is_traced_at_once() -> None:
+    module = Asks().eval()
+    model = compiled(module, defer=False)
+    for n in (3, 1):
+        agrees(model, module, n)
+    assert len(model.programs) == 2
+
+
+def test_a_first_call_of_size_1_is_traced_at_once() -> None:
+    module = Asks().eval()
+    model = compiled(module, defer=True)
+    agrees(model, module, 1)
+    agrees(model, module, 4)
+    assert len(model.programs) == 2
+
+
+def test_another_mode_of_the_call_is_another_pattern() -> None:
+    """What is known of a call beforehand must not hold back one that differs in more than sizes of 1."""
+    def f(x: Tensor, twice: bool) -> Tensor:
+        return x * 2 if twice or x.shape[0] == 1 else x + 1
+
+    model = anyshape.compile(f, defer=True)
+    for n, twice in ((3, False), (1, False), (1, True), (1, False), (3, True)):
+        x = torch.randn(n, 8)
+        torch.testing.assert_close(model(x, twice), f(x, twice))
+
+
+def test_deferred_training_gives_gradients() -> None:
+    module = Asks()
+    model = compiled(module, defer=True)
+    module.train(False)
+    for n in (3, 1, 1):
+        x = torch.randn(n, 8, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        model(x).sum().backward()
+        module(y).sum().backward()
+        torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_background_runs_as_pytorch_until_the_program_is_there() -> None:
+    module = Asks().eval()
+    model = compiled(module, background=True)
+    agrees(model, module, 3)
+    wait(model)
+    agrees(model, module, 5)
+    assert len(model.programs) == 1 and model._anyshape.oblivious.door is not None
+    agrees(model, module, 2)
+    model._anyshape.deferral.cost = 0.0  # sizes of 1 go into the background too
+    agrees(model, module, 1)
+    wait(model)
+    agrees(model, module, 1)
+    assert len(model.programs) == 2
+    for n in (0, 1, 2, 7):
+        agrees(model, module, n)
+
+
+def test_background_leaves_random_numbers_and_flags_alone() -> None:
+    """The same numbers as eager's, drawn while a thread traces: torch's and Python's."""
+    module = Asks().train()
+    flags: list[bool] = []
+
+    def draws(model: Any, steps: int) -> list[Tensor]:
+        torch.manual_seed(7)
+        random.seed(7)
+        found = []
+        for _ in range(steps):
+            flags.append(torch.compiler.is_compiling())
+            found += [torch.rand(3), torch.tensor(random.random()), model(torch.ones(4, 8)).detach()]
+        return found
+
+    model = compiled(module, background=True)
+    torch.ones(1).sum()
+    beside = draws(model, 40)
+    for one, other in zip(beside, draws(module, 40), strict=True):
+        torch.testing.assert_close(one, other)
+    assert not any(flags)
+    wait(model)
+
+
+def test_background_trains() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 1))
+    model = compiled(module, background=True)
+    for n in (3, 4, 5, 2):
+        x = torch.randn(n, 8)
+        model(x).square().sum().backward()
+        found = [one.grad.clone() for one in module.parameters() if one.grad is not None]
+        module.zero_grad()
+        module(x).square().sum().backward()
+        for one, parameter in zip(found, module.parameters(), strict=True):
+            torch.testing.assert_close(one, parameter.grad)
+        module.zero_grad()
+        wait(model)
+    assert len(model.programs) == 2  # a forward and a backward
+
+
+def test_what_changes_under_a_trace_drops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Asks().eval()
+    model = compiled(module, background=True)
+    tracing = model._anyshape.oblivious.tracing
+    begun, go_on = threading.Event(), threading.Event()
+    inner = tracing.inner
+
+    def slow(*arguments: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            assert go_on.wait(60)
+        return inner(*arguments)
+
+    monkeypatch.setattr(tracing, "inner", slow)
+    agrees(model, module, 3)
+    assert begun.wait(60)
+    module.train()
+    model(torch.ones(3, 8))  # seen here
+    module.eval()
+    go_on.set()
+    wait(model)
+    agrees(model, module, 3)  # dropped, and begun again
+    assert not model._anyshape.oblivious.tracing.codes
+    wait(model)
+    agrees(model, module, 3)
+    assert model._anyshape.oblivious.tracing.codes
+    module.train()
+    torch.manual_seed(3)
+    ours = model(torch.ones(3, 8))
+    torch.manual_seed(3)
+    torch.testing.assert_close(ours, module(torch.ones(3, 8)))
+
+
+def test_a_module_that_always_changes_is_traced_while_the_caller_waits() -> None:
+    class Counts(Asks):
+        last: Any = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            self.last = y
+            return y
+
+    module = Counts().eval()
+    model = compiled(module, background=True)
+    for n in (3, 4, 5, 6, 7, 8, 9):
+        agrees(model, module, n)
+        wait(model)
+    assert model.programs
+
+
+def test_background_with_a_graph_break() -> None:
+    noted: list[int] = []
+
+    def f(x: Tensor) -> Tensor:
+        y = x.relu()
+        noted.append(len(noted))
+        torch._dynamo.graph_break()
+        return y * 3
+
+    model = anyshape.compile(f, background=True)
+    for n in (3, 4, 5, 6, 7, 8):
+        x = torch.randn(n, 8)
+        torch.testing.assert_close(model(x), f(x))
+        wait(model)
+    assert model.programs and noted == list(range(12))
+
+
+def test_background_from_several_threads() -> None:
+    module = Asks().eval()
+    model = compiled(module, background=True)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for n in range(2, 60):
+                agrees(model, module, n)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(120)
+    wait(model)
+    agrees(model, module, 4)
+    assert not errors and model.programs
+
+
+def test_other_compiled_functions_run_while_a_thread_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = compiled(Asks().eval(), background=True)
+    other = anyshape.compile(lambda x: x + 1)
+    inner = one._anyshape.oblivious.tracing.inner
+    begun = threading.Event()
+
+    def noted(*arguments: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+        return inner(*arguments)
+
+    monkeypatch.setattr(one._anyshape.oblivious.tracing, "inner", noted)
+    one(torch.ones(3, 8))
+    assert begun.wait(60)
+    for x in (torch.ones(3), torch.ones(2, 3), torch.ones(4, dtype=torch.int64)):
+        torch.testing.assert_close(other(x), x + 1)
+    assert len(other.programs) == 3
+    wait(one)
+
+
+def test_what_the_thread_raises_comes_to_the_caller() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x @ torch.ones(3, 4)
+
+    model = anyshape.compile(f, background=True)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            model(torch.ones(2, 5))
+        wait(model)
+    torch.testing.assert_close(model(torch.ones(2, 3)), f(torch.ones(2, 3)))
+
+
+def test_the_settings_are_switches() -> None:
+    with pytest.raises(ConfigError):
+        anyshape.compile(torch.relu, background="yes")
+    with pytest.raises(ConfigError):
+        anyshape.compile(torch.relu, defer=2.0)
