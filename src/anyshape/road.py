@@ -79,10 +79,10 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     nonnegative = tuple(dict.fromkeys((*uncertain, *(uncertain_sizes(graph) if edited else ()), *needed)))
     clock.mark("passes")
 
-    store, fusion = _fused(graph, config)
+    store, fusion = fused(graph, config)
     clock.mark("fuse")
 
-    regimes, programs = _named(fusion, graph.facts)
+    regimes, programs = named(fusion, graph.facts)
     regimes, programs = _with_edited(regimes, programs, edited)
     publish(config, graph.name, *KERNELS, lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
     texts = [emit(program, host()) for program in programs.values()]
@@ -106,7 +106,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
                     tuple(one.path for one in edited.values()))
 
 
-def _fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
+def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
     """Storage and fusion; what cannot be lowered after all is left to PyTorch, one group after another."""
     refused = Refused(UNSUPPORTED)
     enabled = config.fuse
@@ -123,7 +123,7 @@ def _fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
             refused = Refused(refused.ops, refused.values | error.values)
 
 
-def _named(fusion: Fusion, facts: Facts) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
+def named(fusion: Fusion, facts: Facts) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
     """The versions of every kernel by its position, and all programs by name. A name says the contents, so that equal
     kernels (repeated layers) are one."""
     regimes: dict[int, Versions] = {}

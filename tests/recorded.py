@@ -1,0 +1,93 @@
+"""Graphs of the benchmark's models as they were captured, and what the compiler makes of them, without torch's tracer.
+
+    python tests/recorded.py record          captures the graphs again (when the front end changes what it hands on)
+    python tests/recorded.py texts FOLDER    writes every kernel and plan to FOLDER, to compare two revisions by diff
+
+The graphs are in tests/corpus/recorded; test_replay.py compares digests of the texts with tests/golden/replay.
+"""
+from __future__ import annotations
+
+import hashlib
+import lzma
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from anyshape.assemble import assemble
+from anyshape.backend.limits import target_of
+from anyshape.backend.llvm import emit
+from anyshape.base.config import Config
+from anyshape.ir.parse import parse
+from anyshape.kernel.show import show as show_kernel
+from anyshape.passes import pipeline
+from anyshape.plan.alloc import allocate
+from anyshape.plan.hold import hold_less
+from anyshape.plan.plan import Plan
+from anyshape.plan.rooms import share
+from anyshape.plan.show import show as show_plan
+from anyshape.road import fused, named
+
+FOLDER = Path(__file__).parent / "corpus" / "recorded"
+MODELS = ("llama", "bert", "gpt2-decode", "resnet", "vit", "conformer", "t5", "dlrm", "mixtral")
+LINUX = "x86_64-unknown-linux-gnu"
+AVX2 = frozenset({"avx2", "fma"})
+AVX512 = AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
+TARGETS = {"avx512": target_of(LINUX, "znver4", AVX512), "avx2": target_of(LINUX, "haswell", AVX2)}
+
+
+def texts(model: str) -> Iterator[tuple[str, str]]:
+    """(title, text) of everything that the compiler makes of a model's graphs: loops, LLVM per target, plans."""
+    config = Config()
+    before: Plan | None = None
+    for path in sorted(FOLDER.glob(f"{model}.*.txt.xz"), key=lambda path: "backward" in path.name):
+        graph = pipeline.run(pipeline.ROAD, parse(lzma.decompress(path.read_bytes()).decode()), config)
+        store, fusion = fused(graph, config)
+        regimes, programs = named(fusion, graph.facts)
+        for name, program in programs.items():
+            yield f"{graph.name} {name} loops", show_kernel(program)
+            for title, target in TARGETS.items():
+                yield f"{graph.name} {name} {title}", emit(program, target)
+        plan = hold_less(allocate(share(assemble(graph, fusion, store, regimes), before), before), before)
+        before = plan if graph.name.endswith("forward") else None
+        yield f"{graph.name} plan", show_plan(plan)
+
+
+def digests(model: str) -> str:
+    """One line for each text of `texts`."""
+    return "".join(f"{title}  {hashlib.sha256(text.encode()).hexdigest()[:16]}\n" for title, text in texts(model))
+
+
+def record() -> None:
+    """Captures the graphs of all models, at two shapes each, as the benchmark does."""
+    import anyshape
+    from anyshape.tools.bench import models
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            model = models.load(name)
+            step = model.make(lambda module, folder=folder: anyshape.compile(module, dump=folder))
+            for shape in model.shapes[:2]:
+                step(model.inputs(shape))
+            for path in Path(folder).glob("*/00_capture.txt"):
+                lines = path.read_text(encoding="utf-8").split("\n")
+                text = "\n".join(line for line in lines if not line.startswith("# stage"))
+                (FOLDER / f"{name}.{path.parent.name}.txt.xz").write_bytes(lzma.compress(text.encode(), preset=9))
+        print(name, flush=True)
+
+
+def main() -> None:
+    if sys.argv[1:] == ["record"]:
+        record()
+    elif sys.argv[1:2] == ["texts"] and len(sys.argv) == 3:
+        for model in MODELS:
+            for title, text in texts(model):
+                path = Path(sys.argv[2]) / model / f"{title.replace(' ', '.')}.txt"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text + "\n", encoding="utf-8")
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main()
