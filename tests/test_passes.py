@@ -19,7 +19,20 @@ from anyshape.ir.parse import parse
 from anyshape.ir.show import show
 from anyshape.ir.types import DTYPES, NATIVE, TensorType
 from anyshape.ir.verify import verify
-from anyshape.passes import addends, causal, channels_last, cse, dce, fold, pieces, pipeline, products, simplify, views
+from anyshape.passes import (
+    addends,
+    causal,
+    channels_last,
+    cse,
+    dce,
+    fold,
+    pieces,
+    pipeline,
+    products,
+    simplify,
+    strips,
+    views,
+)
 from anyshape.passes.fold import round_to
 from anyshape.passes.replay import same_type
 from anyshape.run.dtypes import TORCH_DTYPES
@@ -28,7 +41,7 @@ from anyshape.sym.expr import symbol
 from counting import calls
 from text_cases import CASES
 
-PASSES = (fold, simplify, channels_last, views, cse, pieces, causal, products, addends, dce)
+PASSES = (fold, simplify, channels_last, views, cse, pieces, causal, products, addends, strips, dce)
 STEPS = {module.__name__.rsplit(".", 1)[-1]: getattr(module, module.__name__.rsplit(".", 1)[-1]) for module in PASSES}
 CONFIG = Config()
 # these run in the reference interpreter to the bit; "everything" names operators that do not exist
@@ -367,8 +380,8 @@ def test_stages_are_shown_and_dumped(tmp_path: object, capsys: pytest.CaptureFix
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["00_capture.txt", "01_fold.txt", "02_simplify.txt", "03_channels_last.txt",
                      "04_views.txt", "05_cse.txt", "06_pieces.txt", "07_causal.txt", "08_products.txt",
-                     "09_addends.txt", "10_dce.txt"]
-    assert show(parse((folder / "10_dce.txt").read_text())) == show(after)
+                     "09_addends.txt", "10_strips.txt", "11_dce.txt"]
+    assert show(parse((folder / "11_dce.txt").read_text())) == show(after)
 
 
 @pytest.mark.parametrize(("dims", "shape", "wanted"), [

@@ -194,18 +194,22 @@ def measure(program: int, functions: int, workspace: int) -> int:
 
 
 def place(count: int, fixed: int, order: int, sizes: int, firsts: int, lasts: int, offsets: int, placed: int,
-          wall: int, lowest: int) -> int:
+          wall: int, lowest: int, ceiling: int) -> int:
     """Places buffers one after another in `order`, each into the smallest gap that fits (best fit), or, if `lowest` is
     not 0, into the lowest one (first fit); returns the top.
 
-    All arguments but count, fixed (that many of `order` have offsets already), wall and lowest are addresses of `count`
-    words each. No buffer crosses `wall`. `placed` is room for the list of buffers by offset.
+    What fits between the others and `ceiling` hangs from there: so two that are alive together for a moment only, as
+    one layer's result and the next one's, lie at opposite ends, and each leaves all the rest in one piece.
+
+    All arguments but count, fixed (that many of `order` have offsets already), wall, lowest and ceiling are addresses
+    of `count` words each. No buffer crosses `wall`. `placed` is room for the list of buffers by offset.
     """
     top = wall
     for position in range(count):
         item = word(order, position)
         if position >= fixed:
-            set_word(offsets, item, best_gap(item, position, sizes, firsts, lasts, offsets, placed, wall, lowest))
+            set_word(offsets, item, best_gap(item, position, sizes, firsts, lasts, offsets, placed, wall, lowest,
+                                            ceiling))
         at = word(offsets, item)
         top = maximum(top, at + word(sizes, item))
         slot = position
@@ -220,9 +224,9 @@ def place(count: int, fixed: int, order: int, sizes: int, firsts: int, lasts: in
 
 
 def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets: int, placed: int,
-             wall: int, lowest: int) -> int:
+             wall: int, lowest: int, ceiling: int) -> int:
     """The offset of the smallest, or lowest, gap that holds `item` among the placed buffers alive with it, else the
-    top."""
+    top. In the last gap before `ceiling` it lies at the upper end."""
     size = word(sizes, item)
     first = word(firsts, item)
     last = word(lasts, item)
@@ -253,6 +257,9 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
             best = cursor
             smallest = gap
         cursor = maximum(cursor, wall)
+    gap = ceiling - cursor
+    if gap >= size and gap < smallest and cursor > wall:
+        return ceiling - size
     return cursor if best < 0 else best
 
 

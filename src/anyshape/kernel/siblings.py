@@ -2,10 +2,12 @@
 
     a = exp(x)   [kernel]      b = neg(x)   [kernel]      -->      a, b   [one kernel; x is read once]
 
-Pairs are tried by the bytes that they share, most first.
+Pairs are tried by the bytes that they share, most first. Two are left apart where a library's step that reads the one
+comes before a step that the other waits for: its operand would lie in memory all that time.
 """
 from __future__ import annotations
 
+from anyshape.ir.op import row
 from anyshape.kernel.drafts import MOST_ROOTS, Draft, Drafts
 from anyshape.kernel.group import NotLowerable
 from anyshape.sym.expr import Size
@@ -53,7 +55,7 @@ def _merge(drafts: Drafts, a: int, b: int, limit: int) -> bool:
         return False
     if first.by_strips and any(value.tensor.count == first.points for value in merged.roots.values()):
         return False
-    if drafts.leads_to(a, b) or drafts.leads_to(b, a):
+    if drafts.leads_to(a, b) or drafts.leads_to(b, a) or _delays(drafts, first, second):
         return False
     try:
         lowered = drafts.lowered(merged)
@@ -63,6 +65,42 @@ def _merge(drafts: Drafts, a: int, b: int, limit: int) -> bool:
         return False
     drafts.replace(a, b, merged)
     return True
+
+
+def _delays(drafts: Drafts, first: Draft, second: Draft) -> bool:
+    """Would a step outside of all groups that reads what one of the two stores have to wait for one that makes what the
+    other reads, and that comes later?"""
+    return any(_reader(drafts, one) < _maker(drafts, other) for one, other in ((first, second), (second, first)))
+
+
+def _reader(drafts: Drafts, draft: Draft) -> int:
+    """The position of the first step outside of groups that reads what a group stores, through views; or the end."""
+    first, waiting = len(drafts.graph.nodes), list(draft.roots)
+    while waiting:
+        for position in drafts.uses(waiting.pop()):
+            node = drafts.graph.nodes[position]
+            if row(node).kind == "view":
+                waiting += [value.name for value in node.outputs]
+            elif not drafts.holders(position):
+                first = min(first, position)
+    return first
+
+
+def _maker(drafts: Drafts, draft: Draft) -> int:
+    """The position of the last step outside of groups that makes what a group reads, through views; -1 for none."""
+    last, seen = -1, set(draft.nodes)
+    waiting = [value.name for node in draft.nodes.values() for value in node.values()]
+    while waiting:
+        made = drafts.producers.get(waiting.pop())
+        position = drafts.position[id(made)] if made is not None else -1
+        if made is None or position in seen:
+            continue
+        seen.add(position)
+        if row(made).kind == "view":
+            waiting += [value.name for value in made.values()]
+        elif not drafts.holders(position):
+            last = max(last, position)
+    return last
 
 
 def _find(owner: list[int], group: int) -> int:

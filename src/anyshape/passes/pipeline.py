@@ -26,13 +26,14 @@ from anyshape.passes.pieces import pieces
 from anyshape.passes.products import products
 from anyshape.passes.simplify import simplify
 from anyshape.passes.stages import Edits, publish
+from anyshape.passes.strips import strips
 from anyshape.passes.views import views
 
 Pass = Callable[[Graph, Config], Graph]
 
-# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; pieces, products
-# and addends count readers, so equal equations are one before; dce sweeps
-ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, pieces, causal, products, addends, dce)
+# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; pieces, products,
+# addends and strips count readers, so equal equations are one before; dce sweeps
+ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, pieces, causal, products, addends, strips, dce)
 
 ATTENTION = "attention"  # done before there is a Graph (frontend/attention.py); `disable` names it like a pass
 

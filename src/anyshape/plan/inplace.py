@@ -1,4 +1,5 @@
-"""Lets what a step makes take the place of an input that dies there: of a kernel, or of a product with an addend.
+"""Lets what a step makes take the place of an input that dies there: of a kernel, of a product with an addend, or of
+attention, whose rows of queries are read before the same rows of the result are written.
 
     0 k0(a) -> b   (a's last use)      -->      buffers a and b become one: b's bytes are never taken
 
@@ -45,6 +46,11 @@ def _pairs(step: Step) -> list[tuple[Window, Window]]:
     if isinstance(step, LibraryStep) and step.op == "matmul_add":
         addend, result = step.inputs[2], step.outputs[0]
         return [(addend, result)] if addend.type.layout() == result.type.layout() else []
+    if isinstance(step, LibraryStep) and step.op == "attention":
+        query, result = step.inputs[0], step.outputs[0]
+        batch, heads, rows, depth = query.type.layout()
+        same = query.type.count == result.type.count and (batch, rows, heads, depth) == result.type.layout()
+        return [(query, result)] if same else []
     return []
 
 

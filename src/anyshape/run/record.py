@@ -327,8 +327,10 @@ class Records:
         """The lowest top of some ways to place the items from `fixed` on, and their offsets; none below `top`."""
         place = _Placement(self.context, items, fixed, wall)
         best: list[int] = []
-        for weight, lowest in ((_size, False), (_area, False), (_birth, False), (_birth, True), (_size, True)):
-            found, places = place.run(weight, lowest)
+        for weight, lowest, ceiling in ((_size, False, 0), (_area, False, 0), (_about, False, bound),
+                                        (_between, False, bound), (_birth, False, 0), (_birth, True, 0),
+                                        (_size, True, 0)):
+            found, places = place.run(weight, lowest, ceiling)
             if found < top:
                 top, best = found, places
             if top <= GOOD_ENOUGH * bound:
@@ -361,6 +363,16 @@ def _area(item: Item) -> tuple[int, ...]:
     return (-item[0] * (item[2] - item[1] + 1),)
 
 
+def _about(item: Item) -> tuple[int, ...]:
+    """By the power of two of the area, so that one layer's values come after those of the layer before."""
+    return -_area(item)[0].bit_length(), item[1], -item[0]
+
+
+def _between(item: Item) -> tuple[int, ...]:
+    """The same, with the borders between the powers elsewhere."""
+    return -(3 * _area(item)[0] // 2).bit_length(), item[1], -item[0]
+
+
 def _birth(item: Item) -> tuple[int, ...]:
     return item[1], -item[0]
 
@@ -376,15 +388,16 @@ class _Placement:
         self.array = WORD * len(items)
         self.columns = [self.array(*column) for column in zip(*[item[:3] for item in items], strict=True)]
 
-    def run(self, weight: Any, lowest: bool) -> tuple[int, list[int]]:
+    def run(self, weight: Any, lowest: bool, ceiling: int) -> tuple[int, list[int]]:
         """The top, and the offsets of the items that are not fixed, placed in the order of `weight` into the gaps that
-        fit best, or the lowest ones."""
+        fit best, or the lowest ones, or down from a ceiling (see the host's routine)."""
         items = self.items
         count = len(items)
         order = self.array(*range(self.fixed), *sorted(range(self.fixed, count), key=lambda i: weight(items[i])))
         offsets = self.array(*[item[3] for item in items])
         placed = self.array()
-        top = self.context.place(count, self.fixed, order, *self.columns, offsets, placed, self.wall, lowest)
+        top = self.context.place(count, self.fixed, order, *self.columns, offsets, placed, self.wall, lowest,
+                                 ceiling // 64 * 64)
         return top, offsets[self.fixed:]
 
 
