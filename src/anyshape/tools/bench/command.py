@@ -48,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chart", type=Path, default=None, metavar="FILE",
                         help="draw throughput and peak memory of every model and backend into FILE (.png, .svg, .pdf), "
                              "beside results.json unless it names a folder; needs matplotlib")
+    parser.add_argument("--roofline", action="store_true",
+                        help="measure functions bound by memory against a copy instead of models; NAME picks some")
     parser.add_argument("--list", action="store_true", help="list the models and end")
     parser.add_argument("--show", type=Path, default=None, metavar="FOLDER", help="show stored results, run nothing")
     parser.add_argument("--markdown", action="store_true", help="also print the table in Markdown")
@@ -69,6 +71,9 @@ def main(arguments: argparse.Namespace) -> int:
         0; 1 when a process failed or a result differs from eager's; 2 for wrong arguments; 130 after Ctrl-C.
     """
     console = Console()
+    if arguments.roofline:
+        from . import roofline_command  # needs torch, which takes seconds
+        return roofline_command.main(arguments, console)
     try:
         if arguments.list:
             console.print(listing())

@@ -201,20 +201,22 @@ def memory_words(results: Results) -> str:
     return "Blocks of 64 KiB and more are counted one by one, by an allocator in front (`tools/heapcount.c`)."
 
 
+def facts(machine: dict[str, Any], threads: str) -> str:
+    """What the numbers depend on, as a list in Markdown."""
+    memory = machine.get("memory_bytes")
+    known: list[tuple[str, Any]] = [
+        ("processor", machine.get("processor")), ("cores", machine.get("cores")),
+        ("memory", f"{memory / 1e9:.0f} GB" if memory else "unknown"), ("threads of torch", threads),
+        ("system", machine.get("system")), ("torch", machine.get("torch")),
+        ("transformers", machine.get("transformers")), ("python", machine.get("python")), ("date", machine.get("date")),
+    ]
+    return "".join(f"- {name}: {value}\n" for name, value in known)
+
+
 def document(results: Results) -> str:
     """The text of docs/benchmarks.md."""
-    machine = results.machine
-    memory = machine.get("memory_bytes")
     threads = sorted({r["threads"] for r in results.records if not r["error"]})
-    lines = [INTRODUCTION, "## Machine\n\n"]
-    facts: list[tuple[str, Any]] = [
-        ("processor", machine.get("processor")), ("cores", machine.get("cores")),
-        ("memory", f"{memory / 1e9:.0f} GB" if memory else "unknown"),
-        ("threads of torch", ", ".join(map(str, threads)) or MISSING), ("system", machine.get("system")),
-        ("torch", machine.get("torch")), ("transformers", machine.get("transformers")),
-        ("python", machine.get("python")), ("date", machine.get("date")),
-    ]
-    lines += [f"- {name}: {value}\n" for name, value in facts]
+    lines = [INTRODUCTION, "## Machine\n\n", facts(results.machine, ", ".join(map(str, threads)) or MISSING)]
     autocast = results.options.get("autocast")
     if autocast:
         lines.append(f"\nEvery model runs under `torch.autocast` to {autocast}.\n")

@@ -1,0 +1,140 @@
+"""Counts what one step launches: kernels, products of a library, single calls of PyTorch, copies. Never while timing.
+
+Ours are counted from what ran: the clock of `run/executable.py` makes a mark for every kernel and call of a plan that
+was reached. Inductor's are counted in the Python that it generates, whose lines run one after another: what calls a
+kernel of its own or an operator of PyTorch is one; allocations, views of memory and checks are none.
+"""
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch._inductor.output_code import CompiledFxGraph
+
+from anyshape.frontend.program import PlainProgram
+from anyshape.frontend.split import SplitProgram
+from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep
+
+# what generated code calls that computes nothing
+NO_WORK = ("assert_size_stride", "assert_alignment", "empty", "reinterpret", "alloc", "as_strided", "return_if",
+           "view", "alias", "set_", "item", "dtype", "device", "inductor_ops", "_assert")
+BODIES = ("call", "partition_")  # functions of generated code that run kernels
+# names that operators of PyTorch are called by there
+OPERATORS = ("extern_kernels", "aten", "torch.ops", "fallback_kernel")
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """kernels: generated ones. products: matrix products and attention that a library, or ours, does as one call.
+    calls: of single operators of PyTorch. copies: of memory."""
+
+    kernels: int = 0
+    products: int = 0
+    calls: int = 0
+    copies: int = 0
+
+    def __add__(self, other: Launches) -> Launches:
+        return Launches(self.kernels + other.kernels, self.products + other.products, self.calls + other.calls,
+                        self.copies + other.copies)
+
+    def total(self) -> int:
+        return self.kernels + self.products + self.calls + self.copies
+
+
+KINDS: dict[type, Launches] = {KernelStep: Launches(kernels=1), LibraryStep: Launches(products=1),
+                               ExternStep: Launches(calls=1), CopyStep: Launches(copies=1)}
+
+
+@contextlib.contextmanager
+def counted(programs: Sequence[Any]) -> Iterator[dict[str, Launches]]:
+    """Counts what our programs run meanwhile; at the end there is name of program -> launches of all its runs. What a
+    program leaves to PyTorch as a whole, or between its parts, counts as calls."""
+    seen: dict[str, Launches] = {}
+    executables = {program.name: program.executable for program in programs}
+
+    def add(name: str, found: Launches) -> None:
+        seen[name] = seen.get(name, Launches()) + found
+
+    before = {name: executable.profiles for name, executable in executables.items()}
+    for executable in executables.values():
+        executable.profiles = []
+    with _called(PlainProgram, lambda program: add(program.name, Launches(calls=operators(program.gm)))), \
+            _called(SplitProgram, lambda program: add(program.name, Launches(calls=len(program.calls)))):
+        try:
+            yield seen
+        finally:
+            for name, executable in executables.items():
+                for _, durations in executable.profiles:
+                    for number, _ in durations:
+                        add(name, KINDS.get(type(executable.plan.steps[number]), Launches()))
+                executable.profiles = before[name]
+
+
+@contextlib.contextmanager
+def counted_inductor() -> Iterator[dict[str, Launches]]:
+    """Counts what Inductor's programs run meanwhile: key of program -> launches of all its runs."""
+    seen: dict[str, Launches] = {}
+
+    def add(program: Any) -> None:
+        name = str(getattr(program, "_fx_graph_cache_key", "") or id(program))
+        seen[name] = seen.get(name, Launches()) + in_wrapper(program.source_code)
+
+    with _called(CompiledFxGraph, add):
+        yield seen
+
+
+@contextlib.contextmanager
+def _called(kind: type, tell: Any) -> Iterator[None]:
+    """Tells of every call of an object of a class before it is made."""
+    own = kind.__call__
+
+    @functools.wraps(own)
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        tell(self)
+        return own(self, *arguments, **keywords)
+
+    kind.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__call__ = own  # type: ignore[method-assign]
+
+
+def operators(gm: Any) -> int:
+    """Operators in a graph that is run one by one."""
+    return sum(node.op == "call_function" and hasattr(node.target, "overloadpacket") for node in gm.graph.nodes)
+
+
+@functools.cache
+def in_wrapper(source: str) -> Launches:
+    """What the generated Python of one program launches in a run."""
+    total = Launches()
+    tree = ast.parse(source)
+    kernels = {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+               if isinstance(target, ast.Name) and ast.unparse(node.value).startswith("async_compile.")}
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and function.name.startswith(BODIES):
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call):
+                    total += _launched(ast.unparse(node.func), kernels)
+    return total
+
+
+def _launched(name: str, kernels: set[str]) -> Launches:
+    """What a call of this name launches."""
+    if name in kernels:
+        return Launches(kernels=1)
+    operator = name.removesuffix(".run").split(".")
+    if not name.startswith(OPERATORS) or any(word.startswith(NO_WORK) for word in operator[1:]):
+        return Launches()
+    return Launches(copies=1) if "copy_" in operator else Launches(products=1) if _is_product(operator) \
+        else Launches(calls=1)
+
+
+def _is_product(operator: list[str]) -> bool:
+    return any(word in ("mm", "addmm", "bmm", "baddbmm") or "attention" in word or "linear_pointwise" in word
+               for word in operator)

@@ -1,0 +1,283 @@
+"""The roofline: how near functions that are bound by memory come to the speed of a copy, measured in turn with it.
+
+In each round come a copy, our program and eager PyTorch, in this order; a share is a ratio of medians. Bytes are those
+that have to be moved at least; that a store first reads the line it writes is counted nowhere, nor for the copy, whose
+stores are the same. The C library keeps what is freed (`keep_freed`), so that no page of a result is faulted in twice.
+"""
+from __future__ import annotations
+
+import ctypes
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import anyshape
+from anyshape.base.errors import ConfigError, InputError
+
+from .functions import FUNCTIONS, Arguments, Function
+from .launches import Launches, counted
+from .models import flatten
+from .results import machine, median
+
+FILE = "roofline.json"
+FORMAT = 1
+COPIED = 64 << 20  # bytes of the tensor that is copied; twice that are moved
+WARM_UP = 2
+TOLERANCE = 1e-3
+BUSY = 4.0  # seconds after which a function gets no further round, if it had LEAST_ROUNDS
+LEAST_ROUNDS = 3
+SHARE, LEAST_SHARE = 0.8, 0.5  # of the copy's rate: what is asked for, and what none may be under
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class Line:
+    """One function, one way. Seconds and bytes; `ours`, `eager` and `copy` are medians.
+
+    Attributes:
+        way: "forward" or "backward".
+        sizes: what it was measured at; compiled_at: what it was compiled at.
+        moved: bytes that have to be moved at least.
+        copied: bytes that the copy moves, read and written.
+        launches: what our program ran: kernels, products, calls of PyTorch, copies.
+        wrong: how its results differ from eager's; empty when they do not.
+        error: why there are no numbers.
+    """
+
+    name: str
+    way: str
+    sizes: list[int]
+    compiled_at: list[int]
+    moved: int = 0
+    copied: int = 0
+    ours: float | None = None
+    eager: float | None = None
+    copy: float | None = None
+    rounds: int = 0
+    launches: dict[str, int] = field(default_factory=dict)
+    wrong: str = ""
+    error: str = ""
+
+    def rate(self) -> float | None:
+        """Bytes per second of our program."""
+        return self.moved / self.ours if self.ours else None
+
+    def share(self) -> float | None:
+        """Of the copy's rate."""
+        rate = self.rate()
+        return rate * self.copy / self.copied if rate and self.copy else None
+
+    def eager_share(self) -> float | None:
+        return self.moved / self.eager * self.copy / self.copied if self.eager and self.copy else None
+
+
+@dataclass(slots=True)
+class Roofline:
+    """A run: where and how, and its lines in order."""
+
+    machine: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+
+    def save(self, folder: Path) -> Path:
+        """Writes `roofline.json`; another process never sees half a file."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path, half = folder / FILE, folder / (FILE + ".part")
+        half.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
+        half.replace(path)
+        return path
+
+
+def load(path: Path) -> Roofline:
+    """Reads what `save` wrote, from the folder or the file.
+
+    Raises:
+        InputError: there is no such file, or it is no roofline.
+    """
+    file = path / FILE if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text())
+        if data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}, expected {FORMAT}")
+        return Roofline(data["machine"], data["options"], [Line(**line) for line in data["lines"]])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"cannot read a roofline from {file}", why=f"{type(error).__name__}: {error}",
+                         do="give a folder written by `anyshape bench --roofline --out FOLDER`") from error
+
+
+def chosen(names: Sequence[str]) -> list[Function]:
+    """The functions of these names; all without any.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    unknown = [name for name in names if name not in FUNCTIONS]
+    if unknown:
+        raise ConfigError(f"the roofline has no function {', '.join(unknown)}", why=f"it has {', '.join(FUNCTIONS)}",
+                          do="name one of these")
+    return [FUNCTIONS[name] for name in names or FUNCTIONS]
+
+
+def keep_freed() -> bool:
+    """Has the C library keep freed memory of this process rather than give it back. False: it is not glibc."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt"):
+        return False
+    most_mapped, trim = -4, -1  # M_MMAP_MAX, M_TRIM_THRESHOLD
+    return bool(library.mallopt(most_mapped, 0)) and bool(library.mallopt(trim, (1 << 31) - 1))
+
+
+class Copy:
+    """The yardstick: one big tensor into another, on the threads of torch."""
+
+    def __init__(self, bytes_: int = COPIED) -> None:
+        self.source = torch.ones(bytes_ // 4)
+        self.target = torch.zeros_like(self.source)
+        self.moved = 2 * self.source.numel() * 4
+
+    def __call__(self) -> float:
+        """Seconds of one copy."""
+        start = time.perf_counter()
+        self.target.copy_(self.source)
+        return time.perf_counter() - start
+
+
+@dataclass(slots=True)
+class _Side:
+    """A function as one backend runs it, with the times of its calls."""
+
+    call: Callable[..., Any]
+    inputs: Arguments
+    forward: list[float] = field(default_factory=list)
+    backward: list[float] = field(default_factory=list)
+    given: list[Tensor] = field(default_factory=list)  # gradients of the results, other memory than theirs
+
+    def run(self, backward: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """One call: its results, and the gradients of the inputs that want one."""
+        with torch.set_grad_enabled(backward):
+            start = time.perf_counter()
+            results = flatten(self.call(*self.inputs))
+            self.forward.append(time.perf_counter() - start)
+        if not backward:
+            return results, []
+        if not self.given:
+            torch.manual_seed(2)
+            self.given = [torch.randn_like(result) for result in results]
+        start = time.perf_counter()
+        found = torch.autograd.grad(results, asking(self.inputs), self.given)
+        self.backward.append(time.perf_counter() - start)
+        return [one.detach() for one in results], list(found)
+
+
+def asking(inputs: Arguments) -> list[Tensor]:
+    """The inputs that want a gradient."""
+    return [one for one in inputs if one.requires_grad]
+
+
+def measure(function: Function, rounds: int, copy: Copy, progress: Progress) -> list[Line]:
+    """The lines of one function: forward, and backward where it has one. An error of the compiler or of PyTorch is
+    recorded in them: one function that fails must not end the run."""
+    ways = ("forward", "backward") if function.backward else ("forward",)
+    lines = [Line(function.name, way, list(function.large), list(function.small)) for way in ways]
+    try:
+        _measure(function, rounds, copy, progress, lines)
+    except Exception as error:
+        for line in lines:
+            line.error = f"{type(error).__name__}: {error}"[:1000]
+    return lines
+
+
+def _measure(function: Function, rounds: int, copy: Copy, progress: Progress, lines: list[Line]) -> None:
+    torch.manual_seed(0)
+    small, large = function.inputs(*function.small), function.inputs(*function.large)
+    compiled = anyshape.compile(function.call)
+    _Side(compiled, small).run(function.backward)
+    ours, eager = _Side(compiled, large), _Side(function.call, large)
+    for _ in range(WARM_UP):
+        torch.manual_seed(1)
+        found = ours.run(function.backward)
+        torch.manual_seed(1)
+        wanted = eager.run(function.backward)
+    with counted(compiled.programs) as seen:
+        ours.run(function.backward)
+    results, gradients = wanted
+    lines[0].moved = function.moved(large, results, ())
+    if function.backward:
+        lines[1].moved = function.moved_back(large, gradients, eager.given)
+    for line, few, many in zip(lines, found, wanted, strict=False):
+        line.wrong = differs(few, many)
+    del found, wanted, results, gradients
+    times: list[float] = []
+    for side in (ours, eager):
+        side.forward, side.backward = [], []
+    begun = time.perf_counter()
+    for number in range(rounds):
+        if number >= LEAST_ROUNDS and time.perf_counter() - begun > BUSY:
+            break
+        times.append(copy())
+        for side in (ours, eager):
+            side.run(function.backward)
+        progress(function.name, number + 1, rounds)
+    for line in lines:
+        line.copied, line.copy, line.rounds = copy.moved, median(times), len(times)
+        line.ours, line.eager = median(getattr(ours, line.way)), median(getattr(eager, line.way))
+        line.launches = asdict(_of_way(seen, line.way))
+
+
+def _of_way(seen: dict[str, Launches], way: str) -> Launches:
+    """What the programs of one way ran."""
+    total = Launches()
+    for name, launches in seen.items():
+        if name.endswith(".backward") == (way == "backward"):
+            total += launches
+    return total
+
+
+def differs(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:
+    """How results differ from eager's, in words; empty when they do not."""
+    for number, (few, many) in enumerate(zip(found, wanted, strict=True)):
+        if few.shape != many.shape or few.dtype != many.dtype:
+            return f"result {number} is {few.dtype}{list(few.shape)}, eager gives {many.dtype}{list(many.shape)}"
+        if not few.is_floating_point():
+            if not torch.equal(few, many):
+                return f"result {number} has other numbers than eager's"
+            continue
+        tolerance = max(TOLERANCE, 2 * torch.finfo(many.dtype).eps)
+        scale = float(many.double().square().mean().sqrt())
+        if not torch.allclose(few.double(), many.double(), rtol=tolerance, atol=tolerance * scale):
+            return f"result {number} is off by {float((few - many).abs().max()):.3g}, values of size {scale:.3g}"
+    return ""
+
+
+def run(functions: Sequence[Function], rounds: int, threads: int, out: Path, progress: Progress) -> tuple[Roofline,
+                                                                                                          bool]:
+    """Measures all of them, and saves after each. False if Ctrl-C came first: then what had finished is kept."""
+    before = torch.get_num_threads()
+    if threads:
+        torch.set_num_threads(threads)
+    found = Roofline(machine(), {"rounds": rounds, "threads": torch.get_num_threads(), "kept": keep_freed()})
+    try:
+        copy = Copy()
+        for _ in range(WARM_UP):
+            copy()
+        for function in functions:
+            found.lines += measure(function, rounds, copy, progress)
+            found.save(out)
+    except KeyboardInterrupt:
+        found.options["interrupted"] = True
+        found.save(out)
+        return found, False
+    finally:
+        torch.set_num_threads(before)
+    return found, True
+
+
+def failed(found: Roofline) -> bool:
+    """Has a function failed, or given other numbers than eager's?"""
+    return any(line.error or line.wrong for line in found.lines)
