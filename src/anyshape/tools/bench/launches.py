@@ -9,8 +9,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch._inductor.output_code import CompiledFxGraph
@@ -22,6 +22,8 @@ from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep
 # what generated code calls that computes nothing
 NO_WORK = ("assert_size_stride", "assert_alignment", "empty", "reinterpret", "alloc", "as_strided", "return_if",
            "view", "alias", "set_", "item", "dtype", "device", "inductor_ops", "_assert")
+OURS = ("anyshape", "anyshape-single")
+INDUCTORS = ("inductor", "inductor-padded")
 BODIES = ("call", "partition_")  # functions of generated code that run kernels
 # names that operators of PyTorch are called by there
 OPERATORS = ("extern_kernels", "aten", "torch.ops", "fallback_kernel")
@@ -47,6 +49,17 @@ class Launches:
 
 KINDS: dict[type, Launches] = {KernelStep: Launches(kernels=1), LibraryStep: Launches(products=1),
                                ExternStep: Launches(calls=1), CopyStep: Launches(copies=1)}
+
+
+def of_step(backend: str, compiled: Any, step: Callable[[], object]) -> dict[str, int] | None:
+    """What one step launches, by kind, in all programs of a backend together; None where nothing can be counted. The
+    step is run once before, so that it compiles nothing while it is counted."""
+    if backend not in (*OURS, *INDUCTORS):
+        return None
+    step()
+    with counted(compiled.programs) if backend in OURS else counted_inductor() as seen:
+        step()
+    return asdict(sum(seen.values(), Launches()))
 
 
 @contextlib.contextmanager

@@ -48,6 +48,13 @@ def programs(cell: Cell) -> str:
     return f"{cell.programs} / {cell.shapes}" + (f", {cell.fallbacks} uncompiled" if cell.fallbacks else "")
 
 
+def launches(cell: Cell) -> str:
+    """Launches of one step, and their ratio to Inductor's."""
+    if cell.launches is None:
+        return MISSING
+    return f"{cell.launches}" + (f" ({ratio(cell.launch_ratio)})" if cell.launch_ratio is not None else "")
+
+
 def arena(cell: Cell) -> str:
     """The greatest predicted peak of the arena, and whether each is the counted one."""
     if cell.arena_wrong:
@@ -79,6 +86,7 @@ SPEED: tuple[Column, ...] = (
 )
 MEMORY: tuple[Column, ...] = (
     ("programs / shapes", programs),
+    ("launches", launches),
     ("peak memory", lambda c: size(c.peak)),
     ("of eager's", lambda c: ratio(c.peak_ratio)),
     ("arena predicted", arena),
@@ -178,6 +186,9 @@ METHOD = """\
 - *programs / shapes*: compiled programs, where forward and backward of one graph are two, and the shapes that they
   served; with "uncompiled", parts that ran as in eager. Among the shapes are the least and the greatest of each size,
   primes, and 1 where a model can run it (see Models).
+- *launches*: kernels, matrix products, attention, single operators of PyTorch and copies that one step runs, forward
+  and backward, at the first shape, in a pass that is not timed; behind it the ratio to Inductor's. Ours are counted
+  from what ran, Inductor's in the Python that it generates. Views, allocations and the optimiser do not count.
 - *peak memory*: most bytes alive during a step above parameters and optimiser state, the greatest over the shapes;
   what a backend keeps between steps is included. {memory}
 - *arena predicted*: the peak that the compiler predicts for its arena from its formulas, the greatest over all shapes;

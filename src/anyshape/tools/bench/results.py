@@ -117,6 +117,7 @@ class Cell:
         fallbacks: parts of the model the backend says it ran uncompiled.
         peak: greatest peak above parameters and optimiser state.
         peak_ratio: peak relative to eager's.
+        launches: kernels, products, calls of PyTorch and copies of one step; launch_ratio: relative to Inductor's.
         arena: greatest predicted peak of the arena over all shapes; arena_wrong: the first that is not the counted
             one, in words.
     """
@@ -137,6 +138,8 @@ class Cell:
     peak: int | None = None
     peak_ratio: float | None = None
     memory_method: str = ""
+    launches: int | None = None
+    launch_ratio: float | None = None
     arena: int | None = None
     arena_wrong: str = ""
     checked: int = 0
@@ -202,10 +205,23 @@ def cell(results: Results, model: str, backend: str, base: str = "eager") -> Cel
         fallbacks=max((r["stats"].get("uncompiled", 0) for r in good), default=0),
         peak=peak, peak_ratio=peak / base_peak if peak is not None and base_peak and same else None,
         memory_method=counted[0]["memory_method"] if counted else "",
+        launches=launched(results, model, backend), launch_ratio=per_inductor(results, model, backend),
         arena=greatest(rows), arena_wrong=disagreement(rows), checked=sum(len(r["checked"]) for r in records),
         mismatches=tuple(m for r in records for m in r["mismatches"]),
         errors=tuple(dict.fromkeys(r["error"] for r in records if r["error"])),
     )
+
+
+def launched(results: Results, model: str, backend: str) -> int | None:
+    """What one step launches; None where it was not counted."""
+    counts = [r["launches"] for r in records_of(results, model, backend) if r.get("launches") and not r["error"]]
+    return max((sum(count.values()) for count in counts), default=None)
+
+
+def per_inductor(results: Results, model: str, backend: str) -> float | None:
+    """Launches of one step relative to Inductor's with dynamic shapes."""
+    own, base = launched(results, model, backend), launched(results, model, "inductor")
+    return own / base if own is not None and base else None
 
 
 def greatest(rows: Iterable[Row]) -> int | None:

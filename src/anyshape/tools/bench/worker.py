@@ -17,7 +17,7 @@ import anyshape
 from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.frontend.api import PLAIN
 
-from . import models, own, padding
+from . import launches, models, own, padding
 from .arena import predicted_and_counted
 from .memory import Meter, meter, settled
 from .results import Row
@@ -68,6 +68,7 @@ class Record:
         programs: compiled programs or graphs; None where the backend has no such number.
         memory: per shape of `memory_shapes`, the peak above parameters and optimiser state.
         idle: bytes kept between steps, at the end.
+        launches: what one step at the first shape launches, by kind; None where nobody can say.
         mismatches: differences from eager's results, each in words.
     """
 
@@ -92,6 +93,7 @@ class Record:
     idle: int | None = None
     baseline: int | None = None
     memory_method: str = ""
+    launches: dict[str, int] | None = None
     checked: list[Shape] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
     arena: list[Row] = field(default_factory=list)
@@ -277,6 +279,8 @@ def measure_memory(model: models.BenchModel, record: Record, counter: Meter, com
         report("memory", i + 1, len(record.memory_shapes))
     record.idle = max(0, settled(counter)[1] - compiler.held)
     record.baseline = compiler.held
+    inputs = model.inputs(record.shapes[0])
+    record.launches = launches.of_step(compiler.backend, compiler.compiled, lambda: step(inputs))
     compare(model, step, record, compiler.autocast)
     if counter.note():
         record.stats["memory_note"] = counter.note()
