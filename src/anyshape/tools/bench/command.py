@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "model, a function that makes its inputs, and ranges of sizes (docs/how-to-benchmark.md)")
     parser.add_argument("--models", default="", metavar="A,B", help="the same as a comma-separated list")
     parser.add_argument("--backends", default=",".join(BACKENDS), metavar="A,B",
-                        help="eager, inductor, inductor-padded (into buckets), anyshape, or another backend of "
-                             "torch.compile (default: %(default)s)")
+                        help="eager, inductor, inductor-padded (into buckets), anyshape, anyshape-single (one program "
+                             "per shape, few shapes), or another backend of torch.compile (default: %(default)s)")
     parser.add_argument("--quick", action="store_true",
                         help=f"{QUICK_SHAPES} shapes, one round, and without names only the two smallest models")
     parser.add_argument("--shapes", type=_positive, default=0, metavar="N", help="shapes per model (default: all)")

@@ -67,24 +67,24 @@ def counted(programs: Sequence[Any]) -> Iterator[dict[str, Launches]]:
     """Counts what our programs run meanwhile; at the end there is name of program -> launches of all its runs. What a
     program leaves to PyTorch as a whole, or between its parts, counts as calls."""
     seen: dict[str, Launches] = {}
-    executables = {program.name: program.executable for program in programs}
+    executables = [(program.name, program.executable) for program in programs]  # several may have one name
 
     def add(name: str, found: Launches) -> None:
         seen[name] = seen.get(name, Launches()) + found
 
-    before = {name: executable.profiles for name, executable in executables.items()}
-    for executable in executables.values():
+    before = [executable.profiles for _, executable in executables]
+    for _, executable in executables:
         executable.profiles = []
     with _called(PlainProgram, lambda program: add(program.name, Launches(calls=operators(program.gm)))), \
             _called(SplitProgram, lambda program: add(program.name, Launches(calls=len(program.calls)))):
         try:
             yield seen
         finally:
-            for name, executable in executables.items():
+            for (name, executable), own in zip(executables, before, strict=True):
                 for _, durations in executable.profiles:
                     for number, _ in durations:
                         add(name, KINDS.get(type(executable.plan.steps[number]), Launches()))
-                executable.profiles = before[name]
+                executable.profiles = own
 
 
 @contextlib.contextmanager

@@ -164,17 +164,23 @@ def speedup(results: Results, model: str, backend: str, base: str, what: str,
     """How many times faster `backend` is than `base`: the median over rounds of total time by total time.
 
     `what` is "fresh" or "repeated". Both totals of a ratio come from the same round, whose processes ran one after
-    the other, so that a slow minute of the machine does not favour either.
+    the other, so that a slow minute of the machine does not favour either; and from the same shapes, for a backend may
+    run only a few.
     """
     wanted = None if numbers is None else set(numbers)
 
-    def totals(name: str) -> dict[int, float]:
-        return {r["number"]: math.fsum(r[what]) for r in records_of(results, model, name)
-                if r["mode"] == "time" and not r["error"] and r[what]}
+    def times(name: str) -> dict[int, dict[tuple[int, ...], float]]:
+        return {r["number"]: dict(zip([tuple(s) for s in r["shapes"]][len(r["shapes"]) - len(r[what]):], r[what],
+                                      strict=True))
+                for r in records_of(results, model, name) if r["mode"] == "time" and not r["error"] and r[what]}
 
-    ours, theirs = totals(backend), totals(base)
-    common = [n for n in ours if n in theirs and (wanted is None or n in wanted)]
-    return median(theirs[n] / ours[n] for n in common)
+    ours, theirs = times(backend), times(base)
+    ratios = []
+    for n in ours:
+        shapes = [shape for shape in ours[n] if shape in theirs.get(n, {})]
+        if shapes and (wanted is None or n in wanted):
+            ratios.append(math.fsum(theirs[n][s] for s in shapes) / math.fsum(ours[n][s] for s in shapes))
+    return median(ratios)
 
 
 def cell(results: Results, model: str, backend: str, base: str = "eager") -> Cell:
@@ -222,6 +228,13 @@ def per_inductor(results: Results, model: str, backend: str) -> float | None:
     """Launches of one step relative to Inductor's with dynamic shapes."""
     own, base = launched(results, model, backend), launched(results, model, "inductor")
     return own / base if own is not None and base else None
+
+
+def single_gap(results: Results, model: str) -> float | None:
+    """How many times as long as programs of our own for one shape the one for all sizes takes, over their shapes; the
+    median over rounds."""
+    rounds = [r["gap"] for r in records_of(results, model, "anyshape-single") if r.get("gap")]
+    return median(math.fsum(row[1] for row in rows) / math.fsum(row[2] for row in rows) for rows in rounds)
 
 
 def greatest(rows: Iterable[Row]) -> int | None:

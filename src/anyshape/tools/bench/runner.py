@@ -169,7 +169,7 @@ def empty_record(job: dict[str, Any]) -> dict[str, Any]:
         "dims": [], "shapes": [], "first_step": None, "second_step": None, "fresh": [], "repeated": [], "apart": [],
         "apart_times": [], "p50": None, "p99": None, "programs": None,
         "memory_shapes": [], "memory": [], "idle": None, "baseline": None,
-        "memory_method": "", "launches": None, "checked": [], "mismatches": [], "arena": [], "stats": {},
+        "memory_method": "", "launches": None, "checked": [], "mismatches": [], "arena": [], "gap": [], "stats": {},
         "threads": job["threads"], "error": "",
     }
 

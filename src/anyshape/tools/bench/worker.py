@@ -17,7 +17,7 @@ import anyshape
 from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.frontend.api import PLAIN
 
-from . import launches, models, own, padding
+from . import launches, models, own, padding, single
 from .arena import predicted_and_counted
 from .memory import Meter, meter, settled
 from .results import Row
@@ -35,7 +35,7 @@ class Job:
 
     Attributes:
         model: a name of the suite, module:function or path.py:function.
-        backend: eager, inductor, inductor-padded, anyshape, or another backend of torch.compile.
+        backend: eager, inductor, inductor-padded, anyshape, anyshape-single, or another backend of torch.compile.
         number: rounds count from 0; round 0 has empty cache folders.
         mode: "time" or "memory" (memory counted and results compared with eager).
         shapes: how many shapes; 0 for all.
@@ -69,6 +69,7 @@ class Record:
         memory: per shape of `memory_shapes`, the peak above parameters and optimiser state.
         idle: bytes kept between steps, at the end.
         launches: what one step at the first shape launches, by kind; None where nobody can say.
+        gap: per shape, seconds of a program for all sizes and of the one for this shape, measured in turn.
         mismatches: differences from eager's results, each in words.
     """
 
@@ -97,6 +98,7 @@ class Record:
     checked: list[Shape] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
     arena: list[Row] = field(default_factory=list)
+    gap: list[single.GapRow] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
     threads: int = 0
     error: str = ""
@@ -146,6 +148,8 @@ class Compiler:
             self.compiled = module
         elif self.backend == "anyshape":
             self.compiled = anyshape.compile(module)
+        elif self.backend == single.BACKEND:
+            self.compiled = single.Single(module)
         elif self.backend == padding.BACKEND:
             torch._dynamo.config.recompile_limit = 256  # of one function; a bucket is a program
             self.compiled = torch.compile(module, dynamic=False)
@@ -183,7 +187,7 @@ def programs(backend: str) -> int | None:
     """How many programs were compiled so far in this process; forward and backward of one graph are two."""
     if backend == "eager":
         return None
-    if backend == "anyshape":
+    if backend in launches.OURS:
         return int(anyshape.stats()["programs"])
     counters = torch._dynamo.utils.counters
     if backend in ("inductor", padding.BACKEND):
@@ -257,6 +261,10 @@ def measure_time(model: models.BenchModel, job: Job, record: Record, compiler: C
     every = [seconds for of_shape in times.values() for seconds in of_shape]
     record.p50, record.p99 = quantile(every, 0.5), quantile(every, 0.99)
     record.apart_times = [timed(step, model.inputs(shape)) for shape in record.apart]
+    if job.backend == single.BACKEND:
+        record.programs = programs(job.backend)
+        record.gap = single.gap(model, step, lambda call: under(job.autocast, call), record.shapes, repeats,
+                                lambda done, total: report("program for all sizes", done, total))
     if job.number == 0 and job.backend == "anyshape":
         report("arena", 0, 1)
         found = getattr(compiler.compiled, "programs", ())
@@ -374,6 +382,8 @@ def run(job: Job) -> Record:
         model = models.load(job.model) if job.model in SUITE else own.load(job.model)
         record.shapes = list(pick(tuple(model.shapes), job.shapes or len(model.shapes)))
         record.apart = list(model.apart)
+        if job.backend == single.BACKEND:
+            record.shapes, record.apart = record.shapes[:single.SHAPES], []
         record.dims = list(model.dims)
         record.trains = model.trains
         if job.backend == padding.BACKEND and model.pad is None:
@@ -386,8 +396,8 @@ def run(job: Job) -> Record:
         else:
             compiler = Compiler(job.backend, job.autocast)
             measure_time(model, job, record, compiler)
-        record.programs = programs(job.backend)
-        if job.backend == "anyshape":
+        record.programs = programs(job.backend) if record.programs is None else record.programs
+        if job.backend in launches.OURS:
             record.stats |= plain(anyshape.stats())
             record.stats["uncompiled"] = compiler.uncompiled()
             print(compiler.explain(), file=sys.stderr)
