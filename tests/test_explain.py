@@ -15,6 +15,7 @@ from anyshape.base.errors import AnyShapeError, ConfigError, InputError
 from anyshape.frontend import checked, program, repro
 from anyshape.frontend.dynamo import FallbackWarning
 from anyshape.frontend.reasons import miss_words, source_words
+from anyshape.plan.plan import KernelStep
 from anyshape.run.watch import watched
 from anyshape.tools import repro as repro_tool
 
@@ -311,6 +312,26 @@ def test_dials(tmp_path, capfd):
     for setting in ({"show": "nothing"}, {"disable": "nothing"}):
         with pytest.raises(ConfigError, match="nothing"):
             anyshape.compile(lambda x: x, **setting)
+
+
+@pytest.mark.parametrize("name", ["regimes", "rooms", "door"])
+def test_a_technique_that_is_left_out_changes_the_program_and_no_number(name):
+    def program(x, y):
+        return torch.softmax(x, -1) @ torch.relu(y) + 1
+
+    def facts(fast):
+        plan = fast.programs[0].executable.plan
+        return {"regimes": max(len(step.regimes) for step in plan.steps if isinstance(step, KernelStep)) > 1,
+                "rooms": sum(buffer.home == "arena" for buffer in plan.buffers) < 3,
+                "door": fast._anyshape.oblivious.door is not None}[name]
+
+    x, y = torch.randn(64, 96), torch.randn(96, 80)
+    with torch.no_grad():
+        whole, without = (anyshape.compile(program, strict=True, disable=left_out) for left_out in ("", f"cse, {name}"))
+        for rows in (64, 20, 20):
+            for fast in (whole, without):
+                torch.testing.assert_close(fast(x[:rows], y), program(x[:rows], y), rtol=1e-5, atol=1e-5)
+    assert (facts(whole), facts(without)) == (True, False)
 
 
 def test_no_warning_without_a_reason():

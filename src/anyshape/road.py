@@ -82,7 +82,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     store, fusion = fused(graph, config)
     clock.mark("fuse")
 
-    regimes, programs = named(fusion, graph.facts)
+    regimes, programs = named(fusion, graph.facts, -1 if pipeline.REGIMES in config.disabled() else 0)
     regimes, programs = _with_edited(regimes, programs, edited)
     publish(config, graph.name, *KERNELS, lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
     texts = [emit(program, host()) for program in programs.values()]
@@ -94,7 +94,8 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
 
     before = forward.plan if forward is not None else None
     plan = dataclasses.replace(assemble(graph, fusion, store, regimes), nonnegative=nonnegative)
-    plan = hold_less(allocate(share(plan, before), before), before)
+    plan = plan if pipeline.ROOMS in config.disabled() else share(plan, before)
+    plan = hold_less(allocate(plan, before), before)
     publish(config, graph.name, *PLAN, lambda: show_plan(plan))
     if config.check >= 1 or edited:
         hints = dict(plan.facts.hints)
@@ -123,15 +124,15 @@ def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
             refused = Refused(refused.ops, refused.values | error.values)
 
 
-def named(fusion: Fusion, facts: Facts) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
-    """The versions of every kernel by its position, and all programs by name. A name says the contents, so that equal
-    kernels (repeated layers) are one."""
+def named(fusion: Fusion, facts: Facts, first: int = 0) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
+    """The versions of every kernel by its position, from the one at `first` on (the last one may always be used), and
+    all programs by name. A name says the contents, so that equal kernels (repeated layers) are one."""
     regimes: dict[int, Versions] = {}
     programs: dict[str, LoopProgram] = {}
     for position, item in enumerate(fusion.items):
         if isinstance(item, Kernel):
             inside = zip(item.lowered.program.sizes, item.lowered.sizes, strict=True)
-            found = versions(item.lowered.program, {name: facts.hint(size) for name, size in inside})
+            found = versions(item.lowered.program, {name: facts.hint(size) for name, size in inside})[first:]
             for program in (program for version in reversed(found) for program in version.programs):
                 name = content_name(program)
                 programs.setdefault(name, dataclasses.replace(program, name=name))

@@ -40,8 +40,10 @@ class Config:
                               "have taken as long as tracing it takes")
     background: bool = _knob(False, "trace and compile in a thread of its own; calls run as PyTorch does until then")
     fullgraph: bool = _knob(False, "refuse graph breaks")
-    disable: str = _knob("", "comma-separated pass names to leave out, for bisecting; attention: leave attention "
-                             "as it is written")
+    disable: str = _knob("", "comma-separated names of what to leave out, to bisect or to see what it gives: passes; "
+                             "attention: leave it as it is written; regimes: one version of each kernel; rooms: no "
+                             "value lies in a result or over another; door: calls go through Dynamo's and "
+                             "AOTAutograd's wrappers")
 
     @staticmethod
     def make(**overrides: Any) -> Config:
@@ -68,6 +70,10 @@ class Config:
                 raise ConfigError(f"setting {name} is {value}", why=f"it is at least {least}"
                                   + (f" and at most {most}" if most is not None else ""), do="set another number")
         return Config(**values)
+
+    def disabled(self) -> frozenset[str]:
+        """The names in `disable`."""
+        return frozenset(filter(None, map(str.strip, self.disable.split(","))))
 
     def replace(self, **overrides: Any) -> Config:
         """A copy with some fields changed."""

@@ -33,6 +33,7 @@ from anyshape.frontend.program import check_stages, compile_program
 from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
 from anyshape.frontend.tracing import Tracing, first_lines
+from anyshape.passes.pipeline import DOOR
 from anyshape.run import torch_api
 from anyshape.run.context import context_underway
 
@@ -100,7 +101,7 @@ class Way:
         if len(codes) != self.opened:
             self.opened = len(codes)
             self.door = None
-            if all(code is codes[0] for code in codes):
+            if all(code is codes[0] for code in codes) and DOOR not in self.tracing.compilation.config.disabled():
                 door = Door(target, self.call, self.own)
                 door.open(codes[0])
                 self.door = door if door.programs else None

@@ -37,7 +37,7 @@ def attention(gm: GraphModule, config: Config) -> tuple[GraphModule, tuple[Atten
     Args:
         gm: a graph of Dynamo's, with fake tensors as `meta["example_value"]`. It is not changed.
     """
-    if ATTENTION in {word.strip() for word in config.disable.split(",")}:
+    if ATTENTION in config.disabled():
         return gm, ()
     if not any(_is_softmax(node) for node in gm.graph.nodes) or any(
             torch_api.changes_mode(node.target) for node in gm.graph.nodes if node.op == "call_function"):

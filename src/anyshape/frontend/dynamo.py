@@ -22,7 +22,7 @@ from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
 from anyshape.frontend.training import Pair
-from anyshape.passes.pipeline import ATTENTION
+from anyshape.passes.pipeline import ATTENTION, DOOR
 from anyshape.run import torch_api, torch_door
 from anyshape.run.context import context_underway
 
@@ -74,6 +74,8 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         partition=lambda joint, inputs, **more: partition_with_tape(joint, inputs, halves, **more),
         decompositions=decompositions.table())
     count = len(example_inputs)
+    if DOOR in compilation.config.disabled():
+        return wrapped
     return inference.flat(count) or pair.flat(count, wrapped) or wrapped
 
 

@@ -178,7 +178,7 @@ def check_stages(config: Config) -> None:
     """Raises ConfigError when `config.show` or `config.disable` names what does not exist, or `config.edit` no folder,
     before anything compiles."""
     check_edit(config)
-    passes = (pipeline.ATTENTION, *dict.fromkeys(step.__name__ for step in pipeline.ROAD))
+    passes = (*pipeline.TECHNIQUES, *dict.fromkeys(step.__name__ for step in pipeline.ROAD))
     for name, text, known in (("show", config.show, STAGES), ("disable", config.disable, passes)):
         unknown = [word for word in map(str.strip, text.split(",")) if word and word not in known]
         if unknown:

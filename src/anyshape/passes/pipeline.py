@@ -35,7 +35,10 @@ Pass = Callable[[Graph, Config], Graph]
 # addends and strips count readers, so equal equations are one before; dce sweeps
 ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, pieces, causal, products, addends, strips, dce)
 
-ATTENTION = "attention"  # done before there is a Graph (frontend/attention.py); `disable` names it like a pass
+# what `disable` names beside passes: the fused operator in place of attention that is written out
+# (frontend/attention.py), versions of kernels (kernel/regimes.py), values in rooms (plan/rooms.py), and calls past
+# torch's wrappers (frontend/direct.py, frontend/training.py)
+ATTENTION, REGIMES, ROOMS, DOOR = TECHNIQUES = ("attention", "regimes", "rooms", "door")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +78,15 @@ def run(passes: Sequence[Pass], graph: Graph, config: Config, history: History |
     """The graph after all `passes`; `history` receives what each did. `edits`: stages that a person has edited.
 
     Raises:
-        ConfigError: `config.disable` names no pass. EditError: an edited stage is not valid or does not fit.
+        ConfigError: `config.disable` names nothing there is. EditError: an edited stage is not valid or does not fit.
         VerifyError: with `config.check` of at least 1, the first pass that left a broken graph, by name.
     """
-    left_out = {name.strip() for name in config.disable.split(",") if name.strip()}
+    left_out = config.disabled()
     names = [step.__name__ for step in passes]
-    unknown = sorted(left_out - {*names, ATTENTION})
+    unknown = sorted(left_out - {*names, *TECHNIQUES})
     if unknown:
-        raise ConfigError(f"disable names no pass: {', '.join(unknown)}", why=f"the passes are {', '.join(names)}",
+        raise ConfigError(f"disable names no pass: {', '.join(unknown)}",
+                          why=f"there are {', '.join((*TECHNIQUES, *names))}",
                           do="correct the name")
     if history is not None and history.captured is None:
         history.captured = graph
@@ -114,6 +118,6 @@ def run(passes: Sequence[Pass], graph: Graph, config: Config, history: History |
 
 def stages(passes: Sequence[Pass], config: Config) -> list[tuple[int, str]]:
     """Number and name of the stages that `run` computes."""
-    left_out = {name.strip() for name in config.disable.split(",")}
+    left_out = config.disabled()
     names = ["capture", *(step.__name__ for step in passes)]
     return [(number, name) for number, name in enumerate(names) if name not in left_out]
