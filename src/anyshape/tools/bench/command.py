@@ -50,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "beside results.json unless it names a folder; needs matplotlib")
     parser.add_argument("--roofline", action="store_true",
                         help="measure functions bound by memory against a copy instead of models; NAME picks some")
+    parser.add_argument("--techniques", action="store_true",
+                        help="measure each model with all techniques of the compiler, and with one left out")
     parser.add_argument("--list", action="store_true", help="list the models and end")
     parser.add_argument("--show", type=Path, default=None, metavar="FOLDER", help="show stored results, run nothing")
     parser.add_argument("--markdown", action="store_true", help="also print the table in Markdown")
@@ -74,6 +76,9 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.roofline:
         from . import roofline_command  # needs torch, which takes seconds
         return roofline_command.main(arguments, console)
+    if arguments.techniques:
+        from . import techniques_command
+        return techniques_command.main(arguments, console)
     try:
         if arguments.list:
             console.print(listing())
