@@ -14,7 +14,7 @@ from rich.table import Table
 
 from anyshape.base.errors import AnyShapeError, ConfigError
 
-from . import charts, report, runner
+from . import charts, report, roofline_results, runner
 from .results import Results, failed, load, machine
 from .suite import AUTOCAST, BACKENDS, QUICK_SHAPES, SUITE, check_name, default_names
 
@@ -92,7 +92,8 @@ def main(arguments: argparse.Namespace) -> int:
             plan = make_plan(arguments)
             out = arguments.out or Path(time.strftime("bench-%Y%m%d-%H%M%S"))
             results, finished = measure(plan, out, console)
-        report.show(results, console)
+        roofline = roofline_results.beside(out)
+        report.show(results, console, roofline)
         if arguments.chart is not None:
             beside = arguments.chart.parent == Path()
             path = charts.chart(results, out / arguments.chart if beside else arguments.chart)
@@ -103,7 +104,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.markdown:
         print(report.markdown(results))
     if arguments.write_document is not None:
-        report.write_document(results, arguments.write_document)
+        report.write_document(results, arguments.write_document, roofline)
         console.print(f"Wrote {arguments.write_document}", markup=False)
     if not finished:
         return INTERRUPTED

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from . import reach
 from .results import (
     Cell,
     Results,
@@ -16,6 +17,7 @@ from .results import (
     geometric_mean,
     models_of,
 )
+from .roofline_results import Roofline
 from .suite import SUITE, said_of
 
 MISSING = "-"
@@ -121,10 +123,13 @@ def problems(results: Results) -> list[str]:
     return found
 
 
-def show(results: Results, console: Console) -> None:
-    """Prints the table, notes and problems."""
+def show(results: Results, console: Console, roofline: Roofline | None = None) -> None:
+    """Prints the tables, what is reached of what is aimed at, notes and problems."""
     console.print(table(results, "Time; throughput relative to eager (more is faster)", SPEED))
     console.print(table(results, "Programs, memory above parameters and optimiser state, results", MEMORY))
+    found = reach.measures(results, roofline)
+    if any(one.value is not None for one in found):
+        console.print(reach.table(found))
     autocast = results.options.get("autocast")
     if autocast:
         console.print(f"Every model ran under torch.autocast to {autocast}.", markup=False)
@@ -167,6 +172,13 @@ INTRODUCTION = """\
 # Benchmarks
 
 This file is written by `anyshape bench --write-document` from stored results; it is not edited by hand.
+
+"""
+
+REACH = """\
+### What is aimed at
+
+"short" where it is not reached. Ratios are taken within a round, and are medians over rounds.
 
 """
 
@@ -224,14 +236,15 @@ def facts(machine: dict[str, Any], threads: str) -> str:
     return "".join(f"- {name}: {value}\n" for name, value in known)
 
 
-def document(results: Results) -> str:
+def document(results: Results, roofline: Roofline | None = None) -> str:
     """The text of docs/benchmarks.md."""
     threads = sorted({r["threads"] for r in results.records if not r["error"]})
     lines = [INTRODUCTION, "## Machine\n\n", facts(results.machine, ", ".join(map(str, threads)) or MISSING)]
     autocast = results.options.get("autocast")
     if autocast:
         lines.append(f"\nEvery model runs under `torch.autocast` to {autocast}.\n")
-    lines += ["\n## Results\n\n", markdown(results), "\n### Geometric means\n\n", averages(results), "\n"]
+    lines += ["\n## Results\n\n", markdown(results), "\n### Geometric means\n\n", averages(results), "\n",
+              REACH, reach.markdown(reach.measures(results, roofline)), "\n"]
     wrong = problems(results)
     if wrong:
         lines.append("### What went wrong\n\n" + "".join(f"- {' '.join(text.split())}\n" for text in wrong) + "\n")
@@ -257,7 +270,7 @@ def describe(results: Results, model: str) -> str:
     return f"{text}; {', '.join(ranges)}; {said_of(tuple(shapes))}"
 
 
-def write_document(results: Results, path: Path) -> None:
+def write_document(results: Results, path: Path, roofline: Roofline | None = None) -> None:
     """Writes the document, and what it shows, for example to docs/benchmarks.md."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(results))
+    path.write_text(document(results, roofline))

@@ -7,7 +7,6 @@ stores are the same. The C library keeps what is freed (`keep_freed`), so that n
 from __future__ import annotations
 
 import ctypes
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,97 +17,20 @@ import torch
 from torch import Tensor
 
 import anyshape
-from anyshape.base.errors import ConfigError, InputError
+from anyshape.base.errors import ConfigError
 
 from .functions import FUNCTIONS, Arguments, Function
 from .launches import Launches, counted
 from .models import flatten
 from .results import machine, median
+from .roofline_results import Line, Roofline
 
-FILE = "roofline.json"
-FORMAT = 1
 COPIED = 64 << 20  # bytes of the tensor that is copied; twice that are moved
 WARM_UP = 2
 TOLERANCE = 1e-3
 BUSY = 4.0  # seconds after which a function gets no further round, if it had LEAST_ROUNDS
 LEAST_ROUNDS = 3
-SHARE, LEAST_SHARE = 0.8, 0.5  # of the copy's rate: what is asked for, and what none may be under
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(slots=True)
-class Line:
-    """One function, one way. Seconds and bytes; `ours`, `eager` and `copy` are medians.
-
-    Attributes:
-        way: "forward" or "backward".
-        sizes: what it was measured at; compiled_at: what it was compiled at.
-        moved: bytes that have to be moved at least.
-        copied: bytes that the copy moves, read and written.
-        launches: what our program ran: kernels, products, calls of PyTorch, copies.
-        wrong: how its results differ from eager's; empty when they do not.
-        error: why there are no numbers.
-    """
-
-    name: str
-    way: str
-    sizes: list[int]
-    compiled_at: list[int]
-    moved: int = 0
-    copied: int = 0
-    ours: float | None = None
-    eager: float | None = None
-    copy: float | None = None
-    rounds: int = 0
-    launches: dict[str, int] = field(default_factory=dict)
-    wrong: str = ""
-    error: str = ""
-
-    def rate(self) -> float | None:
-        """Bytes per second of our program."""
-        return self.moved / self.ours if self.ours else None
-
-    def share(self) -> float | None:
-        """Of the copy's rate."""
-        rate = self.rate()
-        return rate * self.copy / self.copied if rate and self.copy else None
-
-    def eager_share(self) -> float | None:
-        return self.moved / self.eager * self.copy / self.copied if self.eager and self.copy else None
-
-
-@dataclass(slots=True)
-class Roofline:
-    """A run: where and how, and its lines in order."""
-
-    machine: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    lines: list[Line] = field(default_factory=list)
-
-    def save(self, folder: Path) -> Path:
-        """Writes `roofline.json`; another process never sees half a file."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path, half = folder / FILE, folder / (FILE + ".part")
-        half.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
-        half.replace(path)
-        return path
-
-
-def load(path: Path) -> Roofline:
-    """Reads what `save` wrote, from the folder or the file.
-
-    Raises:
-        InputError: there is no such file, or it is no roofline.
-    """
-    file = path / FILE if path.is_dir() else path
-    try:
-        data = json.loads(file.read_text())
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, expected {FORMAT}")
-        return Roofline(data["machine"], data["options"], [Line(**line) for line in data["lines"]])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"cannot read a roofline from {file}", why=f"{type(error).__name__}: {error}",
-                         do="give a folder written by `anyshape bench --roofline --out FOLDER`") from error
 
 
 def chosen(names: Sequence[str]) -> list[Function]:
@@ -276,8 +198,3 @@ def run(functions: Sequence[Function], rounds: int, threads: int, out: Path, pro
     finally:
         torch.set_num_threads(before)
     return found, True
-
-
-def failed(found: Roofline) -> bool:
-    """Has a function failed, or given other numbers than eager's?"""
-    return any(line.error or line.wrong for line in found.lines)

@@ -15,6 +15,7 @@ from anyshape.base.errors import AnyShapeError
 
 from . import roofline, roofline_report
 from .functions import FUNCTIONS
+from .roofline_results import Roofline, failed, load
 
 ROUNDS, QUICK_ROUNDS = 25, 5
 INTERRUPTED = 130
@@ -31,7 +32,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
         return 0
     try:
         if arguments.show is not None:
-            found, finished = roofline.load(arguments.show), True
+            found, finished = load(arguments.show), True
         else:
             found, finished = measure(arguments, console)
     except AnyShapeError as error:
@@ -43,7 +44,7 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.write_document is not None:
         roofline_report.write_document(found, arguments.write_document)
         console.print(f"Wrote {arguments.write_document}", markup=False)
-    return INTERRUPTED if not finished else 1 if roofline.failed(found) else 0
+    return INTERRUPTED if not finished else 1 if failed(found) else 0
 
 
 def listing() -> Table:
@@ -57,7 +58,7 @@ def listing() -> Table:
     return shown
 
 
-def measure(arguments: argparse.Namespace, console: Console) -> tuple[roofline.Roofline, bool]:
+def measure(arguments: argparse.Namespace, console: Console) -> tuple[Roofline, bool]:
     """Runs the functions that are asked for; False: Ctrl-C came first.
 
     Raises:

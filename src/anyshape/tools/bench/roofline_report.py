@@ -9,7 +9,7 @@ from rich.table import Table
 
 from .report import MISSING, facts, seconds
 from .results import geometric_mean, median
-from .roofline import LEAST_SHARE, SHARE, Line, Roofline
+from .roofline_results import LEAST_SHARE, SHARE, Line, Roofline
 
 Column = tuple[str, Callable[[Line], str]]
 
