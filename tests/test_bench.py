@@ -1,6 +1,7 @@
 """The benchmark: its shapes, its counter of memory, its arithmetic, and one small run from end to end."""
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -12,11 +13,32 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+import anyshape
 from anyshape.base.errors import AnyShapeError
 from anyshape.tools import cli
-from anyshape.tools.bench import charts, dlrm, memory, models, own, padding, report, runner, suite, worker
-from anyshape.tools.bench.results import Results, cell, failed, geometric_mean, load
+from anyshape.tools.bench import (
+    charts,
+    dlrm,
+    launches,
+    memory,
+    models,
+    own,
+    padding,
+    reach,
+    report,
+    roofline,
+    roofline_report,
+    roofline_results,
+    runner,
+    single,
+    suite,
+    techniques,
+    worker,
+)
+from anyshape.tools.bench.functions import FUNCTIONS, LEAST, Function
+from anyshape.tools.bench.results import Results, cell, failed, geometric_mean, load, single_gap, speedup
 
 SOURCES = str(Path(suite.__file__).resolve().parents[3])
 
@@ -653,3 +675,284 @@ def test_records_are_plain_json() -> None:
 def test_an_empty_record_has_every_field_of_a_record() -> None:
     job = {"model": "mlp", "backend": "eager", "number": 0, "mode": "time", "threads": 1}
     assert set(runner.empty_record(job)) == set(worker.Record.__dataclass_fields__)
+
+
+# ---- launches ----
+
+WRAPPER = '''
+cpp_fused_add_0 = async_compile.cpp_pybinding(["float*"], """kernel""")
+extern_kernels = object()
+class Runner:
+    def call(self, args):
+        primals_1, primals_2 = args
+        assert_size_stride(primals_2, (s0, 64), (64, 1))
+        buf0 = empty_strided_cpu((s0, 64), (64, 1), torch.float32)
+        extern_kernels.mm(reinterpret_tensor(primals_2, (s0, 64), (64, 1), 0), buf0, out=buf0)
+        cpp_fused_add_0(buf0, s0)
+        buf1 = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(buf0, buf0, buf0)
+        assert_alignment(buf1, 16, "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default")
+        buf2 = torch.ops.aten.cumsum.default(buf0, dim=-1)
+        buf3 = torch.ops.aten.view.dtype(buf2, torch.int32)
+        buf4 = aten.empty_like(buf3)
+        torch.ops.aten.copy_.default(buf4, buf3)
+        cpp_fused_add_0(buf4, s0)
+        return (buf4,)
+def benchmark_compiled_module():
+    cpp_fused_add_0(None, 1)
+'''
+
+
+def test_launches_of_inductors_code() -> None:
+    assert launches.in_wrapper(WRAPPER) == launches.Launches(kernels=2, products=2, calls=1, copies=1)
+
+
+@pytest.mark.full
+def test_launches_of_inductor_are_counted_forward_and_backward() -> None:
+    x, w = torch.randn(5, 7, requires_grad=True), torch.randn(7, 3, requires_grad=True)
+    fast = torch.compile(lambda x, w: torch.relu(x @ w).cumsum(0), dynamic=True)
+    found = launches.of_step("inductor", None, lambda: fast(x, w).sum().backward())
+    # a product, relu and a sum along columns; backward the other way round, and a product for each operand
+    assert found is not None and (found["products"], found["kernels"]) == (3, 4)
+
+
+def test_our_launches_are_those_that_ran() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (torch.relu(x @ w) + 1).cumsum(0)
+
+    x, w = torch.randn(5, 7), torch.randn(7, 3)
+    one, two = anyshape.compile(program), anyshape.compile(lambda x, w: x @ w)
+    with torch.no_grad():
+        one(x, w), two(x, w)
+        with launches.counted([*one.programs, *two.programs]) as seen:
+            one(x, w), one(x[:2], w)
+        alone = launches.of_step("anyshape", two, lambda: two(x, w))
+    assert seen == {"0.inference": launches.Launches(kernels=2, products=2, calls=2)}
+    assert alone == {"kernels": 0, "products": 1, "calls": 0, "copies": 0}
+    assert all(program.executable.profiles is None for program in one.programs)
+    assert launches.of_step("eager", None, lambda: None) is None
+
+
+def test_launches_of_training_are_of_both_programs() -> None:
+    fast = anyshape.compile(lambda x, w: torch.relu(x @ w).sum())
+    x, w = torch.randn(5, 7, requires_grad=True), torch.randn(7, 3, requires_grad=True)
+    found = launches.of_step("anyshape", fast, lambda: fast(x, w).backward())
+    assert found is not None and found["products"] == 3 and found["kernels"] >= 2 and found["calls"] == 0
+
+
+# ---- the program for one shape ----
+
+def test_single_has_a_program_of_numbers_for_each_shape() -> None:
+    linear = torch.nn.Linear(8, 4)
+    one = single.Single(linear)
+    with torch.no_grad():
+        for rows in (3, 5, 3):
+            x = torch.randn(rows, 8)
+            torch.testing.assert_close(one(x), linear(x))
+    assert len(one.programs) == 2
+    shapes = {program.executable.plan.inputs[0].shape for program in one.programs} | {
+        program.executable.plan.outputs[0].type.shape for program in one.programs}
+    assert {(3, 4), (5, 4)} <= shapes and all(isinstance(size, int) for shape in shapes for size in shape)
+
+
+def test_the_gap_is_between_one_program_and_several() -> None:
+    model = models.load("mlp")
+    step = model.make(single.Single)
+    done: list[int] = []
+    shapes = [(3,), (5,)]
+    rows = single.gap(model, step, lambda call: call, shapes, 1, lambda number, total: done.append(number))
+    assert [row[0] for row in rows] == [[3], [5]] and done == [1, 2]
+    assert all(0 < seconds < 60 for row in rows for seconds in row[1:])
+
+
+def test_ratios_are_over_the_shapes_that_both_ran() -> None:
+    results = synthetic()
+    results.records = [
+        record("eager", 0, repeated=[1.0, 1.0, 2.0], fresh=[7.0]),
+        record("anyshape-single", 0, repeated=[0.5, 0.25], gap=[[[2, 3], 0.6, 0.5], [[4, 5], 0.3, 0.25]])
+        | {"shapes": [[2, 3], [4, 5]]}]
+    assert speedup(results, "bert", "anyshape-single", "eager", "repeated") == pytest.approx(2 / 0.75)
+    assert speedup(results, "bert", "anyshape-single", "eager", "fresh") is None
+    assert single_gap(results, "bert") == pytest.approx(1.2)
+
+
+# ---- what is aimed at ----
+
+def reached(results: Results, lines: roofline_results.Roofline | None = None) -> dict[tuple[str, str], str]:
+    return {(one.name, one.note): one.verdict() for one in reach.measures(results, lines)}
+
+
+def test_what_is_short_is_said() -> None:
+    results = synthetic()
+    timed = {"p50": 0.1, "p99": 0.2}
+    results.records += [
+        record("inductor", 0, first_step=30.0, fresh=[10.0, 10.0], repeated=[1.0, 1.0, 2.0], **timed),
+        record("inductor", 3, "memory", memory=[900, 100], memory_method="heap",
+               launches={"kernels": 6, "products": 4, "calls": 0, "copies": 0})]
+    results.records[7] |= {"launches": {"kernels": 3, "products": 4, "calls": 1, "copies": 0}}
+    found = {(one.name, one.note): one for one in reach.measures(results)}
+    mean, worst, least = "geometric mean of 1 model", "the greatest: `bert`", "the least: `bert`"
+    assert found["cold first step, of Inductor's", mean].value == pytest.approx(0.3)
+    assert found["cold first step, of Inductor's", mean].verdict() == "short"
+    assert found["new shapes, against Inductor", mean].value == pytest.approx(10.0)
+    assert found["seen shapes, against the better of eager and Inductor", least].value == pytest.approx(1.5)
+    assert found["peak memory, of Inductor's", worst].value == pytest.approx(1000 / 900)
+    assert found["peak memory, of Inductor's", worst].verdict() == "short"
+    assert found["launches of a step, of Inductor's", mean].value == pytest.approx(0.8)
+    assert found["new shapes, against Inductor with padding into buckets", ""].verdict() == "not measured"
+    assert found["a call from Python to Python (p50)", "`mlp`"].cells()[1:3] == ("at most 25.0 us", "-")
+    text = report.document(results)
+    assert "| launches of a step, of Inductor's | at most 0.70x | 0.80x | geometric mean of 1 model | short |" in text
+    assert "| bert | anyshape | 9 s | 4 s | 2.00x | 1.50x | - | 100 ms | 200 ms | 2 / 3 | 8 (0.80x) |" in text
+
+
+def test_half_precision_has_aims_of_its_own() -> None:
+    results = synthetic()
+    for entry in results.records:
+        entry["model"] = "llama"
+    results.options["autocast"] = "bfloat16"
+    results.records += [record("inductor", 0, fresh=[3.0], repeated=[1.0]) | {"model": "llama", "shapes": [[9, 9]]}]
+    found = reached(results)
+    assert found["llama, new shapes, against Inductor", "`llama`"] == "not measured"  # other shapes
+    results.records[-1] |= {"shapes": [[2, 3], [4, 5], [1, 1]], "fresh": [3.0, 3.0], "repeated": [1.0, 1.0, 1.0]}
+    found = reached(results)
+    assert found["llama, new shapes, against Inductor", "`llama`"] == "reached"
+    assert found["llama, seen shapes, against Inductor", "`llama`"] == "reached"
+    assert "new shapes, against the better of eager and Inductor" not in {name for name, _ in found}
+
+
+def test_results_of_before_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = synthetic()
+    for entry in results.records:
+        for field in ("launches", "gap"):
+            del entry[field]
+    results.save(tmp_path)
+    assert cli.main(["bench", "--show", str(tmp_path), "--markdown"]) == 0
+    assert "| 2 / 3 | - | 0.0 MB |" in capsys.readouterr().out
+    assert reached(load(tmp_path))["launches of a step, of Inductor's", ""] == "not measured"
+
+
+# ---- the roofline ----
+
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_functions_of_the_roofline_move_more_than_caches_hold(name: str) -> None:
+    one = FUNCTIONS[name]
+    assert len(one.small) == len(one.large)
+    # a size that stays is one that a model fixes: of a head, of a hidden layer
+    assert sum(a != b for a, b in zip(one.small, one.large, strict=True)) >= 2
+    torch.manual_seed(0)
+    if name == "embedding":
+        inputs = one.inputs(*one.large)
+        results = models.flatten(one.call(*inputs))
+    else:
+        with FakeTensorMode():
+            inputs = one.inputs(*one.large)
+            results = models.flatten(one.call(*inputs))
+    assert one.moved(inputs, results, ()) >= LEAST
+    asking = [value for value in inputs if value.requires_grad]
+    assert bool(asking) == one.backward or name == "embedding"
+    if one.backward:
+        assert one.moved_back(inputs, asking, results) >= LEAST
+
+
+TINY = Function("tiny", lambda x, w: torch.relu(x) * w, lambda n, m: (torch.randn(n, m, requires_grad=True),
+                                                                       torch.randn(m)), (3, 5), (40, 50), backward=True)
+
+
+def quiet(name: str, done: int, total: int) -> None:
+    pass
+
+
+def test_a_line_of_the_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, backward = roofline.measure(TINY, 4, roofline.Copy(1 << 16), quiet)
+    assert (forward.way, backward.way, forward.wrong, forward.error) == ("forward", "backward", "", "")
+    assert forward.moved == 4 * (40 * 50 + 50 + 40 * 50) and backward.moved == 4 * (3 * 40 * 50 + 50)
+    assert forward.rounds == 4 and forward.copied == 2 << 16
+    assert forward.launches == {"kernels": 1, "products": 0, "calls": 0, "copies": 0} == backward.launches
+    forward.ours, forward.copy = 0.002, 0.001
+    assert forward.share() == pytest.approx(forward.moved / 2 / (2 << 16))
+    monkeypatch.setattr(anyshape, "compile", lambda call: Wrong(call))
+    assert "off by" in roofline.measure(TINY, 3, roofline.Copy(1 << 16), quiet)[0].wrong
+    monkeypatch.setattr(anyshape, "compile", lambda call: None)
+    assert "TypeError" in roofline.measure(TINY, 3, roofline.Copy(1 << 16), quiet)[1].error
+
+
+class Wrong:
+    """A compiler whose programs are off."""
+
+    programs: tuple[object, ...] = ()
+
+    def __init__(self, call: object) -> None:
+        self.call = call
+
+    def __call__(self, *arguments: torch.Tensor) -> torch.Tensor:
+        return self.call(*arguments) * 1.01  # type: ignore[operator]
+
+
+def test_an_interrupted_roofline_keeps_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    def stop(name: str, done: int, total: int) -> None:
+        if name == "second":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(roofline, "COPIED", 1 << 16)
+    found, finished = roofline.run([TINY, dataclasses.replace(TINY, name="second"), TINY], 3, 1, tmp_path, stop)
+    assert not finished and [line.name for line in found.lines] == ["tiny", "tiny"]
+    assert roofline_results.load(tmp_path) == found
+    assert cli.main(["bench", "--roofline", "--show", str(tmp_path), "--markdown", "--write-document",
+                     str(tmp_path / "roofline.md")]) == 0
+    said = capsys.readouterr().out
+    assert "Interrupted" in said and "| tiny | backward | 40 x 50 | 0 MB |" in said
+    assert "The run was interrupted" in (tmp_path / "roofline.md").read_text()
+    found.lines[0].wrong = "result 0 is off by 1"
+    found.save(tmp_path)
+    assert cli.main(["bench", "--roofline", "--show", str(tmp_path)]) == 1
+    assert roofline_results.beside(tmp_path) == found and roofline_results.beside(tmp_path / "none") is None
+
+
+def test_the_roofline_says_how_many_are_short() -> None:
+    lines = [roofline_results.Line(name, "forward", [8], [4], moved=80, copied=100, ours=ours, eager=1.0, copy=1.0)
+             for name, ours in (("near", 0.8), ("half", 1.2), ("far", 2.0))]
+    found = roofline_results.Roofline({}, {"threads": 1, "rounds": 3, "kept": True}, lines)
+    said = roofline_report.summary(found)
+    assert "1 of 3 lines reach 80 % of it; 1 are under 50 %: far forward." in said
+    assert [roofline_report.reached(line) for line in lines] == ["reached", "short", "short, under the least"]
+    measure = "kernels bound by memory, of a copy's speed"
+    assert reached(Results(), found)[measure, "the least: `far forward`"] == "short"
+
+
+@pytest.mark.parametrize("arguments", [["--roofline", "nonsense"], ["--techniques"], ["--techniques", "nonsense"],
+                                       ["--roofline", "--show", "no-such-folder"]])
+def test_wrong_arguments_of_tables_are_explained(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                 capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", *arguments]) == 2
+    assert "do:" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+# ---- techniques ----
+
+def test_techniques_are_left_out_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(TAGGER.replace("{wrong}", "None"))
+    kept = {name: techniques.TECHNIQUES[name] for name in ("fuse", "door", "channels_last", "rooms")}
+    monkeypatch.setattr(techniques, "TECHNIQUES", kept)
+    monkeypatch.setattr(techniques, "LEAST", 0.0)
+    name = f"{tmp_path / 'mine.py'}:tagger"
+    status = cli.main(["bench", "--techniques", name, "--rounds", "2", "--shapes", "2", "--threads", "1", "--out",
+                       str(tmp_path / "out"), "--write-document", str(tmp_path / "techniques.md")])
+    assert status == 0, capsys.readouterr()
+    found = techniques.load(tmp_path / "out")
+    rows = {row.name: row for row in found.rows}
+    assert set(rows) == {techniques.EAGER, techniques.ALL, techniques.AGAIN, *kept}
+    assert not rows["channels_last"].part and rows["door"].part and rows["fuse"].part
+    assert rows["fuse"].launches > rows[techniques.ALL].launches > 0  # type: ignore[operator]
+    assert all(len(row.times) == 2 and min(row.times) > 0 for row in rows.values() if row.part)
+    assert techniques.slower(rows[techniques.ALL], rows[techniques.ALL]) == 1.0
+    text = (tmp_path / "techniques.md").read_text()
+    assert "| nothing |  | 1.00x |" in text
+    assert "| `channels_last` | convolutions with channels last | no part in it |" in text
+
+
+def test_techniques_are_names_that_the_compiler_knows() -> None:
+    for settings, _ in techniques.TECHNIQUES.values():
+        anyshape.compile(torch.relu, **settings)

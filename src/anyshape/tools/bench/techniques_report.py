@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from .report import MISSING, facts, ratio, seconds, size
-from .techniques import ALL, EAGER, TECHNIQUES, Row, Techniques, slower
+from .techniques import AGAIN, ALL, EAGER, TECHNIQUES, Row, Techniques, slower
 
+NAMES = {ALL: "nothing", AGAIN: "nothing, again", EAGER: "all (eager PyTorch)"}
 HEAD = ("left out", "what it is", "step takes", "steps", "launches", "arena")
 
 
@@ -17,13 +18,13 @@ def lines(found: Techniques, model: str) -> list[tuple[str, ...]]:
     base = found.of(model, ALL)
     rows = [row for row in found.rows if row.model == model]
     assert base is not None
-    head = [row for row in rows if row.name in (ALL, EAGER)]
+    head = [row for row in rows if row.name in NAMES]
     rest = sorted((row for row in rows if row not in head), key=lambda row: -(slower(row, base) or 0.0))
-    return [_cells(row, base) for row in (*reversed(head), *rest)]
+    return [_cells(row, base) for row in (*sorted(head, key=lambda row: list(NAMES).index(row.name)), *rest)]
 
 
 def _cells(row: Row, base: Row) -> tuple[str, ...]:
-    name = {ALL: "nothing", EAGER: "all (eager PyTorch)"}.get(row.name, f"`{row.name}`")
+    name = NAMES.get(row.name, f"`{row.name}`")
     what = TECHNIQUES[row.name][1] if row.name in TECHNIQUES else ""
     if row.error or not row.part:
         return name, what, "failed" if row.error else "no part in it", MISSING, MISSING, MISSING
@@ -76,8 +77,9 @@ This file is written by `anyshape bench --techniques --write-document` from stor
 [performance.md](performance.md) says what bounds a step.
 
 Each line leaves one technique out (`disable="..."`, `fuse=False`). *step takes*: the time of a step relative to that
-with everything, over all shapes; more than 1.00x is what the technique gives. *steps*: medians per shape, of {rounds}
-rounds in which all programs run in turn, in one process, on one set of parameters. *launches*: at the first shape.
+with everything, over all shapes; more than 1.00x is what the technique gives. "nothing, again" is a second program with
+everything: how far it is from 1.00x is noise. *steps*: medians per shape of {rounds} rounds, in which all programs run
+in turn, in one process, on one set of parameters; on one thread processor time. *launches*: at the first shape.
 *arena*: of the program that needs most, at the second shape. A technique has no part in a model whose programs are the
 same without it. What one technique leaves to do another may do as well, so the lines do not add up.
 
