@@ -127,7 +127,8 @@ class Variants:
     """One module, compiled in several ways; `current` names the one that is called."""
 
     def __init__(self, module: nn.Module, around: Callable[[Any], Any]) -> None:
-        settings: dict[str, dict[str, Any]] = {ALL: {}, AGAIN: {}} | {name: left_out for name, (left_out, _) in TECHNIQUES.items()}
+        settings: dict[str, dict[str, Any]] = {ALL: {}, AGAIN: {}}
+        settings |= {name: left_out for name, (left_out, _) in TECHNIQUES.items()}
         self.compiled = {EAGER: module} | {name: anyshape.compile(module, **one) for name, one in settings.items()}
         self.calls = {name: around(compiled) for name, compiled in self.compiled.items()}
         self.current = EAGER
