@@ -211,7 +211,9 @@ METHOD = """\
   autocast, their error against float32 is at most 1.5 times eager's own.
 - eager is PyTorch as it is; inductor is `torch.compile(model, dynamic=True)`; anyshape is `anyshape.compile(model)`;
   inductor-padded is `torch.compile(model, dynamic=False)` with inputs padded into buckets, the next power of two for a
-  batch and the next multiple of 128 for a length, all of them compiled before new shapes are timed.
+  batch and the next multiple of 128 for a length, all of them compiled before new shapes are timed; anyshape-single has
+  a program of ours for each of the first four shapes, with every size a number; the program for all sizes is measured
+  in turn with it, in one process.
   In training only the model's forward with its loss is compiled; the optimiser is torch's fused AdamW everywhere.
 
 """
