@@ -135,7 +135,7 @@ def _of_roofline(roofline: Roofline | None) -> list[Measure]:
     reached = sum(value >= SHARE for value in known.values())
     last = min(known, key=known.__getitem__)
     return [Measure(name, SHARE, False, geometric_mean(known.values()),
-                    f"geometric mean; {reached} of {len(known)} functions reach it", "%"),
+                    f"geometric mean; {reached} of {len(known)} lines reach it", "%"),
             Measure(name, LEAST_SHARE, False, known[last], f"the least: `{last}`", "%")]
 
 
