@@ -58,7 +58,8 @@ def strips(graph: Graph, config: Config) -> Graph:
                 or graph.facts.hint(node.output.tensor.shape[0]) < LEAST_ROWS:
             return None
         wide = node.inputs[0]
-        between = _between(wide, node, producers, users, kept) if isinstance(wide, Value) else None
+        assert isinstance(wide, Value)
+        between = _between(wide, node, producers, users, kept)
         if between is None:
             return None
         total = _width(wide)
