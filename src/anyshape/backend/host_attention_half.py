@@ -69,7 +69,7 @@ def half_tile(data: int, batch: int, head: int, tile: int, scratch: int, new: in
     keys = scratch + word(step, ATTENTION_KEYS)
     values = scratch + word(step, ATTENTION_VALUES)
     row_panels = scratch + word(step, ATTENTION_ROW_PANELS)
-    frame = words(50)
+    frame = words(57)
     half_frame(data, frame, scratch)
     if new != 0 and columns > 0:
         column_panels(frame, operand(data, KEY, batch, group, 0), row_step(data, KEY), item, columns, depth, keys)
@@ -114,7 +114,7 @@ def half_head(data: int, batch: int, group: int, tiles: int, scratch: int) -> in
     dkeys = scratch + word(step, ATTENTION_DKEYS)
     dvalues = scratch + word(step, ATTENTION_DVALUES)
     wide = 4 * parts(depth, lanes) * lanes  # bytes from row to row of these two
-    frame = words(50)
+    frame = words(57)
     half_frame(data, frame, scratch)
     if columns > 0:
         column_panels(frame, key, key_step, item, columns, depth, keys)
@@ -165,7 +165,7 @@ def half_head(data: int, batch: int, group: int, tiles: int, scratch: int) -> in
 def half_frame(data: int, frame: int, scratch: int) -> int:
     """Makes a frame as backend/host_packed.py has it, with the words of a step behind it."""
     step = word(data, 2)
-    inner = frame + 8 * 13
+    inner = frame + 8 * 20
     set_word(frame, 0, word(data, 0) + 8 * word(step, ATTENTION_PRODUCT))
     set_word(frame, 1, inner)
     set_word(frame, 10, scratch + word(step, ATTENTION_SUMS))
@@ -236,6 +236,7 @@ def multiply_half(frame: int, count: int, row_panels: int, panels: int, room: in
     set_word(frame, 8, row_panels)
     set_word(frame, 9, panels)
     set_word(frame, 12, parts(parts(room, word(step, PACKED_PER_WORD)), lanes) * lanes)
+    set_word(frame, 13, panels)  # nothing to fetch that is not there
     multiply_panels(frame, parts(count, word(step, PACKED_PER_WORD)), 0)
     return 0
 

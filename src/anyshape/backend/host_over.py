@@ -13,7 +13,7 @@ long as whole vectors; there is no addend. Rows that fill no panel stay as they 
 from __future__ import annotations
 
 from anyshape.backend.host_library import address
-from anyshape.backend.host_packed import pack, parts
+from anyshape.backend.host_packed import look_ahead, pack, parts
 from anyshape.backend.host_words import (
     F32,
     FUNCTIONS,
@@ -125,18 +125,29 @@ def multiply_over(data: int, thread: int, team: int) -> int:
     if rest > 0:
         panel_of_rows(data, word(data, 3) + whole * inner * F32, rest, rest_panel)
     panel = words(4112)  # of TILE's words along k and 32 columns, and a vector
-    frame = words(2)
+    frame = words(20)
     set_word(frame, 0, word(data, 0) + 8 * word(step, MATMUL_FUNCTION))
     set_word(frame, 1, step)
+    set_word(frame, 9, panel)
+    set_word(frame, 19, word(step, MATMUL_LDC) * F32)
+    a_step = wide * word(step, PACKED_A_LANE)
     pairs = parts(word(step, MATMUL_M), wide)
-    for pair in range(pairs * thread // team, pairs * (thread + 1) // team):
+    end = pairs * (thread + 1) // team
+    for pair in range(pairs * thread // team, end):
         columns = minimum(wide, word(step, MATMUL_M) - pair * wide)
         first = 0
         while first < inner:
             count = minimum(deep, inner - first)
-            pack(frame, word(data, 2) + pair * wide * word(step, PACKED_A_LANE) + first * word(step, PACKED_A_INNER),
-                 F32, word(step, PACKED_A_LANE), word(step, PACKED_A_INNER), columns, count, panel, wide,
+            source = word(data, 2) + pair * a_step + first * word(step, PACKED_A_INNER)
+            pack(frame, source, F32, word(step, PACKED_A_LANE), word(step, PACKED_A_INNER), columns, count, panel, wide,
                  word(step, PACKED_LANES))
+            if first + count < inner:
+                look_ahead(frame, source + count * word(step, PACKED_A_INNER), columns,
+                           minimum(deep, inner - first - count))
+            else:
+                look_ahead(frame, word(data, 2) + (pair + 1) * a_step,
+                           minimum(wide, word(step, MATMUL_M) - (pair + 1) * wide) if pair + 1 < end else 0,
+                           minimum(deep, inner))
             target = word(data, 4) + pair * wide * F32
             multiply_over_rows(frame, panel, word(data, 3) + first * high * F32, count, target, whole, columns, first)
             if rest > 0:
@@ -163,12 +174,14 @@ def multiply_over_rows(frame: int, panel: int, rows: int, count: int, target: in
     while row < size:
         thirds = minimum(3, parts(size - row, grain))
         tile = word(entry, 2 * (3 - thirds) + width - 1)
+        set_word(frame, 18, target)
         if thirds * grain <= size - row and width * lanes == columns:
-            call_void(tile, panel, rows, count, target, c_step, 1 if more != 0 else 0)
+            call_void(tile, panel, rows, count, target, c_step, 1 if more != 0 else 0, frame + 104)
         else:
-            call_void(tile, panel, rows, count, sums, 8 * lanes, 0)
+            call_void(tile, panel, rows, count, sums, 8 * lanes, 0, frame + 104)
             call_void(word(entry, PACKED_FINISH), sums, 8 * lanes, target, c_step, minimum(size - row, thirds * grain),
                       columns, target if more != 0 else 0, c_step, step + 8 * MATMUL_ALPHA)
+        set_word(frame, 16, word(frame, 16) + count)
         rows += thirds * grain * inner * F32
         target += thirds * grain * c_step
         row += thirds * grain

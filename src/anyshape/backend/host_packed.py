@@ -1,24 +1,27 @@
-"""Products of the host from packed panels, in the native subset: tiles, panels, blocks of the inner dim.
+"""Products of the host from packed panels, in the native subset: blocks of rows, panels, blocks of the inner dim.
 
-    for some columns of the result, and some rows, shared out among threads:
+    for each block of rows of the result, and some columns, shared out among threads:
         for each block of k:
-            pack the columns of A
-            for each tile of rows: pack the rows of B; for each pair of panels: multiply
+            pack the rows of B
+            for each panel of columns: pack it from A; multiply it with all panels of rows, and meanwhile fetch what the
+                                       next one is packed from
 
 In the terms of the words, which are a column-major library's: `columns` run along M, where the result is contiguous;
-`rows` along N. The routines are those of backend/llvm_packed.py. Sums of f32 lie in the result from the first block on,
-on top of the addend, which is there already or is copied there, tile by tile.
-In half precision they are rounded once, so that all blocks of a tile follow each other. Scratch of a thread: panels of
-rows, panels of columns, sums (of one pair of panels, or of the whole tile, in half precision with several blocks).
+`rows` along N. The routines are those of backend/llvm_packed.py. A panel of columns lies in the first caches, the rows
+in the second. Sums of f32 lie in the result from the first block on, on top of the addend. In half precision they are
+rounded once, so that all blocks of k of some columns follow each other. Scratch of a thread: panels of rows, a panel of
+columns, sums (of one pair of panels, or of all rows and columns, in half precision with several blocks).
 """
 from __future__ import annotations
 
 from anyshape.backend.host_library import address, copy_run
 from anyshape.backend.host_words import (
     F32,
+    FLAT,
     FUNCTIONS,
     GOMP_PARALLEL,
     HEAD_SCRATCH,
+    LINE,
     MATMUL_A,
     MATMUL_ALPHA,
     MATMUL_B,
@@ -61,44 +64,37 @@ from anyshape.backend.host_words import (
     TEAM_SIZE,
     THREAD_NUMBER,
     THREADS,
-    TILES_PER_THREAD,
 )
-from anyshape.backend.native import call, call_void, copy_bytes, maximum, minimum, set_word, word, words
+from anyshape.backend.native import call, call_void, maximum, minimum, set_word, word, words
 
 
 def run_packed(block: int, step: int) -> int:
-    """A batch of products, shared out by tiles."""
+    """A batch of products, shared out by panels of columns of blocks of rows."""
     batches = word(step, MATMUL_BATCHES)
     columns = word(step, MATMUL_M)
     rows = word(step, MATMUL_N)
     if batches <= 0 or columns <= 0 or rows <= 0:
         return 0
     functions = word(block, FUNCTIONS)
-    tile_columns = word(step, PACKED_COLUMNS)
-    tile_rows = word(step, PACKED_ROWS)
-    wide = 2 * word(step, PACKED_LANES)
+    panels = parts(columns, 2 * word(step, PACKED_LANES))
     high = 3 * word(step, PACKED_GRAIN)
     threads = minimum(word(block, THREADS), columns * rows * word(step, MATMUL_K) * batches // PARALLEL_FLOPS)
     if word(functions, GOMP_PARALLEL) == 0:
         threads = 1
-    if threads > 1:
-        wanted = TILES_PER_THREAD * threads
-        while parts(columns, tile_columns) * parts(rows, tile_rows) * batches < wanted and tile_columns > 2 * wide:
-            tile_columns = parts(tile_columns, 2 * wide) * wide
-        while parts(columns, tile_columns) * parts(rows, tile_rows) * batches < wanted and tile_rows > 2 * high:
-            tile_rows = parts(tile_rows, 2 * high) * high
-    across = parts(columns, tile_columns)
-    down = parts(rows, tile_rows)
-    data = words(7)
+    down = parts(rows, word(step, PACKED_ROWS))
+    # a thread packs the rows and the columns of its share: neither is to be many times the other
+    while down * high < rows and down * batches < threads and (
+            panels * down * batches < threads or FLAT * batches * columns * down * down < threads * rows):
+        down += 1
+    data = words(6)
     set_word(data, 0, functions)
     set_word(data, 1, block)
     set_word(data, 2, step)
-    set_word(data, 3, parts(parts(columns, across), wide) * wide)
+    set_word(data, 3, panels)
     set_word(data, 4, parts(parts(rows, down), high) * high)
-    set_word(data, 5, across)
-    set_word(data, 6, down)
+    set_word(data, 5, parts(rows, word(data, 4)))
     if threads < 2:
-        packed_range(data, 0, batches * across * down, 0)
+        packed_range(data, 0, batches * panels * word(data, 5), 0)
         return 0
     call_void(word(functions, GOMP_PARALLEL), packed_part, data, threads, 0)
     return 0
@@ -110,53 +106,54 @@ def parts(size: int, part: int) -> int:
 
 
 def packed_part(data: int) -> int:
-    """One thread's share of the tiles."""
+    """One thread's share of the panels."""
     functions = word(data, 0)
     number = call(word(functions, THREAD_NUMBER)) & 4294967295
     team = call(word(functions, TEAM_SIZE)) & 4294967295
-    tiles = word(word(data, 2), MATMUL_BATCHES) * word(data, 5) * word(data, 6)
-    packed_range(data, tiles * number // team, tiles * (number + 1) // team, number)
+    panels = word(word(data, 2), MATMUL_BATCHES) * word(data, 3) * word(data, 5)
+    packed_range(data, panels * number // team, panels * (number + 1) // team, number)
     return 0
 
 
 def packed_range(data: int, begin: int, end: int, thread: int) -> int:
-    """The tiles begin..end-1: all rows of some columns, then of the next ones. Columns are packed once for all of these
-    rows where sums need no room between two blocks of k: with one block, or in f32, where they lie in the result."""
+    """The panels begin..end-1: all columns of a block of rows, which is packed once for them, then of the next one. In
+    half precision with several blocks of k, for as many columns as there is room for their sums."""
     block = word(data, 1)
     step = word(data, 2)
-    program = word(block, PROGRAM)
-    scratch = word(block, SCRATCH) + thread * word(program, HEAD_SCRATCH)
-    down = word(data, 6)
+    scratch = word(block, SCRATCH) + thread * word(word(block, PROGRAM), HEAD_SCRATCH)
+    panels = word(data, 3)
+    down = word(data, 5)
+    wide = 2 * word(step, PACKED_LANES)
     blocks = maximum(parts(word(step, MATMUL_K), word(step, PACKED_WORDS) * word(step, PACKED_PER_WORD)), 1)
-    frame = words(13)
+    frame = words(20)
     index = begin
     while index < end:
-        column = index // down
-        stop = minimum(end, (column + 1) * down)
-        if word(step, MATMUL_ITEM) != F32 and blocks > 1:
-            stop = index + 1
-        for part in range(blocks):
-            for tile in range(index, stop):
-                if aim(data, frame, column, tile % down, scratch, blocks) != 0:
-                    packed_tile(frame, part, 1 if tile == index else 0)
+        panel = index % panels
+        stop = minimum(end, index - panel + panels)
+        last = minimum((panel + stop - index) * wide, word(step, MATMUL_M))
+        first = panel * wide
+        while first < last:
+            width = last - first
+            if word(step, MATMUL_ITEM) != F32 and blocks > 1:
+                width = minimum(width, word(step, PACKED_COLUMNS))
+            aim(data, frame, index // panels // down, first, index // panels % down, scratch)
+            set_word(frame, 2, width)
+            set_word(frame, 11, blocks)
+            for part in range(blocks):
+                packed_tile(frame, part)
+            first += width
         index = stop
     return 0
 
 
-def aim(data: int, frame: int, column: int, row: int, scratch: int, blocks: int) -> int:
-    """Writes into `frame` what belongs to one tile of the result, number `column` of all columns of all batches; 0 when
-    there is nothing in it."""
+def aim(data: int, frame: int, batch: int, first_column: int, row: int, scratch: int) -> int:
+    """Writes into `frame` what belongs to some columns of block `row` of the rows of the result."""
     block = word(data, 1)
     step = word(data, 2)
-    batch = column // word(data, 5)
-    first_column = column % word(data, 5) * word(data, 3)
     first_row = row * word(data, 4)
     set_word(frame, 0, word(data, 0) + 8 * word(step, MATMUL_FUNCTION))
     set_word(frame, 1, step)
-    set_word(frame, 2, minimum(word(data, 3), word(step, MATMUL_M) - first_column))
     set_word(frame, 3, minimum(word(data, 4), word(step, MATMUL_N) - first_row))
-    if word(frame, 2) <= 0 or word(frame, 3) <= 0:
-        return 0
     item = word(step, PACKED_C_ITEM)
     set_word(frame, 4, address(block, step + 8 * MATMUL_C) + batch_place(step, batch, 3) + first_column * item
              + first_row * word(step, MATMUL_LDC) * item)
@@ -172,39 +169,93 @@ def aim(data: int, frame: int, column: int, row: int, scratch: int, blocks: int)
     set_word(frame, 8, scratch)
     set_word(frame, 9, scratch + 4 * word(step, PACKED_ROWS) * deep
              + PACKED_PAD * parts(word(step, PACKED_ROWS), 3 * word(step, PACKED_GRAIN)))
-    set_word(frame, 10, word(frame, 9) + 4 * word(step, PACKED_COLUMNS) * deep
-             + PACKED_PAD * parts(word(step, PACKED_COLUMNS), 2 * word(step, PACKED_LANES)))
-    set_word(frame, 11, blocks)
-    return 1
+    set_word(frame, 10, word(frame, 9) + 8 * word(step, PACKED_LANES) * deep + PACKED_PAD)
+    return 0
 
 
-def packed_tile(frame: int, part: int, new: int) -> int:
-    """Adds block `part` of k to a tile; `new`: its columns are to be packed."""
+def packed_tile(frame: int, part: int) -> int:
+    """Adds block `part` of k to all columns of the frame, panel by panel."""
     step = word(frame, 1)
-    item = word(step, MATMUL_ITEM)
+    columns = word(frame, 2)
+    target = word(frame, 4)
     bias = word(frame, 5)
+    sums = word(frame, 10)
+    item = word(step, MATMUL_ITEM)
     inner = word(step, MATMUL_BIAS_COLUMN)
-    if part == 0 and bias != 0 and bias != word(frame, 4) and (item == F32 or inner != item):
-        for i in range(word(frame, 3)):
-            target = word(frame, 4) + i * word(step, MATMUL_LDC) * item
-            if inner == item:
-                copy_bytes(target, bias + i * word(step, MATMUL_BIAS_ROW), word(frame, 2) * item)
-            else:
-                copy_run(target, bias + i * word(step, MATMUL_BIAS_ROW), word(frame, 2), item, inner, item)
-    deep = word(step, PACKED_WORDS) * word(step, PACKED_PER_WORD)
+    a_step = word(step, PACKED_A_LANE)
+    per_word = word(step, PACKED_PER_WORD)
+    deep = word(step, PACKED_WORDS) * per_word
     first = part * deep
     count = minimum(deep, word(step, MATMUL_K) - first)
     lanes = word(step, PACKED_LANES)
     grain = word(step, PACKED_GRAIN)
-    if new != 0:
-        pack(frame, word(frame, 6) + first * word(step, PACKED_A_INNER), word(step, PACKED_A_ITEM),
-             word(step, PACKED_A_LANE), word(step, PACKED_A_INNER), word(frame, 2), count, word(frame, 9), 2 * lanes,
-             lanes)
     pack(frame, word(frame, 7) + first * word(step, PACKED_B_INNER), word(step, PACKED_B_ITEM),
          word(step, PACKED_B_LANE), word(step, PACKED_B_INNER), word(frame, 3), count, word(frame, 8), 3 * grain, grain)
-    count = parts(count, word(step, PACKED_PER_WORD))
-    set_word(frame, 12, parts(count, lanes) * lanes)
-    multiply_panels(frame, count, part)
+    set_word(frame, 12, parts(parts(count, per_word), lanes) * lanes)
+    source = word(frame, 6) + first * word(step, PACKED_A_INNER)
+    column = 0
+    while column < columns:
+        width = minimum(2 * lanes, columns - column)
+        place = target + column * word(step, PACKED_C_ITEM)
+        if part == 0 and bias != 0 and inner != item:
+            for i in range(word(frame, 3)):
+                copy_run(place + i * word(step, MATMUL_LDC) * item,
+                         bias + i * word(step, MATMUL_BIAS_ROW) + column * inner, width, item, inner, item)
+        pack(frame, source + column * a_step, word(step, PACKED_A_ITEM), a_step, word(step, PACKED_A_INNER), width,
+             count, word(frame, 9), 2 * lanes, lanes)
+        if column + width < columns:
+            look_ahead(frame, source + (column + width) * a_step, minimum(2 * lanes, columns - column - width), count)
+        else:  # the first panel of the next block, or nothing
+            look_ahead(frame, source + deep * word(step, PACKED_A_INNER), minimum(2 * lanes, columns),
+                       minimum(deep, word(step, MATMUL_K) - first - deep))
+        set_word(frame, 2, width)
+        set_word(frame, 4, place)
+        set_word(frame, 5, bias + column * inner if bias != 0 else 0)
+        if word(frame, 11) > 1 and item != F32:
+            set_word(frame, 10, sums + 4 * column)
+        multiply_panels(frame, parts(count, per_word), part)
+        column += width
+    set_word(frame, 2, columns)
+    set_word(frame, 4, target)
+    set_word(frame, 5, bias)
+    set_word(frame, 10, sums)
+    return 0
+
+
+def look_ahead(frame: int, source: int, size: int, count: int) -> int:
+    """Writes into the frame (13 on) which lines the tiles are to fetch: those of `size` lanes by `count` elements of A,
+    if there are any."""
+    step = word(frame, 1)
+    item = word(step, PACKED_A_ITEM)
+    lane_step = word(step, PACKED_A_LANE)
+    inner_step = word(step, PACKED_A_INNER)
+    runs = 0
+    run = 0
+    run_step = 0
+    if inner_step == item:
+        runs = size
+        run = parts(count * item, LINE)
+        run_step = lane_step
+        if lane_step == count * item:  # one after the other
+            run = parts(size * lane_step, LINE)
+            runs = 1
+    elif lane_step == item:
+        runs = count
+        run = parts(size * item, LINE)
+        run_step = inner_step
+        source += LINE - 1  # the line of the first byte is one of the panel before, or nearly all of it
+    if size <= 0 or count <= 0 or runs == 0:
+        source = word(frame, 9)
+        runs = 1
+        run = 1
+    power = 0
+    while 1 << power < run:
+        power += 1
+    set_word(frame, 13, source)
+    set_word(frame, 14, run_step)
+    set_word(frame, 15, power)
+    set_word(frame, 16, 0)
+    set_word(frame, 17, (runs << power) - 1)
     return 0
 
 
@@ -257,18 +308,21 @@ def pack(frame: int, source: int, item: int, lane_step: int, inner_step: int, si
 
 def multiply_panels(frame: int, count: int, part: int) -> int:
     """Every panel of columns with every panel of rows, over `count` words; block `part` of those of k. Panels of
-    columns have room for as many words as word 12 of the frame says, which may be more."""
+    columns have room for as many words as word 12 of the frame says, which may be more. Words 13 on: see `fetch` in
+    backend/llvm_packed.py."""
     entry = word(frame, 0)
     step = word(frame, 1)
     columns = word(frame, 2)
     rows = word(frame, 3)
     blocks = word(frame, 11)
     in_place = word(step, MATMUL_ITEM) == F32
-    more = 1 if in_place != 0 and (part > 0 or word(frame, 5) != 0) else 0  # to what is in the result
     lanes = word(step, PACKED_LANES)
     grain = word(step, PACKED_GRAIN)
     room = parts(count, lanes) * lanes
     item = word(step, MATMUL_ITEM)
+    there = 1 if word(frame, 5) == word(frame, 4) or word(step, MATMUL_BIAS_COLUMN) != item else 0  # the addend
+    more = 1 if in_place != 0 and (part > 0 or (word(frame, 5) != 0 and there != 0)) else 0  # to what is in the result
+    apart = 1 if in_place == 0 or (part == 0 and word(frame, 5) != 0 and there == 0) else 0
     c_item = word(step, PACKED_C_ITEM)
     c_step = word(step, MATMUL_LDC) * c_item
     finish = word(entry, PACKED_FINISH)
@@ -277,6 +331,7 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     sums = word(frame, 10)
     whole = blocks > 1 and in_place == 0  # sums of the whole tile wait for the next block
     sums_step = 4 * word(step, PACKED_COLUMNS) if whole else 8 * lanes
+    set_word(frame, 19, c_step)
     column = 0
     column_panel = word(frame, 9)
     while column < columns:
@@ -287,21 +342,24 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
             thirds = minimum(3, parts(rows - row, grain))
             tile = word(entry, 2 * (3 - thirds) + width // lanes - 1)
             target = word(frame, 4) + row * c_step + column * c_item
-            if in_place != 0 and thirds * grain <= rows - row and width <= columns - column:
-                call_void(tile, column_panel, row_panel, count, target, c_step, more)
+            set_word(frame, 18, target)
+            if apart == 0 and thirds * grain <= rows - row and width <= columns - column:
+                call_void(tile, column_panel, row_panel, count, target, c_step, more, frame + 104)
             else:
                 here = sums + row * sums_step + 4 * column if whole else sums
-                call_void(tile, column_panel, row_panel, count, here, sums_step, 1 if whole and part > 0 else 0)
+                call_void(tile, column_panel, row_panel, count, here, sums_step, 1 if whole and part > 0 else 0,
+                          frame + 104)
                 addend = word(frame, 5)
                 addend_step = word(step, MATMUL_BIAS_ROW)
                 if addend != 0:
                     addend += row * addend_step + column * item
-                if (addend != 0 and word(step, MATMUL_BIAS_COLUMN) != item) or more != 0:
+                if (addend != 0 and there != 0) or more != 0:
                     addend = target
                     addend_step = c_step
                 if part == blocks - 1 or in_place != 0:
                     call_void(finish, here, sums_step, target, c_step, minimum(rows - row, thirds * grain),
                               minimum(columns - column, width), addend, addend_step, step + 8 * MATMUL_ALPHA)
+            set_word(frame, 16, word(frame, 16) + count)
             row_panel += 4 * thirds * grain * room + PACKED_PAD
             row += thirds * grain
         column_panel += 4 * width * word(frame, 12) + PACKED_PAD
@@ -309,4 +367,5 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     return 0
 
 
-PACKED_ROUTINES = (run_packed, parts, packed_part, packed_range, aim, packed_tile, batch_place, pack, multiply_panels)
+PACKED_ROUTINES = (run_packed, parts, packed_part, packed_range, aim, packed_tile, look_ahead, batch_place, pack,
+                   multiply_panels)

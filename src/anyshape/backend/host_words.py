@@ -127,7 +127,8 @@ PACKED_WIDE = llvm_packed.WIDE
 # elements along k that are packed of all lanes before the next ones, where lanes lie side by side: lines far apart, by
 # powers of two above all, push each other out of the caches before the next panel wants the rest of them
 PACKED_CHUNK = 16
-TILES_PER_THREAD = 4  # at least, so that threads end at about the same time
+LINE = llvm_packed.LINE
+FLAT = 4  # a thread has blocks of rows that are at most this many times as high as its columns are wide
 
 # words of an attention step after the head of three
 ATTENTION_PRODUCT = 3  # entry of the library's product; in half precision, of the first routine of llvm_packed.py

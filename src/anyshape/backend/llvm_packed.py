@@ -8,8 +8,8 @@ bf16. The scheme is that of every BLAS (Goto and van de Geijn, Anatomy of High-P
 
 A *tile* routine multiplies one panel of rows with one of columns; its sums stay in registers over the whole block of k.
 
-    tile    (columns, rows, words, sums, step, add)   sums [rows of the panel, columns of it], f32, step bytes apart;
-            add: to what is there
+    tile    (columns, rows, words, sums, step, add, ahead)   sums [rows of the panel, columns of it], f32, step bytes
+            apart; add: to what is there; ahead: seven words, what to fetch meanwhile (`fetch` below)
     turn, along, any (source, lane_step, inner_step, lanes, count, target, target_step)   one vector of lanes
             of a panel. turn: elements along k are neighbours; along: the lanes are. Lanes beyond `lanes` are
             undefined, elements beyond `count` are zero up to a whole word (turn: to a whole vector of words)
@@ -42,6 +42,7 @@ from anyshape.backend.llvm_text import Code, Value, constant
 DTYPES = ("bf16", "f16", "f32")
 CHAIN = 128  # terms that one sum of f32 takes before it is added to what there is: the errors of a sum grow with it
 AHEAD = 16  # elements along k that are fetched before their turn
+LINE = 64  # bytes of a line of the caches
 HEIGHTS = 3  # numbers of rows that a panel may have: 3, 2, 1 times `grain`
 VECTORS = (1, 2)  # vectors of columns that a panel may have
 TILES = HEIGHTS * len(VECTORS)
@@ -51,7 +52,7 @@ WIDE = 4  # later in the table: the same for elements, or results, in f32, which
 ROUTINES = TILES + 2 * WIDE
 PACK = ("source", "lane_step", "inner_step", "lanes", "count", "target", "target_step")
 ARGUMENTS = {
-    "tile": ("columns", "rows", "words", "sums", "step", "add"), "turn": PACK, "along": PACK, "any": PACK,
+    "tile": ("columns", "rows", "words", "sums", "step", "add", "ahead"), "turn": PACK, "along": PACK, "any": PACK,
     "finish": ("sums", "step", "target", "target_step", "rows", "columns", "addend", "addend_step", "scalars"),
 }  # fmt: skip
 
@@ -130,16 +131,18 @@ class _Packed:
 
     def tile(self, height: int, vectors: int) -> None:
         code, lanes = self.code, self.lanes
-        columns, rows, words, sums, step, add = self.given(*ARGUMENTS["tile"])
+        columns, rows, words, sums, step, add, ahead = self.given(*ARGUMENTS["tile"])
         slots = [[code.slot(f"sum {i} {j}", "f32", lanes) for j in range(vectors)] for i in range(height)]
         places = [[self.plus(self.plus(sums, self.times(step, i)), 4 * lanes * j) for j in range(vectors)]
                   for i in range(height)]
+        fetch = self.fetch(ahead, height, vectors)
         chunk = CHAIN if self.dtype == "f32" else 1 << 30
         first = code.open_loop(number(0), code.intrinsic("smax", words, number(1)), chunk)  # no words: zeros
         for i in range(height):
             for j in range(vectors):
                 self.set(slots[i][j], constant("f32", 0, lanes))
         word = code.open_loop(first, code.intrinsic("smin", self.plus(first, chunk), words), 1)
+        fetch(word)
         column = self.plus(columns, self.times(word, 4 * lanes * vectors))
         row = self.plus(rows, self.times(word, 4 * height))
         factors = [self.load("f32", lanes, self.plus(column, 4 * lanes * j), 4) for j in range(vectors)]
@@ -159,6 +162,27 @@ class _Packed:
             for j in range(vectors):
                 self.store(self.get(slots[i][j], "f32", lanes), places[i][j])
         code.close_section()
+
+    def fetch(self, ahead: Value, height: int, vectors: int) -> Callable[[Value], None]:
+        """Fetches the lines where results will be written, and gives what fetches one line of the next panel's source
+        with each word: memory is then read while the processor multiplies. `ahead`: the first line of the source, bytes
+        from one run of lines to the next, lines of a run (2 to that power), the line to begin with, the last one; then
+        the first result, and bytes from row to row of it."""
+        code = self.code
+        base, run_step, power, first, last, result, result_step = (
+            self.load("i64", 0, self.plus(ahead, 8 * i), 8) for i in range(7))
+        for i in range(height):
+            row = self.plus(result, self.times(result_step, i))
+            for j in range(4 * self.lanes * vectors // LINE):
+                self.prefetch(self.plus(row, LINE * (j + 1) - 1), write=True)
+        mask = self.plus(code.binary("shl", number(1), power), -1)
+
+        def line(word: Value) -> None:
+            i = code.intrinsic("smin", self.plus(first, word), last)
+            run = self.times(code.binary("ashr", i, power), run_step)
+            self.prefetch(self.plus(self.plus(base, run), self.times(code.binary("and", i, mask), LINE)))
+
+        return line
 
     # packing
 
@@ -188,10 +212,12 @@ class _Packed:
         square(whole, code.first_lanes(code.binary("sub", count, whole), elements))
         code.close_section()
 
-    def prefetch(self, address: Value) -> None:
-        """Has the second cache fetch a line that is read soon: the processor does not foresee as many streams."""
+    def prefetch(self, address: Value, write: bool = False) -> None:
+        """Has the second cache fetch a line that is read soon: the processor does not foresee as many streams. `write`:
+        the first one, to write it."""
         self.code.declare("void", "llvm.prefetch.p0", ["ptr", "i32", "i32", "i32"])
-        self.code.do(f"call void @llvm.prefetch.p0(ptr {self.pointer(address).text}, i32 0, i32 2, i32 1)")
+        how = "i32 1, i32 3" if write else "i32 0, i32 2"
+        self.code.do(f"call void @llvm.prefetch.p0(ptr {self.pointer(address).text}, {how}, i32 1)")
 
     def along(self) -> None:
         code, lanes = self.code, self.lanes

@@ -54,11 +54,10 @@ PACKED = {dtype: host.PACKED + llvm_packed.ROUTINES * index for index, dtype in 
 THIN = {name: host.THIN + index for index, name in enumerate(llvm_thin.routines())}
 # features of processors that multiply whole tiles at once, several times faster than ours: there PyTorch is called
 TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
-# of a product by packed panels: words along k in a block at most, and the largest tile (rows, columns). A panel is near
-# the first cache, a tile in the second. In f32 columns are packed once for all rows, so that a tile needs few of those.
-TILE = (256, 48, 256)
-# in half precision, by words along k; the last entry is for several blocks: columns are packed anew for every tile
-TILES = ((512, 96, 256), (704, 96, 192), (256, 384, 256))
+# of a product by packed panels: bytes of a thread's scratch at most, most of it for rows, which stay in the second cache;
+# words along k in a block; in half precision, up to how many words there is one block, and with several the columns
+# whose sums are kept
+PANELS, DEEP, WHOLE, SUMS = 768 << 10, 256, 704, 512
 # processors on which our products of f32 are faster than the library's, 103 against 91 GFLOP/s on a core for the sizes
 # of a small language model (MKL, 2026-11-21), and from which sizes on
 OUR_CPUS = frozenset(("znver4",))
@@ -238,16 +237,18 @@ def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lead
     """The words of a product by packed panels (backend/host_packed.py) but for its batch dims."""
     target = limits.host()
     lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
-    # a tile is whole panels; a block of k is whole vectors of words
-    inner = -(-a.columns // per_word)
-    deep, rows, columns = TILE if dtype == "f32" else next((tile for tile in TILES if tile[0] >= inner), TILES[-1])
-    rows = min(rows, up(c.rows, 3 * grain))
-    columns = min(columns, up(c.columns, 2 * lanes))
-    deep = min(deep, up(max(inner, 1), lanes))
-    sums = rows * columns if inner > deep and dtype != "f32" else 3 * grain * 2 * lanes
+    # a block of rows, and of columns, is whole panels; a block of k is whole vectors of words
+    inner = max(-(-a.columns // per_word), 1)
+    high, wide = 3 * grain, 2 * lanes
+    whole = inner <= (DEEP if dtype == "f32" else WHOLE)
+    deep = up(inner, lanes) if whole else DEEP
+    columns = wide if whole or dtype == "f32" else min(SUMS, up(c.columns, wide))
+    row = 4 * deep + (4 * columns if columns > wide else 0)
+    rows = max((PANELS - 4 * wide * (deep + high)) // row // high * high, high)
+    rows = min(up(-(-c.rows // -(-c.rows // rows)), high), up(c.rows, high))
+    sums = rows * columns if columns > wide else high * wide
     beta = 1.0 if dtype == "f32" else beta  # to the sums of the blocks before
-    pads = -(-rows // (3 * grain)) - (-columns // (2 * lanes)) + 1
-    scratch = 4 * (rows * deep + columns * deep + sums) + host.PACKED_PAD * pads
+    scratch = 4 * (rows * deep + wide * deep + sums) + host.PACKED_PAD * (rows // high + 1)
     return [host.PRODUCT, 0, number, PACKED[dtype], c.columns, c.rows, a.columns, b.column * b.item, a.row * a.item,
             b.row * b.item, a.column * a.item, leading, bits(alpha, "f"), bits(beta, "f"), size_of(dtype), *places,
             lanes, grain, per_word, rows, columns, deep, b.item, a.item, c.item, scratch]
@@ -262,7 +263,7 @@ def may_pack_over(words: Sequence[int] | ctypes.Array[ctypes.c_int64], at: int) 
     return (has(0) == host.PRODUCT and has(host.MATMUL_ITEM) == host.F32 and has(host.MATMUL_BIAS) < 0
             and has(host.PACKED_A_ITEM) == has(host.PACKED_B_ITEM) == has(host.PACKED_C_ITEM) == host.F32
             and has(host.MATMUL_BATCHES) == 1 and has(host.MATMUL_N) > 1
-            and 0 < inner <= host.OVER_INNER and inner % lanes == 0 and has(host.PACKED_WORDS) <= TILE[2]
+            and 0 < inner <= host.OVER_INNER and inner % lanes == 0 and has(host.PACKED_WORDS) <= DEEP
             and has(host.PACKED_B_INNER) == host.F32 and has(host.PACKED_B_LANE) == host.F32 * inner
             and has(host.MATMUL_B) not in (has(host.MATMUL_A), has(host.MATMUL_C)))
 
