@@ -377,8 +377,9 @@ def test_every_routine_of_panels(target, dtype):
             call(f"{ways[1]}_{dtype}{wider}", right.data_ptr() + 4 * i * right.stride(1), 4 * right.stride(1),
                  4 * right.stride(0), lanes, inner, second.ctypes.data + 4 * i, 4 * columns)
         sums = np.ones((rows, columns), np.float32)
+        ahead = (ctypes.c_int64 * 7)(right.data_ptr(), 0, 1, 0, 3, sums.ctypes.data, 4 * columns)
         call(f"tile_{dtype}_{3 - thirds}_{vectors}", second.ctypes.data, first.ctypes.data, count, sums.ctypes.data,
-             4 * columns, 1)
+             4 * columns, 1, ctypes.addressof(ahead))
         exact = x.double() @ y.to(kind).double()
         np.testing.assert_allclose(sums, 1 + exact.numpy(), rtol=1e-5, atol=1e-4)
         result, addend = torch.zeros(rows, columns + 3).to(kind), torch.randn(rows, columns).to(kind)

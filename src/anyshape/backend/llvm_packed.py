@@ -43,6 +43,7 @@ DTYPES = ("bf16", "f16", "f32")
 CHAIN = 128  # terms that one sum of f32 takes before it is added to what there is: the errors of a sum grow with it
 AHEAD = 16  # elements along k that are fetched before their turn
 LINE = 64  # bytes of a line of the caches
+PACE = 2  # lines that a tile fetches with each word: what few rows need, and nothing against 24 products
 HEIGHTS = 3  # numbers of rows that a panel may have: 3, 2, 1 times `grain`
 VECTORS = (1, 2)  # vectors of columns that a panel may have
 TILES = HEIGHTS * len(VECTORS)
@@ -164,12 +165,12 @@ class _Packed:
         code.close_section()
 
     def fetch(self, ahead: Value, height: int, vectors: int) -> Callable[[Value], None]:
-        """Fetches the lines where results will be written, and gives what fetches one line of the next panel's source
+        """Fetches the lines where results will be written, and gives what fetches PACE lines of the next panel's source
         with each word: memory is then read while the processor multiplies. `ahead`: the first line of the source, bytes
-        from one run of lines to the next, lines of a run (2 to that power), the line to begin with, the last one; then
-        the first result, and bytes from row to row of it."""
+        from one run of lines to the next, lines of a run (2 to that power), words that were before these, the last
+        line; then the first result, and bytes from row to row of it."""
         code = self.code
-        base, run_step, power, first, last, result, result_step = (
+        base, run_step, power, before, last, result, result_step = (
             self.load("i64", 0, self.plus(ahead, 8 * i), 8) for i in range(7))
         for i in range(height):
             row = self.plus(result, self.times(result_step, i))
@@ -178,9 +179,10 @@ class _Packed:
         mask = self.plus(code.binary("shl", number(1), power), -1)
 
         def line(word: Value) -> None:
-            i = code.intrinsic("smin", self.plus(first, word), last)
-            run = self.times(code.binary("ashr", i, power), run_step)
-            self.prefetch(self.plus(self.plus(base, run), self.times(code.binary("and", i, mask), LINE)))
+            for more in range(PACE):
+                i = code.intrinsic("smin", self.plus(self.times(self.plus(before, word), PACE), more), last)
+                run = self.times(code.binary("ashr", i, power), run_step)
+                self.prefetch(self.plus(self.plus(base, run), self.times(code.binary("and", i, mask), LINE)))
 
         return line
 

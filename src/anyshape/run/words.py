@@ -55,9 +55,9 @@ THIN = {name: host.THIN + index for index, name in enumerate(llvm_thin.routines(
 # features of processors that multiply whole tiles at once, several times faster than ours: there PyTorch is called
 TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
 # of a product by packed panels: bytes of a thread's scratch at most, most of it for rows, which stay in the second cache;
-# words along k in a block; in half precision, up to how many words there is one block, and with several the columns
-# whose sums are kept
-PANELS, DEEP, WHOLE, SUMS = 768 << 10, 256, 704, 512
+# words along k in a block; in half precision, up to how many words there is one block; with several, words in each, and
+# the columns whose sums are kept
+PANELS, DEEP, WHOLE, DEEP_HALF, SUMS = 768 << 10, 256, 704, 384, 256
 # processors on which our products of f32 are faster than the library's, 103 against 91 GFLOP/s on a core for the sizes
 # of a small language model (MKL, 2026-11-21), and from which sizes on
 OUR_CPUS = frozenset(("znver4",))
@@ -240,8 +240,9 @@ def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lead
     # a block of rows, and of columns, is whole panels; a block of k is whole vectors of words
     inner = max(-(-a.columns // per_word), 1)
     high, wide = 3 * grain, 2 * lanes
-    whole = inner <= (DEEP if dtype == "f32" else WHOLE)
-    deep = up(inner, lanes) if whole else DEEP
+    most, deep = (DEEP, DEEP) if dtype == "f32" else (WHOLE, DEEP_HALF)
+    whole = inner <= most
+    deep = up(inner, lanes) if whole else deep
     columns = wide if whole or dtype == "f32" else min(SUMS, up(c.columns, wide))
     row = 4 * deep + (4 * columns if columns > wide else 0)
     rows = max((PANELS - 4 * wide * (deep + high)) // row // high * high, high)
