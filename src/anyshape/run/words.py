@@ -54,9 +54,9 @@ PACKED = {dtype: host.PACKED + llvm_packed.ROUTINES * index for index, dtype in 
 THIN = {name: host.THIN + index for index, name in enumerate(llvm_thin.routines())}
 # features of processors that multiply whole tiles at once, several times faster than ours: there PyTorch is called
 TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
-# of a product by packed panels: bytes of a thread's scratch at most, most of it for rows, which stay in the second cache;
-# words along k in a block; in half precision, up to how many words there is one block; with several, words in each, and
-# the columns whose sums are kept
+# of a product by packed panels: bytes of a thread's scratch at most, most of it for rows, which stay in the second
+# cache; words along k in a block; in half precision, up to how many words there is one block; with several, words in
+# each, and the columns whose sums are kept
 PANELS, DEEP, WHOLE, DEEP_HALF, SUMS = 768 << 10, 256, 704, 384, 256
 # processors on which our products of f32 are faster than the library's, 103 against 91 GFLOP/s on a core for the sizes
 # of a small language model (MKL, 2026-11-21), and from which sizes on
