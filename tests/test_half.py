@@ -79,12 +79,13 @@ def test_products_of_every_layout(dtype, left, right):
 
 @dtypes
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_share_out_tiles(dtype, threads):
+def test_threads_share_out_panels(dtype, threads):
     before = torch.get_num_threads()
     fast = anyshape.compile(torch.matmul)
     try:
         torch.set_num_threads(threads)
-        for shape in ((500, 70, 600), (30, 2000, 1000), (1000, 40, 30), (3, 900, 2000), (2000, 900, 2)):
+        for shape in ((500, 70, 600), (30, 2000, 1000), (1000, 40, 30), (3, 900, 2000), (2000, 900, 2),
+                      (700, 1700, 300), (1201, 1300, 65)):  # the last two: several blocks of rows
             m, k, n = shape
             x, y = laid((m, k), "dense", dtype), laid((k, n), "transposed", dtype)
             check(fast(x, y), x, y, x.double() @ y.double())
@@ -303,8 +304,8 @@ def test_without_products_of_its_own_the_host_calls_pytorch(dtype, monkeypatch):
 def test_products_of_f32(threads, monkeypatch):
     """From panels wherever their sizes allow, whatever the processor."""
     monkeypatch.setattr(words, "OUR_CPUS", frozenset((host().cpu,)))
-    monkeypatch.setattr(words, "OUR_SIDE", 1)
-    monkeypatch.setattr(words, "OUR_INNER", 1)
+    for name in ("OUR_ROWS", "OUR_COLUMNS", "OUR_INNER"):
+        monkeypatch.setattr(words, name, 1)
     monkeypatch.setattr(Call, "step", None)  # no step is left to PyTorch
     layout._product.cache_clear()
     before = torch.get_num_threads()
@@ -312,7 +313,7 @@ def test_products_of_f32(threads, monkeypatch):
     try:
         fast = anyshape.compile(torch.matmul, strict=True)
         for rows, inner, columns in ((9, 17, 33), (65, 513, 100), (13, 705, 300), (300, 1500, 500), (97, 48, 1024),
-                                     (10, 1, 40), (12, 512, 32), (100, 32, 12)):
+                                     (10, 1, 40), (12, 512, 32), (100, 32, 12), (1700, 300, 67)):
             for batch, one, other in itertools.product(((), (3,)), ("dense", "transposed", "strided"),
                                                        ("dense", "transposed", "strided")):
                 if rows * inner > 50_000 and (batch or "strided" in (one, other)):
@@ -322,6 +323,35 @@ def test_products_of_f32(threads, monkeypatch):
                 exact = x.double() @ y.double()
                 off = (fast(x, y).double() - exact).abs()
                 assert (off <= (inner + 2) * 2.0**-23 * (x.double().abs() @ y.double().abs())).all()
+    finally:
+        torch.set_num_threads(before)
+        layout._product.cache_clear()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("inner", [7, 129, 700])
+def test_sums_of_f32_with_addends(threads, inner, monkeypatch):
+    """A bias, one with gaps between its elements, a whole matrix that is kept, and one that the product is written
+    over; panels that are whole, and edges; one block along k, and several."""
+    monkeypatch.setattr(words, "OUR_CPUS", frozenset((host().cpu,)))
+    for name in ("OUR_ROWS", "OUR_COLUMNS", "OUR_INNER"):
+        monkeypatch.setattr(words, name, 1)
+    layout._product.cache_clear()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+
+    def several(x, w, bias, gaps, other):
+        return (torch.addmm(bias, x, w), torch.addmm(gaps[:, 0], x, w), torch.addmm(other, x, w),
+                torch.addmm(x @ w, x, w))
+
+    try:
+        fast = anyshape.compile(several, strict=True)
+        for rows, columns in ((24, 64), (29, 101), (900, 33)):
+            x, w, bias, gaps, other = (torch.randn(*shape) for shape in ((rows, inner), (inner, columns), (columns,),
+                                                                         (columns, 3), (rows, columns)))
+            product, size = x.double() @ w.double(), x.double().abs() @ w.double().abs()
+            for found, addend in zip(fast(x, w, bias, gaps, other), (bias, gaps[:, 0], other, product), strict=True):
+                assert ((found - (product + addend)).abs() <= 2 * (inner + 3) * 2.0**-23 * (size + addend.abs())).all()
     finally:
         torch.set_num_threads(before)
         layout._product.cache_clear()

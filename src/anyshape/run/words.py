@@ -58,10 +58,10 @@ TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
 # cache; words along k in a block; in half precision, up to how many words there is one block; with several, words in
 # each, and the columns whose sums are kept
 PANELS, DEEP, WHOLE, DEEP_HALF, SUMS = 768 << 10, 256, 704, 384, 256
-# processors on which our products of f32 are faster than the library's, 103 against 91 GFLOP/s on a core for the sizes
-# of a small language model (MKL, 2026-11-21), and from which sizes on
+# processors on which our products of f32 are faster than the library's, 108 against 91 GFLOP/s on a core for the sizes
+# of a small language model (MKL, 2026-11-22), and from how many rows, columns, and terms of a sum on
 OUR_CPUS = frozenset(("znver4",))
-OUR_SIDE, OUR_INNER = 32, 128
+OUR_ROWS, OUR_COLUMNS, OUR_INNER = 12, 64, 128
 
 
 def at_slots(words: Sequence[int], marks: Iterable[int], number: int, places: Sequence[tuple[int, int]],
@@ -213,7 +213,8 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
 
 def _ours(rows: int, columns: int, inner: int) -> bool:
     """Whether our own product of f32 is the faster one."""
-    return limits.host().cpu in OUR_CPUS and min(rows, columns) >= OUR_SIDE and inner >= OUR_INNER
+    return (limits.host().cpu in OUR_CPUS and rows >= OUR_ROWS and columns >= OUR_COLUMNS
+            and inner >= OUR_INNER)
 
 
 def _by_library(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, leading: int, alpha: float, beta: float,
