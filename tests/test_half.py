@@ -341,17 +341,20 @@ def test_sums_of_f32_with_addends(threads, inner, monkeypatch):
     torch.set_num_threads(threads)
 
     def several(x, w, bias, gaps, other):
-        return (torch.addmm(bias, x, w), torch.addmm(gaps[:, 0], x, w), torch.addmm(other, x, w),
-                torch.addmm(x @ w, x, w))
+        return (torch.addmm(bias, x[0], w), torch.addmm(gaps[:, 0], x[1], w), torch.addmm(other, x[2], w),
+                torch.addmm(x[3] @ w, x[4], w))
 
     try:
         fast = anyshape.compile(several, strict=True)
         for rows, columns in ((24, 64), (29, 101), (900, 33)):
-            x, w, bias, gaps, other = (torch.randn(*shape) for shape in ((rows, inner), (inner, columns), (columns,),
-                                                                         (columns, 3), (rows, columns)))
-            product, size = x.double() @ w.double(), x.double().abs() @ w.double().abs()
-            for found, addend in zip(fast(x, w, bias, gaps, other), (bias, gaps[:, 0], other, product), strict=True):
-                assert ((found - (product + addend)).abs() <= 2 * (inner + 3) * 2.0**-23 * (size + addend.abs())).all()
+            x, w, bias, gaps, other = (torch.randn(*shape) for shape in (
+                (5, rows, inner), (inner, columns), (columns,), (columns, 3), (rows, columns)))
+            products, sizes = x.double() @ w.double(), x.double().abs() @ w.double().abs()
+            sizes[3] += sizes[4]
+            for i, (found, addend) in enumerate(zip(fast(x, w, bias, gaps, other), (bias, gaps[:, 0], other,
+                                                                                    products[4]), strict=True)):
+                bound = 2 * (inner + 3) * 2.0**-23 * (sizes[i] + addend.abs())
+                assert ((found - (products[i] + addend)).abs() <= bound).all()
     finally:
         torch.set_num_threads(before)
         layout._product.cache_clear()
