@@ -30,6 +30,7 @@ from anyshape.plan.hold import hold_less
 from anyshape.plan.judge import judge
 from anyshape.plan.plan import Plan
 from anyshape.plan.rooms import share
+from anyshape.plan.together import together
 from anyshape.plan.show import show as show_plan
 from anyshape.run.cache import cache_of
 from anyshape.run.context import shared_context
@@ -95,7 +96,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     before = forward.plan if forward is not None else None
     plan = dataclasses.replace(assemble(graph, fusion, store, regimes), nonnegative=nonnegative)
     plan = plan if pipeline.ROOMS in config.disabled() else share(plan, before)
-    plan = hold_less(allocate(plan, before), before)
+    plan = hold_less(allocate(together(plan), before), before)
     publish(config, graph.name, *PLAN, lambda: show_plan(plan))
     if config.check >= 1 or edited:
         hints = dict(plan.facts.hints)

@@ -69,14 +69,20 @@ from anyshape.backend.native import call, call_void, maximum, minimum, set_word,
 
 
 def run_packed(block: int, step: int) -> int:
-    """A batch of products, shared out by panels of columns of blocks of rows."""
+    """A batch of products, or several ones with the same rows, whose words follow each other; shared out by panels of
+    columns of blocks of rows."""
     batches = word(step, MATMUL_BATCHES)
-    columns = word(step, MATMUL_M)
     rows = word(step, MATMUL_N)
+    members = word(step, 1) // MATMUL_DIMS if word(step, MATMUL_RANK) == 0 else 1
+    columns = 0
+    panels = 0
+    for member in range(members):
+        size = word(step + 8 * MATMUL_DIMS * member, MATMUL_M)
+        columns += size
+        panels += parts(size, 2 * word(step, PACKED_LANES))
     if batches <= 0 or columns <= 0 or rows <= 0:
         return 0
     functions = word(block, FUNCTIONS)
-    panels = parts(columns, 2 * word(step, PACKED_LANES))
     high = 3 * word(step, PACKED_GRAIN)
     threads = minimum(word(block, THREADS), columns * rows * word(step, MATMUL_K) * batches // PARALLEL_FLOPS)
     if word(functions, GOMP_PARALLEL) == 0:
@@ -86,13 +92,14 @@ def run_packed(block: int, step: int) -> int:
     while down * high < rows and down * batches < threads and (
             panels * down * batches < threads or FLAT * batches * columns * down * down < threads * rows):
         down += 1
-    data = words(6)
+    data = words(7)
     set_word(data, 0, functions)
     set_word(data, 1, block)
     set_word(data, 2, step)
     set_word(data, 3, panels)
     set_word(data, 4, parts(parts(rows, down), high) * high)
     set_word(data, 5, parts(rows, word(data, 4)))
+    set_word(data, 6, members)
     if threads < 2:
         packed_range(data, 0, batches * panels * word(data, 5), 0)
         return 0
@@ -116,40 +123,57 @@ def packed_part(data: int) -> int:
 
 
 def packed_range(data: int, begin: int, end: int, thread: int) -> int:
-    """The panels begin..end-1: all columns of a block of rows, which is packed once for them, then of the next one. In
-    half precision with several blocks of k, for as many columns as there is room for their sums."""
+    """The panels begin..end-1: all columns of a block of rows, then of the next one. Rows are packed once for all
+    columns, but in half precision with several blocks of k: there for as many as there is room for their sums."""
     block = word(data, 1)
     step = word(data, 2)
     scratch = word(block, SCRATCH) + thread * word(word(block, PROGRAM), HEAD_SCRATCH)
     panels = word(data, 3)
-    down = word(data, 5)
-    wide = 2 * word(step, PACKED_LANES)
     blocks = maximum(parts(word(step, MATMUL_K), word(step, PACKED_WORDS) * word(step, PACKED_PER_WORD)), 1)
     frame = words(20)
+    set_word(frame, 11, blocks)
     index = begin
     while index < end:
-        panel = index % panels
-        stop = minimum(end, index - panel + panels)
-        last = minimum((panel + stop - index) * wide, word(step, MATMUL_M))
-        first = panel * wide
-        while first < last:
-            width = last - first
-            if word(step, MATMUL_ITEM) != F32 and blocks > 1:
-                width = minimum(width, word(step, PACKED_COLUMNS))
-            aim(data, frame, index // panels // down, first, index // panels % down, scratch)
-            set_word(frame, 2, width)
-            set_word(frame, 11, blocks)
+        first = index % panels
+        stop = minimum(end, index - first + panels)
+        if word(step, MATMUL_ITEM) == F32 or blocks == 1:
             for part in range(blocks):
-                packed_tile(frame, part)
-            first += width
+                packed_members(data, frame, index // panels, first, first + stop - index, scratch, part)
+        else:
+            packed_members(data, frame, index // panels, first, first + stop - index, scratch, -1)
         index = stop
     return 0
 
 
-def aim(data: int, frame: int, batch: int, first_column: int, row: int, scratch: int) -> int:
-    """Writes into `frame` what belongs to some columns of block `row` of the rows of the result."""
+def packed_members(data: int, frame: int, rows: int, first: int, last: int, scratch: int, part: int) -> int:
+    """The panels first..last-1, counted over all members, of block `rows` of the rows; block `part` of k, or, if that
+    is -1, all blocks of some columns after each other."""
+    wide = 2 * word(word(data, 2), PACKED_LANES)
+    before = 0
+    new = 1
+    for member in range(word(data, 6)):
+        step = word(data, 2) + 8 * MATMUL_DIMS * member
+        size = word(step, MATMUL_M)
+        begin = maximum(first - before, 0) * wide
+        end = minimum((last - before) * wide, size)
+        while begin < end:
+            width = end - begin if part >= 0 else minimum(end - begin, word(step, PACKED_COLUMNS))
+            aim(data, frame, step, rows // word(data, 5), begin, rows % word(data, 5), scratch)
+            set_word(frame, 2, width)
+            if part >= 0:
+                packed_tile(frame, part, new)
+                new = 0
+            else:
+                for each in range(word(frame, 11)):
+                    packed_tile(frame, each, 1)
+            begin += width
+        before += parts(size, wide)
+    return 0
+
+
+def aim(data: int, frame: int, step: int, batch: int, first_column: int, row: int, scratch: int) -> int:
+    """Writes into `frame` what belongs to some columns of block `row` of the rows of a product."""
     block = word(data, 1)
-    step = word(data, 2)
     first_row = row * word(data, 4)
     set_word(frame, 0, word(data, 0) + 8 * word(step, MATMUL_FUNCTION))
     set_word(frame, 1, step)
@@ -173,8 +197,8 @@ def aim(data: int, frame: int, batch: int, first_column: int, row: int, scratch:
     return 0
 
 
-def packed_tile(frame: int, part: int) -> int:
-    """Adds block `part` of k to all columns of the frame, panel by panel."""
+def packed_tile(frame: int, part: int, new: int) -> int:
+    """Adds block `part` of k to all columns of the frame, panel by panel; `new`: its rows are to be packed."""
     step = word(frame, 1)
     columns = word(frame, 2)
     target = word(frame, 4)
@@ -189,8 +213,10 @@ def packed_tile(frame: int, part: int) -> int:
     count = minimum(deep, word(step, MATMUL_K) - first)
     lanes = word(step, PACKED_LANES)
     grain = word(step, PACKED_GRAIN)
-    pack(frame, word(frame, 7) + first * word(step, PACKED_B_INNER), word(step, PACKED_B_ITEM),
-         word(step, PACKED_B_LANE), word(step, PACKED_B_INNER), word(frame, 3), count, word(frame, 8), 3 * grain, grain)
+    if new != 0:
+        pack(frame, word(frame, 7) + first * word(step, PACKED_B_INNER), word(step, PACKED_B_ITEM),
+             word(step, PACKED_B_LANE), word(step, PACKED_B_INNER), word(frame, 3), count, word(frame, 8), 3 * grain,
+             grain)
     set_word(frame, 12, parts(parts(count, per_word), lanes) * lanes)
     source = word(frame, 6) + first * word(step, PACKED_A_INNER)
     column = 0
@@ -367,5 +393,5 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     return 0
 
 
-PACKED_ROUTINES = (run_packed, parts, packed_part, packed_range, aim, packed_tile, look_ahead, batch_place, pack,
-                   multiply_panels)
+PACKED_ROUTINES = (run_packed, parts, packed_part, packed_range, packed_members, aim, packed_tile, look_ahead, batch_place,
+                   pack, multiply_panels)

@@ -42,7 +42,8 @@ def hold_less(plan: Plan, forward: Plan | None) -> Plan:
     moved.append(len(steps))
     buffers = tuple(dataclasses.replace(b, first=moved[b.first], last=moved[min(b.last, len(plan.steps))])
                     for b in plan.buffers)
-    return dataclasses.replace(plan, steps=tuple(steps), buffers=buffers)
+    runs = [(moved[first], moved[last]) for first, last in plan.together if moved[last] - moved[first] == last - first]
+    return dataclasses.replace(plan, steps=tuple(steps), buffers=buffers, together=tuple(runs))
 
 
 def owned_elsewhere(plan: Plan, forward: Plan | None) -> set[str]:

@@ -142,6 +142,7 @@ class Plan:
         the backward program has run. The rest, [kept, arena), is free after the call. No buffer crosses the border.
     nonnegative: sizes of tensors inside that the facts do not show to be at least 0, and what a backward needs to be;
         where one is below, the program does not apply.
+    together: runs of steps, first and last, that may run side by side (plan/together.py).
     """
 
     name: str
@@ -156,6 +157,7 @@ class Plan:
     restored: tuple[int, ...] = ()
     kept: Size = 0
     nonnegative: tuple[Size, ...] = ()
+    together: tuple[tuple[int, int], ...] = ()
 
 
 def touched(step: Step) -> list[Window]:

@@ -20,7 +20,7 @@ from anyshape.ir.types import TensorType, size_of
 from anyshape.ops.attention import wide
 from anyshape.plan.plan import Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.run.attention import OPS, AttentionSpec, attention_words
-from anyshape.run.words import Area, Shape, at_slots, copy_words, matmul_words
+from anyshape.run.words import Area, Shape, at_slots, copy_words, joined, matmul_words
 from anyshape.sym.expr import Call, Expr, Size, symbols_of
 from anyshape.sym.floats import float_of
 
@@ -60,7 +60,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
     sizes = {b.name: b.bytes for b in plan.buffers}
     outputs = {b.index: b.bytes for b in plan.buffers if b.home == "output"}
     parts = [
-        "[" + ", ".join(filter(None, (writer.step(i, step) for i, step in enumerate(plan.steps)))) + "]",
+        "[" + ", ".join(filter(None, writer.steps())) + "]",
         writer.tuple_of(sizes[name] for name in placed),
         writer.tuple_of(offsets[name] for name in placed),
         writer.number(plan.kept),
@@ -75,7 +75,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(_name(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
-    names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "copy": _copy, "specs": writer.specs}
+    names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "copy": _copy, "joined": joined, "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
     dtypes = tuple(dict.fromkeys((*(spec.dtype for spec in writer.specs if spec.dtype), *writer.wide)))
     return Layout(symbols, slots, placed, names["shape"], dtypes)
@@ -202,6 +202,14 @@ class _Writer:
         if isinstance(step, CopyStep):
             return self.types((step.source, step.target))
         return self.types((*step.inputs, *step.outputs))
+
+    def steps(self) -> list[str]:
+        """The words of all steps; those of a run are joined."""
+        parts = [self.step(number, step) for number, step in enumerate(self.plan.steps)]
+        for first, last in reversed(self.plan.together):
+            members = ", ".join(f"[{part}]" for part in parts[first:last + 1])
+            parts[first:last + 1] = [f"*joined([{members}])"]
+        return parts
 
     def step(self, number: int, step: Step) -> str:
         """The words of a step."""

@@ -256,13 +256,30 @@ def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lead
             lanes, grain, per_word, rows, columns, deep, b.item, a.item, c.item, scratch]
 
 
+# words in which products have to agree to be joined: what is said of their rows, and how the work is cut
+_SAME = (0, host.MATMUL_FUNCTION, host.MATMUL_N, host.MATMUL_K, host.PACKED_B_LANE, host.PACKED_B_INNER,
+         host.MATMUL_ITEM, host.MATMUL_B, host.MATMUL_B + 1, host.PACKED_ROWS, host.PACKED_WORDS, host.PACKED_B_ITEM)
+
+
+def joined(products: Sequence[list[int]]) -> list[int]:
+    """Products that may run side by side as one step, whose length says how many there are, if all are single ones from
+    panels and have the same rows; as they are otherwise."""
+    result = [word for product in products for word in product]
+    first = products[0]
+    if all(len(one) == host.MATMUL_DIMS and one[0] == host.PRODUCT for one in products) and all(
+            one[at] == first[at] for one in products for at in _SAME):
+        result[1] = len(result)
+        result[host.PACKED_SCRATCH] = max(one[host.PACKED_SCRATCH] for one in products)
+    return result
+
+
 def may_pack_over(words: Sequence[int] | ctypes.Array[ctypes.c_int64], at: int) -> bool:
     """Whether the product whose words begin at `at` could pack its rows over themselves (backend/host_over.py), if
     nobody needs them later."""
     def has(place: int) -> int:
         return words[at + place]
     inner, lanes = has(host.MATMUL_K), has(host.PACKED_LANES)
-    return (has(0) == host.PRODUCT and has(host.MATMUL_ITEM) == host.F32 and has(host.MATMUL_BIAS) < 0
+    return (has(0) == host.PRODUCT and has(1) == host.MATMUL_DIMS and has(host.MATMUL_ITEM) == host.F32 and has(host.MATMUL_BIAS) < 0
             and has(host.PACKED_A_ITEM) == has(host.PACKED_B_ITEM) == has(host.PACKED_C_ITEM) == host.F32
             and has(host.MATMUL_BATCHES) == 1 and has(host.MATMUL_N) > 1
             and 0 < inner <= host.OVER_INNER and inner % lanes == 0 and has(host.PACKED_WORDS) <= DEEP
