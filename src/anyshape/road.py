@@ -30,8 +30,8 @@ from anyshape.plan.hold import hold_less
 from anyshape.plan.judge import judge
 from anyshape.plan.plan import Plan
 from anyshape.plan.rooms import share
-from anyshape.plan.together import together
 from anyshape.plan.show import show as show_plan
+from anyshape.plan.together import together
 from anyshape.run.cache import cache_of
 from anyshape.run.context import shared_context
 from anyshape.run.executable import Executable

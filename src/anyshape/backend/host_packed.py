@@ -393,5 +393,5 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     return 0
 
 
-PACKED_ROUTINES = (run_packed, parts, packed_part, packed_range, packed_members, aim, packed_tile, look_ahead, batch_place,
-                   pack, multiply_panels)
+PACKED_ROUTINES = (run_packed, parts, packed_part, packed_range, packed_members, aim, packed_tile, look_ahead,
+                   batch_place, pack, multiply_panels)

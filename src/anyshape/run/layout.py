@@ -75,7 +75,8 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(_name(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
-    names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "copy": _copy, "joined": joined, "specs": writer.specs}
+    names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "copy": _copy, "joined": joined,
+                             "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
     dtypes = tuple(dict.fromkeys((*(spec.dtype for spec in writer.specs if spec.dtype), *writer.wide)))
     return Layout(symbols, slots, placed, names["shape"], dtypes)

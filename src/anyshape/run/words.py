@@ -279,7 +279,8 @@ def may_pack_over(words: Sequence[int] | ctypes.Array[ctypes.c_int64], at: int) 
     def has(place: int) -> int:
         return words[at + place]
     inner, lanes = has(host.MATMUL_K), has(host.PACKED_LANES)
-    return (has(0) == host.PRODUCT and has(1) == host.MATMUL_DIMS and has(host.MATMUL_ITEM) == host.F32 and has(host.MATMUL_BIAS) < 0
+    return (has(0) == host.PRODUCT and has(1) == host.MATMUL_DIMS
+            and has(host.MATMUL_ITEM) == host.F32 and has(host.MATMUL_BIAS) < 0
             and has(host.PACKED_A_ITEM) == has(host.PACKED_B_ITEM) == has(host.PACKED_C_ITEM) == host.F32
             and has(host.MATMUL_BATCHES) == 1 and has(host.MATMUL_N) > 1
             and 0 < inner <= host.OVER_INNER and inner % lanes == 0 and has(host.PACKED_WORDS) <= DEEP
