@@ -26,6 +26,7 @@ from anyshape.plan.hold import hold_less
 from anyshape.plan.plan import Plan
 from anyshape.plan.rooms import share
 from anyshape.plan.show import show as show_plan
+from anyshape.plan.together import together
 from anyshape.road import fused, named
 
 FOLDER = Path(__file__).parent / "corpus" / "recorded"
@@ -48,7 +49,8 @@ def texts(model: str) -> Iterator[tuple[str, str]]:
             yield f"{graph.name} {name} loops", show_kernel(program)
             for title, target in TARGETS.items():
                 yield f"{graph.name} {name} {title}", emit(program, target)
-        plan = hold_less(allocate(share(assemble(graph, fusion, store, regimes), before), before), before)
+        plan = together(share(assemble(graph, fusion, store, regimes), before))
+        plan = hold_less(allocate(plan, before), before)
         before = plan if graph.name.endswith("forward") else None
         yield f"{graph.name} plan", show_plan(plan)
 
