@@ -48,14 +48,14 @@ def test_side_by_side(dtype, threads):
                 assert found.shape == exact.shape
                 assert ((found.double() - exact).abs() <= one * exact.abs() + (inner + 2) * 2.0**-23 * size
                         + 2.0**-25).all()
-        assert fast.programs[0].compiled.plan.together == ((0, 2),)
+        assert fast.programs[0].compiled.plan.together == (((0, 2),) if dtype is not torch.float32 else ())
     finally:
         torch.set_num_threads(before)
 
 
 def test_the_host_gets_one_step():
     fast = anyshape.compile(several, strict=True)
-    x, a, b, c = torch.randn(96, 512), torch.randn(512, 128), torch.randn(64, 512), torch.randn(512, 100)
+    x, a, b, c = (torch.randn(*shape).bfloat16() for shape in ((96, 512), (512, 128), (64, 512), (512, 100)))
     fast(x, a, b, c)
     executable = fast.programs[0].compiled.executable
     (record,) = executable.records.values()
@@ -69,7 +69,7 @@ def test_the_host_gets_one_step():
 
 def plan_of(*steps: tuple[str, ...]) -> Plan:
     """Products (left, right, result) of 8 by 8."""
-    kind = TensorType("f32", (8, 8))
+    kind = TensorType("bf16", (8, 8))
     names = dict.fromkeys(name for step in steps for name in step)
     made = {step[-1]: position for position, step in enumerate(steps)}
     buffers = tuple(Buffer(name, 256, "arena" if name in made else "input", -1 if name in made else i,

@@ -5,7 +5,8 @@
     2 matmul(x, wv) -> v
 
 They run side by side. So what they touch is kept from the first of them to the last, and none reads or writes what
-another one writes. Whether the host can, and gains, is seen when sizes are known (`joined` in run/words.py).
+another one writes. Whether the host can is seen when sizes are known (`joined` in run/words.py). In half precision only:
+in f32 packing is a small part, and the longer lives of the results can cost memory.
 """
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from anyshape.plan.plan import LibraryStep, Plan, Step, touched
 
 MOST = 4  # products in a run
+_HALF = ("bf16", "f16")
 
 
 def together(plan: Plan) -> Plan:
@@ -41,6 +43,8 @@ def _joins(before: Sequence[Step], step: Step) -> bool:
     if not (isinstance(first, LibraryStep) and isinstance(step, LibraryStep)) or len(before) >= MOST:
         return False
     if not first.op.startswith("matmul") or not step.op.startswith("matmul") or first.inputs[0] != step.inputs[0]:
+        return False
+    if first.inputs[0].type.dtype not in _HALF:
         return False
     written = {window.buffer for one in before if isinstance(one, LibraryStep) for window in one.outputs}
     seen = {window.buffer for one in before for window in touched(one)}
