@@ -5,8 +5,8 @@
     2 matmul(x, wv) -> v
 
 They run side by side. So what they touch is kept from the first of them to the last, and none reads or writes what
-another one writes. Whether the host can is seen when sizes are known (`joined` in run/words.py). In half precision only:
-in f32 packing is a small part, and the longer lives of the results can cost memory.
+another one writes. Whether the host can is seen when sizes are known (`joined` in run/words.py). In half precision
+only: in f32 packing is a small part of the work.
 """
 from __future__ import annotations
 
