@@ -10,7 +10,7 @@ The text has four functions; `block` is int64*, the pointers of the params and t
 Row schedule (`vector` is the last column variable): a row block is a row; a column stage runs a wide loop without
 masks, then the rest in masked steps of the basic width. Column schedule (`vector` is the last row variable): a row
 block is a strip of W values of it; the last strip is masked. With `vector` empty everything is scalar. Where rows are
-run in parts, a row block is a part.
+run in parts, a row block is a part; in tiles, it is a strip of tiles (llvm_tile.py).
 
 A param of role "in" may share memory with one of role "out" only if both are accessed at equal offsets at each point.
 """
@@ -24,6 +24,7 @@ from anyshape.backend.llvm_memory import Buffer, Space
 from anyshape.backend.llvm_reduce import Reduction, chunk
 from anyshape.backend.llvm_scalar import scalar
 from anyshape.backend.llvm_text import Code, Value, constant
+from anyshape.backend.llvm_tile import ROWS, Strip, Tiles, untiled
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop import Instruction, LoopProgram, Stage
@@ -44,9 +45,10 @@ def emit(program: LoopProgram, target: Target) -> str:
     """The LLVM IR of one kernel, the same text for the same program and target; VerifyError for a malformed one."""
     _check(program)
     folds = unfolded(program)
+    tiles = untiled(folds.program)
     program = folds.program
     layout = _Layout(program, target)
-    kernel = _Kernel(folds, target, layout)
+    kernel = _Kernel(folds, tiles, target, layout)
     kernel.run()
     parts = [f"; kernel {program.name}", f'target triple = "{target.triple}"', ""]
     parts.append(f"define void @{program.name}(ptr nocapture readonly %block, i64 %begin, i64 %end, "
@@ -55,7 +57,7 @@ def emit(program: LoopProgram, target: Target) -> str:
     parts += ["}", ""]
     outer = product(extent for _, extent in program.rows[:-1])
     rows = outer * program.rows[-1][1] if program.rows else 1
-    blocks = outer * ceildiv(program.rows[-1][1], layout.strip or 1) if program.rows else 1
+    blocks = outer * ceildiv(program.rows[-1][1], layout.block) if program.rows else 1
     if program.parts:
         blocks = program.parts[0][1]
     for name, size in (("blocks", blocks), ("scratch", layout.scratch_bytes), ("work", rows * _work(program))):
@@ -133,6 +135,7 @@ class _Layout:
         self.basic = self._basic(program, target)
         self.wide = {k: self.width(stage) for k, stage in enumerate(program.stages)}
         self.strip = min(self.wide.values(), default=self.basic) if self.rows_are_lanes else 0
+        self.block = ROWS if program.tiled else self.strip or 1  # values of the last row variable in a row block
         self.scratch_offsets: dict[str, Size] = {}
         end: Size = 0
         for row_buffer in program.scratch:
@@ -159,9 +162,11 @@ class _Layout:
 class _Kernel:
     """The main function under construction."""
 
-    def __init__(self, folds: Folds, target: Target, layout: _Layout) -> None:
-        self.program = program = folds.program
+    def __init__(self, folds: Folds, tiles: Tiles, target: Target, layout: _Layout) -> None:
+        self.program = program = tiles.program
         self.folds = folds
+        self.tiles = tiles
+        self.columns: tuple[Value, Value] | None = None  # where a tile's columns begin and end
         self.layout = layout
         self.code = Code(target)
         self.space = Space(self.code, program.vector, apart=layout.rows_are_lanes)
@@ -219,6 +224,8 @@ class _Kernel:
         now = [space.names[name] for name, _ in self.program.rows]
         if self.layout.rows_are_lanes:
             self._strip()
+        elif self.program.tiled:
+            Strip(self.tiles, space, self.buffers).run(self._tile_row)
         else:
             self._stages()
         self._advance(counters, now, extents)
@@ -239,8 +246,8 @@ class _Kernel:
 
     def _row_extents(self) -> list[Value]:
         sizes = [extent for _, extent in self.program.rows]
-        if self.layout.rows_are_lanes:
-            sizes[-1] = ceildiv(sizes[-1], self.layout.strip)
+        if self.layout.block > 1:
+            sizes[-1] = ceildiv(sizes[-1], self.layout.block)
         return [self.space.size(size) for size in sizes]
 
     def _unflatten(self, begin: Value, extents: list[Value]) -> list[Value]:
@@ -290,6 +297,11 @@ class _Kernel:
         space.mask = None
         space.lanes_from = 0
 
+    def _tile_row(self, start: Value, stop: Value) -> None:
+        """What a row does in the columns of a tile."""
+        self.columns = start, stop
+        self._stages()
+
     # stages
 
     def _stages(self) -> None:
@@ -326,7 +338,8 @@ class _Kernel:
             for reduction in self.reductions.values():
                 reduction.flush(0)
         elif self.layout.columns_are_lanes:
-            self._vector_loops(stage, columns[inner][0], extents[inner], wide)
+            start, stop = self.columns or (constant("i64", 0), extents[inner])
+            self._vector_loops(stage, columns[inner][0], start, stop, wide)
         else:
             self._chunked(stage, columns[inner][0], constant("i64", 0), extents[inner], 1, 0)
         for _ in range(inner):
@@ -337,12 +350,12 @@ class _Kernel:
         for register, reduction in self.reductions.items():
             space.registers[register] = reduction.finish(across=self.layout.columns_are_lanes)
 
-    def _vector_loops(self, stage: Stage, name: str, extent: Value, wide: int) -> None:
+    def _vector_loops(self, stage: Stage, name: str, start: Value, extent: Value, wide: int) -> None:
         """The innermost loop of the row schedule: wide steps, then masked steps of the basic width."""
         code, space = self.code, self.space
-        bulk = code.binary("and", extent, constant("i64", -wide))
+        bulk = code.binary("and", extent, constant("i64", -wide))  # a tile starts at a multiple of every width
         space.lanes = wide
-        self._chunked(stage, name, constant("i64", 0), bulk, wide, 0)
+        self._chunked(stage, name, start, bulk, wide, 0)
         space.lanes = self.layout.basic
         space.names[name] = code.open_loop(bulk, extent, space.lanes)
         left = code.binary("sub", extent, space.names[name])

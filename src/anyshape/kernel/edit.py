@@ -41,7 +41,7 @@ def differences(computed: LoopProgram, edited: LoopProgram) -> list[str]:
     for what, old, new in (("parameters", computed.params, edited.params), ("sizes", computed.sizes, edited.sizes),
                            ("row buffers", computed.scratch, edited.scratch),
                            ("rows", set(computed.rows), set(edited.rows)),
-                           ("parts", computed.parts, edited.parts),
+                           ("parts", computed.parts, edited.parts), ("tiles", computed.tiled, edited.tiled),
                            ("columns", _columns(computed), _columns(edited))):
         if old != new:
             found.append(f"the {what} of {computed.name} are others")

@@ -17,6 +17,10 @@ last row variable (column schedule: then one "row block" is a strip of consecuti
 that depends on it is a vector, and the column loops run one by one). A value that does not depend on the vector
 variable is uniform (scalar).
 
+With `tiled` a row block is several consecutive values of the last row variable, and the columns (one variable, which is
+the vector) are gone through a few at a time, by all these rows: a schedule for loads that step by one along that row
+variable and by more along the columns. Nothing is reduced then.
+
 Registers are numbered through the whole kernel; a register made at a row stage, or by `reduce` at a column stage
 (valid after that stage), may be used by all later stages. Registers made at a column stage otherwise end with it.
 
@@ -114,7 +118,7 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class LoopProgram:
     """One kernel; see the head of this file. `rows` and `columns` are (variable, extent) pairs, outermost first;
-    `parts` is empty, or one pair: a variable that counts the parts, and their number."""
+    `parts` is empty, or one pair: a variable that counts the parts, and their number. `tiled`: see there too."""
 
     name: str
     params: tuple[Param, ...]
@@ -125,3 +129,4 @@ class LoopProgram:
     stages: tuple[Stage, ...]
     scratch: tuple[Scratch, ...] = ()
     parts: tuple[tuple[str, Size], ...] = ()
+    tiled: bool = False

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from anyshape.kernel.loop import LoopProgram
 from anyshape.kernel.split import PIECES, Chain, split, turned
+from anyshape.kernel.tile import tiled
 from anyshape.sym.expr import Size, evaluate, maximum, minimum, product
 from anyshape.sym.index import most
 
@@ -52,6 +53,10 @@ def versions(program: LoopProgram, likely: Mapping[str, int] | None = None) -> V
     ops = {one.op for stage in program.stages for one in stage.instructions}
     if program.parts or not program.columns:
         return (plain,)
+    tiles = tiled(program)
+    if tiles is not None:
+        sides = tiles.rows[-1][1] - MANY_ROWS, tiles.columns[0][1] - MANY_ROWS
+        return _ending(_where(*sides, of=Version((tiles,))), plain)
     if "reduce" not in ops or "scatter" in ops:
         return (plain,)
     rows, columns = (product(extent for _, extent in loops) for loops in (program.rows, program.columns))
@@ -69,6 +74,11 @@ def versions(program: LoopProgram, likely: Mapping[str, int] | None = None) -> V
         return (plain,)
     elif program.vector and (likely is None or evaluate(rows, likely) >= WIDE):
         found += _chained((rows - WIDE, columns - TALL, rows * columns - LARGE), program, turned)
+    return _ending(found, plain)
+
+
+def _ending(found: list[Version], plain: Version) -> Versions:
+    """Those found, up to the first that may always be used, which is the plain one if there is no other."""
     always = [k for k, version in enumerate(found) if not version.conditions]
     return tuple(found[:always[0] + 1]) if always else (*found, plain)
 
