@@ -20,25 +20,17 @@ import re
 
 from anyshape.backend.limits import Target
 from anyshape.backend.llvm_fold import TURN, Folds, unfolded
+from anyshape.backend.llvm_layout import Layout, work_of
 from anyshape.backend.llvm_memory import Buffer, Space
 from anyshape.backend.llvm_reduce import Reduction, chunk
 from anyshape.backend.llvm_scalar import scalar
+from anyshape.backend.llvm_stream import LINE, first_stored, is_large, past_line, streamed
 from anyshape.backend.llvm_text import Code, Value, constant
-from anyshape.backend.llvm_tile import ROWS, Strip, Tiles, untiled
+from anyshape.backend.llvm_tile import Strip, Tiles, untiled
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop import Instruction, LoopProgram, Stage
-from anyshape.sym.expr import Size, ceildiv, product, substitute, symbols_of
-
-# instructions per point, roughly, of operations that are more than one; for the choice of the vector width
-_WEIGHT = {
-    "exp": 20, "exp2": 20, "expm1": 24, "log": 24, "log2": 32, "log10": 32, "log1p": 32, "sin": 24, "cos": 24,
-    "tan": 28, "tanh": 30, "sigmoid": 26, "erf": 44, "random": 24, "maximum": 3, "minimum": 3, "sqrt": 4, "rsqrt": 6,
-    "div": 3, "constant": 0, "index": 0, "scatter": 6,
-    "floor_div": 64, "remainder": 64, "trunc_div": 64, "fmod": 64, "pow": 64, "atan2": 64, "hypot": 64, "erfc": 64,
-    "lgamma": 64, "asin": 64, "acos": 64, "atan": 64, "sinh": 64, "cosh": 64, "asinh": 64, "acosh": 64, "atanh": 64,
-    "nextafter": 64,
-}  # fmt: skip
+from anyshape.sym.expr import Size, ceildiv, product, symbols_of
 
 
 def emit(program: LoopProgram, target: Target) -> str:
@@ -46,8 +38,8 @@ def emit(program: LoopProgram, target: Target) -> str:
     _check(program)
     folds = unfolded(program)
     tiles = untiled(folds.program)
-    program = folds.program
-    layout = _Layout(program, target)
+    program = tiles.program
+    layout = Layout(program, target, tiles.rows)
     kernel = _Kernel(folds, tiles, target, layout)
     kernel.run()
     parts = [f"; kernel {program.name}", f'target triple = "{target.triple}"', ""]
@@ -60,9 +52,11 @@ def emit(program: LoopProgram, target: Target) -> str:
     blocks = outer * ceildiv(program.rows[-1][1], layout.block) if program.rows else 1
     if program.parts:
         blocks = program.parts[0][1]
-    for name, size in (("blocks", blocks), ("scratch", layout.scratch_bytes), ("work", rows * _work(program))):
+    for name, size in (("blocks", blocks), ("scratch", layout.scratch_bytes), ("work", rows * work_of(program))):
         parts += _size_function(program, target, name, size)
     parts += [kernel.code.declarations[name] for name in sorted(kernel.code.declarations)]
+    if kernel.space.streamed:
+        parts.append("!0 = !{i32 1}")
     return "\n".join(parts) + "\n"
 
 
@@ -98,17 +92,6 @@ def _check(program: LoopProgram) -> None:
                 fail(f"%{one.result} reduces in a row stage")
 
 
-def _work(program: LoopProgram) -> Size:
-    """Estimated operations per row."""
-    first = {name: 0 for name, _ in program.rows}  # where columns depend on the row, the first has the most
-    columns = product(substitute(extent, first) for _, extent in program.columns)
-    total: Size = 1
-    for stage in program.stages:
-        weight = sum(_WEIGHT.get(one.op, 1) for one in stage.instructions)
-        total = total + (weight * columns if stage.level == "column" else weight)
-    return total
-
-
 def _size_function(program: LoopProgram, target: Target, name: str, size: Size) -> list[str]:
     code = Code(target)
     space = Space(code)
@@ -126,43 +109,10 @@ def _bind_sizes(program: LoopProgram, space: Space) -> None:
         space.names[name] = space.code.load("i64", 0, at, 0, True)
 
 
-class _Layout:
-    """Vector widths and scratch offsets of a kernel."""
-
-    def __init__(self, program: LoopProgram, target: Target) -> None:
-        self.columns_are_lanes = bool(program.vector and program.columns and program.columns[-1][0] == program.vector)
-        self.rows_are_lanes = bool(program.vector and not self.columns_are_lanes)
-        self.basic = self._basic(program, target)
-        self.wide = {k: self.width(stage) for k, stage in enumerate(program.stages)}
-        self.strip = min(self.wide.values(), default=self.basic) if self.rows_are_lanes else 0
-        self.block = ROWS if program.tiled else self.strip or 1  # values of the last row variable in a row block
-        self.scratch_offsets: dict[str, Size] = {}
-        end: Size = 0
-        for row_buffer in program.scratch:
-            self.scratch_offsets[row_buffer.name] = end
-            size = row_buffer.count * size_of(row_buffer.dtype) * (self.strip or 1)
-            end = end + ceildiv(size, 64) * 64
-        self.scratch_bytes = end
-
-    @staticmethod
-    def _basic(program: LoopProgram, target: Target) -> int:
-        floats = {one.dtype for stage in program.stages for one in stage.instructions if one.dtype in ("f32", "f64")}
-        return max(target.lanes // 2, 2) if floats == {"f64"} else target.lanes
-
-    def width(self, stage: Stage) -> int:
-        """Several vectors at once for small bodies: their additions do not wait for each other."""
-        weight = sum(_WEIGHT.get(one.op, 1) for one in stage.instructions)
-        eights = sum(one.dtype in ("i64", "f64") for one in stage.instructions if one.op not in ("constant", "index"))
-        weight += 2 * eights
-        if not self.rows_are_lanes and any(one.op == "scatter" for one in stage.instructions):
-            return self.basic  # lanes that may meet are written out one by one
-        return self.basic * (4 if weight <= 12 else 2 if weight <= 128 else 1)
-
-
 class _Kernel:
     """The main function under construction."""
 
-    def __init__(self, folds: Folds, tiles: Tiles, target: Target, layout: _Layout) -> None:
+    def __init__(self, folds: Folds, tiles: Tiles, target: Target, layout: Layout) -> None:
         self.program = program = tiles.program
         self.folds = folds
         self.tiles = tiles
@@ -181,6 +131,9 @@ class _Kernel:
         """The whole body of the function."""
         code = self.code
         self._bind_buffers()
+        self.space.streamed = streamed(self.program)
+        if self.space.streamed:
+            self.space.streams = is_large(self.program, self.space.streamed, self.space)
         begin, end = Value("%begin", "i64"), Value("%end", "i64")
         code.open_if(code.compare("slt", begin, end))
         extents = self._row_extents()
@@ -189,6 +142,8 @@ class _Kernel:
         else:
             self._rows(begin, end, extents)
         code.close_section()
+        if self.space.streams is not None:
+            code.do("fence seq_cst")  # streamed stores keep no order
 
     def _parts(self, begin: Value, end: Value, extents: list[Value]) -> None:
         """The parts begin to end, each a few rows after another."""
@@ -353,7 +308,17 @@ class _Kernel:
     def _vector_loops(self, stage: Stage, name: str, start: Value, extent: Value, wide: int) -> None:
         """The innermost loop of the row schedule: wide steps, then masked steps of the basic width."""
         code, space = self.code, self.space
-        bulk = code.binary("and", extent, constant("i64", -wide))  # a tile starts at a multiple of every width
+        begin = self._at_line(stage, name, start, extent)
+        turns = 0 if begin is None else 1
+        if begin is None:
+            bulk = code.binary("and", extent, constant("i64", -wide))
+        else:  # first what comes before the line, with no wide steps, then the rest
+            turn = code.open_loop(code.convert("zext", code.compare("eq", begin, start), "i64"), constant("i64", 2), 1)
+            first = code.compare("eq", turn, constant("i64", 0))
+            extent = code.select(first, begin, extent)
+            start = code.select(first, start, begin)
+            steps = code.binary("and", code.binary("sub", extent, start), constant("i64", -wide))
+            bulk = code.select(first, start, code.binary("add", start, steps))
         space.lanes = wide
         self._chunked(stage, name, start, bulk, wide, 0)
         space.lanes = self.layout.basic
@@ -361,8 +326,22 @@ class _Kernel:
         left = code.binary("sub", extent, space.names[name])
         space.mask = code.first_lanes(left, space.lanes)
         self._point(stage, 1)
-        code.close_section()
+        for _ in range(1 + turns):
+            code.close_section()
         space.lanes, space.mask = 0, None
+
+    def _at_line(self, stage: Stage, name: str, start: Value, stop: Value) -> Value | None:
+        """The first column from `start` on where a line begins, if results are streamed now; None where none are."""
+        code, space = self.code, self.space
+        one = first_stored(stage, space.streamed)
+        if one is None or space.streams is None:
+            return None
+        buffer = self.buffers[one.buffer]
+        space.names[name] = start
+        ahead = code.binary("and", code.negate(past_line(code, buffer, space.size(one.offset))),
+                            constant("i64", LINE // size_of(buffer.dtype) - 1))
+        ahead = code.select(space.streams, ahead, constant("i64", 0))
+        return code.intrinsic("smin", code.binary("add", start, ahead), stop)
 
     def _chunked(self, stage: Stage, name: str, start: Value, stop: Value, step: int, which: int) -> None:
         """A loop; long float sums are cut into chunks whose sums are added up, so that rounding stays small."""

@@ -36,6 +36,7 @@ class Space:
     lanes: how many, 0 for scalar code. mask: the lanes that exist, None for all of them. lanes_from: the section behind
     whose test all lanes exist, or only those of the mask: loads of vectors must not leave it.
     apart: the lanes are rows, which never scatter to one element.
+    streamed: buffers whose whole vectors are written past the caches where `streams` (a scalar bool) holds.
     """
 
     code: Code
@@ -46,6 +47,8 @@ class Space:
     apart: bool = False
     names: dict[str, Value] = field(default_factory=dict)
     registers: dict[int, Value] = field(default_factory=dict)
+    streamed: frozenset[str] = frozenset()
+    streams: Value | None = None
 
     # sizes
 
@@ -193,10 +196,30 @@ class Space:
         raw = code.spread(raw, self.lanes)
         active = self.active(mask)
         if how == "row" and active is None:
-            code.do(f"store {raw.typed}, ptr {pointer.text}, align {align}")
+            if self.streams is not None and buffer.name in self.streamed:
+                self._stream(raw, pointer, self.streams, align)
+            else:
+                code.do(f"store {raw.typed}, ptr {pointer.text}, align {align}")
             return
         every = constant("bool", True, self.lanes) if active is None else active
         code.masked("store" if how == "row" else "scatter", raw, pointer, every, align, code.top, pure=False)
+
+    def _stream(self, raw: Value, pointer: Value, streams: Value, align: int) -> None:
+        """A store past the caches where `streams` holds and the address is aligned."""
+        code = self.code
+        bytes_ = raw.lanes * align
+        whole = min(code.target.vector_bytes, bytes_)
+        rest = code.binary("and", code.convert("ptrtoint", pointer, "i64"), constant("i64", whole - 1))
+        past = code.binary("and", streams, code.compare("eq", rest, constant("i64", 0)))
+        code.open_if(past)
+        # as another type: LLVM makes one ordinary store of two that are alike
+        kind = f"<{bytes_ // 4} x i32>" if raw.dtype in ("i64", "f64") else f"<{bytes_ // 8} x i64>"
+        bits = code.put(f"bitcast {raw.typed} to {kind}", "i64", 0, code.top)
+        code.do(f"store {kind} {bits.text}, ptr {pointer.text}, align {whole}, !nontemporal !0")
+        code.close_section()
+        code.open_if(code.binary("xor", past, constant("bool", True)))
+        code.do(f"store {raw.typed}, ptr {pointer.text}, align {align}")
+        code.close_section()
 
     def scatter(self, buffer: Buffer, offset: Size, value: Value, mask: Value | None, op: str) -> None:
         """`op` combines value into buffer[offset]; lanes that meet in one element all count."""

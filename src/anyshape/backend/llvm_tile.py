@@ -1,8 +1,9 @@
 """Tiles: blocks of rows and columns of which every line of memory is read once, and turned in registers.
 
-A row block is ROWS values of the last row variable. Its columns are taken COLUMNS at a time: what lies across them is
-read along the rows, turned block by block and put into a buffer of the stack; then the rows go along the columns, and
-load from there.
+A row block is some values of the last row variable. Its columns are taken COLUMNS at a time: what lies across them is
+read along the rows, turned block by block and put into a row buffer; then the rows go along the columns, and load from
+there. Where results are streamed, what a row does in a tile ends where a line of its result does: so a tile has some
+columns of the one before.
 """
 from __future__ import annotations
 
@@ -11,25 +12,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from anyshape.backend.llvm_memory import Buffer, Space
+from anyshape.backend.llvm_stream import LINE, first_stored, past_line, streamed
 from anyshape.backend.llvm_text import Code, Value, constant
 from anyshape.ir.types import size_of
-from anyshape.kernel.loop import Instruction, LoopProgram, Stage
+from anyshape.kernel.loop import Instruction, LoopProgram, Scratch, Stage
 from anyshape.kernel.tile import turns
 from anyshape.sym.expr import coefficient_of, symbol
 
-ROWS = 32
-COLUMNS = 64
-LINE = 16  # bytes within which an instruction shuffles freely
+RUN = 512  # bytes of a line of a tile, as it lies in memory: what is far apart is read in runs of so many
+ROWS = 256  # of a tile, at most
+COLUMNS = 128
+LANE = 16  # bytes within which an instruction shuffles freely
 _ROW, _COLUMN = "tile row", "tile column"  # names of where a tile begins
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
     """program: with the loads that lie across replaced by loads from the buffers of a tile. turned: buffer name -> the
-    load that it stands for."""
+    load that it stands for. rows: of a tile. before: how many columns of the tile before a tile has.
+    width: columns of the buffers."""
 
     program: LoopProgram
     turned: dict[str, Instruction]
+    rows: int = 1
+    before: int = 0
+    width: int = 0
 
 
 def untiled(program: LoopProgram) -> Tiles:
@@ -37,7 +44,10 @@ def untiled(program: LoopProgram) -> Tiles:
     if not program.tiled:
         return Tiles(program, {})
     row, column = program.rows[-1][0], program.vector
-    place = (symbol(row) - symbol(_ROW)) * COLUMNS + symbol(column) - symbol(_COLUMN)
+    kinds = {param.name: param.dtype for param in program.params}
+    before = max((LINE // size_of(kinds[name]) for name in streamed(program)), default=0)
+    width = COLUMNS + before
+    place = (symbol(row) - symbol(_ROW)) * width + symbol(column) - symbol(_COLUMN)
     turned: dict[str, Instruction] = {}
     stages = []
     for stage in program.stages:
@@ -49,7 +59,9 @@ def untiled(program: LoopProgram) -> Tiles:
                 one = dataclasses.replace(one, buffer=name, offset=place)
             body.append(one)
         stages.append(Stage(stage.level, tuple(body), stage.where))
-    return Tiles(dataclasses.replace(program, stages=tuple(stages)), turned)
+    rows = min(ROWS, RUN // max(size_of(kinds[one.buffer]) for one in turned.values()))
+    room = tuple(Scratch(name, kinds[one.buffer], rows * width) for name, one in turned.items())
+    return Tiles(dataclasses.replace(program, stages=tuple(stages), scratch=room), turned, rows, before, width)
 
 
 class Strip:
@@ -61,31 +73,49 @@ class Strip:
         self.code: Code = space.code
         self.buffers = buffers
         self.sources = {name: buffers[one.buffer] for name, one in tiles.turned.items()}
-        for name, source in self.sources.items():
-            room = self.code.slot(name, source.stored, ROWS * COLUMNS)
-            buffers[name] = Buffer(name, source.dtype, room, "scratch")
 
     def run(self, body: Callable[[Value, Value], None]) -> None:
         """The strip whose number is the last row variable's value; `body(start, stop)` emits a row's columns."""
         code, space = self.code, self.space
         name, extent = self.tiles.program.rows[-1]
         column, columns = self.tiles.program.columns[-1]
-        first = code.binary("mul", space.names[name], constant("i64", ROWS))
-        after = code.intrinsic("smin", space.size(extent), code.binary("add", first, constant("i64", ROWS)))
+        first = code.binary("mul", space.names[name], constant("i64", self.tiles.rows))
+        after = code.intrinsic("smin", space.size(extent), code.binary("add", first, constant("i64", self.tiles.rows)))
         last = space.size(columns)
         start = code.open_loop(constant("i64", 0), last, COLUMNS)
         stop = code.intrinsic("smin", last, code.binary("add", start, constant("i64", COLUMNS)))
-        space.names[_ROW], space.names[_COLUMN] = first, start
+        space.names[_ROW], space.names[_COLUMN] = first, self._begin(start)
         for buffer, one in self.tiles.turned.items():
+            space.names[column] = code.open_loop(space.names[_COLUMN], stop, _side(code, self.sources[buffer]))
             space.names[name] = code.open_loop(first, after, _side(code, self.sources[buffer]))
-            space.names[column] = code.open_loop(start, stop, _side(code, self.sources[buffer]))
             self._fill(self.sources[buffer], self.buffers[buffer], one, after, stop)
             code.close_section()
             code.close_section()
         space.names[name] = code.open_loop(first, after, 1)
-        body(start, stop)
+        body(self._at_line(start), self._at_line(stop, last))
         code.close_section()
         code.close_section()
+
+    def _begin(self, start: Value) -> Value:
+        """The first column in the buffers of the tile at `start`."""
+        code, streams = self.code, self.space.streams
+        if streams is None:
+            return start
+        before = code.select(streams, constant("i64", self.tiles.before), constant("i64", 0))
+        return code.intrinsic("smax", code.binary("sub", start, before), constant("i64", 0))
+
+    def _at_line(self, column: Value, last: Value | None = None) -> Value:
+        """The column where the line of the streamed result begins that `column` is in; the first and last stay."""
+        code, space = self.code, self.space
+        stage = next(stage for stage in self.tiles.program.stages if stage.level == "column")
+        one = first_stored(stage, space.streamed)
+        if one is None or space.streams is None:
+            return column
+        space.names[self.tiles.program.vector] = column
+        back = past_line(code, self.buffers[one.buffer], space.size(one.offset))
+        stays = code.compare("eq", column, constant("i64", 0) if last is None else last)
+        moves = code.select(stays, constant("bool", False), space.streams)
+        return code.binary("sub", column, code.select(moves, back, constant("i64", 0)))
 
     def _fill(self, source: Buffer, tile: Buffer, one: Instruction, after: Value, stop: Value) -> None:
         """One block at the row and column that stand in the names: read along the rows, written along the columns. At
@@ -99,12 +129,9 @@ class Strip:
         most = code.binary("sub", code.binary("sub", stop, space.names[column]), constant("i64", 1))
         steps = [code.binary("mul", step, code.intrinsic("smin", most, constant("i64", k))) for k in range(side)]
         pointers = [code.address(begin, source.stored, offset) for offset in steps]
-        ahead = code.address(begin, source.stored, code.binary("mul", step, constant("i64", COLUMNS)))
-        for offset in steps:
-            code.prefetch(code.address(ahead, source.stored, offset))
         left = code.binary("sub", after, space.names[row])
         place = code.binary("add", code.binary("mul", code.binary("sub", space.names[row], space.names[_ROW]),
-                                               constant("i64", COLUMNS)),
+                                               constant("i64", self.tiles.width)),
                             code.binary("sub", space.names[column], space.names[_COLUMN]))
         align = size_of(source.dtype)
         for whole in (True, False):
@@ -120,24 +147,25 @@ class Strip:
                     assert found_line is not None
                     lines.append(found_line)
             for k, line in enumerate(turned(code, lines, size_of(source.dtype))):
-                at = code.address(tile.pointer, tile.stored, code.binary("add", place, constant("i64", k * COLUMNS)))
+                line_place = code.binary("add", place, constant("i64", k * self.tiles.width))
+                at = code.address(tile.pointer, tile.stored, line_place)
                 code.do(f"store {line.typed}, ptr {at.text}, align {align}")
             code.close_section()
 
 
 def _side(code: Code, source: Buffer) -> int:
-    """Rows and columns of a block: a vector of 4-byte elements, or as many of larger ones as fill a register."""
-    return min(code.target.lanes, code.target.vector_bytes // size_of(source.dtype))
+    """Rows and columns of a block: as many as fill a register, or half of one with elements of a byte."""
+    return min(2 * code.target.lanes, code.target.vector_bytes // size_of(source.dtype))
 
 
 def turned(code: Code, lines: Sequence[Value], size: int) -> list[Value]:
     """The columns of a square block given by its lines, in elements of `size` bytes.
 
-    Within every LINE bytes first, so that squares of as many elements are turned where they are; then those squares
+    Within every LANE bytes first, so that squares of as many elements are turned where they are; then those squares
     change places.
     """
     side = len(lines)
-    group = min(max(LINE // size, 1), side)
+    group = min(max(LANE // size, 1), side)
     found: list[Value] = []
     for start in range(0, side, group):
         square = list(lines[start:start + group])
