@@ -323,12 +323,12 @@ class _Kernel:
         self._chunked(stage, name, start, bulk, wide, 0)
         space.lanes = self.layout.basic
         space.names[name] = code.open_loop(bulk, extent, space.lanes)
-        left = code.binary("sub", extent, space.names[name])
-        space.mask = code.first_lanes(left, space.lanes)
+        space.left = code.binary("sub", extent, space.names[name])
+        space.mask = code.first_lanes(space.left, space.lanes)
         self._point(stage, 1)
         for _ in range(1 + turns):
             code.close_section()
-        space.lanes, space.mask = 0, None
+        space.lanes, space.mask, space.left = 0, None, None
 
     def _at_line(self, stage: Stage, name: str, start: Value, stop: Value) -> Value | None:
         """The first column from `start` on where a line begins, if results are streamed now; None where none are."""

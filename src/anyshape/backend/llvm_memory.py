@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from anyshape.backend.llvm_apart import NEAR, load_apart
 from anyshape.backend.llvm_reduce import combine
 from anyshape.backend.llvm_scalar import IN_MEMORY, convert, from_memory, to_memory
 from anyshape.backend.llvm_text import ELEMENT, Code, Value, constant
@@ -33,7 +34,8 @@ class Space:
     """Where the emission stands: the values of size names and loop variables, the registers, and the lanes.
 
     vector: the variable taken several values at a time; its value in `names` is that of lane 0.
-    lanes: how many, 0 for scalar code. mask: the lanes that exist, None for all of them. lanes_from: the section behind
+    lanes: how many, 0 for scalar code. mask: the lanes that exist, None for all; left: how many these are, where
+    that is known. lanes_from: the section behind
     whose test all lanes exist, or only those of the mask: loads of vectors must not leave it.
     apart: the lanes are rows, which never scatter to one element.
     streamed: buffers whose whole vectors are written past the caches where `streams` (a scalar bool) holds.
@@ -43,6 +45,7 @@ class Space:
     vector: str = ""
     lanes: int = 0
     mask: Value | None = None
+    left: Value | None = None
     lanes_from: int = 0
     apart: bool = False
     names: dict[str, Value] = field(default_factory=dict)
@@ -146,6 +149,15 @@ class Space:
         steps = code.binary("mul", code.iota(self.lanes), code.spread(self.size(affine[0]), self.lanes))
         return "many", code.address(first, stored, steps)
 
+    def _near(self, buffer: Buffer, offset: Size) -> int:
+        """The elements from lane to lane where they are so few that vectors are read and picked from; else 0."""
+        affine = coefficient_of(offset, self.vector)
+        if affine is None or buffer.per_lane or self.is_wide(affine[1]):
+            return 0
+        if self.mask is not None and self.left is None:
+            return 0
+        return affine[0] if isinstance(affine[0], int) and affine[0] in NEAR else 0
+
     def load(self, buffer: Buffer, instruction: Instruction, mask: Value | None, level: int, pure: bool) -> Value:
         """The register of a load instruction."""
         code = self.code
@@ -161,8 +173,12 @@ class Space:
             level = max(level, self.lanes_from)
             active = self.active(mask)
             nothing = constant(stored, 0, self.lanes)
+            step = self._near(buffer, instruction.offset) if how == "many" and mask is None else 0
             if how == "row" and active is None:
                 raw = code.load(stored, self.lanes, pointer, level, pure, align)
+            elif step:
+                first = code.address(buffer.pointer, stored, self.size(instruction.offset))
+                raw = load_apart(code, stored, self.lanes, first, step, self.left, (level, pure, align))
             else:
                 every = constant("bool", True, self.lanes) if active is None else active
                 op = "load" if how == "row" else "gather"

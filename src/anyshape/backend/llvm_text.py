@@ -268,6 +268,12 @@ class Code:
         return self.put(f"shufflevector {a.typed}, {a.type} poison, <{len(order)} x i32> <{picks}>",
                         a.dtype, len(order), a.level)
 
+    def merge(self, a: Value, b: Value, order: Sequence[int]) -> Value:
+        """The lanes of `a` and then of `b`, which have equally many, picked by `order`."""
+        picks = ", ".join(f"i32 {k}" for k in order)
+        return self.put(f"shufflevector {a.typed}, {b.typed}, <{len(order)} x i32> <{picks}>", a.dtype, len(order),
+                        max(a.level, b.level))
+
     def concat(self, parts: Sequence[Value]) -> Value:
         """The lanes of the parts (a power of two of them, equally long) one after another."""
         values = list(parts)

@@ -172,16 +172,16 @@ def turned(code: Code, lines: Sequence[Value], size: int) -> list[Value]:
         for _ in range(group.bit_length() - 1):
             half = len(square) // 2
             square = [new for a, b in zip(square[:half], square[half:], strict=True)
-                      for new in (_merge(code, a, b, _within(side, group, 0)),
-                                  _merge(code, a, b, _within(side, group, group // 2)))]
+                      for new in (code.merge(a, b, _within(side, group, 0)),
+                                  code.merge(a, b, _within(side, group, group // 2)))]
         found += square
     result: list[Value | None] = [None] * side
     for k in range(group):
         across = found[k::group]  # the k-th of every square
         for _ in range((side // group).bit_length() - 1):
             pairs = list(zip(across[::2], across[1::2], strict=True))
-            across = [_merge(code, a, b, _squares(side, group, 0)) for a, b in pairs]
-            across += [_merge(code, a, b, _squares(side, group, 1)) for a, b in pairs]
+            across = [code.merge(a, b, _squares(side, group, 0)) for a, b in pairs]
+            across += [code.merge(a, b, _squares(side, group, 1)) for a, b in pairs]
         for j, value in enumerate(across):
             result[j * group + k] = value
     return [value for value in result if value is not None]
@@ -195,9 +195,3 @@ def _within(side: int, group: int, first: int) -> list[int]:
 def _squares(side: int, group: int, odd: int) -> list[int]:
     """The even groups of one line and then of the other, or the odd ones."""
     return [start + k for start in range(odd * group, 2 * side, 2 * group) for k in range(group)]
-
-
-def _merge(code: Code, a: Value, b: Value, picks: Sequence[int]) -> Value:
-    order = ", ".join(f"i32 {k}" for k in picks)
-    return code.put(f"shufflevector {a.typed}, {b.typed}, <{len(picks)} x i32> <{order}>", a.dtype, len(picks),
-                    max(a.level, b.level))
