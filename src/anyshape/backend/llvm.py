@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 
 from anyshape.backend.limits import Target
+from anyshape.backend.llvm_ahead import ahead, ask, is_worth
 from anyshape.backend.llvm_fold import TURN, Folds, unfolded
 from anyshape.backend.llvm_layout import Layout, work_of
 from anyshape.backend.llvm_memory import Buffer, Space
@@ -116,6 +117,8 @@ class _Kernel:
         self.program = program = tiles.program
         self.folds = folds
         self.tiles = tiles
+        self.asks, self.wanted = ahead(program)
+        self.worth: Value | None = None
         self.columns: tuple[Value, Value] | None = None  # where a tile's columns begin and end
         self.layout = layout
         self.code = Code(target)
@@ -134,6 +137,7 @@ class _Kernel:
         self.space.streamed = streamed(self.program)
         if self.space.streamed:
             self.space.streams = is_large(self.program, self.space.streamed, self.space)
+        self.worth = is_worth(self.program, self.wanted, self.space)
         begin, end = Value("%begin", "i64"), Value("%end", "i64")
         code.open_if(code.compare("slt", begin, end))
         extents = self._row_extents()
@@ -267,10 +271,11 @@ class _Kernel:
                 self.stage_floor = -1
                 self._instructions(stage)
             else:
-                self._column_stage(stage, self.layout.wide[k])
+                self._column_stage(stage, self.layout.wide[k], self.wanted if k == self.asks else ())
 
-    def _column_stage(self, stage: Stage, wide: int) -> None:
-        """Accumulators, then the loops behind one test that no extent is 0, then the reduced registers."""
+    def _column_stage(self, stage: Stage, wide: int, wanted: tuple[tuple[str, Size], ...] = ()) -> None:
+        """Accumulators, then the loops behind one test that no extent is 0, then the reduced registers. wanted: what to
+        ask for beside."""
         code, space = self.code, self.space
         columns = self.program.columns
         lanes = (space.lanes,) if self.layout.rows_are_lanes else (wide, self.layout.basic)
@@ -294,7 +299,7 @@ class _Kernel:
                 reduction.flush(0)
         elif self.layout.columns_are_lanes:
             start, stop = self.columns or (constant("i64", 0), extents[inner])
-            self._vector_loops(stage, columns[inner][0], start, stop, wide)
+            self._vector_loops(stage, columns[inner][0], start, stop, wide, wanted)
         else:
             self._chunked(stage, columns[inner][0], constant("i64", 0), extents[inner], 1, 0)
         for _ in range(inner):
@@ -305,7 +310,8 @@ class _Kernel:
         for register, reduction in self.reductions.items():
             space.registers[register] = reduction.finish(across=self.layout.columns_are_lanes)
 
-    def _vector_loops(self, stage: Stage, name: str, start: Value, extent: Value, wide: int) -> None:
+    def _vector_loops(self, stage: Stage, name: str, start: Value, extent: Value, wide: int,
+                      wanted: tuple[tuple[str, Size], ...]) -> None:
         """The innermost loop of the row schedule: wide steps, then masked steps of the basic width."""
         code, space = self.code, self.space
         begin = self._at_line(stage, name, start, extent)
@@ -320,7 +326,7 @@ class _Kernel:
             steps = code.binary("and", code.binary("sub", extent, start), constant("i64", -wide))
             bulk = code.select(first, start, code.binary("add", start, steps))
         space.lanes = wide
-        self._chunked(stage, name, start, bulk, wide, 0)
+        self._chunked(stage, name, start, bulk, wide, 0, wanted)
         space.lanes = self.layout.basic
         space.names[name] = code.open_loop(bulk, extent, space.lanes)
         space.left = code.binary("sub", extent, space.names[name])
@@ -343,7 +349,8 @@ class _Kernel:
         ahead = code.select(space.streams, ahead, constant("i64", 0))
         return code.intrinsic("smin", code.binary("add", start, ahead), stop)
 
-    def _chunked(self, stage: Stage, name: str, start: Value, stop: Value, step: int, which: int) -> None:
+    def _chunked(self, stage: Stage, name: str, start: Value, stop: Value, step: int, which: int,
+                 wanted: tuple[tuple[str, Size], ...] = ()) -> None:
         """A loop; long float sums are cut into chunks whose sums are added up, so that rounding stays small."""
         code, space = self.code, self.space
         sums = [r for r in self.reductions.values() if r.is_chunked]
@@ -352,6 +359,7 @@ class _Kernel:
             start = code.open_loop(start, stop, length)
             stop = code.intrinsic("smin", stop, code.binary("add", start, constant("i64", length)))
         space.names[name] = code.open_loop(start, stop, step)
+        ask(space, self.buffers, wanted, self.worth)
         self._point(stage, which)
         code.close_section()
         if sums:

@@ -301,6 +301,11 @@ class Code:
         return self.put(f"load {llvm_type(dtype, lanes)}, ptr {pointer.text}{align}", dtype, lanes,
                         max(level, pointer.level), pure)
 
+    def prefetch(self, pointer: Value) -> None:
+        """Ask for the line at an address, which need not exist, into the second cache."""
+        self.declare("void", "llvm.prefetch.p0", ["ptr", "i32", "i32", "i32"])
+        self.do(f"call void @llvm.prefetch.p0(ptr {pointer.text}, i32 0, i32 2, i32 1)")
+
     def address(self, base: Value, dtype: str, offset: Value) -> Value:
         """`base + offset` elements of dtype; a vector of addresses for a vector of offsets."""
         level = max(base.level, offset.level)
