@@ -25,6 +25,7 @@ from anyshape.backend.llvm_layout import Layout, work_of
 from anyshape.backend.llvm_memory import Buffer, Space
 from anyshape.backend.llvm_reduce import Reduction, chunk
 from anyshape.backend.llvm_scalar import scalar
+from anyshape.backend.llvm_scan import Scan
 from anyshape.backend.llvm_stream import LINE, first_stored, is_large, past_line, streamed
 from anyshape.backend.llvm_text import Code, Value, constant
 from anyshape.backend.llvm_tile import Strip, Tiles, untiled
@@ -89,7 +90,7 @@ def _check(program: LoopProgram) -> None:
         for one in stage.instructions:
             if one.buffer and one.buffer not in buffers:
                 fail(f"%{one.result} uses the unknown buffer {one.buffer}")
-            if one.op in ("reduce", "fold") and stage.level != "column":
+            if one.op in ("reduce", "scan", "fold") and stage.level != "column":
                 fail(f"%{one.result} reduces in a row stage")
 
 
@@ -125,6 +126,7 @@ class _Kernel:
         self.space = Space(self.code, program.vector, apart=layout.rows_are_lanes)
         self.buffers: dict[str, Buffer] = {}
         self.reductions: dict[int, Reduction] = {}
+        self.scans: dict[int, Scan] = {}
         self.stage_floor = 0
         self.stored: frozenset[str] = frozenset()
 
@@ -282,6 +284,8 @@ class _Kernel:
         if not self.program.vector:
             lanes = (0,)
         self.reductions = {one.result: Reduction(code, one, lanes) for one in stage.instructions if one.op == "reduce"}
+        self.scans = {one.result: Scan(code, one, space.lanes, self.layout.columns_are_lanes)
+                      for one in stage.instructions if one.op == "scan"}
         before = dict(space.registers)
         extents = [space.size(extent) for _, extent in columns]
         if columns:
@@ -398,6 +402,8 @@ class _Kernel:
             space.registers[one.result] = constant(one.dtype, one.value)
         elif one.op == "index":
             space.registers[one.result] = space.size(one.offset, wide=space.is_wide(one.offset))
+        elif one.op == "scan":
+            space.registers[one.result] = self.scans[one.result].next(args[0], space.mask, space.lanes)
         elif one.op == "reduce":
             self.reductions[one.result].add(args[0], space.mask)
         else:

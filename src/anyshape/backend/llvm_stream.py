@@ -11,7 +11,7 @@ from anyshape.backend.llvm_memory import Buffer, Space
 from anyshape.backend.llvm_text import Code, Value, constant
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop import Instruction, LoopProgram, Stage
-from anyshape.sym.expr import coefficient_of, product, symbols_of
+from anyshape.sym.expr import coefficient_of, product, substitute, symbols_of
 
 LINE = 64  # bytes
 
@@ -20,8 +20,7 @@ LARGE = 16 << 20  # bytes of results: with what they are made of, more than cach
 
 def streamed(program: LoopProgram) -> frozenset[str]:
     """The buffers that may be streamed: only written, one element for every point, as they lie in memory."""
-    if program.parts or not program.vector or any(
-            symbols_of(extent) - set(program.sizes) for _, extent in program.columns):
+    if program.parts or not program.vector:
         return frozenset()
     every = [one for stage in program.stages for one in stage.instructions]
     point = "column" if program.columns else "row"
@@ -42,7 +41,8 @@ def is_along(one: Instruction, vector: str) -> bool:
 def is_large(program: LoopProgram, names: frozenset[str], space: Space) -> Value:
     """The scalar bool whether what is written to `names` is streamed."""
     bytes_ = sum(size_of(param.dtype) for param in program.params if param.name in names)
-    points = product(extent for _, extent in (*program.rows, *program.columns))
+    first = {name: 0 for name, _ in program.rows}  # where columns depend on the row, the first has the most
+    points = product(substitute(extent, first) for _, extent in (*program.rows, *program.columns))
     return space.code.compare("sge", space.size(points * bytes_), constant("i64", LARGE))
 
 
@@ -55,6 +55,6 @@ def past_line(code: Code, buffer: Buffer, offset: Value) -> Value:
 
 def first_stored(stage: Stage, names: frozenset[str]) -> Instruction | None:
     """The store whose lines a stage keeps to; None where sums would depend on where they are in memory."""
-    if any(one.op == "reduce" for one in stage.instructions):
+    if any(one.op in ("reduce", "scan") for one in stage.instructions):
         return None
     return next((one for one in stage.instructions if one.op == "store" and one.buffer in names), None)

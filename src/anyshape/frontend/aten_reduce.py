@@ -290,3 +290,22 @@ def count_nonzero(t: Translator, x: Value, dim: Any = None) -> Value:
     dims = t.dims(x.tensor.rank, dim)
     nonzero = t.op("ne", x, literal(0, x.tensor.dtype)) if kind_of(x.tensor.dtype) != "bool" else x
     return t.reduce("sum", t.cast(nonzero, "i64"), dims)
+
+
+def _scan(t: Translator, name: str, x: Value, dim: int) -> Value:
+    if kind_of(t.out.dtype) not in ("float", "int", "uint"):
+        raise Decline("a scan of complex numbers or bools")
+    x = t.cast(x, t.out.dtype)
+    if not x.tensor.rank or x.tensor.shape[dim] == 1:
+        return x
+    return t.op(name, x, dim=dim % x.tensor.rank)
+
+
+@translates(aten.cumsum.default)
+def cumsum(t: Translator, x: Value, dim: int, *, dtype: Any = None) -> Value:
+    return _scan(t, "cumsum", x, dim)
+
+
+@translates(aten.cumprod.default)
+def cumprod(t: Translator, x: Value, dim: int, *, dtype: Any = None) -> Value:
+    return _scan(t, "cumprod", x, dim)

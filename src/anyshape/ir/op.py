@@ -51,7 +51,8 @@ class Op:
     name: the word in the text form.
     kind: pointwise (result element i from operand elements i), reduce, view (an index map, no arithmetic), index
         (other index maps: gather, concat, pad, iota), scatter (the first operand with elements of the second written
-        into it), library (a native library call), extern (run by PyTorch).
+        into it), scan (`combine` over the elements up to each), library (a native library call), extern (run by
+        PyTorch).
     signature: operand and attribute names as text, e.g. "x, y | dim, keep".
     infer: result types from operands and attributes; raises VerifyError when they do not fit.
     body: one element of the result (pointwise, view, index), see `Body`.

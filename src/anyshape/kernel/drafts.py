@@ -20,7 +20,8 @@ MOST_REFUSALS = 1000
 @dataclass(slots=True)
 class Draft:
     """A group under construction. `nodes` maps graph position to node; `roots` are the values that it stores. One that
-    `scatters` stores the result of a scatter, over the space of what is written, and nothing else. `sums`: as in Group.
+    `scatters` stores the result of a scatter, over the space of what is written, or of a scan, and nothing else.
+    `sums`: as in Group.
     """
 
     nodes: dict[int, Node]

@@ -102,8 +102,9 @@ class _Search:
         needed = value.name in self.required
         if not groups and not needed:
             return
-        if row(node).kind == "scatter":
-            draft = Draft({}, {value.name: value}, _scatter_space(node), scatters=True)
+        if row(node).kind in ("scatter", "scan"):
+            space = _scatter_space(node) if row(node).kind == "scatter" else _scan_space(node)
+            draft = Draft({}, {value.name: value}, space, scatters=True)
             self.drafts.add(self.drafts.start(draft), position, node)
             return
         if not needed and self.absorbed(groups, position, node):
@@ -234,6 +235,11 @@ def _scatter_space(node: Node) -> Space:
     source, meeting = node.inputs[1], row(node).meeting
     assert isinstance(source, Value) and meeting is not None
     return tuple((size, d in meeting(node)) for d, size in enumerate(source.tensor.shape))
+
+
+def _scan_space(node: Node) -> Space:
+    """The elements of a scan; those along its dim are taken in order."""
+    return tuple((size, d == node.attr("dim")) for d, size in enumerate(node.output.tensor.shape))
 
 
 def _spaces(draft: Draft, node: Node) -> list[Space]:

@@ -9,7 +9,7 @@ from anyshape.ir.types import NATIVE
 from anyshape.kernel.group import Group, Lowered, NotLowerable
 from anyshape.sym.expr import Size
 
-FUSABLE = ("pointwise", "view", "index", "reduce", "create", "scatter")
+FUSABLE = ("pointwise", "view", "index", "reduce", "create", "scatter", "scan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class NotFusable(NotLowerable):
 
 
 def fusable(node: Node, refused: Refused) -> bool:
-    """Can the node be part of a kernel: a body, a reduction or a scatter, on dtypes that kernels compute on?"""
+    """Can the node be part of a kernel: a body, a reduction, a scatter or a scan, on dtypes that kernels compute on?"""
     op = row(node)
-    if op.kind not in FUSABLE or (op.kind not in ("reduce", "scatter") and op.body is None):
+    if op.kind not in FUSABLE or (op.kind not in ("reduce", "scatter", "scan") and op.body is None):
         return False
     if node.op in refused.ops or len(node.outputs) != 1 or node.output.name in refused.values:
         return False

@@ -94,7 +94,7 @@ class _Lowering:
         self.depths: dict[str, int] = {}
         self.asked: dict[str, set[Index]] = {}
         self.part = f"i{len(dims)}"
-        self.full_index = tuple(symbol(v) for v in self.variables)
+        self.full_index = tuple(map(symbol, self.variables))
 
     # the drive
 
@@ -125,7 +125,7 @@ class _Lowering:
                     self.write(value)
             for value in stores:
                 if self.is_kept(value):
-                    self.store(value, self.kept_index(value))
+                    self.store(value, self.root_index(value, self.rows))
         program, sizes = program_of(self.nest())
         return Lowered(program, tuple(self.params), tuple(symbol(name) for name in sizes),
                        {name: len(indices) for name, indices in self.asked.items()})
@@ -163,19 +163,13 @@ class _Lowering:
         node = self.inside.get(value.name)
         return node is not None and row(node).kind == "scatter"
 
-    def root_index(self, value: Value) -> Index:
-        shape = tuple(self.extents.values())
-        return self.tidy(reshape_index(value.tensor.shape, shape, self.full_index)) if self.same(value, shape) \
-            else self.refuse(value)
-
-    def kept_index(self, value: Value) -> Index:
-        shape = tuple(self.extents[v] for v in self.rows)
-        index = tuple(symbol(v) for v in self.rows)
-        return self.tidy(reshape_index(value.tensor.shape, shape, index)) if self.same(value, shape) \
-            else self.refuse(value)
-
-    def same(self, value: Value, shape: tuple[Size, ...]) -> bool:
-        return value.tensor.count == product(shape)
+    def root_index(self, value: Value, names: list[str] | None = None) -> Index:
+        """The index of `value` at the point of the variables `names`, of all when left out."""
+        names = self.variables if names is None else names
+        shape = tuple(self.extents[v] for v in names)
+        if value.tensor.count != product(shape):
+            return self.refuse(value)
+        return self.tidy(reshape_index(value.tensor.shape, shape, tuple(symbol(v) for v in names)))
 
     def refuse(self, value: Value) -> Index:
         raise NotLowerable(f"{value.name} has another iteration space",
@@ -186,10 +180,13 @@ class _Lowering:
 
     def write(self, value: Value) -> None:
         """Store a root of the whole space: each element at its place, or where a scatter puts it."""
-        if not self.scatters(value):
+        node = self.inside.get(value.name)
+        if node is not None and row(node).kind == "scan":
+            self.scan(value, node)
+            return
+        if node is None or not self.scatters(value):
             self.store(value, self.root_index(value))
             return
-        node = self.inside[value.name]
         source, into = node.inputs[1], row(node).into
         assert isinstance(source, Value) and into is not None
         kind = self.layouts.get(value.name, value.tensor)
@@ -205,8 +202,17 @@ class _Lowering:
         self.emit("scatter" if row(node).combine else "store", args, dtype=self.kinds[register], buffer=value.name,
                   offset=self.offset(linear(self.tidy(place), kind.layout())), combine=row(node).combine)
 
-    def store(self, value: Value, index: Index) -> None:
-        register = self.read(value, index)
+    def scan(self, value: Value, node: Node) -> None:
+        """Store a scan over the columns; f32 is combined in f64."""
+        index = self.root_index(value)
+        register = self.read(next(node.values()), index)
+        kind = self.kinds[register]
+        wide = "f64" if value.tensor.dtype == "f32" else kind
+        so_far = self.emit("scan", (self.apply("cast", register, dtype=wide),), dtype=wide, combine=row(node).combine)
+        self.store(value, index, self.apply("cast", so_far, dtype=kind))
+
+    def store(self, value: Value, index: Index, made: int | None = None) -> None:
+        register = self.read(value, index) if made is None else made
         kind = self.layouts.get(value.name, value.tensor)
         self.params.setdefault(value.name, kind.dtype)
         self.stored.add(value.name)
@@ -407,13 +413,13 @@ class _Lowering:
 
     def emit(self, op: str, args: tuple[int, ...], *, dtype: str, buffer: str = "", offset: Size = 0,
              value: float | int | bool = 0, combine: str = "", deps: frozenset[str] | None = None) -> int:
-        effect = op in (*EFFECTS, "reduce")
+        effect = op in (*EFFECTS, "reduce", "scan")
         key = (op, args, dtype, buffer, offset, type(value), repr(value))
         if not effect:
             found = self.recall(key)
             if found is not None:
                 return found
-        names: set[str] = set()
+        names: set[str] = set(self.columns) if op == "scan" else set()
         for argument in args:
             names |= self.deps[argument]
         for name in symbols_of(offset):

@@ -36,7 +36,7 @@ _RESULT = re.compile(r"      r(\d+): (\w+) = (.*)$")
 _LOAD = re.compile(r"load (\w+)\[(.*)\](?: where r(\d+) else (\S+))?$")
 _STORE = re.compile(r"      (store|scatter|fold|check) (\w+)\[(.*)\] r(\d+)(?:, r(\d+))?"
                     r"(?: code (-?\d+)| with (\w+))?$")
-_REDUCE = re.compile(r"reduce (\w+) r(\d+)$")
+_REDUCE = re.compile(r"(reduce|scan) (\w+) r(\d+)$")
 _INDEX = re.compile(r"index (.+)$")
 _SCALAR = re.compile(r"(\w+) (r\d+(?:, r\d+)*)$")
 _NUMBER = re.compile(r"True|False|-?\d+|-?(?:inf|nan|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+)")
@@ -227,10 +227,10 @@ class _Reader:
             return Instruction(result, "load", args, dtype, match[1], self.size(match[2], self.place(level)),
                                self.number_of(match[4]) if match[4] else 0)
         if match := _REDUCE.match(text):
-            if level != "column" or match[1] not in COMBINES:
+            if level != "column" or match[2] not in COMBINES:
                 self.fail(f"{text!r} does not stand here", f"in a column stage, combine with {', '.join(COMBINES)}")
-            self.wants(dtype, self.register(match[2]), "reduce")
-            return Instruction(result, "reduce", (int(match[2]),), dtype, combine=match[1])
+            self.wants(dtype, self.register(match[3]), match[1])
+            return Instruction(result, match[1], (int(match[3]),), dtype, combine=match[2])
         if match := _INDEX.match(text):
             self.wants(dtype, "i64", "index")
             return Instruction(result, "index", (), dtype, offset=self.size(match[1], self.place(level)))

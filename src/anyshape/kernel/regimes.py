@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from anyshape.kernel.loop import LoopProgram
 from anyshape.kernel.split import PIECES, Chain, split, turned
+from anyshape.kernel.sweep import swept
 from anyshape.kernel.tile import tiled
 from anyshape.sym.expr import Size, evaluate, maximum, minimum, product
 from anyshape.sym.index import most
@@ -53,6 +54,12 @@ def versions(program: LoopProgram, likely: Mapping[str, int] | None = None) -> V
     ops = {one.op for stage in program.stages for one in stage.instructions}
     if program.parts or not program.columns:
         return (plain,)
+    if "scan" in ops:
+        sweep = swept(program) if program.rows and program.vector == program.rows[-1][0] else None
+        if sweep is None:
+            return (plain,)
+        count = product(extent for _, extent in (*program.rows, *program.columns))
+        return _ending(_where(program.rows[-1][1] - WIDE, count - LARGE, of=Version((sweep,))), plain)
     tiles = tiled(program)
     if tiles is not None:
         sides = tiles.rows[-1][1] - MANY_ROWS, tiles.columns[0][1] - MANY_ROWS

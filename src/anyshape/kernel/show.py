@@ -45,8 +45,8 @@ def _line(i: Instruction) -> str:
         text = f"{i.value!r}"
     elif i.op == "index":
         text = f"index {i.offset}"
-    elif i.op == "reduce":
-        text = f"reduce {i.combine} {args}"
+    elif i.op in ("reduce", "scan"):
+        text = f"{i.op} {i.combine} {args}"
     else:
         text = f"{i.op} {args}"
     return f"r{i.result}: {i.dtype} = {text}"

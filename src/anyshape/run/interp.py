@@ -215,6 +215,8 @@ OWN: dict[str, Callable[..., Any]] = {
     "take": _take,
     "gather": lambda a, x, index: x.gather(a["dim"], _inside(index, x.shape[a["dim"]])),
     "index": _index,
+    "cumsum": lambda a, x: x.cumsum(a["dim"], dtype=x.dtype),
+    "cumprod": lambda a, x: x.cumprod(a["dim"], dtype=x.dtype),
     "sum": _sum,
     "prod": _prod,
     "amax": lambda a, x: x.amax(a["dims"], a["keep"]),
