@@ -1,10 +1,10 @@
 """Lets a scan across a large matrix go along its lines.
 
-    rows (i1: n1) vector i1                    rows (i2: n1/512)
-      columns (i0: n0)                           columns (i0: n0, i1: 512) vector i1
-        r0 = load p0[i0*n1 + i1]         -->       r0 = load p0[i0*n1 + 512*i2 + i1]
+    rows (i1: n1) vector i1                    rows (i2: n1/2048)
+      columns (i0: n0)                           columns (i0: n0, i1: 2048) vector i1
+        r0 = load p0[i0*n1 + i1]         -->       r0 = load p0[i0*n1 + 2048*i2 + i1]
         r1 = scan add r0                           r1 = t[i1] + r0, or r0 where i0 is 0;  t[i1] = r1
-        store p1[i0*n1 + i1] r1                    store p1[i0*n1 + 512*i2 + i1] r1
+        store p1[i0*n1 + i1] r1                    store p1[i0*n1 + 2048*i2 + i1] r1
 
 A strip as wide as a vector reads memory in runs of a few lines; here what there is so far of many columns lies in a row
 buffer, in the cache.
@@ -17,7 +17,7 @@ import itertools
 from anyshape.kernel.loop import Instruction, LoopProgram, Scratch, Stage
 from anyshape.sym.expr import ceildiv, minimum, substitute, symbol
 
-RUN = 512  # elements
+RUN = 2048  # elements
 
 
 def swept(program: LoopProgram) -> LoopProgram | None:
