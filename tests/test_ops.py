@@ -6,10 +6,11 @@ interpreter raises when the type rule and torch disagree on dtype or shape.
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import accumulate, product
 from typing import Any
 
 import numpy
@@ -392,8 +393,8 @@ def test_every_row_is_sampled() -> None:
     with_body = sorted(name for name, row in OPS.items() if row.body is not None)
     assert with_body == BODY_ROWS
     without = {name for name, row in OPS.items() if row.body is None}
-    assert without == {"sum", "prod", "amax", "amin", "any", "all", "matmul", "matmul_add", "convolution", "extern",
-                       "attention", "attention_backward", *SCATTERS}
+    assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, "matmul", "matmul_add", "convolution",
+                       "extern", "attention", "attention_backward", *SCATTERS}
 
 
 def test_every_scalar_operation_has_a_row() -> None:
@@ -403,6 +404,7 @@ def test_every_scalar_operation_has_a_row() -> None:
 
 # ---- reductions and products
 
+RUNNING = {"cumsum": lambda line: list(accumulate(line)), "cumprod": lambda line: list(accumulate(line, operator.mul))}
 COMBINE = {"sum": sum, "prod": math.prod, "amax": max, "amin": min, "any": any, "all": all}
 
 
@@ -425,6 +427,20 @@ def test_reduction(op: str) -> None:
                     expected = expected.reshape([size for d, size in enumerate(x.shape) if d not in dims])
                 bound = TOLERANCE.get(dtype, 0)
                 torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize("op", sorted(RUNNING))
+def test_scan(op: str) -> None:
+    assert OPS[op].combine in ("add", "mul")
+    for dtype, dim, symbols in product(("f32", "bf16", "i64", "u8"), (0, 1, 2), THREE):
+        sample = Sample(op, (T(dtype, (2, n, 3), 0 if dtype == "u8" else -2, 3),), {"dim": dim}, THREE)
+        _, found, evaluator = run(sample, symbols)
+        lines = evaluator.tensors["x"].movedim(dim, -1)
+        expected = torch.empty(lines.shape, dtype=lines.dtype)
+        for place in product(*map(range, lines.shape[:-1])):
+            expected[place] = torch.tensor(RUNNING[op](lines[place].tolist()), dtype=lines.dtype)
+        bound = TOLERANCE.get(dtype, 0)
+        torch.testing.assert_close(found, expected.movedim(-1, dim), rtol=bound, atol=bound)
 
 
 def test_matmul() -> None:
