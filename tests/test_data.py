@@ -10,7 +10,7 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import InputError
-from anyshape.frontend import api
+from anyshape.frontend import tracing
 from anyshape.frontend.dynamo import FallbackWarning
 from anyshape.plan.plan import ExternStep
 
@@ -379,7 +379,7 @@ def test_targets_end_at_the_first_minus_1():
 def test_what_is_always_refused_is_not_traced_for_ever(monkeypatch):
     def function(x):
         return torch.func.jvp(lambda row: (row * row.shape[0]).sum(), (x[0],), (torch.ones_like(x[0]),))[1]
-    monkeypatch.setattr(api, "PATIENCE", 2)
+    monkeypatch.setattr(tracing, "PATIENCE", 2)
     fast = anyshape.compile(function)
     traces = []
     for way in (fast._anyshape.oblivious, fast._anyshape.ordinary):
