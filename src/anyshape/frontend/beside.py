@@ -8,6 +8,7 @@ after; if it differs, the answer is dropped.
 """
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 from anyshape.run import torch_beside
 
 ATTEMPTS = 3  # traces of one frame that may be dropped; then the caller waits, for there is no other way
+UNTAKEN = 8  # answers for other calls of the frame that may wait to be taken; with more, the caller waits, too
 
 
 @dataclass(slots=True, eq=False)
@@ -25,12 +27,14 @@ class Job:
     """One frame that is being traced, or was.
 
     Args:
-        frame: what Dynamo reads of it.
+        code: the frame's.
+        frame: what Dynamo reads of it; None when the trace is over, for it holds the call's tensors.
         state: what the trace may read of modules, at the beginning.
         answer: Dynamo's, when it is there.
         error: what the trace raised instead.
         changed: the state has changed meanwhile.
     """
+    code: types.CodeType
     frame: Any
     state: list[Any]
     answer: Any = None
@@ -52,6 +56,7 @@ class Beside:
 
     def __init__(self, target: Any) -> None:
         self.target = target
+        self.lock = threading.Lock()
         self.jobs: list[Job] = []
         self.dropped: dict[Any, int] = {}
 
@@ -66,34 +71,36 @@ class Beside:
         """
         if torch_beside.passed_over(frame):
             return trace(frame)
-        for job in self.jobs:
-            job.changed = job.changed or (not job.done and not _same(job.state, self._state()))
-        for job in [job for job in self.jobs if job.done and job.frame.f_code is frame.f_code]:
-            if job.changed:
-                self.jobs.remove(job)
-                self.dropped[frame.f_code] = self.dropped.get(frame.f_code, 0) + 1
-            elif job.error is not None:
-                self.jobs.remove(job)
-                raise job.error
-            elif torch_beside.takes(job.answer, frame.f_locals):
-                self.jobs.remove(job)
-                return job.answer
-        if self.dropped.get(frame.f_code, 0) >= ATTEMPTS or not torch_beside.same_modes():
-            return trace(frame)
-        if all(job.done for job in self.jobs):
-            self._start(frame, trace)
-        return None
+        with self.lock:
+            for job in self.jobs:
+                job.changed = job.changed or (not job.done and not _same(job.state, self._state()))
+            done = [job for job in self.jobs if job.done and job.code is frame.f_code]
+            for job in done:
+                if job.changed:
+                    self.jobs.remove(job)
+                    self.dropped[frame.f_code] = self.dropped.get(frame.f_code, 0) + 1
+                elif job.error is not None:
+                    self.jobs.remove(job)
+                    raise job.error
+                elif torch_beside.takes(job.answer, frame.f_locals):
+                    self.jobs.remove(job)
+                    return job.answer
+            waits = (self.dropped.get(frame.f_code, 0) >= ATTEMPTS or len(done) > UNTAKEN
+                     or not torch_beside.same_modes())
+            if not waits and all(job.done for job in self.jobs):
+                self._start(frame, trace)
+        return trace(frame) if waits else None
 
     def _start(self, frame: Any, trace: Callable[[Any], Any]) -> None:
-        job = Job(torch_beside.frame_to_keep(frame), self._state())
+        job = Job(frame.f_code, torch_beside.frame_to_keep(frame), self._state())
 
         def work() -> None:
             try:
                 answer = trace(job.frame)
                 job.changed = job.changed or not _same(job.state, self._state())
-                job.answer = answer
+                job.frame, job.answer = None, answer
             except BaseException as error:  # noqa: BLE001  the next call raises it, in the caller's thread
-                job.error = error
+                job.frame, job.error = None, error
 
         self.jobs.append(job)
         job.thread = torch_beside.in_a_thread(work, "anyshape trace")

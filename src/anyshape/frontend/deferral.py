@@ -69,7 +69,7 @@ class Deferral:
             return False
         known = self.waiting.setdefault(pattern, Waiting(reason))
         if known.seconds >= self.cost:
-            del self.waiting[pattern]
+            self.waiting.pop(pattern, None)
             return False
         return True
 
