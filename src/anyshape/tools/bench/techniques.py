@@ -45,6 +45,7 @@ TECHNIQUES: dict[str, tuple[dict[str, Any], str]] = {
         (ATTENTION, "attention that the model writes out becomes the fused operator"),
         ("causal", "what a mask of the future hides is not computed"),
         ("addends", "products add residuals and biases themselves"),
+        ("strips", "a wide value between two products is made in two halves"),
         ("products", "weights are rounded, operands read through views, within products"),
         ("pieces", "concatenations are written part by part"),
         ("channels_last", "convolutions with channels last"),
