@@ -60,6 +60,17 @@ def test_a_size_of_1_waits_until_it_is_worth_a_trace() -> None:
     agrees(model, module, 1)
 
 
+def test_a_size_of_0_that_the_program_asks_for_waits_and_says_why() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x + 1 if x.shape[0] == 0 else x * 2
+
+    model = anyshape.compile(f, defer=True)
+    for n in (3, 0, 5, 0):
+        torch.testing.assert_close(model(torch.ones(n, 8)), f(torch.ones(n, 8)))
+    assert len(model.programs) == 1
+    assert "a size of 0" in (said := " ".join(str(model.explain()).split())) and "2 calls ran as PyTorch" in said
+
+
 def test_sizes_that_the_program_takes_do_not_wait() -> None:
     module = nn.Linear(8, 8)
     model = compiled(module, defer=True)

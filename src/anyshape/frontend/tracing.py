@@ -17,6 +17,7 @@ from anyshape.frontend.shape_rules import tracing_settings
 from anyshape.run import torch_api, torch_door
 from anyshape.run.context import context_underway
 
+NO_REASON = "a size of 0, from which nothing can be told about others"
 PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes as long as one that it does not refuse
 
 
@@ -74,7 +75,7 @@ class Tracing:
         told = self._told(frame)
         pattern = small_sizes(list(frame.f_locals.values()))
         if pattern is not None and self.compilation.config.defer and (told.numbers or self.general) \
-                and self.deferral.holds_back(pattern, told.reason):
+                and self.deferral.holds_back(pattern, told.reason or NO_REASON):
             return self._later(pattern)
 
         def trace(kept: Any) -> Any:
