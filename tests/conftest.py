@@ -1,5 +1,8 @@
 """Golden files: `golden(name, text)` compares with tests/golden/<name>; `pytest --update` writes them.
 
+Behind every piece of the arena that is handed out lies a guard, which is looked at when the piece comes back: code that
+writes past its scratch fails the test that ran it.
+
 Tests marked `full` take minutes and run only when asked for: `pytest -m full`. Compiled code that tests make is kept in
 a folder of the session, not in the user's cache, unless ANYSHAPE_CACHE_DIR says where.
 """
@@ -8,12 +11,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from anyshape.run.arena import Block, Pool
+
 GOLDEN = Path(__file__).parent / "golden"
+GUARD, BYTE = 64, 0xA5  # bytes behind a piece, and what is in them
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +41,31 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"{path.name} differs; run pytest --update, look"
 
     return check
+
+
+@pytest.fixture(scope="session", autouse=True)
+def guarded() -> Iterator[None]:
+    """Guards behind the pieces of the arena."""
+    ends: dict[int, int] = {}
+    take, give = Pool.take, Pool.give
+
+    def take_guarded(pool: Pool, bytes_: int) -> Block:
+        block = take(pool, bytes_ + GUARD if bytes_ else 0)
+        if bytes_:
+            block.tensor[bytes_:bytes_ + GUARD] = BYTE
+            ends[id(block)] = bytes_
+        return block
+
+    def give_guarded(pool: Pool, block: Block) -> None:
+        end = ends.pop(id(block), None)
+        intact = end is None or bool((block.tensor[end:end + GUARD] == BYTE).all())
+        give(pool, block)
+        assert intact, f"{end} bytes of the arena were handed out, and more were written"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pool, "take", take_guarded)
+        patch.setattr(Pool, "give", give_guarded)
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

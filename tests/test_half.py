@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import anyshape
 import anyshape.ops  # noqa: F401  (fills the op table)
-from anyshape.backend import llvm_build, llvm_half, llvm_packed, llvm_thin
+from anyshape.backend import host_words, llvm_build, llvm_half, llvm_packed, llvm_thin
 from anyshape.backend.limits import Target, host, target_of
 from anyshape.base.config import Config
 from anyshape.ir.parse import parse
@@ -130,6 +130,27 @@ def test_an_addend_is_added_before_rounding(dtype):
     exact = 0.125 * (x.double() @ y.double())
     check(batched(c, x, y), x, y, exact)
     assert inside(batched) == []
+
+
+@only_native
+@dtypes
+@pytest.mark.parametrize("columns", (1, 3, 16, 17, 32, 33, 256, 257))
+def test_sums_that_wait_for_the_next_block_have_room(columns, dtype):
+    """Many rows, few columns, and more terms than one block has: what a thread writes stays in its scratch."""
+    rows, inner = 100, 3001
+    x, y = laid((rows, inner), "dense", dtype), laid((inner, columns), "dense", dtype)
+    size = x.element_size()
+    a = words.Area(0, 0, size, (rows, inner), (inner, 1))
+    b = words.Area(1, 0, size, (inner, columns), (columns, 1))
+    c = words.Area(2, 0, size, (rows, columns), (columns, 1))
+    program = words.matmul_words(0, "bf16" if dtype is torch.bfloat16 else "f16", a, b, c, None, 1.0, 0.0)
+    if program[0] == host_words.PRODUCT:
+        lanes = 2 * program[host_words.PACKED_LANES]
+        panels = 4 * program[host_words.PACKED_WORDS] * (program[host_words.PACKED_ROWS] + lanes)
+        sums = 4 * min(rows, program[host_words.PACKED_ROWS]) * columns
+        assert program[host_words.PACKED_SCRATCH] >= panels + sums
+    for _ in range(3):
+        check(anyshape.compile(torch.matmul)(x, y), x, y, x.double() @ y.double())
 
 
 @dtypes

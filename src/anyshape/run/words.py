@@ -242,13 +242,14 @@ def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lead
     inner = max(-(-a.columns // per_word), 1)
     high, wide = 3 * grain, 2 * lanes
     most, deep = (DEEP, DEEP) if dtype == "f32" else (WHOLE, DEEP_HALF)
-    whole = inner <= most
-    deep = up(inner, lanes) if whole else deep
-    columns = wide if whole or dtype == "f32" else min(SUMS, up(c.columns, wide))
-    row = 4 * deep + (4 * columns if columns > wide else 0)
+    if inner <= most:
+        deep = up(inner, lanes)
+    waits = inner > most and dtype != "f32"  # sums of the rows and columns of a block wait for the next one
+    columns = min(SUMS, up(c.columns, wide)) if waits else wide
+    row = 4 * deep + (4 * columns if waits else 0)
     rows = max((PANELS - 4 * wide * (deep + high)) // row // high * high, high)
     rows = min(up(-(-c.rows // -(-c.rows // rows)), high), up(c.rows, high))
-    sums = rows * columns if columns > wide else high * wide
+    sums = rows * columns if waits else high * wide
     beta = 1.0 if dtype == "f32" else beta  # to the sums of the blocks before
     scratch = 4 * (rows * deep + wide * deep + sums) + host.PACKED_PAD * (rows // high + 1)
     return [host.PRODUCT, 0, number, PACKED[dtype], c.columns, c.rows, a.columns, b.column * b.item, a.row * a.item,

@@ -3,19 +3,17 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
 import math
 import os
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anyshape.base.errors import InputError
+from . import stored
 
 FILE = "results.json"
-FORMAT = 1
 Row = list[Any]  # of the arena: shape, name of the program, bytes predicted, bytes counted
 
 
@@ -29,12 +27,7 @@ class Results:
 
     def save(self, folder: Path) -> Path:
         """Writes `results.json`; another process never sees half a file."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE
-        half = folder / (FILE + ".part")
-        half.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
-        half.replace(path)
-        return path
+        return stored.write(self, folder, FILE)
 
 
 def load(path: Path) -> Results:
@@ -43,15 +36,8 @@ def load(path: Path) -> Results:
     Raises:
         InputError: there is no such file, or it is no result of this benchmark.
     """
-    file = path / FILE if path.is_dir() else path
-    try:
-        data = json.loads(file.read_text())
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, expected {FORMAT}")
-        return Results(data["machine"], data["options"], data["records"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"cannot read benchmark results from {file}", why=f"{type(error).__name__}: {error}",
-                         do="give a folder written by `anyshape bench --out FOLDER`") from error
+    return stored.read(path, FILE, lambda data: Results(data["machine"], data["options"], data["records"]),
+                       "benchmark results", "anyshape bench")
 
 
 def machine() -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """A stored roofline: its lines, and the numbers that are read off them. Needs no torch."""
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anyshape.base.errors import InputError
+from . import stored
 
 FILE = "roofline.json"
-FORMAT = 1
 SHARE, LEAST_SHARE = 0.8, 0.5  # of the copy's rate: what is asked for, and what none may be under
 
 
@@ -64,11 +62,7 @@ class Roofline:
 
     def save(self, folder: Path) -> Path:
         """Writes `roofline.json`; another process never sees half a file."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path, half = folder / FILE, folder / (FILE + ".part")
-        half.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
-        half.replace(path)
-        return path
+        return stored.write(self, folder, FILE)
 
 
 def load(path: Path) -> Roofline:
@@ -77,15 +71,9 @@ def load(path: Path) -> Roofline:
     Raises:
         InputError: there is no such file, or it is no roofline.
     """
-    file = path / FILE if path.is_dir() else path
-    try:
-        data = json.loads(file.read_text())
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, expected {FORMAT}")
-        return Roofline(data["machine"], data["options"], [Line(**line) for line in data["lines"]])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"cannot read a roofline from {file}", why=f"{type(error).__name__}: {error}",
-                         do="give a folder written by `anyshape bench --roofline --out FOLDER`") from error
+    return stored.read(path, FILE, lambda data: Roofline(data["machine"], data["options"],
+                                                         [Line(**line) for line in data["lines"]]),
+                       "a roofline", "anyshape bench --roofline")
 
 
 def beside(folder: Path) -> Roofline | None:

@@ -9,12 +9,11 @@ A technique that leaves the program as it is has no part in the model.
 """
 from __future__ import annotations
 
-import json
 import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,15 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.base.errors import InputError
 from anyshape.passes.pipeline import ATTENTION, DOOR, REGIMES, ROOMS
 from anyshape.plan.show import show
 
-from . import models, own
+from . import models, own, stored
 from .launches import of_step
 from .results import machine, median
 from .suite import SUITE, Shape
 
 FILE = "techniques.json"
-FORMAT = 1
 ROUNDS, SHAPES = 7, 3
 LEAST = 0.005  # seconds of one timing: quicker steps are run several times
 ALL, AGAIN, EAGER = "everything", "everything, again", "eager"
@@ -91,11 +88,7 @@ class Techniques:
 
     def save(self, folder: Path) -> Path:
         """Writes `techniques.json`; another process never sees half a file."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path, half = folder / FILE, folder / (FILE + ".part")
-        half.write_text(json.dumps({"format": FORMAT} | asdict(self), indent=1) + "\n")
-        half.replace(path)
-        return path
+        return stored.write(self, folder, FILE)
 
     def of(self, model: str, name: str) -> Row | None:
         """The row of a model with that technique left out."""
@@ -108,15 +101,9 @@ def load(path: Path) -> Techniques:
     Raises:
         InputError: there is no such file, or it is another one.
     """
-    file = path / FILE if path.is_dir() else path
-    try:
-        data = json.loads(file.read_text())
-        if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']}, expected {FORMAT}")
-        return Techniques(data["machine"], data["options"], [Row(**row) for row in data["rows"]])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"cannot read a table of techniques from {file}", why=f"{type(error).__name__}: {error}",
-                         do="give a folder written by `anyshape bench --techniques --out FOLDER`") from error
+    return stored.read(path, FILE, lambda data: Techniques(data["machine"], data["options"],
+                                                           [Row(**row) for row in data["rows"]]),
+                       "a table of techniques", "anyshape bench --techniques")
 
 
 def slower(row: Row, base: Row) -> float | None:
