@@ -490,6 +490,7 @@ def test_the_arena_does_not_grow_with_the_number_of_shapes():
     assert len(run.records) <= 512
 
 
+@pytest.mark.unguarded
 def test_idle_memory_is_given_back():
     pool = Pool()
     before = events.stats()["arena_bytes"]
@@ -502,6 +503,7 @@ def test_idle_memory_is_given_back():
     assert pool.held == 0 and events.stats()["arena_bytes"] == before
 
 
+@pytest.mark.unguarded
 def test_a_block_goes_before_its_successor_comes():
     pool = Pool()
     for size in (1 << 20, 1 << 21, (1 << 21) + 4096, 1 << 24):

@@ -266,6 +266,7 @@ def test_several_threads_and_forwards_in_flight():
     assert not wrong
 
 
+@pytest.mark.unguarded
 def test_a_training_call_is_short():
     """Functions called, guards and autograd's own among them; through AOTAutograd's wrapper they were 250 and 198."""
     net = perceptron()
