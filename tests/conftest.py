@@ -24,6 +24,8 @@ GUARD, BYTE = 64, 0xA5  # bytes behind a piece, and what is in them
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write the golden files from what the code gives now")
+    parser.addoption("--fenced", action="store_true",
+                     help="run compiled programs on memory between pages that nobody may touch (tests/fences.py)")
 
 
 @pytest.fixture
@@ -76,6 +78,9 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.mkdtemp(prefix="anyshape-tests-")
         os.environ["ANYSHAPE_CACHE_DIR"] = folder
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    if config.getoption("--fenced"):
+        import fences
+        fences.install()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
