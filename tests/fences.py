@@ -31,7 +31,7 @@ from anyshape.sym.expr import evaluate
 
 PAGE = mmap.PAGESIZE
 NOBODY, POISON = 0, 0xFF  # the protection of a fence; bytes of NaNs
-KEPT = 64  # pieces of one size that are kept for the next use
+MOST = 2000  # pieces, and arenas, that are kept for the next use: the system has so many mappings only
 TRACE = os.environ.get("ANYSHAPE_FENCE_TRACE")  # a file that says which plan runs
 _library = ctypes.CDLL(None, use_errno=True)
 _library.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -108,8 +108,8 @@ class Laid:
 
 
 _laid: dict[int, Laid] = {}  # by the address of the record's program
-_free: dict[tuple[int, int], list[_Arena]] = {}
-_copies: dict[tuple[int, bool], list[Piece]] = {}
+_free: dict[tuple[int, int], list[_Arena]] = {}  # by record and number of threads
+_copies: dict[tuple[int, bool], list[Piece]] = {}  # by size and place
 
 
 class _Arena(Block):
@@ -147,6 +147,8 @@ def install() -> None:
 
     def give_fenced(pool: Pool, block: Block) -> None:
         if isinstance(block, _Arena):
+            if len(_free) > MOST // 50:
+                _free.clear()
             _free.setdefault(block.key, []).append(block)
         else:
             give(pool, block)
@@ -244,8 +246,10 @@ def _run(native: Any, block: int) -> int:
     for piece, address, bytes_, written, free in used:
         if written:
             ctypes.memmove(address, piece.address, bytes_)
-        if len(free) < KEPT and bytes_ < 1 << 22:
+        if bytes_ < 1 << 22:
             free.append(piece)
+    if len(_copies) > MOST:
+        _copies.clear()
     return code
 
 

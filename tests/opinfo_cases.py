@@ -1,12 +1,15 @@
 """Samples of torch's OpInfo database, run compiled and eagerly; as a program, a worker that reports line by line.
 
     python tests/opinfo_cases.py full < names    prints one line of JSON when an op starts and one with its outcome
+
+With ANYSHAPE_TEST_FENCED set, on fenced memory (fences.py).
 """
 from __future__ import annotations
 
 import itertools
 import json
 import logging
+import os
 import sys
 import time
 import warnings
@@ -307,6 +310,9 @@ def main() -> None:
     full = sys.argv[1:] == ["full"]
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    if os.environ.get("ANYSHAPE_TEST_FENCED"):
+        import fences
+        fences.install()
     for line in sys.stdin:
         name = line.strip()
         print(json.dumps({"start": name}), flush=True)

@@ -1,0 +1,185 @@
+"""Native code stays within its memory: programs run on fenced memory (fences.py) in a process that dies where it does
+not, and what a thread's scratch has to hold is counted anew."""
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anyshape.backend import host_words as host
+from anyshape.backend import limits, llvm_half, llvm_packed
+from anyshape.run import attention, words
+
+HERE = Path(__file__).parent
+WIDTHS = {"amd64, pairs of bf16": (64, ("avx512bf16", "f16c")), "64 bytes": (64, ("f16c",)), "32 bytes": (32, ("f16c",)),
+          "16 bytes": (16, ("f16c",))}
+
+
+def worker(*arguments: object, threads: int = 1, code: str = "") -> subprocess.CompletedProcess[str]:
+    environment = dict(os.environ, OMP_NUM_THREADS=str(threads),
+                       PYTHONPATH=os.pathsep.join([str(HERE.parent / "src"), str(HERE)]))
+    command = ["-c", code] if code else [str(HERE / "bounding.py")]
+    return subprocess.run([sys.executable, *command, *map(str, arguments)], capture_output=True, text=True,
+                          env=environment, timeout=3000)
+
+
+def check(done: subprocess.CompletedProcess[str]) -> None:
+    lines = done.stdout.splitlines()
+    wrong = [line for line in lines if line.startswith("WRONG")]
+    assert not wrong, "\n".join(wrong)
+    assert lines and lines[-1] == "DONE", f"ended with {done.returncode} in {lines[-1:]}\n{done.stderr[-2000:]}"
+
+
+def test_programs_stay_in_their_memory():
+    check(worker(0, 0, 64, threads=3))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("threads", (1, 3))
+@pytest.mark.parametrize("width", (64, 48, 32, 16))
+def test_many_programs_stay_in_their_memory(width, threads):
+    check(worker(100 + width + threads, 12, width, threads=threads))
+
+
+SHORT = """
+import bounding, sys
+from anyshape.backend import host_words
+from anyshape.run import words
+whole = words._by_panels
+def short(*arguments):
+    found = whole(*arguments)
+    found[host_words.PACKED_SCRATCH] -= 8 << 10
+    return found
+words._by_panels = short
+bounding.main()
+"""
+
+
+@pytest.mark.skipif(not words.native("bf16"), reason="this processor's products are PyTorch's")
+def test_a_worker_that_leaves_its_scratch_dies():
+    done = worker(0, 8, 64, "products", code=SHORT)
+    assert done.returncode < 0 and "DONE" not in done.stdout
+
+
+# ---- scratch, counted anew from what the routines of host_packed.py and host_attention_half.py write
+
+
+def up(size: int, part: int) -> int:
+    return math.ceil(size / part) * part
+
+
+def packed_end(size: int, count: int, top: int, least: int, lanes: int) -> int:
+    """One past the last byte that is written where `size` lanes by `count` words are packed into panels of `top`
+    lanes: whole vectors of lanes, and of words."""
+    end = at = first = 0
+    room = up(count, lanes)
+    while first < size:
+        width = min(top, up(size - first, least))
+        for lane in range(0, min(width, size - first), lanes):
+            if room:
+                end = max(end, at + 4 * width * (room - 1) + 4 * lane + 4 * lanes)
+        at += 4 * width * room + host.PACKED_PAD
+        first += width
+    return end
+
+
+@pytest.fixture(params=WIDTHS.values(), ids=WIDTHS)
+def target(request, monkeypatch):
+    width, features = request.param
+    vectors = {64: ("avx512f", "avx512bw", "avx512vl", "avx2"), 32: ("avx2",), 16: ()}[width]
+    found = limits.target_of("x86_64-unknown-linux-gnu", "znver4", frozenset((*features, *vectors, "fma")))
+    monkeypatch.setattr(limits, "host", lambda: found)
+    attention._words.cache_clear()
+    yield found
+    attention._words.cache_clear()
+
+
+sizes = st.one_of(st.integers(1, 40), st.integers(1, 5000), st.integers(1, 200_000))
+
+
+@pytest.mark.parametrize("dtype", ("bf16", "f16", "f32"))
+def test_scratch_of_products(target, dtype):
+    item = 4 if dtype == "f32" else 2
+    lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
+    high, wide = 3 * grain, 2 * lanes
+
+    @settings(max_examples=150, deadline=None, database=None, derandomize=True)
+    @given(rows=sizes, inner=st.one_of(st.just(0), sizes), columns=sizes)
+    def holds(rows, inner, columns):
+        a = words._Matrix(0, 0, item, rows, inner, inner, 1, ())
+        b = words._Matrix(1, 0, item, inner, columns, columns, 1, ())
+        c = words._Matrix(2, 0, item, rows, columns, columns, 1, ())
+        step = words._by_panels(0, dtype, a, b, c, columns, 1.0, 0.0, [1, 0, 0, 0, 2, 0, -1, 0, 0, 0, 1, 0])
+        assert len(step) == host.MATMUL_DIMS
+        most, deep, across = (step[at] for at in (host.PACKED_ROWS, host.PACKED_WORDS, host.PACKED_COLUMNS))
+        terms = min(math.ceil(inner / per_word), deep)
+        blocks = max(math.ceil(inner / (deep * per_word)), 1)
+        # blocks of rows are as high as all of them allow, to whole panels
+        height = up(math.ceil(rows / math.ceil(rows / most)), high)
+        assert height <= most
+        columns_at = 4 * most * deep + host.PACKED_PAD * math.ceil(most / high)
+        assert packed_end(min(height, rows), terms, high, grain, lanes) <= columns_at
+        sums_at = columns_at + 4 * wide * deep + host.PACKED_PAD
+        assert columns_at + packed_end(wide, terms, wide, lanes, lanes) <= sums_at
+        if dtype != "f32" and blocks > 1:  # sums of all rows wait, `across` columns at most
+            end = 4 * across * (up(min(height, rows), grain) - 1) + 4 * up(min(columns, across), lanes)
+            assert up(min(columns, across), lanes) <= across
+        else:
+            end = 4 * high * wide
+        assert sums_at + end <= step[host.PACKED_SCRATCH]
+
+    holds()
+
+
+@pytest.mark.parametrize("backward", (False, True))
+@pytest.mark.parametrize("dtype", ("bf16", "f16"))
+def test_scratch_of_attention(target, dtype, backward):
+    lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
+    high, wide = 3 * grain, 2 * lanes
+
+    def ends(size: int, count: int, top: int, least: int) -> int:
+        return packed_end(size, math.ceil(count / per_word), top, least, lanes)
+
+    @settings(max_examples=150, deadline=None, database=None, derandomize=True)
+    @given(rows=st.integers(1, 3000), columns=st.integers(1, 5000), depth=st.integers(1, 300), causal=st.booleans())
+    def holds(rows, columns, depth, causal):
+        def kind(length, *other):
+            return ((1, 2, length, *other), (2 * length * math.prod(other), length * math.prod(other), *other, 1)[:-1]
+                    + (1,)) if other else ((1, 2, length), (2 * length, length, 1))
+        q, k, result = kind(rows, depth), kind(columns, depth), ((1, rows, 2, depth), (2 * rows * depth, 2 * depth, depth, 1))
+        keys = ((1, columns, 2, depth), (2 * columns * depth, 2 * depth, depth, 1))
+        types = (q, q, k, k, kind(rows), kind(rows), result, keys, keys) if backward else (q, k, k, result, kind(rows))
+        step = attention._words("attention_backward" if backward else "attention", dtype, causal, None, types)
+        assert step is not None
+        tile, row = step[host.ATTENTION_TILE], step[host.ATTENTION_STEP]
+        assert 1 <= tile <= rows and row >= 4 * up(columns, lanes)
+        deep = 4 * up(depth, lanes)  # bytes of a row of sums
+        scores = (up(tile, grain) - 1) * row + 4 * up(columns, lanes)
+        of_rows = [ends(tile, depth, high, grain), ends(tile, columns, high, grain)]
+        places = [(0, scores), (step[host.ATTENTION_KEYS], ends(columns, depth, wide, lanes))]
+        if backward:
+            places += [(step[host.ATTENTION_GRADIENTS], scores),
+                       (step[host.ATTENTION_VALUES], ends(columns, depth, wide, lanes)),
+                       (step[host.ATTENTION_KEYS_AGAIN], ends(depth, columns, wide, lanes)),
+                       (step[host.ATTENTION_COLUMN_PANELS], ends(depth, tile, wide, lanes)),
+                       (step[host.ATTENTION_DKEYS], up(columns, grain) * deep),
+                       (step[host.ATTENTION_DVALUES], up(columns, grain) * deep),
+                       (step[host.ATTENTION_SUMS], 4 * high * wide)]
+            of_rows.append(ends(columns, tile, high, grain))
+        else:
+            places += [(step[host.ATTENTION_VALUES], ends(depth, columns, wide, lanes)),
+                       (step[host.ATTENTION_SUMS], up(tile, grain) * deep),
+                       (step[host.ATTENTION_FACTORS], 8 * tile + 8)]
+        places.append((step[host.ATTENTION_ROW_PANELS], max(of_rows)))
+        places.sort()
+        ends_at = [begin + length for begin, length in places]
+        begins = [begin for begin, _ in places[1:]] + [step[host.ATTENTION_SCRATCH]]
+        assert all(end <= begin for end, begin in zip(ends_at, begins, strict=True))
+
+    holds()
