@@ -304,6 +304,8 @@ MOVES = (
          scattered, plants=False),
     Case("large", lambda x: (x + 1, x.flip(1)), large, dtypes=(torch.float32,)),
     Case("large transpose", lambda x: x.t() * 2, large, dtypes=(torch.float32, torch.bfloat16)),
+    Case("large to wider", lambda x: (x.t().contiguous().double(), x.t().contiguous().to(torch.int8)), large,
+         plants=False, dtypes=(torch.bfloat16, torch.float32, torch.int8)),
     Case("large steps", lambda x: (x[:, ::2] + 1, torch.cat([x, x], 1)), large, dtypes=(torch.float32,)),
 )
 ROWS = (

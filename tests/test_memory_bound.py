@@ -70,6 +70,16 @@ def test_large_results_are_as_eager(shape: tuple[int, int]) -> None:
             torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("dtype, wider", [(torch.bfloat16, torch.float32), (torch.int8, torch.float64),
+                                          (torch.float32, torch.bfloat16)], ids=str)
+def test_large_results_of_another_dtype_are_as_eager(dtype: torch.dtype, wider: torch.dtype) -> None:
+    """Tiles of what lies across have whole blocks of it, however many columns end a line of the result."""
+    x = (torch.randn(2051, 4100, generator=torch.Generator().manual_seed(0)) * 20).to(dtype)
+    assert x.numel() * wider.itemsize >= LARGE
+    found = anyshape.compile(lambda x: x.t().contiguous().to(wider), strict=True)(x)
+    torch.testing.assert_close(found, x.t().contiguous().to(wider), rtol=0, atol=0)
+
+
 SCANS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "last": lambda x: x.cumsum(-1), "first": lambda x: x.cumsum(0), "middle": lambda x: x.cumsum(1),
     "between others": lambda x: (x * 2).cumsum(-1) + 1, "product": lambda x: x.cumprod(-1),

@@ -45,7 +45,10 @@ def untiled(program: LoopProgram) -> Tiles:
         return Tiles(program, {})
     row, column = program.rows[-1][0], program.vector
     kinds = {param.name: param.dtype for param in program.params}
-    before = max((LINE // size_of(kinds[name]) for name in streamed(program)), default=0)
+    # columns that end a line of what is streamed, in whole blocks of what is turned, which may be narrower
+    across = {one.buffer for stage in program.stages for one in stage.instructions if turns(one, row, column)}
+    narrow = streamed(program)
+    before = LINE // min(size_of(kinds[name]) for name in narrow | across) if narrow else 0
     width = COLUMNS + before
     place = (symbol(row) - symbol(_ROW)) * width + symbol(column) - symbol(_COLUMN)
     turned: dict[str, Instruction] = {}
