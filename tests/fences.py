@@ -2,8 +2,8 @@
 dies at once. `pytest --fenced` runs any tests so; tests/test_bounds.py runs programs so, in a process of its own.
 
 Fenced are, in every call of a compiled program: its results, its inputs (copies, given back where the program writes
-them), every value in the arena, and the scratch of every thread. No two values of the arena share memory, whatever their
-lifetimes, and all of it comes filled with NaNs. What is laid out for a backward is not taken apart. Products that may
+them), every value in the arena, and the scratch of every thread. No two values of the arena share memory, whatever
+their lifetimes, and all of it comes filled with NaNs. What is kept for a backward is not taken apart. Products that may
 pack their rows over themselves do, every second time.
 
     piece at its end     .... | nobody |         [xxxxxxxx] | nobody |       every other piece is at its beginning

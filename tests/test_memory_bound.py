@@ -128,6 +128,15 @@ def scan() -> LoopProgram:
                        (("i1", M),), "i0", (Stage("column", body),))
 
 
+def heavy() -> LoopProgram:
+    """Results of a byte of more work than several vectors at once are worth."""
+    work = (Instruction(k + 1, "lgamma", (k,), "f32") for k in range(3))
+    body = (Instruction(0, "load", (), "f32", "p0", ROW * M + COLUMN), *work, Instruction(4, "lt", (3, 0), "bool"),
+            Instruction(-1, "store", (4,), "bool", "p1", ROW * M + COLUMN))
+    return LoopProgram("k", (Param("p0", "f32", "in"), Param("p1", "bool", "out")), ("n0", "n1"), (("i0", N),),
+                       (("i1", M),), "i1", (Stage("column", body),))
+
+
 def test_what_lies_across_goes_in_tiles_where_there_are_rows_and_columns_for_them() -> None:
     first, plain = versions(across())
     assert first.programs[0].tiled and not plain.programs[0].tiled
@@ -152,7 +161,7 @@ def test_a_scan_of_a_large_matrix_goes_in_sweeps() -> None:
                          ids=["sse", "avx2", "avx512"])
 def test_every_target_has_code_for_it(features: tuple[str, ...]) -> None:
     target = target_of("x86_64-unknown-linux-gnu", "x86-64", frozenset(features))
-    for program in (versions(across())[0].programs[0], scan(), swept(scan()), across(3), across(-1)):
+    for program in (versions(across())[0].programs[0], scan(), swept(scan()), across(3), across(-1), heavy()):
         assert program is not None
         assert object_code(emit(program, target), target)
 

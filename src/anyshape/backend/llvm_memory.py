@@ -229,7 +229,8 @@ class Space:
         past = code.binary("and", streams, code.compare("eq", rest, constant("i64", 0)))
         code.open_if(past)
         # as another type: LLVM makes one ordinary store of two that are alike
-        kind = f"<{bytes_ // 4} x i32>" if raw.dtype in ("i64", "f64") else f"<{bytes_ // 8} x i64>"
+        part = min(32 if raw.dtype in ("i64", "f64") else 64, 8 * bytes_)
+        kind = f"<{8 * bytes_ // part} x i{part}>"
         bits = code.put(f"bitcast {raw.typed} to {kind}", "i64", 0, code.top)
         code.do(f"store {kind} {bits.text}, ptr {pointer.text}, align {whole}, !nontemporal !0")
         code.close_section()
