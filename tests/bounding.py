@@ -202,6 +202,12 @@ def normed(draw: Draw) -> Tensors:
     return draw.tensor(rows, columns), draw.tensor(columns), draw.tensor(columns)
 
 
+def several(draw: Draw) -> Tensors:
+    """Of rows as many as a variance needs."""
+    rows, columns = draw.one((2, 3, 17, 33, 200)), draw.one(SIZES[1:])
+    return draw.tensor(rows, columns), draw.tensor(columns), draw.tensor(columns)
+
+
 def many_rows(draw: Draw) -> Tensors:
     return (draw.tensor(draw.one((1, 2, 3, 17)), draw.one((4099, 65537, 70001))),)
 
@@ -317,8 +323,7 @@ ROWS = (
         draw.tensor(*draw.sizes(2, sizes=SIZES[1:])),)),
     Case("cube", lambda x: (x.sum(1), x.sum((0, 2)), x.var(2), x.amax((0, 1)) if x.numel() else x), cube),
     Case("layer norm", norms, normed, trains=3, plants=False),
-    Case("batch norm", lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), lambda draw: (
-        draw.tensor(draw.one((2, 3, 17, 33, 200)), draw.one(SIZES[1:])),) + (None,) * 2, plants=False),
+    Case("batch norm", lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), several, plants=False),
     Case("scans", lambda x: (x.cumsum(0), x.cumsum(1), x.cumprod(1)), laid_matrix),
     Case("long rows", lambda x: (x.sum(1), x.softmax(1), x.amax(1), x.std(1), x.prod(1)), many_rows, plants=False),
     Case("windows", lambda x: (F.avg_pool2d(x, 2), F.max_pool2d(x, 3, 2, 1), F.interpolate(x, scale_factor=2)),
@@ -391,9 +396,7 @@ def run(seed: int, calls: int, families: Sequence[str]) -> Iterator[str]:
                 torch.manual_seed(random_.randrange(1 << 30))
                 for _ in range(min(calls or 2, 3 if "large" in case.name else calls or 2)):
                     draw = Draw(random_, dtype, case.plants)
-                    operands = tuple(x for x in case.draw(draw) if x is not None)
-                    if case.name == "batch norm":
-                        operands += (draw.tensor(operands[0].shape[1]), draw.tensor(operands[0].shape[1]))
+                    operands = case.draw(draw)
                     yield f"{family} {case.name}: {told(operands)}"
                     why = check(case, fast, operands)
                     if why:
