@@ -130,6 +130,14 @@ class _Arena(Block):
         for at in (*laid.fences, *(laid.bytes + i * laid.stride for i in range(threads + 1))):
             fence(self.address + at)
 
+    def window(self, dtype: torch.dtype, byte: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+        """A tensor with a storage of its own: some operators of PyTorch copy a storage from its beginning."""
+        bytes_ = span(shape, strides, dtype)
+        if bytes_ == 0:
+            return torch.empty_strided(shape, strides, dtype=dtype)
+        flat = torch.frombuffer(self.map, dtype=dtype, count=bytes_ // dtype.itemsize, offset=byte)
+        return torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), 0, shape, strides)
+
     def release(self) -> None:
         pass
 
