@@ -394,7 +394,7 @@ def test_every_row_is_sampled() -> None:
     assert with_body == BODY_ROWS
     without = {name for name, row in OPS.items() if row.body is None}
     assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, "matmul", "matmul_add", "convolution",
-                       "extern", "attention", "attention_backward", *SCATTERS}
+                       "extern", "attention", "attention_backward", "grouped", "grouped_inner", *SCATTERS}
 
 
 def test_every_scalar_operation_has_a_row() -> None:
@@ -625,6 +625,9 @@ REFUSED = [
     (Sample("sum", (x32,), {"dims": (1, 0), "keep": False}), "sorted"),
     (Sample("any", (x32,), {"dims": (0,), "keep": False}), "the operand is f32"),
     (Sample("matmul", (x32, T("f32", (4, 2)))), "has 3 columns"),
+    (Sample("grouped", (x32, T("f32", (2, 4, 5)), T("i32", (2,)))), "has 4 rows"),
+    (Sample("grouped", (x32, T("f32", (2, 3, 5)), T("i32", (m,)))), "m.* for 2 groups"),
+    (Sample("grouped_inner", (T("f32", (3, n)), T("f32", (n, 2)), T("f32", (2,)))), "no ends of groups"),
     (Sample("extern", (), {"target": "t", "template": (("args", ("operand", 0)), ("kwargs",)), "effect": False}),
      "names operand 0 of 0"),
 ]

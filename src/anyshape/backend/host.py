@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from anyshape.backend import host_words
 from anyshape.backend.host_attention import ATTENTION_ROUTINES, run_attention
+from anyshape.backend.host_grouped import GROUPED_ROUTINES, run_grouped
 from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, run_matmul
 from anyshape.backend.host_over import OVER_ROUTINES, run_over
 from anyshape.backend.host_packed import PACKED_ROUTINES, run_packed
@@ -26,6 +27,8 @@ from anyshape.backend.host_words import (
     END,
     FUNCTIONS,
     GOMP_PARALLEL,
+    GROUPED,
+    GROUPED_SCRATCH,
     HEAD_FIRST,
     HEAD_KEPT,
     HEAD_PLACED,
@@ -88,6 +91,8 @@ def run_plan(block: int) -> int:
             run_packed(block, step)
         elif op == ATTENTION:
             run_attention(block, step)
+        elif op == GROUPED:
+            run_grouped(block, step)
         elif op == OVER:
             run_over(block, step)
         elif op == COPY:
@@ -185,6 +190,8 @@ def measure(program: int, functions: int, workspace: int) -> int:
             scratch = maximum(scratch, word(step, 6))
         elif op == PRODUCT:
             scratch = maximum(scratch, word(step, PACKED_SCRATCH))
+        elif op == GROUPED:
+            scratch = maximum(scratch, word(step, GROUPED_SCRATCH))
         elif op == ATTENTION:
             scratch = maximum(scratch, word(step, ATTENTION_SCRATCH))
         step += 8 * word(step, 1)
@@ -264,7 +271,7 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
 
 
 ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, best_gap, *LIBRARY_ROUTINES,
-            *PACKED_ROUTINES, *OVER_ROUTINES, *ATTENTION_ROUTINES)
+            *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES, *ATTENTION_ROUTINES)
 
 
 def emit_host() -> str:

@@ -61,6 +61,7 @@ COPY = 4
 PRODUCT = 5  # a matmul step of bf16 or f16, by packed panels
 ATTENTION = 6
 OVER = 7  # a product step whose rows are packed over themselves (backend/host_over.py)
+GROUPED = 8  # products of groups of rows (backend/host_grouped.py)
 
 # what run_plan returns
 DONE = 0
@@ -129,6 +130,26 @@ PACKED_WIDE = llvm_packed.WIDE
 PACKED_CHUNK = 16
 LINE = llvm_packed.LINE
 FLAT = 4  # a thread has blocks of rows that are at most this many times as high as its columns are wide
+
+# words of a step of products of groups after the head of three
+GROUPED_ENDS = 3  # slot, bytes
+GROUPED_END_ITEM = 5  # bytes of an end: 4 or 8; and from one to the next
+GROUPED_END_STEP = 6
+GROUPED_COUNT = 7  # groups
+GROUPED_SIZE = 8  # of the dim that is cut into groups
+GROUPED_ALONG = 9  # which word of a product says how many elements of that dim it has: MATMUL_N or MATMUL_K
+GROUPED_STEPS = 10  # bytes from group to group of A, B and C (as the words of a product name them), and along that dim
+GROUPED_MOST_FEW = 16  # up to how many rows are few
+GROUPED_OURS = 17  # 1: other groups are multiplied by packed panels; 0: by the library
+GROUPED_WIDE = 18  # columns of the smallest share of a thread
+GROUPED_SCRATCH = 19  # bytes of scratch per thread
+GROUPED_LANE = 20  # bytes from one column of A to the next
+GROUPED_THIN = 21  # the entries of the routines for 1, 2, ... rows
+GROUPED_FEW = max(max(counts) for counts in llvm_thin.COUNTS.values())
+GROUPED_PANELS = GROUPED_THIN + GROUPED_FEW  # the words of one product by packed panels, all elements in it
+GROUPED_LIBRARY = GROUPED_PANELS + MATMUL_DIMS  # those by the library, or with few rows
+GROUPED_WORDS = GROUPED_LIBRARY + MATMUL_DIMS
+GROUPED_READ = 8  # rows whose product takes as long as reading a matrix of weights
 
 # words of an attention step after the head of three
 ATTENTION_PRODUCT = 3  # entry of the library's product; in half precision, of the first routine of llvm_packed.py

@@ -2,7 +2,8 @@
 
     aten.addmm(bias [n], x [m, k], w [k, n])  -->  p = matmul(x, w); add(p, bias)
 
-In half precision a product with a sum is one row, `matmul_add`: it is rounded once, after the sum.
+In half precision a product with a sum is one row, `matmul_add`: it is rounded once, after the sum. Products of groups
+of rows (mixture of experts) are PyTorch's own operator, and the one that transformers defines in its place.
 """
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from typing import Any
 import torch
 
 from anyshape.base.errors import InputError
-from anyshape.frontend.aten_table import Decline, Mismatch, Translator, is_float, translates
+from anyshape.frontend.aten_table import Decline, Mismatch, Translator, is_float, translates, translates_schema
 from anyshape.ir.graph import Value
 from anyshape.ir.types import size_of
+from anyshape.run.words import native as native_products
 from anyshape.sym.expr import product
 
 aten = torch.ops.aten
@@ -107,3 +109,51 @@ def linear(t: Translator, x: Value, weight: Value, bias: Value | None = None) ->
         return t.reshape(_rounded_once(t, bias, rows, columns), t.out.shape)
     result = t.reshape(matmul(t, rows, columns), t.out.shape)
     return result if bias is None else t.pointwise("add", result, bias)
+
+
+def _groups(t: Translator, name: str, x: Value, y: Value, ends: Value) -> Value:
+    """An op of ops/matmul.py for groups; `name` grouped or grouped_inner."""
+    if x.tensor.dtype != y.tensor.dtype or not native_products(x.tensor.dtype):
+        raise Decline(f"groups of {x.tensor.dtype} times {y.tensor.dtype} on this processor")
+    if ends.tensor.dtype not in ("i32", "i64"):
+        raise Decline(f"groups whose ends are {ends.tensor.dtype}")
+    pairs = [(x.tensor.shape[-1], y.tensor.shape[-2])]
+    if name == "grouped":
+        pairs.append((ends.tensor.shape[0], y.tensor.shape[0]))
+    for have, want in pairs:
+        if have != want:
+            raise Mismatch(have, want)
+    return t.op(name, x, y, ends)
+
+
+def _turned(t: Translator, x: Value) -> Value:
+    """The transposed matrix, or matrices."""
+    return t.permute(x, (*range(x.tensor.rank - 2), x.tensor.rank - 1, x.tensor.rank - 2))
+
+
+@translates(aten._grouped_mm.default)
+def grouped_mm(t: Translator, x: Value, y: Value, offs: Value | None = None, bias: Value | None = None,
+               out_dtype: torch.dtype | None = None) -> Value:
+    if offs is None or bias is not None or t.out.dtype != x.tensor.dtype:
+        raise Decline("no ends of groups, or a bias, or another dtype")
+    if (x.tensor.rank, y.tensor.rank) == (2, 3):
+        return _groups(t, "grouped", x, y, offs)
+    if (x.tensor.rank, y.tensor.rank) == (2, 2):
+        return _groups(t, "grouped_inner", x, y, offs)
+    raise Decline("groups of columns")
+
+
+@translates_schema("transformers::grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor")
+def grouped_fallback(t: Translator, input: Value, weight: Value, offs: Value) -> Value:
+    return _groups(t, "grouped", input, weight, offs)
+
+
+@translates_schema("transformers::grouped_mm_fallback_backward(Tensor input, Tensor weight, Tensor offs, "
+                   "Tensor grad_output) -> (Tensor, Tensor)")
+def grouped_fallback_backward(t: Translator, input: Value, weight: Value, offs: Value,
+                              grad_output: Value) -> tuple[Value, Value]:
+    to_input = _groups(t, "grouped", grad_output, _turned(t, weight), offs)
+    assert t.node is not None
+    if t.sizes.size(t.node.meta["val"][1].stride(-2)) == 1:  # as the weights lie
+        return to_input, _turned(t, _groups(t, "grouped_inner", _turned(t, grad_output), input, offs))
+    return to_input, _groups(t, "grouped_inner", _turned(t, input), grad_output, offs)

@@ -23,6 +23,7 @@ from anyshape.sym.expr import Expr, Size, product
 
 Translation = Callable[..., Any]
 TABLE: dict[Any, Translation] = {}
+BY_SCHEMA: dict[str, Translation] = {}  # of operators that other packages define, by their whole schema
 
 
 class Decline(Exception):
@@ -50,6 +51,22 @@ def translates(*ops: Any) -> Callable[[Translation], Translation]:
                 TABLE[op] = function
         return function
     return add
+
+
+def translates_schema(schema: str) -> Callable[[Translation], Translation]:
+    """Makes the function the translation of the operator of this schema, which need not be there when this runs."""
+    def add(function: Translation) -> Translation:
+        BY_SCHEMA[schema] = function
+        return function
+    return add
+
+
+def translation_of(op: torch._ops.OpOverload) -> Translation | None:
+    """The row of an operator."""
+    found = TABLE.get(op)
+    if found is None and op.namespace not in ("aten", "prims"):
+        found = BY_SCHEMA.get(str(op._schema))
+    return found
 
 
 @functools.cache

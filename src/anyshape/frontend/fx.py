@@ -29,7 +29,7 @@ from anyshape.frontend import (
     aten_view,
 )
 from anyshape.frontend.aten_extern import extern
-from anyshape.frontend.aten_table import TABLE, Decline, Mismatch, Translation
+from anyshape.frontend.aten_table import Decline, Mismatch, Translation, translation_of
 from anyshape.frontend.fx_inputs import Inputs, Notes, Skipped
 from anyshape.frontend.fx_trace import check_bound
 from anyshape.frontend.partition import COPY_KEY
@@ -179,7 +179,7 @@ class _Walk(Inputs):
         if target._opname in BY_STORAGE:
             self._require_dense(node, name)
         self._set_result(node)
-        translation = TABLE.get(target)
+        translation = translation_of(target)
         why = "no translation" if translation is None else self._foreign(node)
         if node.meta.get(COPY_KEY):
             why = "a copy of what this call overwrites"

@@ -2,7 +2,14 @@
 
     matmul_add(a, b, c | alpha, beta)    alpha * (a @ b) + beta * c, rounded once; beta 0: c is not read
 
+    grouped(x, weights, ends)            [S, K], [E, K, N], [E] -> [S, N]: rows ends[e-1]:ends[e] of x @ weights[e]
+    grouped_inner(x, y, ends)            [M, S], [S, N], [E] -> [E, M, N]: columns of x @ rows of y, of each group
+
 With `rounded`, bf16 or f16, operands in f32 are rounded to that first, and so is the result, whatever `dtype` it has.
+
+The ends of groups (i32 or i64) are what Python's slices take: a negative one counts from S, what is beyond S is S, and
+where they decrease a group is empty and the next one begins there; groups are done in order. Rows past the last end,
+and products over nothing, are zero.
 """
 from __future__ import annotations
 
@@ -43,6 +50,33 @@ def _infer_add(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     return (result,)
 
 
+def _infer_groups(name: str, inputs: Inputs, inner: bool) -> Types:
+    x, y, ends = (tensor(name, inputs, position) for position in range(3))
+    native(name, x.dtype)
+    if x.dtype != y.dtype or x.dtype not in ("f32", "f64", *HALF):
+        fail(name, f"operands have dtypes {x.dtype} and {y.dtype}", "cast both to one float dtype")
+    if ends.dtype not in ("i32", "i64") or ends.rank != 1:
+        fail(name, f"{ends} are no ends of groups", "give i32 or i64 of rank 1")
+    if x.rank != 2 or y.rank != (2 if inner else 3):
+        fail(name, f"{x} and {y} are no matrix and {'matrix' if inner else 'matrices'}")
+    if x.shape[-1] != y.shape[-2]:
+        fail(name, f"{x} has {x.shape[-1]} columns, {y} has {y.shape[-2]} rows")
+    if not inner and ends.shape[0] != y.shape[0]:
+        fail(name, f"{ends} for {y.shape[0]} groups")
+    shape = (*ends.shape, x.shape[0], y.shape[1]) if inner else (x.shape[0], y.shape[2])
+    return (TensorType(x.dtype, shape, None, same_device(name, (x, y, ends))),)
+
+
+def _infer_grouped(name: str, inputs: Inputs, _attrs: Attrs) -> Types:
+    return _infer_groups(name, inputs, False)
+
+
+def _infer_grouped_inner(name: str, inputs: Inputs, _attrs: Attrs) -> Types:
+    return _infer_groups(name, inputs, True)
+
+
 OPTIONAL = ("rounded", "dtype")
 add_row("matmul", "library", "a, b", _infer, optional=OPTIONAL)
 add_row("matmul_add", "library", "a, b, c | alpha, beta", _infer_add, optional=OPTIONAL)
+add_row("grouped", "library", "x, weights, ends", _infer_grouped)
+add_row("grouped_inner", "library", "x, y, ends", _infer_grouped_inner)

@@ -78,7 +78,8 @@ class KernelStep:
 class LibraryStep:
     """A native library call, `op` "matmul" or "matmul_add": outputs[0] = alpha * inputs[0] @ inputs[1], batched over
     all leading dims (inputs may be strided windows, batch strides may be 0), plus inputs[2] * beta when there is a
-    third (may be a broadcast window). alpha and beta are attributes, 1 when left out."""
+    third (may be a broadcast window). alpha and beta are attributes, 1 when left out. Or a product of groups
+    (ops/matmul.py), or attention (ops/attention.py)."""
 
     op: str
     inputs: tuple[Window, ...]

@@ -21,6 +21,8 @@ from anyshape.run.attention import by_torch
 from anyshape.run.convolution import Convolution, PackedWeights
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.extern import compile_extern, results_of
+from anyshape.run.grouped import OPS as GROUPED
+from anyshape.run.grouped import grouped_by_torch
 from anyshape.run.interp import Interpreter
 from anyshape.run.layout import Layout
 from anyshape.run.pages import prefer_large
@@ -187,6 +189,9 @@ class Call:
                 self._extern(number, step, views)
             elif isinstance(step, LibraryStep) and step.op in ATTENTION:
                 self._attention(step, views)
+            elif isinstance(step, LibraryStep) and step.op in GROUPED:
+                operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
+                self.tensor(step.outputs[0], views[-1]).copy_(grouped_by_torch(step.op, operands))
             elif isinstance(step, LibraryStep):
                 self._matmul(step, views)
             elif isinstance(step, MemoryStep):

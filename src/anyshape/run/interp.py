@@ -21,6 +21,7 @@ from anyshape.run.attention import by_torch
 from anyshape.run.convolution import convolve
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from anyshape.run.extern import call_extern, results_of
+from anyshape.run.grouped import grouped_by_torch
 from anyshape.sym.expr import Expr, Size, evaluate, symbols_of
 
 Attributes = dict[str, Any]
@@ -230,6 +231,8 @@ OWN: dict[str, Callable[..., Any]] = {
     "matmul": _matmul,
     "convolution": lambda a, x, w, b=None: convolve(x, w, b, a["stride"], a["padding"], a["dilation"], a["groups"]),
     "matmul_add": _matmul_add,
+    "grouped": lambda a, *x: grouped_by_torch("grouped", x),
+    "grouped_inner": lambda a, *x: grouped_by_torch("grouped_inner", x),
     "attention": lambda a, *x: by_torch("attention", a, x),
     "attention_backward": lambda a, *x: by_torch("attention_backward", a, x),
 }

@@ -20,6 +20,8 @@ from anyshape.ir.types import TensorType, size_of
 from anyshape.ops.attention import wide
 from anyshape.plan.plan import Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.run.attention import OPS, AttentionSpec, attention_words
+from anyshape.run.grouped import OPS as GROUPED
+from anyshape.run.grouped import GroupedSpec, grouped_words
 from anyshape.run.words import Area, Shape, at_slots, copy_words, joined, matmul_words
 from anyshape.sym.expr import Call, Expr, Size, symbols_of
 from anyshape.sym.floats import float_of
@@ -75,8 +77,8 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(_name(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
-    names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "copy": _copy, "joined": joined,
-                             "specs": writer.specs}
+    names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "grouped": grouped_words,
+                             "copy": _copy, "joined": joined, "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
     dtypes = tuple(dict.fromkeys((*(spec.dtype for spec in writer.specs if spec.dtype), *writer.wide)))
     return Layout(symbols, slots, placed, names["shape"], dtypes)
@@ -143,7 +145,7 @@ class _Writer:
         self.lines: list[str] = []
         self.known: dict[Size, str] = {}
         self.symbols: set[str] = {entry for entry in plan.inputs if isinstance(entry, str)}
-        self.specs: list[_Spec | AttentionSpec] = []
+        self.specs: list[_Spec | AttentionSpec | GroupedSpec] = []
         self.wide: list[str] = []  # dtypes of attention's scores
 
     def number(self, size: Size | float) -> str:
@@ -226,13 +228,18 @@ class _Writer:
             return self.library(number, step)
         return f"{host.CALL}, 3, {number}"
 
-    def spec(self, spec: _Spec | AttentionSpec) -> str:
+    def spec(self, spec: _Spec | AttentionSpec | GroupedSpec) -> str:
         self.specs.append(spec)
         return f"specs[{len(self.specs) - 1}]"
 
     def library(self, number: int, step: LibraryStep) -> str:
         if step.op in OPS:
             return self.attention(number, step)
+        if step.op in GROUPED:
+            windows = (*step.inputs, *step.outputs)
+            places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+            spec = GroupedSpec(number, step.op, windows[0].type.dtype, places)
+            return f"*grouped({self.spec(spec)}, {self.types(windows)})"
         if step.op not in ("matmul", "matmul_add"):
             raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
                               why="the host knows products and attention only", do="make it an extern step")

@@ -35,7 +35,8 @@ GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
 ROOMY = 1.1  # of the bytes that values need at once, those they may lie in without being crowded
 LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is moved there
 # op -> the word of a step that says how much scratch a thread needs
-SCRATCH = {host.KERNEL: host.KERNEL_SCRATCH, host.PRODUCT: host.PACKED_SCRATCH, host.ATTENTION: host.ATTENTION_SCRATCH}
+SCRATCH = {host.KERNEL: host.KERNEL_SCRATCH, host.PRODUCT: host.PACKED_SCRATCH, host.GROUPED: host.GROUPED_SCRATCH,
+           host.ATTENTION: host.ATTENTION_SCRATCH}
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 

@@ -30,7 +30,7 @@ class Area:
 
 
 @dataclass(frozen=True, slots=True)
-class _Matrix:
+class Matrix:
     """A batch of rows x columns matrices; batch strides broadcast to the batch of the result; item: bytes of an
     element."""
 
@@ -43,8 +43,8 @@ class _Matrix:
     column: int
     batch: Shape
 
-    def turned(self) -> _Matrix:
-        return _Matrix(self.slot, self.bytes, self.item, self.columns, self.rows, self.column, self.row, self.batch)
+    def turned(self) -> Matrix:
+        return Matrix(self.slot, self.bytes, self.item, self.columns, self.rows, self.column, self.row, self.batch)
 
 
 SMALL_MATRIX = 1 << 20  # multiply-adds below which many products in one call are quicker than one by one
@@ -147,12 +147,12 @@ def _broadcast(shape: Shape, strides: Shape, wanted: Shape) -> Shape:
                  for have, want, stride in zip(padded, wanted, padded_strides, strict=True))
 
 
-def _matrix(area: Area, shape: Shape, strides: Shape, batch: Shape) -> _Matrix:
+def _matrix(area: Area, shape: Shape, strides: Shape, batch: Shape) -> Matrix:
     spread = _broadcast(shape[:-2], strides[:-2], batch)
-    return _Matrix(area.slot, area.bytes, area.item, shape[-2], shape[-1], strides[-2], strides[-1], spread)
+    return Matrix(area.slot, area.bytes, area.item, shape[-2], shape[-1], strides[-2], strides[-1], spread)
 
 
-def _ordered(matrix: _Matrix) -> tuple[str, int] | None:
+def _ordered(matrix: Matrix) -> tuple[str, int] | None:
     """How the library reads a matrix: (plain "N" or transposed "T", leading dim), or None when it cannot."""
     if (matrix.column == 1 or matrix.columns <= 1) and (matrix.row >= max(matrix.columns, 1) or matrix.rows <= 1):
         return "N", matrix.row if matrix.rows > 1 else max(matrix.columns, 1)
@@ -161,7 +161,7 @@ def _ordered(matrix: _Matrix) -> tuple[str, int] | None:
     return None
 
 
-def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _Matrix | None, batch: Shape,
+def _words(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, bias: Matrix | None, batch: Shape,
            alpha: float, beta: float) -> list[int] | None:
     order = _ordered(c)
     if order is None:
@@ -180,8 +180,8 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
         row_strides = row_strides if rows > 1 else steps
         rows *= size
         dims.pop()
-    a = _Matrix(a.slot, a.bytes, a.item, rows, a.columns, row_strides[0], a.column, a.batch)
-    c = _Matrix(c.slot, c.bytes, c.item, rows, c.columns, row_strides[1], c.column, c.batch)
+    a = Matrix(a.slot, a.bytes, a.item, rows, a.columns, row_strides[0], a.column, a.batch)
+    c = Matrix(c.slot, c.bytes, c.item, rows, c.columns, row_strides[1], c.column, c.batch)
     c_order = _ordered(c)
     if c_order is None or c_order[0] != "N":
         return None
@@ -193,16 +193,16 @@ def _words(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, bias: _M
     item = size_of(dtype)
     place = (bias.slot, bias.bytes, row_strides[2] * item, bias.column * item) if bias else (-1, 0, 0, 0)
     places = [b.slot, b.bytes, a.slot, a.bytes, c.slot, c.bytes, *place, batches, len(dims)]
-    thin = _thin(dtype, item, a, b, c)
+    thin = thin_words(dtype, item, a, b, c)
     words = None
     plain = dtype != "f64" and a.columns > 0 and alpha == 1 and (not bias or beta == 1)  # what panels can do in f32
     if dtype in LIBRARY and not (plain and not thin[0] and _ours(c.rows, c.columns, a.columns)):
-        words = _by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
+        words = by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
     elif thin[0]:
         words = [host.MATMUL, 0, number, 0, c.columns, rows, a.columns, 0, 0, 0, 0, c_order[1], bits(alpha, "f"),
                  bits(beta, "f"), item, *places, *thin, 0]
     if words is None and (plain or dtype not in LIBRARY):
-        words = _by_panels(number, dtype, a, b, c, c_order[1], alpha, beta, places)
+        words = by_panels(number, dtype, a, b, c, c_order[1], alpha, beta, places)
     if words is None:
         return None
     for size, a_step, b_step, c_step, bias_step in dims:
@@ -217,7 +217,7 @@ def _ours(rows: int, columns: int, inner: int) -> bool:
             and inner >= OUR_INNER)
 
 
-def _by_library(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, leading: int, alpha: float, beta: float,
+def by_library(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float, beta: float,
                 places: list[int], thin: tuple[int, ...]) -> list[int] | None:
     """The words of a product by BLAS but for its batch dims; None when it cannot take these strides."""
     a_order, b_order = _ordered(a), _ordered(b)
@@ -233,7 +233,7 @@ def _by_library(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, lea
             many if small and has_many else 0]
 
 
-def _by_panels(number: int, dtype: str, a: _Matrix, b: _Matrix, c: _Matrix, leading: int, alpha: float, beta: float,
+def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float, beta: float,
                places: list[int]) -> list[int]:
     """The words of a product by packed panels (backend/host_packed.py) but for its batch dims."""
     target = limits.host()
@@ -293,7 +293,7 @@ def up(size: int, part: int) -> int:
     return -(-size // part) * part
 
 
-def _thin(dtype: str, item: int, a: _Matrix, b: _Matrix, c: _Matrix) -> tuple[int, ...]:
+def thin_words(dtype: str, item: int, a: Matrix, b: Matrix, c: Matrix) -> tuple[int, ...]:
     """The words of a product of a matrix with few vectors: the rows of a, or the columns of b. None: all zero."""
     nothing = (0,) * 9
     if a.columns == 0:
