@@ -295,6 +295,8 @@ def view_samples() -> Iterator[Sample]:
 def index_samples() -> Iterator[Sample]:
     for dims in ((0,), (1,), (0, 2), ()):
         yield Sample("flip", (T("f32", (n, 3, 2)),), {"dims": dims}, THREE)
+    for dim, times in ((0, 1), (0, 3), (1, 2), (2, 4)):
+        yield Sample("repeat", (T("f32", (n, 3, 2)),), {"dim": dim, "times": times}, THREE)
     for dtype in ("f32", "bf16", "i64", "bool"):
         yield Sample("concat", (T(dtype, (2, n)), T(dtype, (2, 3)), T(dtype, (2, n + 1))), {"dim": 1}, THREE)
         yield Sample("concat", (T(dtype, (0, 2)), T(dtype, (n, 2)), T(dtype, (n, 2))), {"dim": 0}, THREE)
@@ -616,6 +618,7 @@ REFUSED = [
     (Sample("broadcast", (x32,), {"shape": (m, 3)}), "a dim n where the new shape has m"),
     (Sample("slice", (x32,), {"dim": 1, "start": 2, "count": 2, "step": 1}), "the last element, 3"),
     (Sample("slice", (x32,), {"dim": 2, "start": 0, "count": 1, "step": 1}), "no dim 2 in rank 2"),
+    (Sample("repeat", (x32,), {"dim": 1, "times": 0}), "not a positive number"),
     (Sample("concat", (x32, T("f32", (n, 4))), {"dim": 0}), "differ outside dim 0"),
     (Sample("pad", (x32,), {"low": (0, -4), "high": (0, 0), "value": 0.0}), "take more than there is"),
     (Sample("take", (x32, T("i32", (2,))), {"dim": 0}), "indices are i64"),

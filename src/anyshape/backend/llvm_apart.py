@@ -1,6 +1,8 @@
-"""Loads of elements that are evenly and not far apart, backwards too: vectors are read, and lanes picked from them.
+"""Loads of elements that are evenly and not far apart, backwards too, or that several lanes have: vectors are read, and
+lanes picked from them.
 
     lane k has a[3*k], four lanes:    a0 a1 a2 a3 | a4 a5 a6 a7 | a8 a9 -- --   -->   a0 a3 a6 a9
+    lane k has a[(k + 1)//2]:         a0 a1 a2 --   -->   a0 a1 a1 a2
 
 Nothing is read but what lies between the first element and the last.
 """
@@ -25,6 +27,24 @@ def load_apart(code: Code, dtype: str, lanes: int, first: Value, step: int, left
         found.append(_forward(code, dtype, part, at, step, rest, place) if step > 0
                      else _backward(code, dtype, part, at, rest, place))
     return code.concat(found)
+
+
+def load_repeated(code: Code, dtype: str, lanes: int, first: Value, times: int, place_of_first: Value,
+                  left: Value | None, place: tuple[int, bool, int]) -> Value:
+    """`lanes` elements of dtype, lane k's being number (place_of_first + k) // times less that of lane 0, which is at
+    the address `first`; only `left` of them, an i64, unless None. place: as for `load_apart`."""
+    number = constant("i64", times)
+    # of a number that is not negative
+    phase = code.binary("srem", place_of_first, number)
+    last = code.binary("add", phase, constant("i64", lanes - 1) if left is None else
+                       code.binary("sub", left, constant("i64", 1)))
+    count = code.binary("add", code.binary("sdiv", last, number), constant("i64", 1))
+    vector = _vector(code, dtype, lanes, first, code.first_lanes(count, lanes), place)
+    result = code.shuffle(vector, [k // times for k in range(lanes)])
+    for start in range(1, times):
+        other = code.shuffle(vector, [(start + k) // times for k in range(lanes)])
+        result = code.select(code.compare("eq", phase, constant("i64", start)), other, result)
+    return result
 
 
 def _forward(code: Code, dtype: str, part: int, first: Value, step: int, left: Value | None,

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anyshape.backend.llvm_apart import NEAR, load_apart
+from anyshape.backend.llvm_apart import NEAR, load_apart, load_repeated
 from anyshape.backend.llvm_reduce import combine
 from anyshape.backend.llvm_scalar import IN_MEMORY, convert, from_memory, to_memory
 from anyshape.backend.llvm_text import ELEMENT, Code, Value, constant
@@ -11,6 +11,7 @@ from anyshape.ir.types import size_of
 from anyshape.kernel.loop import Instruction
 from anyshape.sym.expr import Call, Size, coefficient_of, symbols_of
 from anyshape.sym.floats import float_of
+from anyshape.sym.index import SHARED, repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,16 @@ class Space:
             return 0
         return affine[0] if isinstance(affine[0], int) and affine[0] in NEAR else 0
 
+    def _repeated(self, buffer: Buffer, offset: Size) -> tuple[int, Size]:
+        """How many lanes after each other have one element, and the next ones the next, with what is divided by that
+        number; (0, 0) where it is not so."""
+        times, inside = repeats(offset, self.vector)
+        if times not in SHARED or buffer.per_lane or (self.mask is not None and self.left is None):
+            return 0, 0
+        # registers may differ from lane to lane as well
+        plain = not any(name[0] == "%" and self.registers[int(name[1:])].lanes for name in symbols_of(offset))
+        return (times, inside) if plain else (0, 0)
+
     def load(self, buffer: Buffer, instruction: Instruction, mask: Value | None, level: int, pure: bool) -> Value:
         """The register of a load instruction."""
         code = self.code
@@ -174,8 +185,13 @@ class Space:
             active = self.active(mask)
             nothing = constant(stored, 0, self.lanes)
             step = self._near(buffer, instruction.offset) if how == "many" and mask is None else 0
+            times, inside = self._repeated(buffer, instruction.offset) if how == "many" and mask is None else (0, 0)
             if how == "row" and active is None:
                 raw = code.load(stored, self.lanes, pointer, level, pure, align)
+            elif times:
+                first = code.address(buffer.pointer, stored, self.size(instruction.offset))
+                raw = load_repeated(code, stored, self.lanes, first, times, self.size(inside), self.left,
+                                    (level, pure, align))
             elif step:
                 first = code.address(buffer.pointer, stored, self.size(instruction.offset))
                 raw = load_apart(code, stored, self.lanes, first, step, self.left, (level, pure, align))

@@ -394,7 +394,7 @@ class _Lowering:
     def offset(self, size: Size) -> Size:
         size = simplify(size, self.extents, self.facts)
         if not self.final and has_division(size, self.extents):
-            request = split_request(size, self.extents)
+            request = split_request(size, self.extents, self.variables[-1])
             if request is not None:
                 raise _Split(*request)
         return size

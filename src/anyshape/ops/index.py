@@ -1,4 +1,4 @@
-"""Rows whose result element is one operand element at another index: flip, concat, pad, take, gather, index."""
+"""Rows whose result element is one operand element at another index: flip, repeat, concat, pad, take, gather, index."""
 from __future__ import annotations
 
 from typing import Any
@@ -26,7 +26,7 @@ from anyshape.ops.rules import (
     tensor,
     within,
 )
-from anyshape.sym.expr import Size
+from anyshape.sym.expr import Size, floordiv
 
 # ---- flip
 
@@ -41,6 +41,24 @@ def _flip_body(body: Body[Any], node: Node, index: Index) -> object:
     dims = dims_attr(node)
     shape = node.output.tensor.shape
     return body.read(node.inputs[0], tuple(shape[d] - 1 - own if d in dims else own for d, own in enumerate(index)))
+
+
+# ---- repeat
+
+
+def _infer_repeat(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    source = tensor(name, inputs, 0)
+    at, times = dim(name, attrs, source.rank), attrs["times"]
+    native(name, source.dtype)
+    if not isinstance(times, int) or isinstance(times, bool) or times < 1:
+        fail(name, f"times is {times!r}, not a positive number")
+    shape = source.shape[:at] + (source.shape[at] * times,) + source.shape[at + 1:]
+    return (TensorType(source.dtype, shape, None, source.device),)
+
+
+def _repeat_body(body: Body[Any], node: Node, index: Index) -> object:
+    at, times = int_attr(node, "dim"), int_attr(node, "times")
+    return body.read(node.inputs[0], index[:at] + (floordiv(index[at], times),) + index[at + 1:])
 
 
 # ---- concat
@@ -193,6 +211,7 @@ def _index_body(body: Body[Any], node: Node, index: Index) -> object:
 
 
 add_row("flip", "index", "x | dims", _infer_flip, body=_flip_body)
+add_row("repeat", "index", "x | dim, times", _infer_repeat, body=_repeat_body)
 add_row("concat", "index", "x, ... | dim", _infer_concat, body=_concat_body, cost=2)
 add_row("pad", "index", "x | low, high, value", _infer_pad, body=_pad_body, cost=2)
 add_row("take", "index", "x, i | dim", _infer_take, body=_take_body, cost=4, checks=True)

@@ -2,7 +2,8 @@
 
 A reshape of a permute becomes a permute of a reshape: what must be stored is the reshape then, in the order in which
 its operand lies. A cast of a permute becomes a permute of a cast where that cast exists: autocast rounds each operand
-of a product by itself, also where one is the other transposed.
+of a product by itself, also where one is the other transposed. Lookups whose positions are arithmetic on sizes become
+views, or read runs of elements (passes/positions.py).
 
 before:
     graph example(x: f32[b, n, 4])
@@ -26,6 +27,7 @@ from collections.abc import Callable
 
 from anyshape.base.config import Config
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
+from anyshape.passes.positions import index, take
 from anyshape.passes.replay import Replay, replay, same_type
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.index import groups
@@ -131,6 +133,8 @@ _RULES: dict[str, tuple[bool, Callable[[Replay, Node], Operand | None]]] = {
     "permute": (True, _permute),
     "broadcast": (False, _broadcast),
     "slice": (False, _slice),
+    "index": (True, index),
+    "take": (True, take),
 }
 
 

@@ -211,6 +211,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "broadcast": lambda a, x: x.expand(a["shape"]),
     "slice": _slice,
     "flip": lambda a, x: x.flip(a["dims"]),
+    "repeat": lambda a, x: x.repeat_interleave(a["times"], a["dim"]),
     "concat": lambda a, *parts: torch.cat(parts, a["dim"]),
     "pad": _pad,
     "take": _take,

@@ -4,9 +4,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from anyshape.sym.expr import Call, Expr, Size, divide, floordiv, product, substitute, symbol, symbols_of
+from anyshape.sym.expr import (
+    Call,
+    Expr,
+    Size,
+    coefficient_of,
+    divide,
+    floordiv,
+    product,
+    substitute,
+    symbol,
+    symbols_of,
+)
 from anyshape.sym.facts import Facts
 
+SHARED = (2, 3, 4)  # neighbours that may share an element: with more, vectors are better off in loops of their own
 Index = tuple[Size, ...]
 
 
@@ -180,10 +192,13 @@ def at_least_zero(size: Size, facts: Facts) -> bool:
     return low is not None and low >= 0
 
 
-def split_request(size: Size, extents: Mapping[str, Size]) -> tuple[str, Size] | None:
-    """A loop variable and a divisor of its extent by which it should be split so that a division in `size` goes."""
+def split_request(size: Size, extents: Mapping[str, Size], innermost: str = "") -> tuple[str, Size] | None:
+    """A loop variable and a divisor of its extent by which it should be split so that a division in `size` goes; not
+    the innermost one where neighbours share elements, which are then read once for all lanes of a vector."""
     if isinstance(size, int):
         return None
+    if innermost and repeats(size, innermost)[0] in SHARED:
+        extents = {name: extent for name, extent in extents.items() if name != innermost}
     for mono, _ in size.terms:
         for atom, _ in mono:
             if not isinstance(atom, Call):
@@ -218,6 +233,22 @@ def _split_for(a: Size, b: Size, extents: Mapping[str, Size]) -> tuple[str, Size
                 if outer != 1:
                     return atom, inner
     return None
+
+
+def repeats(size: Size, name: str) -> tuple[int, Size]:
+    """k and a, where all that the size says of a variable is 1 * ((name + ...) // k) with the dividend a: as it counts
+    up, k after each other have the same. (0, 0) where it says something else."""
+    terms = [term for term in size.terms if name in symbols_of(Expr((term,)))] if isinstance(size, Expr) else []
+    if len(terms) != 1 or terms[0][1] != 1 or len(terms[0][0]) != 1:
+        return 0, 0
+    (atom, power), = terms[0][0]
+    if power != 1 or not isinstance(atom, Call) or atom.op != "floordiv":
+        return 0, 0
+    inside, times = atom.args
+    affine = coefficient_of(inside, name)
+    if affine is None or affine[0] != 1 or name in symbols_of(affine[1]) or not isinstance(times, int):
+        return 0, 0
+    return times, inside
 
 
 def most(size: Size) -> int:
