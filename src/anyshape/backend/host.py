@@ -14,6 +14,7 @@ from anyshape.backend.host_grouped import GROUPED_ROUTINES, run_grouped
 from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, run_matmul
 from anyshape.backend.host_over import OVER_ROUTINES, run_over
 from anyshape.backend.host_packed import PACKED_ROUTINES, run_packed
+from anyshape.backend.host_series import SERIES_ROUTINES, run_series
 from anyshape.backend.host_words import (
     ATTENTION,
     ATTENTION_SCRATCH,
@@ -45,6 +46,8 @@ from anyshape.backend.host_words import (
     PRODUCT,
     PROGRAM,
     SCRATCH,
+    SERIES,
+    SERIES_WORDS,
     SLOTS,
     STATE,
     STATUS,
@@ -81,10 +84,16 @@ def run_plan(block: int) -> int:
     time = read_clock(block, word(block, TIMES), -1)
     while op != END:
         set_word(block, STEP, word(step, 2))
+        length = word(step, 1)
         if op == KERNEL:
             run_kernel(block, step, workspace, program)
             if word(block, STATUS) != 0:
                 return CHECK_FAILED
+        elif op == SERIES:
+            run_series(block, step, workspace, program)
+            if word(block, STATUS) != 0:
+                return CHECK_FAILED
+            length += word(step, SERIES_WORDS)
         elif op == MATMUL:
             run_matmul(block, step)
         elif op == PRODUCT:
@@ -102,7 +111,7 @@ def run_plan(block: int) -> int:
             if word(block, STEP) != STEP_DONE:
                 return CALLBACK_FAILED
         time = read_clock(block, time, word(step, 2))
-        step += 8 * word(step, 1)
+        step += 8 * length
         op = word(step, 0)
     return DONE
 
@@ -270,8 +279,8 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
     return cursor if best < 0 else best
 
 
-ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, best_gap, *LIBRARY_ROUTINES,
-            *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES, *ATTENTION_ROUTINES)
+ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, best_gap, *SERIES_ROUTINES,
+            *LIBRARY_ROUTINES, *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES, *ATTENTION_ROUTINES)
 
 
 def emit_host() -> str:

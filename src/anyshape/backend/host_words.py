@@ -41,7 +41,8 @@ DGEMM = 4
 CLOCK = 5  # clock_gettime
 SGEMM_BATCH = 6
 DGEMM_BATCH = 7
-THIN = 8  # the routines of backend/llvm_thin.py in their order
+BARRIER = 8  # GOMP_barrier
+THIN = 9  # the routines of backend/llvm_thin.py in their order
 PACKED = THIN + len(llvm_thin.routines())  # those of backend/llvm_packed.py in theirs
 WEIGH = PACKED + len(llvm_packed.routines())  # those of backend/llvm_attention.py
 KERNELS = WEIGH + len(llvm_attention.routines())
@@ -62,6 +63,11 @@ PRODUCT = 5  # a matmul step of bf16 or f16, by packed panels
 ATTENTION = 6
 OVER = 7  # a product step whose rows are packed over themselves (backend/host_over.py)
 GROUPED = 8  # products of groups of rows (backend/host_grouped.py)
+SERIES = 9  # number, words of the kernel steps that follow (backend/host_series.py)
+
+SERIES_WORDS = 3
+SERIES_HEAD = 4
+SERIES_MORE = 2  # words of a kernel's status, and of its threads, in front of its block
 
 # what run_plan returns
 DONE = 0

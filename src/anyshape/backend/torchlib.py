@@ -16,8 +16,8 @@ class Library:
 
     sgemm, dgemm: Fortran BLAS (column-major, every argument a pointer, 32-bit integers);
     sgemm_batch, dgemm_batch: MKL's own, many products in one call.
-    parallel, thread_number, team_size: GOMP_parallel, omp_get_thread_num, omp_get_num_threads of the OpenMP runtime
-        that torch itself runs on, so that both share one pool of threads.
+    parallel, thread_number, team_size, barrier: GOMP_parallel, omp_get_thread_num, omp_get_num_threads, GOMP_barrier of
+        the OpenMP runtime that torch itself runs on, so that both share one pool of threads.
     clock: clock_gettime of the C library, for profiles.
     """
 
@@ -28,6 +28,7 @@ class Library:
     parallel: int
     thread_number: int
     team_size: int
+    barrier: int
     clock: int
 
 
@@ -45,6 +46,7 @@ def library() -> Library:
     products = {name: _address(math, f"{name}_")
                 for name in ("sgemm", "dgemm", "sgemm_batch", "dgemm_batch")}
     return Library(**products, parallel=parallel, thread_number=number, team_size=team,
+                   barrier=_address(threads, "GOMP_barrier") if parallel else 0,
                    clock=_address(ctypes.CDLL(None), "clock_gettime"))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from anyshape.plan.plan import MemoryStep, Plan, Step, Window
+from anyshape.plan.together import is_run
 
 WORTH = 262144  # bytes at the hints below which a buffer is not worth a step of its own
 
@@ -42,8 +43,15 @@ def hold_less(plan: Plan, forward: Plan | None) -> Plan:
     moved.append(len(steps))
     buffers = tuple(dataclasses.replace(b, first=moved[b.first], last=moved[min(b.last, len(plan.steps))])
                     for b in plan.buffers)
-    runs = [(moved[first], moved[last]) for first, last in plan.together if moved[last] - moved[first] == last - first]
-    return dataclasses.replace(plan, steps=tuple(steps), buffers=buffers, together=tuple(runs))
+    together = tuple(part for run in plan.together for part in _unbroken(plan, moved, *run))
+    return dataclasses.replace(plan, steps=tuple(steps), buffers=buffers, together=together)
+
+
+def _unbroken(plan: Plan, moved: list[int], first: int, last: int) -> list[tuple[int, int]]:
+    """What is left of a run of steps where memory steps stand between them."""
+    starts = [k for k in range(first, last + 1) if k == first or moved[k] - moved[k - 1] > 1]
+    parts = zip(starts, [*(start - 1 for start in starts[1:]), last], strict=True)
+    return [(moved[a], moved[b]) for a, b in parts if is_run(plan.steps[a:b + 1])]
 
 
 def owned_elsewhere(plan: Plan, forward: Plan | None) -> set[str]:

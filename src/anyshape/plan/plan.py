@@ -143,7 +143,8 @@ class Plan:
         the backward program has run. The rest, [kept, arena), is free after the call. No buffer crosses the border.
     nonnegative: sizes of tensors inside that the facts do not show to be at least 0, and what a backward needs to be;
         where one is below, the program does not apply.
-    together: runs of steps, first and last, that may run side by side (plan/together.py).
+    together: runs of steps, first and last, that the host may do as one: products side by side, kernels one after
+        another (plan/together.py).
     """
 
     name: str

@@ -41,7 +41,8 @@ def show(plan: Plan) -> str:
     for number, step in enumerate(plan.steps):
         where = f"  # {step.where}" if step.where else ""
         lines.append(f"  {number:>{width}}  {_step(step)}{where}")
-    lines += [f"  side by side  {first}-{last}" for first, last in plan.together]
+    for first, last in plan.together:
+        lines.append(f"  {'in a row' if isinstance(plan.steps[first], KernelStep) else 'side by side'}  {first}-{last}")
     lines.append(f"  out     {', '.join(_entry(entry) for entry in plan.outputs)}")
     if plan.saved:
         lines.append(f"  saved   {', '.join(_entry(entry) for entry in plan.saved)}")

@@ -1,45 +1,58 @@
-"""Products of one left operand that follow each other run as one step of the host.
+"""Steps that follow each other and that the host does as one: products of one left operand, and kernels.
 
     0 matmul(x, wq) -> q         -->      together 0-2: rows of x are packed once, and threads are called together once
     1 matmul(x, wk) -> k
     2 matmul(x, wv) -> v
+    3 k0(q) -> a                          together 3-4: threads are called together once, and meet between the two
+    4 k1(a) -> b
 
-They run side by side. So what they touch is kept from the first of them to the last, and none reads or writes what
+Products run side by side. So what they touch is kept from the first of them to the last, and none reads or writes what
 another one writes. Whether the host can is seen when sizes are known (`joined` in run/words.py). In half precision
-only: in f32 packing is a small part of the work.
+only: in f32 packing is a small part of the work. Kernels run one after another (backend/host_series.py): they may touch
+what they like.
 """
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-from anyshape.plan.plan import LibraryStep, Plan, Step, touched
+from anyshape.plan.plan import KernelStep, LibraryStep, Plan, Step, touched
 
 MOST = 4  # products in a run
 _HALF = ("bf16", "f16")
 
 
 def together(plan: Plan) -> Plan:
-    """`plan` (not allocated) with its runs of such products, and the lives of what they touch."""
+    """`plan` (not allocated) with its runs of such steps, and the lives of what products side by side touch."""
     runs: list[tuple[int, int]] = []
     first = 0
     for position in range(1, len(plan.steps) + 1):
         if position < len(plan.steps) and _joins(plan.steps[first:position], plan.steps[position]):
             continue
-        if position - first > 1:
+        if is_run(plan.steps[first:position]):
             runs.append((first, position - 1))
         first = position
     lives = {b.name: (b.first, b.last) for b in plan.buffers}
     for begin, end in runs:
+        if isinstance(plan.steps[begin], KernelStep):
+            continue
         for name in {window.buffer for step in plan.steps[begin:end + 1] for window in touched(step)}:
             lives[name] = min(lives[name][0], begin), max(lives[name][1], end)
     buffers = tuple(dataclasses.replace(b, first=lives[b.name][0], last=lives[b.name][1]) for b in plan.buffers)
     return dataclasses.replace(plan, buffers=buffers, together=tuple(runs))
 
 
+def is_run(steps: Sequence[Step]) -> bool:
+    """Whether steps that may be done as one are several for the host: a step may be a chain of kernels."""
+    chain = len(steps) == 1 and isinstance(steps[0], KernelStep) and any(one.then for one in steps[0].regimes)
+    return len(steps) > 1 or chain
+
+
 def _joins(before: Sequence[Step], step: Step) -> bool:
-    """Whether a product can run beside those before it."""
+    """Whether a step can be done with those before it: a kernel with kernels, a product beside products."""
     first = before[0]
+    if isinstance(first, KernelStep) and isinstance(step, KernelStep):
+        return True
     if not (isinstance(first, LibraryStep) and isinstance(step, LibraryStep)) or len(before) >= MOST:
         return False
     if not first.op.startswith("matmul") or not step.op.startswith("matmul") or first.inputs[0] != step.inputs[0]:

@@ -79,7 +79,7 @@ class Context:
         """
         torch = library()
         table = [torch.parallel, torch.thread_number, torch.team_size, torch.sgemm, torch.dgemm, torch.clock,
-                 torch.sgemm_batch, torch.dgemm_batch]
+                 torch.sgemm_batch, torch.dgemm_batch, torch.barrier]
         found: dict[str, int] = {}
         for dtype in dtypes:
             found |= self.products_of(dtype)

@@ -22,7 +22,7 @@ from anyshape.plan.plan import Buffer, CopyStep, KernelStep, LibraryStep, Memory
 from anyshape.run.attention import OPS, AttentionSpec, attention_words
 from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import GroupedSpec, grouped_words
-from anyshape.run.words import Area, Shape, at_slots, copy_words, joined, matmul_words
+from anyshape.run.words import Area, Shape, at_slots, copy_words, joined, matmul_words, series
 from anyshape.sym.expr import Call, Expr, Size, symbols_of
 from anyshape.sym.floats import float_of
 
@@ -78,7 +78,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
     lines = [f"def shape({', '.join(_name(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
     names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "grouped": grouped_words,
-                             "copy": _copy, "joined": joined, "specs": writer.specs}
+                             "copy": _copy, "joined": joined, "series": series, "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
     dtypes = tuple(dict.fromkeys((*(spec.dtype for spec in writer.specs if spec.dtype), *writer.wide)))
     return Layout(symbols, slots, placed, names["shape"], dtypes)
@@ -210,6 +210,9 @@ class _Writer:
         """The words of all steps; those of a run are joined."""
         parts = [self.step(number, step) for number, step in enumerate(self.plan.steps)]
         for first, last in reversed(self.plan.together):
+            if isinstance(self.plan.steps[first], KernelStep):
+                parts[first:last + 1] = [f"*series({first}, [{', '.join(parts[first:last + 1])}])"]
+                continue
             members = ", ".join(f"[{part}]" for part in parts[first:last + 1])
             parts[first:last + 1] = [f"*joined([{members}])"]
         return parts

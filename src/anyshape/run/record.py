@@ -110,9 +110,10 @@ class Records:
         # the step that takes it; -1: it is there from the start
         self.taken = next((i for i, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
                            and self.room is not None and self.room.name in step.take), -1)
-        # words of the longest kernel block of the plan
-        self.workspace_words = max((len(step.params) + len(step.handed) + max(len(one.sizes) for one in step.regimes)
-                                    for step in plan.steps if isinstance(step, KernelStep)), default=0)
+        # words of the kernel blocks that there are at a time, at most
+        blocks = [_block_words(step) if isinstance(step, KernelStep) else 0 for step in plan.steps]
+        series = [sum(blocks[first:last + 1]) for first, last in plan.together]
+        self.workspace_words = max([*blocks, *series], default=0)
 
     def make(self, values: dict[str, int]) -> Record:
         """The record at the symbols' `values`.
@@ -400,6 +401,12 @@ class _Placement:
         top = self.context.place(count, self.fixed, order, *self.columns, offsets, placed, self.wall, lowest,
                                  ceiling // 64 * 64)
         return top, offsets[self.fixed:]
+
+
+def _block_words(step: KernelStep) -> int:
+    """The words of the blocks of a step's kernels, with what stands in front of them in a series."""
+    return max(len(one.kernels) * (host.SERIES_MORE + len(step.params) + len(step.handed) + len(one.sizes))
+               for one in step.regimes)
 
 
 def counted_peak(plan: Plan, record: Record) -> int:

@@ -274,6 +274,17 @@ def joined(products: Sequence[list[int]]) -> list[int]:
     return result
 
 
+def series(number: int, kernels: Sequence[int]) -> list[int]:
+    """The words of kernel steps as one step; as they are where there is only one, or one that no version of fits."""
+    at, several = 0, False
+    while at < len(kernels):
+        if kernels[at] != host.KERNEL:
+            return list(kernels)
+        several = several or at > 0
+        at += kernels[at + 1]
+    return [host.SERIES, host.SERIES_HEAD, number, len(kernels), *kernels] if several else list(kernels)
+
+
 def may_pack_over(words: Sequence[int] | ctypes.Array[ctypes.c_int64], at: int) -> bool:
     """Whether the product whose words begin at `at` could pack its rows over themselves (backend/host_over.py), if
     nobody needs them later."""

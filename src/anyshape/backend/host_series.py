@@ -1,0 +1,128 @@
+"""Kernels that follow each other run as one step of the host: the threads are called together once for all of them.
+
+A step of a series is a head (op, length of the head, number of its first step, words of its kernels) and the steps of
+the kernels as they are. Every thread goes through them and does its part of each; all meet before the next one begins.
+The first kernel whose check fails is the last one that runs: each has a status of its own, in front of its block.
+"""
+from __future__ import annotations
+
+from anyshape.backend.host_library import address
+from anyshape.backend.host_words import (
+    BARRIER,
+    FUNCTIONS,
+    GOMP_PARALLEL,
+    HEAD_SCRATCH,
+    PARALLEL_WORK,
+    SCRATCH,
+    SERIES_HEAD,
+    SERIES_WORDS,
+    STATUS,
+    STEP,
+    TEAM_SIZE,
+    THREAD_NUMBER,
+    THREADS,
+)
+from anyshape.backend.native import call, call_void, copy_bytes, maximum, minimum, set_word, word, words
+
+
+def run_series(block: int, step: int, workspace: int, program: int) -> int:
+    """The kernels of a series, in order."""
+    functions = word(block, FUNCTIONS)
+    first = step + 8 * SERIES_HEAD
+    end = first + 8 * word(step, SERIES_WORDS)
+    one = first
+    at = workspace
+    team = 1
+    while one < end:
+        team = maximum(team, kernel_threads(block, one))
+        at = kernel_block(block, one, at)
+        one += 8 * word(one, 1)
+    data = words(7)
+    set_word(data, 0, functions)
+    set_word(data, 1, first)
+    set_word(data, 2, end)
+    set_word(data, 3, workspace)
+    set_word(data, 4, word(block, SCRATCH))
+    set_word(data, 5, word(program, HEAD_SCRATCH))
+    set_word(data, 6, team)
+    if team < 2 or word(functions, GOMP_PARALLEL) == 0 or word(functions, BARRIER) == 0:
+        series_alone(data)
+    else:
+        call_void(word(functions, GOMP_PARALLEL), series_part, data, team, 0)
+    one = first
+    at = workspace
+    while one < end and word(block, STATUS) == 0:
+        if word(at, 0) != 0:
+            set_word(block, STATUS, word(at, 0))
+            set_word(block, STEP, word(one, 2))
+        at = after_block(one, at)
+        one += 8 * word(one, 1)
+    return 0
+
+
+def kernel_threads(block: int, step: int) -> int:
+    """On how many threads a kernel is worth to run; 0 where it has nothing to do."""
+    blocks = maximum(word(step, 4), 0)
+    return minimum(blocks, maximum(minimum(word(block, THREADS), word(step, 5) // PARALLEL_WORK), 1))
+
+
+def kernel_block(block: int, step: int, at: int) -> int:
+    """Writes what a kernel of a series needs to address `at`: its status, on how many threads it runs, and its block.
+    Returns the address behind."""
+    set_word(at, 0, 0)
+    params = word(step, 7)
+    place = step + 72
+    for i in range(params):
+        set_word(at, 2 + i, at if word(place, 0) == 0 else address(block, place))
+        place += 16
+    copy_bytes(at + 16 + 8 * params, place, 8 * word(step, 8))
+    set_word(at, 1, kernel_threads(block, step))
+    return after_block(step, at)
+
+
+def after_block(step: int, at: int) -> int:
+    """The address behind what `kernel_block` writes."""
+    return at + 8 * (2 + word(step, 7) + word(step, 8))
+
+
+def series_alone(data: int) -> int:
+    """A series on one thread."""
+    one = word(data, 1)
+    at = word(data, 3)
+    while one < word(data, 2):
+        if word(one, 4) > 0:
+            call_void(word(word(data, 0), word(one, 3)), at + 16, 0, word(one, 4), word(data, 4))
+            if word(at, 0) != 0:
+                return 0
+        at = after_block(one, at)
+        one += 8 * word(one, 1)
+    return 0
+
+
+def series_part(data: int) -> int:
+    """What one thread of a series does: an equal part of the row blocks of each kernel that is worth it."""
+    functions = word(data, 0)
+    number = call(word(functions, THREAD_NUMBER)) & 4294967295
+    team = call(word(functions, TEAM_SIZE)) & 4294967295
+    scratch = word(data, 4) + number * word(data, 5)
+    one = word(data, 1)
+    at = word(data, 3)
+    while one < word(data, 2):
+        threads = minimum(word(at, 1), team)
+        blocks = word(one, 4)
+        if number < threads:
+            begin = blocks * number // threads
+            end = blocks * (number + 1) // threads
+            if begin < end:
+                call_void(word(functions, word(one, 3)), at + 16, begin, end, scratch)
+        status = at
+        at = after_block(one, at)
+        one += 8 * word(one, 1)
+        if one < word(data, 2):
+            call_void(word(functions, BARRIER))
+            if word(status, 0) != 0:
+                return 0
+    return 0
+
+
+SERIES_ROUTINES = (run_series, kernel_threads, kernel_block, after_block, series_alone, series_part)
