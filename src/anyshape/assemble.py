@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import SizeType, TensorType
+from anyshape.kernel.cover import covered
 from anyshape.kernel.fusion import Fusion, Kernel, Refused, fusable, taken_over
 from anyshape.kernel.regimes import Versions
 from anyshape.kernel.reuse import overwritable
@@ -72,10 +73,12 @@ class _Storage:
     def run(self) -> Storage:
         places = self.taken_over()
         copies = self.outputs()
+        blank = covered(self.graph)
         for node in self.graph.nodes:
             if row(node).kind == "scatter" and fusable(node, self.refused):
                 base, *others = node.values()
-                self.need(base)
+                if base.name not in blank or base.name not in places:
+                    self.need(base)
                 if places.get(node.output.name) in self.inputs:
                     for value in self.checked(others):
                         self.need(value)
@@ -329,6 +332,8 @@ class _Assembly:
             if value_name == "":
                 params.append(STATUS)
             elif value_name in stored and taken_over(item):
+                if self.place(value_name) not in self.types:  # memory of which all is written part by part
+                    self.define(value_name, stored[value_name].tensor.dense())
                 params.append(self.stored(value_name))
                 outputs.append(k)
             elif value_name in stored:

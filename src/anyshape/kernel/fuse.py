@@ -244,7 +244,7 @@ def _scan_space(node: Node) -> Space:
 
 def _spaces(draft: Draft, node: Node) -> list[Space]:
     """Iteration spaces in which the group could hold the reduction."""
-    if draft.scatters:
+    if draft.scatters and any(reduced for _, reduced in draft.dims):
         return []
     if draft.reductions:
         return [draft.dims] if draft.points == next(node.values()).tensor.count else []

@@ -125,7 +125,7 @@ class _Lowering:
                     self.write(value)
             for value in stores:
                 if self.is_kept(value):
-                    self.store(value, self.root_index(value, self.rows))
+                    self.write(value, self.rows)
         program, sizes = program_of(self.nest())
         return Lowered(program, tuple(self.params), tuple(symbol(name) for name in sizes),
                        {name: len(indices) for name, indices in self.asked.items()})
@@ -154,9 +154,11 @@ class _Lowering:
 
     def is_kept(self, value: Value) -> bool:
         """Is `value` one element per row (the result of a reduction, or computed from such), not per column?"""
-        if not self.columns or self.scatters(value):
+        if not self.columns:
             return False
-        return value.tensor.count != product(self.extents.values())
+        made = self.inside[value.name].inputs[1] if self.scatters(value) else value
+        assert isinstance(made, Value)
+        return made.tensor.count != product(self.extents.values())
 
     def scatters(self, value: Value) -> bool:
         """Is `value` the result of a scatter in the group?"""
@@ -178,14 +180,15 @@ class _Lowering:
     def tidy(self, index: Index) -> Index:
         return tuple(simplify(size, self.extents, self.facts) for size in index)
 
-    def write(self, value: Value) -> None:
-        """Store a root of the whole space: each element at its place, or where a scatter puts it."""
+    def write(self, value: Value, names: list[str] | None = None) -> None:
+        """Store a root of the whole space, or of the variables `names`: each element at its place, or where a scatter
+        puts it."""
         node = self.inside.get(value.name)
         if node is not None and row(node).kind == "scan":
             self.scan(value, node)
             return
         if node is None or not self.scatters(value):
-            self.store(value, self.root_index(value))
+            self.store(value, self.root_index(value, names))
             return
         source, into = node.inputs[1], row(node).into
         assert isinstance(source, Value) and into is not None
@@ -195,7 +198,7 @@ class _Lowering:
         self.updated.add(value.name)
         if 0 in source.tensor.shape:
             return  # its loops have no variables, so that nothing would keep loads from being done
-        index = self.root_index(source)
+        index = self.root_index(source, names)
         place, mask = into(self, node, index)  # type: ignore[arg-type]
         register = self.read(source, index)
         args = (register, mask) if isinstance(mask, int) else (register,)

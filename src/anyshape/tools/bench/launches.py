@@ -1,8 +1,10 @@
 """Counts what one step launches: kernels, products of a library, single calls of PyTorch, copies. Never while timing.
 
-Ours are counted from what ran: the clock of `run/executable.py` makes a mark for every kernel and call of a plan that
-was reached. Inductor's are counted in the Python that it generates, whose lines run one after another: what calls a
-kernel of its own or an operator of PyTorch is one; allocations, views of memory and checks are none.
+Ours are counted from what ran: the clock of `run/executable.py` makes a mark for every step of the host that was
+reached. Kernels that follow each other are one such step, for which threads are called together once
+(backend/host_series.py). Inductor's are counted in the Python that it generates, whose lines run one after another:
+what calls a kernel of its own or an operator of PyTorch is one; allocations, views of memory and checks are none. Its
+kernels too are all loops between two calls, in one function that calls threads together once.
 """
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from torch._inductor.output_code import CompiledFxGraph
 
 from anyshape.frontend.program import PlainProgram
 from anyshape.frontend.split import SplitProgram
-from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep
+from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Step
 
 # what generated code calls that computes nothing
 NO_WORK = ("assert_size_stride", "assert_alignment", "empty", "reinterpret", "alloc", "as_strided", "return_if",
@@ -51,21 +53,22 @@ KINDS: dict[type, Launches] = {KernelStep: Launches(kernels=1), LibraryStep: Lau
                                ExternStep: Launches(calls=1), CopyStep: Launches(copies=1)}
 
 
-def of_step(backend: str, compiled: Any, step: Callable[[], object]) -> dict[str, int] | None:
+def of_step(backend: str, compiled: Any, step: Callable[[], object], apart: bool = False) -> dict[str, int] | None:
     """What one step launches, by kind, in all programs of a backend together; None where nothing can be counted. The
-    step is run once before, so that it compiles nothing while it is counted."""
+    step is run once before, so that it compiles nothing while it is counted. apart: every kernel of ours
+    counts, also those that run as one step."""
     if backend not in (*OURS, *INDUCTORS):
         return None
     step()
-    with counted(compiled.programs) if backend in OURS else counted_inductor() as seen:
+    with counted(compiled.programs, apart) if backend in OURS else counted_inductor() as seen:
         step()
     return asdict(sum(seen.values(), Launches()))
 
 
 @contextlib.contextmanager
-def counted(programs: Sequence[Any]) -> Iterator[dict[str, Launches]]:
+def counted(programs: Sequence[Any], apart: bool = False) -> Iterator[dict[str, Launches]]:
     """Counts what our programs run meanwhile; at the end there is name of program -> launches of all its runs. What a
-    program leaves to PyTorch as a whole, or between its parts, counts as calls."""
+    program leaves to PyTorch as a whole, or between its parts, counts as calls. apart: as in `of_step`."""
     seen: dict[str, Launches] = {}
     executables = [(program.name, program.executable) for program in programs]  # several may have one name
 
@@ -83,8 +86,15 @@ def counted(programs: Sequence[Any]) -> Iterator[dict[str, Launches]]:
             for (name, executable), own in zip(executables, before, strict=True):
                 for _, durations in executable.profiles:
                     for number, _ in durations:
-                        add(name, KINDS.get(type(executable.plan.steps[number]), Launches()))
+                        for step in _steps(executable.plan, number, apart):
+                            add(name, KINDS.get(type(step), Launches()))
                 executable.profiles = own
+
+
+def _steps(plan: Plan, number: int, apart: bool) -> Sequence[Step]:
+    """The step of this number; apart: all kernels that run as one with it."""
+    last = dict(plan.together).get(number, number)
+    return plan.steps[number:last + 1 if apart and isinstance(plan.steps[number], KernelStep) else number + 1]
 
 
 @contextlib.contextmanager

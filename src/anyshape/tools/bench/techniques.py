@@ -195,7 +195,7 @@ def _prepare(step: models.Step, variants: Variants, row: Row, inputs: Sequence[m
         if not row.part:
             variants.drop(name)
             return
-        counts = of_step("anyshape", variants.compiled[name], lambda: step(inputs[0]))
+        counts = of_step("anyshape", variants.compiled[name], lambda: step(inputs[0]), apart=True)
         row.launches = sum(counts.values()) if counts else None
         row.arena = _arena(variants.compiled[name], lambda: step(inputs[1 % len(inputs)]))
     except Exception as error:

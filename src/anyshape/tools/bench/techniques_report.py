@@ -79,9 +79,10 @@ This file is written by `anyshape bench --techniques --write-document` from stor
 Each line leaves one technique out (`disable="..."`, `fuse=False`). *step takes*: the time of a step relative to that
 with everything, over all shapes; more than 1.00x is what the technique gives. "nothing, again" is a second program with
 everything: how far it is from 1.00x is noise. *steps*: medians per shape of {rounds} rounds, in which all programs run
-in turn, in one process, on one set of parameters; on one thread processor time. *launches*: at the first shape.
-*arena*: of the program that needs most, at the second shape. A technique has no part in a model whose programs are the
-same without it. What one technique leaves to do another may do as well, so the lines do not add up.
+in turn, in one process, on one set of parameters; on one thread processor time. *launches*: at the first shape, with
+every kernel counted. *arena*: of the program that needs most, at the second shape. A technique has no part in a model
+whose programs are the same without it. What one technique leaves to do another may do as well, so the lines do not add
+up.
 
 """
 
