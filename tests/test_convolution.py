@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 import anyshape
 from anyshape.passes.channels_last import channels_last
+from anyshape.run import torch_api
 from anyshape.run.call import same_strides
 from anyshape.run.context import shared_context
-from anyshape.run.convolution import PackedWeights, convolve
+from anyshape.run.convolution import PackedWeights, by_product, convolve, few_windows
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -240,6 +241,38 @@ def test_convolve_against_the_plain_call() -> None:
         bias = torch.randn(outside) if draw.random() < 0.5 else None
         arguments = (x, weights, bias, tuple(stride), tuple(around), tuple(apart), groups)
         torch.testing.assert_close(convolve(*arguments, packed=pack), convolve(*arguments), rtol=1e-4, atol=1e-4)
+
+
+def test_few_windows_are_a_product_with_the_weights_as_they_are() -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        kernel, stride, around, apart = ([draw.choice(pool) for _ in range(2)]
+                                         for pool in ((1, 2, 3), (1, 2), (0, 1), (1, 2)))
+        x = torch.randn(draw.choice([1, 2]), *[draw.choice([5, 6, 11]) for _ in range(2)], draw.choice([1, 3, 8]))
+        weights = torch.randn(draw.choice([1, 17]), x.shape[-1], *kernel)
+        bias = torch.randn(weights.shape[0]) if draw.random() < 0.5 else None
+        arguments = (x, weights, bias, tuple(stride), tuple(around), tuple(apart), 1)
+        wanted = convolve(*arguments)
+        found = by_product(*arguments)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        assert same_strides(found.shape, found.stride(), wanted.contiguous().stride())
+
+
+@pytest.mark.parametrize("room", [0, 1 << 30])
+def test_weights_without_room_are_not_reordered_for_few_windows(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    pack = torch_api.pack_convolution
+    monkeypatch.setattr(torch_api, "pack_convolution", lambda *given: made.append(1) or pack(*given))
+    model = nn.Sequential(nn.Conv2d(512, 512, 3, padding=1), nn.ReLU(), nn.Conv2d(512, 512, 3, 2, 1)).eval()
+    with torch.no_grad():
+        fast = anyshape.compile(model, strict=True, packed_bytes=room)
+        for size, most in ((3, 0), (20, 2), (4, 0)):
+            x = torch.randn(1, 512, size, size)
+            made.clear()
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-3, atol=1e-4)
+            assert len(made) == (most if room == 0 else 2 * (size == 3)), size
+    assert few_windows(torch.zeros(1, 3, 3, 512), model[0].weight, (1, 1), (1, 1), (1, 1), 1)
+    assert not few_windows(torch.zeros(1, 20, 20, 512), model[0].weight, (1, 1), (1, 1), (1, 1), 1)
 
 
 def test_threads_share_packed_weights() -> None:

@@ -1,6 +1,8 @@
 """Kernels that follow each other run as one step of the host (backend/host_series.py)."""
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -79,3 +81,11 @@ def test_nothing_is_written_after_a_check_that_fails(threads):
             fast(caches[0], table, places, x)
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_a_trace_leaves_is_old_for_the_garbage_collector():
+    gc.collect()
+    young = [[] for _ in range(2 * gc.get_threshold()[0])]
+    fast = anyshape.compile(chained, strict=True)
+    fast(torch.randn(3, 4), torch.randn(3, 4))
+    assert gc.get_count()[1:] == (0, 0) and len(young) and gc.get_freeze_count() == 0

@@ -7,9 +7,8 @@
     4 k1(a) -> b
 
 Products run side by side. So what they touch is kept from the first of them to the last, and none reads or writes what
-another one writes. Whether the host can is seen when sizes are known (`joined` in run/words.py). In half precision
-only: in f32 packing is a small part of the work. Kernels run one after another (backend/host_series.py): they may touch
-what they like.
+another one writes. Whether the host can is seen when sizes are known (`joined` in run/words.py). Kernels run one after
+another (backend/host_series.py): they may touch what they like.
 """
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 from anyshape.plan.plan import KernelStep, LibraryStep, Plan, Step, touched
 
 MOST = 4  # products in a run
-_HALF = ("bf16", "f16")
+DTYPES = ("bf16", "f16", "f32")  # of products that the host has panels for
 
 
 def together(plan: Plan) -> Plan:
@@ -57,7 +56,7 @@ def _joins(before: Sequence[Step], step: Step) -> bool:
         return False
     if not first.op.startswith("matmul") or not step.op.startswith("matmul") or first.inputs[0] != step.inputs[0]:
         return False
-    if first.inputs[0].type.dtype not in _HALF:
+    if first.inputs[0].type.dtype not in DTYPES:
         return False
     written = {window.buffer for one in before if isinstance(one, LibraryStep) for window in one.outputs}
     seen = {window.buffer for one in before for window in touched(one)}

@@ -19,6 +19,8 @@ from anyshape.run import torch_api
 
 Numbers = tuple[int, ...]
 Digest = Callable[[int, int, int], None]
+# the channels that there are for each place of a window, and the bytes of weights, from which a product is faster
+FEW, LARGE = 16, 1 << 20
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -56,8 +58,15 @@ class PackedWeights:
             for key in [key for key in self.entries if key[0] == owner]:
                 self._drop(key)
 
+    def has_room(self, key: tuple[int, int], weights: torch.Tensor) -> bool:
+        """Whether reordered weights are here, or could be kept."""
+        with self.lock:
+            return key in self.entries or self.bytes + weights.nbytes <= self.room
+
     def get(self, key: tuple[int, int], weights: torch.Tensor, pack: Callable[[], torch.Tensor]) -> torch.Tensor:
         """`weights` reordered by `pack`, of this call or of one before."""
+        if not self.has_room(key, weights):
+            return pack()
         found = ctypes.c_int64()
         self.digest(weights.data_ptr(), weights.nbytes, ctypes.addressof(found))
         content = (found.value, weights.shape, weights.stride())
@@ -94,13 +103,43 @@ class Convolution:
 
     def __call__(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         x, weights, *rest = operands
-        return convolve(x, weights, rest[0] if rest else None, **self.attributes, packed=self.packed)
+        bias = rest[0] if rest else None
+        if self.constant and few_windows(x, weights, **self.attributes) and not self.store.has_room(self.key, weights):
+            return by_product(x, weights, bias, **self.attributes)
+        return convolve(x, weights, bias, **self.attributes, packed=self.packed)
 
     def packed(self, weights: torch.Tensor, pack: Callable[[], torch.Tensor]) -> torch.Tensor:
         """The weights as the library wants them."""
         if not self.constant or not _dense(weights):
             return pack()
         return self.store.get(self.key, weights, pack)
+
+
+def few_windows(x: torch.Tensor, weights: torch.Tensor, stride: Numbers, padding: Numbers, dilation: Numbers,
+                groups: int) -> bool:
+    """Are there so few places of the window that its contents, side by side, take less time than the weights in another
+    order?"""
+    if x.dim() != 4 or groups != 1 or 0 in x.shape or 0 in weights.shape or not weights.is_contiguous():
+        return False
+    places = x.shape[0]
+    for d in (0, 1):
+        sized = x.shape[1 + d] + 2 * padding[d] - dilation[d] * (weights.shape[2 + d] - 1) - 1
+        places *= max(sized // stride[d] + 1, 0)
+    return 0 < places * FEW <= weights.shape[0] and weights.nbytes >= LARGE
+
+
+def by_product(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers,
+               dilation: Numbers, groups: int) -> torch.Tensor:
+    """`convolve` of images [N, *S, C] with contiguous weights in one group: a product with the weights as they are."""
+    assert groups == 1
+    kernel = weights.shape[2:]
+    contents = torch.nn.functional.unfold(x.movedim(-1, 1), list(kernel), list(dilation), list(padding), list(stride))
+    shape = [(size + 2 * p - d * (k - 1) - 1) // s + 1
+             for size, p, d, k, s in zip(x.shape[1:-1], padding, dilation, kernel, stride, strict=True)]
+    rows = contents.transpose(1, 2).reshape(-1, contents.shape[1])
+    turned = weights.view(weights.shape[0], -1).t()
+    result = torch.mm(rows, turned) if bias is None else torch.addmm(bias, rows, turned)
+    return result.view(x.shape[0], *shape, weights.shape[0])
 
 
 def convolve(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers,
