@@ -5,6 +5,8 @@ import pytest
 import torch
 
 import anyshape
+from anyshape.ir.parse import parse
+from anyshape.kernel.cover import covered
 from anyshape.passes.pieces import MOST
 from anyshape.plan.plan import KernelStep
 from roads import compilation_of
@@ -97,3 +99,44 @@ def test_what_autocast_rounds_twice_is_rounded_once():
     [program] = compilation_of(fast).programs
     casts = [node for node in program.compiled.graph.nodes if node.op == "cast"]
     assert len(casts) <= 1
+
+
+def test_bags_are_summed_where_they_belong():
+    """One kernel for each part, which reads, sums and stores it in its place; nothing fills the memory before."""
+    tables = [torch.randn(40, 8) for _ in range(MANY)]
+
+    def bags(chosen):
+        return torch.stack([table[chosen[i]].sum(1) for i, table in enumerate(tables)], 1)
+
+    fast = anyshape.compile(bags, strict=True)
+    for rows, count in ((50, 6), (1, 3), (0, 2), (7, 0), (33, 1)):
+        chosen = torch.randint(0, 40, (MANY, rows, count))
+        torch.testing.assert_close(fast(chosen), bags(chosen))
+    executable = fast.programs[0].executable
+    assert [type(step) for step in executable.plan.steps] == [KernelStep] * MANY
+    assert not any(buffer.home == "arena" for buffer in executable.plan.buffers)
+    assert {record.arena for record in executable.records.values()} == {0}
+
+
+def graph(*lines: str) -> str:
+    return "\n".join(["graph example(x: f32[n, 2], y: f32[n, m])", *(f"  {line}" for line in lines)]) + "\n"
+
+
+@pytest.mark.parametrize("starts, found", [
+    ((0, 2), {"a"}),
+    ((0, 1), set()),  # overlaps, and leaves the last column
+    ((1, 2), set()),  # leaves the first
+], ids=str)
+def test_what_is_written_whole_needs_no_fill(starts, found):
+    text = graph('a = full(0 | shape=[n, m + 2], dtype="f32")  f32[n, m + 2]',
+                 f"b = overwrite(a, x | dim=1, start={starts[0]}, step=1)  f32[n, m + 2]",
+                 f"c = overwrite(b, y | dim=1, start={starts[1]}, step=1)  f32[n, m + 2]", "return c")
+    assert covered(parse(text)) == found
+
+
+def test_what_is_read_in_between_is_filled():
+    text = graph('a = full(0 | shape=[n, m + 2], dtype="f32")  f32[n, m + 2]',
+                 "b = overwrite(a, x | dim=1, start=0, step=1)  f32[n, m + 2]",
+                 "c = overwrite(b, y | dim=1, start=2, step=1)  f32[n, m + 2]",
+                 "d = exp(b)  f32[n, m + 2]", "return c, d")
+    assert covered(parse(text)) == frozenset()

@@ -331,9 +331,7 @@ class _Assembly:
         for k, value_name in enumerate(item.lowered.values):
             if value_name == "":
                 params.append(STATUS)
-            elif value_name in stored and taken_over(item):
-                if self.place(value_name) not in self.types:  # memory of which all is written part by part
-                    self.define(value_name, stored[value_name].tensor.dense())
+            elif value_name in stored and self.place(value_name) in self.types:  # it writes into what is there
                 params.append(self.stored(value_name))
                 outputs.append(k)
             elif value_name in stored:
@@ -426,10 +424,8 @@ class _Assembly:
         for index, value in enumerate(self.graph.inputs):
             if isinstance(value.type, TensorType):
                 homes[value.name] = ("input", index)
-        for index, value in enumerate(self.graph.restored):
-            homes[value.name] = ("tape", index)
-        for name in self.extern:
-            homes[name] = ("extern", 0)
+        homes |= {value.name: ("tape", index) for index, value in enumerate(self.graph.restored)}
+        homes |= {name: ("extern", 0) for name in self.extern}
         for index, entry in enumerate(outputs):
             if isinstance(entry, Window):
                 homes.setdefault(entry.buffer, ("output", index))

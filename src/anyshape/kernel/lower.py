@@ -154,11 +154,9 @@ class _Lowering:
 
     def is_kept(self, value: Value) -> bool:
         """Is `value` one element per row (the result of a reduction, or computed from such), not per column?"""
-        if not self.columns:
-            return False
         made = self.inside[value.name].inputs[1] if self.scatters(value) else value
         assert isinstance(made, Value)
-        return made.tensor.count != product(self.extents.values())
+        return bool(self.columns) and made.tensor.count != product(self.extents.values())
 
     def scatters(self, value: Value) -> bool:
         """Is `value` the result of a scatter in the group?"""
