@@ -51,12 +51,12 @@ SHORT = """
 import bounding, sys
 from anyshape.backend import host_words
 from anyshape.run import words
-whole = words._by_panels
+whole = words.by_panels
 def short(*arguments):
     found = whole(*arguments)
     found[host_words.PACKED_SCRATCH] -= 8 << 10
     return found
-words._by_panels = short
+words.by_panels = short
 bounding.main()
 """
 
@@ -112,10 +112,10 @@ def test_scratch_of_products(target, dtype):
     @settings(max_examples=150, deadline=None, database=None, derandomize=True)
     @given(rows=sizes, inner=st.one_of(st.just(0), sizes), columns=sizes)
     def holds(rows, inner, columns):
-        a = words._Matrix(0, 0, item, rows, inner, inner, 1, ())
-        b = words._Matrix(1, 0, item, inner, columns, columns, 1, ())
-        c = words._Matrix(2, 0, item, rows, columns, columns, 1, ())
-        step = words._by_panels(0, dtype, a, b, c, columns, 1.0, 0.0, [1, 0, 0, 0, 2, 0, -1, 0, 0, 0, 1, 0])
+        a = words.Matrix(0, 0, item, rows, inner, inner, 1, ())
+        b = words.Matrix(1, 0, item, inner, columns, columns, 1, ())
+        c = words.Matrix(2, 0, item, rows, columns, columns, 1, ())
+        step = words.by_panels(0, dtype, a, b, c, columns, 1.0, 0.0, [1, 0, 0, 0, 2, 0, -1, 0, 0, 0, 1, 0])
         assert len(step) == host.MATMUL_DIMS
         most, deep, across = (step[at] for at in (host.PACKED_ROWS, host.PACKED_WORDS, host.PACKED_COLUMNS))
         terms = min(math.ceil(inner / per_word), deep)
