@@ -13,7 +13,7 @@ from anyshape.backend.llvm_libm import UNSUPPORTED
 from anyshape.base import events
 from anyshape.base.config import Config
 from anyshape.base.errors import ParseError, VerifyError
-from anyshape.ir.graph import Graph
+from anyshape.ir.graph import Graph, Value
 from anyshape.kernel.edit import put_back
 from anyshape.kernel.fuse import fuse
 from anyshape.kernel.fusion import Fusion, Kernel, NotFusable, Refused
@@ -25,11 +25,14 @@ from anyshape.ops.needs import uncertain_sizes
 from anyshape.passes import pipeline
 from anyshape.passes.pipeline import History
 from anyshape.passes.stages import Edits, edits, publish
+from anyshape.passes.dce import dce
+from anyshape.plan.again import kept_values, with_again
 from anyshape.plan.alloc import allocate
 from anyshape.plan.hold import hold_less
 from anyshape.plan.judge import judge
 from anyshape.plan.plan import Plan
 from anyshape.plan.rooms import share
+from anyshape.plan.segments import Segment, again_graph, segments
 from anyshape.plan.show import show as show_plan
 from anyshape.plan.together import together
 from anyshape.run.cache import cache_of
@@ -59,6 +62,7 @@ class Compiled:
     executable: Executable
     seconds: tuple[tuple[str, float], ...]
     edited: tuple[str, ...] = ()
+    segments: tuple[Segment, ...] = ()
 
 
 def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
@@ -80,10 +84,22 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     nonnegative = tuple(dict.fromkeys((*uncertain, *(uncertain_sizes(graph) if edited else ()), *needed)))
     clock.mark("passes")
 
+    parts: tuple[Segment, ...] = ()
+    again: list[_Again] = []
+    if config.memory_limit and forward is None and graph.saved:
+        parts = segments(graph)
+        graph = _with_inputs_saved(graph, parts)
+    elif config.memory_limit and forward is not None and forward.segments:
+        graph, again = _again(graph, forward, config)
+
     store, fusion = fused(graph, config)
     clock.mark("fuse")
 
-    regimes, programs = named(fusion, graph.facts, -1 if pipeline.REGIMES in config.disabled() else 0)
+    first = -1 if pipeline.REGIMES in config.disabled() else 0
+    regimes, programs = named(fusion, graph.facts, first)
+    for part in again:
+        part.regimes, more = named(part.fusion, graph.facts, first)
+        programs |= more
     regimes, programs = _with_edited(regimes, programs, edited)
     publish(config, graph.name, *KERNELS, lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
     texts = [emit(program, host()) for program in programs.values()]
@@ -95,8 +111,10 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
 
     before = forward.plan if forward is not None else None
     plan = dataclasses.replace(assemble(graph, fusion, store, regimes), nonnegative=nonnegative)
-    plan = plan if pipeline.ROOMS in config.disabled() else share(plan, before)
-    plan = hold_less(allocate(together(plan), before), before)
+    plan = together(plan if pipeline.ROOMS in config.disabled() else share(plan, before))
+    if forward is not None and before is not None and again:
+        plan = _with_again(plan, graph, again, forward)
+    plan = hold_less(allocate(plan, before), before)
     publish(config, graph.name, *PLAN, lambda: show_plan(plan))
     if config.check >= 1 or edited:
         hints = dict(plan.facts.hints)
@@ -105,7 +123,54 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     clock.mark("plan")
     events.count("compile_seconds", clock.total())
     return Compiled(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks),
-                    tuple(one.path for one in edited.values()))
+                    tuple(one.path for one in edited.values()), parts)
+
+
+@dataclass(slots=True)
+class _Again:
+    """A graph that computes values of the forward again, and what becomes of it."""
+
+    graph: Graph
+    store: Storage
+    fusion: Fusion
+    regimes: dict[int, Versions]
+
+
+def _with_inputs_saved(graph: Graph, parts: tuple[Segment, ...]) -> Graph:
+    """A forward whose tape also has the inputs that its segments read: tensors that exist anyway."""
+    there = {value.name for value in graph.saved if isinstance(value, Value)}
+    more = {value.name: value for part in parts for value in part.inputs if value.name not in there}
+    return graph.replace(saved=(*graph.saved, *more.values()))
+
+
+def _again(graph: Graph, forward: Compiled, config: Config) -> tuple[Graph, list[_Again]]:
+    """The backward `graph` with what its forward's tape has beside, and the graphs of the forward's segments."""
+    taken = {value.name for node in graph.nodes for value in node.outputs} | {value.name for value in graph.inputs}
+    more = []
+    for value in forward.graph.saved[len(graph.restored):]:
+        assert isinstance(value, Value)
+        name = f"tape_{value.name}"
+        while name in taken:
+            name += "_"
+        more.append(Value(name, value.type))
+    graph = graph.replace(inputs=(*graph.inputs, *more), restored=(*graph.restored, *more))
+    kept = kept_values(forward.graph, forward.plan)
+    found = []
+    for number, segment in enumerate(forward.segments):
+        one = again_graph(segment, number, forward.graph, kept.types)
+        if one is not None:
+            one = dce(one, config)
+            found.append(_Again(one, *fused(one, config), {}))
+    return graph, found
+
+
+def _with_again(plan: Plan, graph: Graph, again: list[_Again], forward: Compiled) -> Plan:
+    """The backward `plan` with the steps of `again`."""
+    tape = {b.index: b.name for b in plan.buffers if b.home == "tape"}
+    borrowed = {value.name: tape[index] for index, value in enumerate(forward.graph.saved)
+                if isinstance(value, Value) and value in forward.graph.inputs and index in tape}
+    parts = [(one.graph, assemble(one.graph, one.fusion, one.store, one.regimes)) for one in again]
+    return with_again(plan, parts, forward.plan, kept_values(forward.graph, forward.plan), borrowed)
 
 
 def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:

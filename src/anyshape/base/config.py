@@ -3,14 +3,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from anyshape.base.errors import ConfigError
 
 
-def _knob(default: Any, text: str, least: int = 0, most: int | None = None) -> Any:
-    return field(default=default, metadata={"help": text, "least": least, "most": most})
+UNITS = {"": 1, "B": 1, **{f"{letter}{unit}": base**power for power, letter in enumerate("kMGT", 1)
+                           for unit, base in (("B", 1000), ("iB", 1024))}}
+
+
+def _knob(default: Any, text: str, least: int = 0, most: int | None = None, bytes_: bool = False) -> Any:
+    return field(default=default, metadata={"help": text, "least": least, "most": most, "bytes": bytes_})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class Config:
     max_nodes: int = _knob(128, "largest number of equations in one kernel", least=1)
     packed_bytes: int = _knob(32 << 20, "weights of convolutions stay reordered from call to call while they and what "
                                         "the call holds fit into this many bytes, or into what some call has held")
+    memory_limit: int = _knob(0, "bytes that a program may take beyond what is alive when it is called, forward and "
+                                 "backward together, as a number or such as \"12GiB\"; 0: no limit", bytes_=True)
     dynamic: bool = _knob(True, "make every size symbolic from the first call")
     defer: bool = _knob(True, "calls whose sizes of 0 or 1 need one more program run as PyTorch does until they "
                               "have taken as long as tracing it takes")
@@ -54,12 +61,15 @@ class Config:
         for name, knob in known.items():
             text = os.environ.get(f"ANYSHAPE_{name.upper()}")
             if text is not None:
-                values[name] = _read(name, text, type(knob.default))
+                values[name] = bytes_of(f"ANYSHAPE_{name.upper()}", text) if knob.metadata["bytes"] else \
+                    _read(name, text, type(knob.default))
         for name, value in overrides.items():
             if name not in known:
                 raise ConfigError(f"unknown setting {name!r}", why=f"the settings are {', '.join(sorted(known))}",
                                   do="correct the name")
             wanted = type(known[name].default)
+            if known[name].metadata["bytes"] and isinstance(value, str):
+                value = bytes_of(f"setting {name}", value)
             if not isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
                 raise ConfigError(f"setting {name} is a {wanted.__name__}, got {value!r}",
                                   do=f"pass a {wanted.__name__}")
@@ -78,6 +88,19 @@ class Config:
     def replace(self, **overrides: Any) -> Config:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **overrides)
+
+
+def bytes_of(what: str, text: str) -> int:
+    """The bytes that a text such as "12GiB", "1.5 GB" or "4096" means.
+
+    Raises:
+        ConfigError: it means none; `what` was to be read.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if found is None or found[2] not in UNITS:
+        raise ConfigError(f"{what} is {text!r}", why="it is a number of bytes, with a unit or without",
+                          do=f"write it like 12GiB or 800MB; the units are {', '.join(filter(None, UNITS))}")
+    return int(float(found[1]) * UNITS[found[2]])
 
 
 def _read(name: str, text: str, wanted: type) -> Any:

@@ -31,6 +31,10 @@ class InputError(AnyShapeError):
     """The caller's arguments do not fit the compiled program (dtype, rank, device, number, size)."""
 
 
+class LimitError(AnyShapeError, MemoryError):
+    """A call cannot be done within the limit in bytes that was set; nothing of it has run."""
+
+
 class IndexRangeError(AnyShapeError, IndexError):
     """An index into a tensor is out of range, found while a program ran."""
 

@@ -116,6 +116,7 @@ class Compilation:
         config: the settings.
         compiler: compiles one graph; another one may be put in for tests.
         attentions: by number of the captured graph, the attention that its program writes out.
+        prepared: by name, backwards that were compiled with their forward, before torch asks for them.
         tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
     """
     config: Config
@@ -124,6 +125,7 @@ class Compilation:
     fallbacks: list[Fallback] = field(default_factory=list)
     captures: list[Capture] = field(default_factory=list)
     attentions: dict[int, tuple[AttentionNote, ...]] = field(default_factory=dict)
+    prepared: dict[str, Any] = field(default_factory=dict)
     graphs: int = 0
     tracing: tuple[str, str, str] = ("", "", "backend")
     lock: Any = field(default_factory=threading.Lock)

@@ -54,7 +54,19 @@ def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
     programs = tuple(_program(one, compilation) for one in _native(compilation))
     values = _values(programs, compilation, sizes)
     notes = tuple((one.name, one.arena, one.saved, one.outputs) for one in programs)
-    return MemoryNote(notes, tuple(sorted(values.items())), _placed(compilation, values))
+    return MemoryNote(notes, tuple(sorted(values.items())), _placed(compilation, values), _limits(compilation, values))
+
+
+def _limits(compilation: Compilation, values: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
+    """What calls at `values` do to stay within the limit, for programs that have one and whose sizes are known."""
+    found = []
+    for program in _native(compilation):
+        limit = program.executable.limit
+        known = {**values, **{old: values[name] for old, _, name in _capture(program, compilation).sizes
+                              if name in values}}
+        if limit is not None and all(name in known for name in program.executable.layout.symbols):
+            found.append((program.name, limit.says({name: known[name] for name in program.executable.layout.symbols})))
+    return tuple(found)
 
 
 def _attentions(compilation: Compilation) -> tuple[AttentionUse, ...]:

@@ -151,12 +151,14 @@ class MemoryNote:
     """What `memory()` returns. programs: (name, arena formula, saved formula, outputs formula).
 
     values: the sizes given. placed: per program, bytes of the arena of a call at these sizes, at most what the formula
-    says; None while a size is not given. `bytes` is the predicted peak over the programs, or None.
+    says; None while a size is not given. `bytes` is the predicted peak over the programs, or None. limits: (program,
+    what a call at these sizes does to stay within the limit), where one is set.
     """
 
     programs: tuple[tuple[str, Size, Size, Size], ...]
     values: tuple[tuple[str, int], ...]
     placed: tuple[int | None, ...] = ()
+    limits: tuple[tuple[str, str], ...] = ()
 
     @property
     def bytes(self) -> int | None:
@@ -184,7 +186,7 @@ class MemoryNote:
             lines.append(f"peak {bytes_text(self.bytes)}")
         elif self.missing():
             lines.append(f"peak: give {', '.join(self.missing())}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"{name}: {what}" for name, what in self.limits)])
 
 
 def _plain(value: Any, values: Mapping[str, int]) -> Any:

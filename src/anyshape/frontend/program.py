@@ -19,9 +19,11 @@ from anyshape.ir.types import TensorType, ValueType
 from anyshape.ops.needs import uncertain_sizes
 from anyshape.passes import pipeline
 from anyshape.passes.stages import check_edit
+from anyshape.ir.show import show
 from anyshape.plan.plan import Window
 from anyshape.road import Compiled, compile_graph
 from anyshape.run import torch_api
+from anyshape.run.limit import pair
 from anyshape.sym.expr import Expr, Size, symbols_of
 
 
@@ -103,12 +105,37 @@ def compile_program(request: ProgramRequest) -> Boxed:
 def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forward: Compiled | None = None) -> Boxed:
     _refuse_other_devices(graph)
     with torch_api.outside_tracing():
-        compiled = compile_graph(graph, request.config, forward, _needed(request, graph, notes))
+        prepared = request.compilation.prepared.pop(request.name, None)
+        if prepared is not None and show(prepared.history.captured) == show(graph):
+            compiled = prepared
+        else:
+            compiled = compile_graph(graph, request.config, forward, _needed(request, graph, notes))
+        if request.config.memory_limit:
+            _limit(request, compiled, forward)
     program = NativeProgram(name, compiled, notes)
     request.compilation.register(program)
     if request.config.check >= 2:
         return CheckedProgram(program, graph, notes.constants, request)
     return program if notes.constants else _with(compiled.executable, program)
+
+
+def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None) -> None:
+    """Puts the limit on a program. That of a forward has to know its backward, which is compiled with it."""
+    if request.role == "backward":
+        if forward is not None:
+            pair(forward.executable, compiled.executable, request.config.memory_limit)
+        return
+    backward = None
+    if request.role == "forward" and request.partner is not None and compiled.plan.saved:
+        name = request.name.replace("forward", "backward")
+        try:
+            later, _ = to_graph(request.partner, name.replace(".", "_"), "backward",
+                                tuple(_saved_type(s) for s in compiled.plan.saved))
+            backward = compile_graph(later, request.config, compiled)
+            request.compilation.prepared[name] = backward
+        except Unsupported as error:
+            request.compilation.record(name, "limit", f"nothing is computed again: {error.what}")
+    pair(compiled.executable, backward.executable if backward is not None else None, request.config.memory_limit)
 
 
 def _needed(request: ProgramRequest, graph: Graph, notes: Notes) -> tuple[Size, ...]:

@@ -144,10 +144,13 @@ def tape_offsets(plan: Plan, forward: Plan) -> dict[str, Size]:
     places = dict(forward.offsets)
     result: dict[str, Size] = {}
     for buffer in plan.buffers:
-        entry = tape_entry(forward, buffer.index) if buffer.home == "tape" else None
+        entry = tape_entry(forward, buffer.index) if buffer.home in ("tape", "kept") else None
         if entry is not None:
             home, window = entry
-            result[buffer.name] = places[home.name] + window.offset * size_of(window.type.dtype)
+            before = window.offset * size_of(window.type.dtype) if buffer.home == "tape" else 0
+            result[buffer.name] = places[home.name] + before
+        elif buffer.home == "again":
+            result[buffer.name] = 0  # placed when sizes are known, if its steps run at all
     return result
 
 
@@ -156,7 +159,7 @@ def kept_regions(plan: Plan, forward: Plan) -> list[Region]:
     places = dict(forward.offsets)
     last: dict[str, int] = {}
     for buffer in plan.buffers:
-        entry = tape_entry(forward, buffer.index) if buffer.home == "tape" else None
+        entry = tape_entry(forward, buffer.index) if buffer.home in ("tape", "kept") else None
         if entry is not None:
             last[entry[0].name] = max(last.get(entry[0].name, -1), buffer.last)
     return [Region(places[b.name], b.bytes, last.get(b.name, -1)) for b in forward.buffers if b.home == "saved"]

@@ -43,11 +43,12 @@ def hold_less(plan: Plan, forward: Plan | None) -> Plan:
     moved.append(len(steps))
     buffers = tuple(dataclasses.replace(b, first=moved[b.first], last=moved[min(b.last, len(plan.steps))])
                     for b in plan.buffers)
-    together = tuple(part for run in plan.together for part in _unbroken(plan, moved, *run))
-    return dataclasses.replace(plan, steps=tuple(steps), buffers=buffers, together=together)
+    together = tuple(part for run in plan.together for part in unbroken(plan, moved, *run))
+    return dataclasses.replace(plan, steps=tuple(steps), buffers=buffers, together=together,
+                               optional=tuple(moved[position] for position in plan.optional))
 
 
-def _unbroken(plan: Plan, moved: list[int], first: int, last: int) -> list[tuple[int, int]]:
+def unbroken(plan: Plan, moved: list[int], first: int, last: int) -> list[tuple[int, int]]:
     """What is left of a run of steps where memory steps stand between them."""
     starts = [k for k in range(first, last + 1) if k == first or moved[k] - moved[k - 1] > 1]
     parts = zip(starts, [*(start - 1 for start in starts[1:]), last], strict=True)

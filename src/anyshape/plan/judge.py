@@ -31,7 +31,7 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
     for buffer in plan.buffers:
         if buffer.home in ("arena", "saved") and buffer.name not in offsets:
             _fail(plan, f"buffer {buffer.name} has no offset")
-        if buffer.name not in offsets:
+        if buffer.name not in offsets or buffer.home in ("again", "kept"):
             continue
         start = offsets[buffer.name]
         stop = start + evaluate(buffer.bytes, values)
@@ -55,7 +55,8 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
 
 def lower_bound(plan: Plan, values: Mapping[str, int]) -> int:
     """The largest number of bytes of arena buffers alive at one step."""
-    inside = [b for b in plan.buffers if b.home in ("arena", "saved") or b.name in dict(plan.offsets)]
+    places = dict(plan.offsets)
+    inside = [b for b in plan.buffers if b.home in ("arena", "saved", "tape") and b.name in places]
     best = 0
     for step in range(len(plan.steps) + 1):
         alive = [evaluate(b.bytes, values) for b in inside if _life(plan, b)[0] <= step <= _life(plan, b)[1]]

@@ -16,7 +16,7 @@ def merged(plan: Plan, names: Mapping[str, str]) -> Plan:
         groups.setdefault(names.get(buffer.name, buffer.name), []).append(buffer)
     buffers = tuple(united(b, groups[b.name]) for b in plan.buffers if b.name not in names)
     return dataclasses.replace(
-        plan, steps=tuple(_rename_step(s, names) for s in plan.steps), buffers=buffers,
+        plan, steps=tuple(renamed_step(s, names) for s in plan.steps), buffers=buffers,
         outputs=tuple(_rename(o, names) if isinstance(o, Window) else o for o in plan.outputs),
         saved=tuple(_rename(o, names) if isinstance(o, Window) else o for o in plan.saved))
 
@@ -38,7 +38,8 @@ def _rename(window: Window, names: Mapping[str, str]) -> Window:
     return window if name is None else Window(name, window.type, window.offset)
 
 
-def _rename_step(step: Step, names: Mapping[str, str]) -> Step:
+def renamed_step(step: Step, names: Mapping[str, str]) -> Step:
+    """The step with its windows over other buffers."""
     if isinstance(step, KernelStep):
         return dataclasses.replace(step, params=tuple(_rename(w, names) for w in step.params),
                                    handed=tuple(_rename(w, names) for w in step.handed))

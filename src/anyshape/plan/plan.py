@@ -24,6 +24,9 @@ class Buffer:
         saved   in the call's arena, kept for the backward program as tape entry `index`
         tape    (backward) the tape's entry `index`: a piece of the forward's arena or a tensor it held
         extern  made by PyTorch in step `first`, dropped after step `last`
+        kept    (backward) a saved buffer of the forward, of which tape entry `index` is a window: where the forward
+                kept it, or, if it is computed again, in the arena between `first` and `last`
+        again   in the arena in calls that run its steps, which are optional
     first, last: steps (0-based, inclusive) between which the contents must be kept.
     """
 
@@ -117,11 +120,24 @@ class CopyStep:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStep:
-    """Let go of the tensors of some buffers (homes input, tape, extern) and allocate those of some outputs."""
+    """Let go of the tensors of some buffers (homes input, tape, extern) and allocate those of some outputs. `chunk`: of
+    the kept block, where that is in chunks, to give back; or -1."""
 
     take: tuple[str, ...]
     drop: tuple[str, ...]
     where: str = ""
+    chunk: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A saved value that a backward can compute again: the forward's buffer, this plan's (home kept), and the tape
+    buffers that lie in it, each with its first byte there. Values of one segment share steps."""
+
+    saved: str
+    buffer: str
+    segment: int
+    windows: tuple[tuple[str, Size], ...]
 
 
 Step = KernelStep | LibraryStep | ExternStep | CopyStep | MemoryStep
@@ -145,6 +161,8 @@ class Plan:
         where one is below, the program does not apply.
     together: runs of steps, first and last, that the host may do as one: products side by side, kernels one after
         another (plan/together.py).
+    again: (backward) what can be computed again in place of being kept; optional: the steps that do (plan/again.py).
+    chunks: (backward) the forward's saved buffers by chunk: the chunks can be given back one after another.
     """
 
     name: str
@@ -160,6 +178,9 @@ class Plan:
     kept: Size = 0
     nonnegative: tuple[Size, ...] = ()
     together: tuple[tuple[int, int], ...] = ()
+    again: tuple[Again, ...] = ()
+    optional: tuple[int, ...] = ()
+    chunks: tuple[tuple[str, ...], ...] = ()
 
 
 def touched(step: Step) -> list[Window]:

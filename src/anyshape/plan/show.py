@@ -38,11 +38,15 @@ def show(plan: Plan) -> str:
     lines += [f"  buffer  {_buffer(b)}" + (f" @ {offsets[b.name]}" if b.name in offsets else "")
               for b in plan.buffers if b.home != "input"]
     width = len(str(len(plan.steps)))
+    optional = set(plan.optional)
     for number, step in enumerate(plan.steps):
         where = f"  # {step.where}" if step.where else ""
-        lines.append(f"  {number:>{width}}  {_step(step)}{where}")
+        mark = "?" if number in optional else " "
+        lines.append(f"  {number:>{width}} {mark}{_step(step)}{where}")
     for first, last in plan.together:
         lines.append(f"  {'in a row' if isinstance(plan.steps[first], KernelStep) else 'side by side'}  {first}-{last}")
+    lines += [f"  again   {one.buffer} in place of {one.saved}: {', '.join(name for name, _ in one.windows)}"
+              for one in plan.again]
     lines.append(f"  out     {', '.join(_entry(entry) for entry in plan.outputs)}")
     if plan.saved:
         lines.append(f"  saved   {', '.join(_entry(entry) for entry in plan.saved)}")

@@ -5,8 +5,10 @@ backward program has run. A call takes one block of each kind at most.
 """
 from __future__ import annotations
 
+import bisect
+import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -129,6 +131,18 @@ class Pool:
         if block is not self.empty:
             self.free.append(block)  # one step of the interpreter: no lock
 
+    def taken(self) -> int:
+        """Bytes of the blocks that are not free."""
+        with self.lock:
+            return self.held - sum(block.bytes for block in self.free)
+
+    def would_hold(self, bytes_: int) -> int:
+        """Bytes of all blocks after a `take` of `bytes_`."""
+        with self.lock:
+            if bytes_ == 0 or any(block.bytes >= bytes_ for block in self.free):
+                return self.held
+            return self.held - max(map(_bytes, self.free), default=0) + -(-bytes_ // PAGE) * PAGE
+
     def release_idle(self) -> None:
         """Gives every free block back to torch."""
         with self.lock:
@@ -165,6 +179,29 @@ class Pool:
         self.need = 0
 
 
+class Chunks:
+    """A kept block in pieces of memory of their own, so that each can go before the others; used like a `Block`."""
+
+    def __init__(self, pool: Pool, sizes: Sequence[int]) -> None:
+        self.starts = [0, *itertools.accumulate(sizes)]
+        self.blocks: list[Block | None] = [pool.fresh(size) if size else None for size in sizes]
+        self.addresses = [0 if block is None else block.address for block in self.blocks]
+        self.address = 0
+        self.pinned = False  # the backward runs again: nothing goes
+
+    def free(self, number: int) -> None:
+        """Gives one piece back to torch."""
+        if not self.pinned:
+            self.blocks[number] = None
+
+    def window(self, dtype: torch.dtype, byte: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+        """A tensor that starts at `byte` of the whole; strides in elements."""
+        number = bisect.bisect_right(self.starts, byte) - 1
+        block = self.blocks[number]
+        assert block is not None, "a step reads what was given back"
+        return block.window(dtype, byte - self.starts[number], shape, strides)
+
+
 class Lease:
     """The kept block of one forward run, owned by its tape; see run/tape.py.
 
@@ -173,16 +210,19 @@ class Lease:
 
     __slots__ = ("block", "pool", "record")
 
-    def __init__(self, pool: Pool, block: Block, record: Any) -> None:
+    def __init__(self, pool: Pool, block: Block | Chunks, record: Any) -> None:
         self.pool = pool
         self.block = block
         self.record = record
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor lies in the block."""
-        return tensor.untyped_storage()._cdata == self.block.tensor.untyped_storage()._cdata
+        blocks = self.block.blocks if isinstance(self.block, Chunks) else [self.block]
+        return any(block is not None and tensor.untyped_storage()._cdata == block.tensor.untyped_storage()._cdata
+                   for block in blocks)
 
     def release(self) -> None:
         """Gives the block back to the pool; a second time it does nothing."""
         block, self.block = self.block, self.pool.empty
-        self.pool.give(block)
+        if isinstance(block, Block):
+            self.pool.give(block)

@@ -15,7 +15,7 @@ from anyshape.ir.graph import Graph, Node, Value
 from anyshape.plan.alloc import live_bytes
 from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.run import torch_api
-from anyshape.run.arena import Block
+from anyshape.run.arena import Block, Chunks
 from anyshape.run.attention import OPS as ATTENTION
 from anyshape.run.attention import by_torch
 from anyshape.run.convolution import Convolution, PackedWeights
@@ -26,7 +26,7 @@ from anyshape.run.grouped import grouped_by_torch
 from anyshape.run.interp import Interpreter
 from anyshape.run.layout import Layout
 from anyshape.run.pages import prefer_large
-from anyshape.run.record import Record, View
+from anyshape.run.record import EVERYTHING, Record, View
 from anyshape.sym.expr import Expr, evaluate
 
 OWN = "anyshape."  # targets that are our own ops, run by the reference interpreter
@@ -135,7 +135,7 @@ class Call:
 
     __slots__ = ("block", "error", "externs", "inputs", "kept", "outputs", "record", "shared", "temporary")
 
-    def __init__(self, shared: Calls, record: Record, inputs: list[Any], outputs: list[Any], kept: Block,
+    def __init__(self, shared: Calls, record: Record, inputs: list[Any], outputs: list[Any], kept: Block | Chunks,
                  temporary: Block) -> None:
         self.shared = shared
         self.record = record
@@ -208,6 +208,9 @@ class Call:
         shared = self.shared
         if number == self.record.given:
             self.kept.release()
+        if step.chunk >= 0:
+            assert isinstance(self.kept, Chunks)
+            self.kept.free(step.chunk)
         for name in step.drop:
             buffer = shared.buffers[name]
             if buffer.home == "extern":
@@ -323,10 +326,11 @@ class Call:
 
     def saved(self) -> list[Any]:
         """The tape's values: tensors over the kept block, tensors held, numbers."""
-        known = self.kept.views.get(self.record)
+        known = None if isinstance(self.kept, Chunks) else self.kept.views.get(self.record)
         if known is None:
             known = self._saved_here()
-            self.kept.remember(self.record, known)
+            if isinstance(self.kept, Block):
+                self.kept.remember(self.record, known)
         values, given, others = known
         values = values.copy()
         for i, position in given:
@@ -346,6 +350,9 @@ class Call:
             value: Any = None
             if not isinstance(entry, Window):
                 value = evaluate(entry, record.values) if isinstance(entry, Expr) else entry
+            elif entry.buffer in record.offsets and record.keeping != EVERYTHING:  # says what it is
+                shape, strides, _ = record.saved[i]
+                value = torch.empty_strided(shape, strides, dtype=TORCH_DTYPES[entry.type.dtype], device="meta")
             elif entry.buffer in record.offsets:
                 value = self.tensor(entry, record.saved[i])
             else:

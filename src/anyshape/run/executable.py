@@ -22,15 +22,16 @@ from anyshape.base.errors import IndexRangeError, InputError, VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.plan.plan import KernelStep, Plan, Window
 from anyshape.run import torch_api
-from anyshape.run.arena import Block, Lease
+from anyshape.run.arena import Block, Chunks, Lease
 from anyshape.run.bind import Binder
 from anyshape.run.call import Call, Calls, restrided
 from anyshape.run.context import Context, shared_context
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.entry import make_enter
 from anyshape.run.layout import layout_of
+from anyshape.run.limit import Limit
 from anyshape.run.pages import prefer_large
-from anyshape.run.record import Record, Records, counted_peak
+from anyshape.run.record import EVERYTHING, Record, Records, counted_peak
 from anyshape.run.tape import Tape
 
 FIRST = 8 * (host.SLOTS + 1)  # byte of a call's block where the addresses of buffers begin
@@ -84,6 +85,7 @@ class Executable:
         self.ordered = self.calls.order == tuple(range(len(self.dtypes)))
         self.plain = self.ordered and not plan.saved
         self.straight = self.calls.order is not None and not self.lazy  # allocated at the start, returned as they are
+        self.limit: Limit | None = None  # says what a call at given sizes does not keep
         self.profiles: list[tuple[Record, list[tuple[int, float]]]] | None = None  # set to [] to receive times of steps
         events.count("programs")
         events.count("kernels", len(self.kernels))
@@ -100,16 +102,33 @@ class Executable:
             return self._backward(args)
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit)
         args.clear()
+        if self.limit is not None:
+            record = self._limited(record)
         run = self._straight if self._is_straight(record, undo) else self._run
         if not self.plan.saved:
             return run(record, list(inputs), pointers, undo, self.context.kept.empty)
         pool = self.context.kept
-        lease = Lease(pool, pool.take(record.kept), record)
+        lease = Lease(pool, Chunks(pool, record.chunks) if record.chunks else pool.take(record.kept), record)
         try:
             return run(record, list(inputs), pointers, undo, lease.block, lease)
         except BaseException:
             lease.release()
             raise
+
+    def _limited(self, record: Record) -> Record:
+        """The record of a call at the same sizes that leaves earlier forwards what they keep, after memory that nobody
+        uses is given back if it would be beside the limit."""
+        assert self.limit is not None
+        kept, temporary = self.context.kept, self.context.temporary
+        busy = kept.taken()
+        if busy:
+            keeping = self.limit.choose(record.values, busy)
+            if keeping != record.keeping:
+                record = self.limit.record(self.maker, record.values, keeping)
+        if kept.would_hold(record.kept) + temporary.would_hold(self.limit.temporary(record)) > self.limit.bytes:
+            kept.release_idle()
+            temporary.release_idle()
+        return record
 
     def _backward(self, args: list[Any]) -> list[Any]:
         if not args or not isinstance(args[0], Tape):
@@ -130,6 +149,8 @@ class Executable:
                               why=f"it holds {lease.record.kept} bytes, the backward expects {record.kept}")
         if lease is None or (record.overwrites and keeps):
             private = self._private_kept(record, inputs, lease)
+        if lease is not None and isinstance(lease.block, Chunks):
+            lease.block.pinned = keeps
         kept = private or (lease.block if lease is not None else self.context.kept.empty)
         # from here on the call alone holds the saved tensors, so that each can go after its last use
         held = list(inputs)
@@ -171,7 +192,7 @@ class Executable:
         return self.straight and record.exact and not record.calls and not undo and self.profiles is None
 
     def _straight(self, record: Record, inputs: list[Any], pointers: tuple[int, ...], _undo: tuple[Any, ...],
-                  kept: Block, lease: Lease | None = None) -> list[Any]:
+                  kept: Any, lease: Lease | None = None) -> list[Any]:
         """`_run` for such calls."""
         allocate, dtypes = self.allocate, self.dtypes
         if len(dtypes) == 1:
@@ -201,6 +222,8 @@ class Executable:
             block[host.SCRATCH] = spare
             block[host.THREADS] = threads
             self.put(block, FIRST, *pointers, *addresses)
+            for slot, chunk, byte in record.parts:
+                block[host.SLOTS + slot] = kept.addresses[chunk] + byte
             code = context.run_plan(block.buffer_info()[0])
             if code != host.DONE:
                 self._raise(code, block, None)
@@ -216,7 +239,7 @@ class Executable:
             events.count_run()
 
     def _run(self, record: Record, inputs: list[Any], pointers: tuple[int, ...], undo: tuple[Any, ...],
-             kept: Block, lease: Lease | None = None) -> list[Any]:
+             kept: Any, lease: Lease | None = None) -> list[Any]:
         context = self.context
         if self.lazy:
             outputs: list[Any] = [None] * len(self.dtypes)
@@ -257,6 +280,8 @@ class Executable:
                                 self.functions_address, record.address, 0, times, spare, 0, *pointers,
                                 *[0 if output is None else output.data_ptr() for output in outputs]))
             block.frombytes(self.rest)
+            for slot, chunk, byte in record.parts:
+                block[host.SLOTS + slot] = kept.addresses[chunk] + byte
             if call is not None:
                 call.block = block
             code = context.run_plan(block.buffer_info()[0])
@@ -330,7 +355,10 @@ class Executable:
             if record is not None:
                 return record, arguments
         symbols = self.binder.bind(arguments, known)
-        record = self.maker.make(symbols)
+        if isinstance(origin, Record):
+            record = self.maker.make(symbols, origin.keeping)
+        else:
+            record = self.maker.make(symbols, EVERYTHING if self.limit is None else self.limit.choose(symbols))
         with self.lock:
             while len(self.records) >= RECORDS:
                 self.records.pop(next(iter(self.records)))

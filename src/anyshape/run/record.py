@@ -11,20 +11,24 @@ written, what dies before it lies in a lower block of its own, which is given ba
 """
 from __future__ import annotations
 
+import bisect
 import ctypes
+import itertools
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from anyshape.backend import host_words as host
 from anyshape.base import events
 from anyshape.base.errors import InputError, Unsupported, VerifyError
 from anyshape.ir.types import size_of
-from anyshape.plan.alloc import kept_regions, live_bytes
-from anyshape.plan.plan import Buffer, CopyStep, KernelStep, MemoryStep, Plan, Window
+from anyshape.plan.again import written
+from anyshape.plan.alloc import kept_regions, live_bytes, tape_entry
+from anyshape.plan.plan import Buffer, CopyStep, KernelStep, MemoryStep, Plan, Window, touched
 from anyshape.run import pages
+from anyshape.run.arena import PAGE
 from anyshape.run.context import Context
 from anyshape.run.layout import NO_REGIME, Layout
 from anyshape.run.words import may_pack_over
@@ -40,6 +44,18 @@ SCRATCH = {host.KERNEL: host.KERNEL_SCRATCH, host.PRODUCT: host.PACKED_SCRATCH, 
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What a call keeps for its backward. dropped: saved buffers of the forward that are not kept, for the backward
+    computes them again. apart: the kept block is in chunks, which the backward gives back one after another."""
+
+    dropped: frozenset[str] = frozenset()
+    apart: bool = False
+
+
+EVERYTHING = Keeping()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
     """See the head of this file. Bytes and strides are numbers; views are (sizes, strides, offset in elements).
@@ -50,7 +66,8 @@ class Record:
     the output buffer, by slot, whose memory is the lower block, or -1: then that is the kept block. given: the lower
     block is the call's own, and is given back before results are taken at this step; or -1. bound: no layout of the
     arena needs fewer bytes. overwrites: steps write into the kept block of a backward's tape, so that it cannot run
-    again. allocations: (sizes, strides) of each output buffer, by slot; exact: these are the outputs' own; large:
+    again. keeping: see there; chunks: bytes of each chunk of the kept block, and parts: (slot, chunk, byte) of what lies
+    in them, where it is in chunks. allocations: (sizes, strides) of each output buffer, by slot; exact: these are the outputs' own; large:
     (slot, bytes) of those on large pages. calls: some step is done by PyTorch. block: what is the same in the blocks of
     all calls.
     """
@@ -68,6 +85,9 @@ class Record:
     spare_at: int
     bound: int
     overwrites: bool
+    keeping: Keeping
+    chunks: tuple[int, ...]
+    parts: tuple[tuple[int, int, int], ...]
     inputs: tuple[View | None, ...]
     input_strides: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[Any, ...]
@@ -83,6 +103,21 @@ class Record:
     def arena(self) -> int:
         """Bytes of the arena: the predicted peak."""
         return self.temporary + (self.kept if self.room < 0 else 0)
+
+
+def _without(steps: Sequence[int], left_out: frozenset[int]) -> list[int]:
+    """The words of the steps but for some."""
+    words: list[int] = []
+    at = 0
+    while at < len(steps):
+        if steps[at + 2] not in left_out:
+            words += steps[at:at + steps[at + 1]]
+        at += steps[at + 1]
+    return words
+
+
+def _saved(plan: Plan) -> list[Buffer]:
+    return [b for b in plan.buffers if b.home == "saved"]
 
 
 class Records:
@@ -103,6 +138,21 @@ class Records:
         self.lives = [(b.first, end if b.home == "saved" else b.last) for b in homes.values()]
         self.outputs = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
         self.regions = kept_regions(plan, forward) if forward is not None else []
+        self.forward = forward
+        self.kept_buffers = _saved(forward or plan)
+        self.chunks = plan.chunks  # of a forward: those of its backward, once that is known
+        self.optional = frozenset(plan.optional)
+        # where saved buffers, and what shows them in a backward, lie: index -> (the forward's buffer, first byte there)
+        self.shown: dict[int, tuple[str, Size]] = {i: (layout.placed[i], 0) for i in self.saved}
+        for i, buffer in enumerate(homes.values()):
+            entry = tape_entry(forward, buffer.index) if forward and buffer.home in ("tape", "kept") else None
+            if entry is not None:
+                home, window = entry
+                before = window.offset * size_of(window.type.dtype) if buffer.home == "tape" else 0
+                self.shown[i] = home.name, before
+        self.ends = {b.name: max((number for number, step in enumerate(plan.steps)
+                                  for window in touched(step) if window.buffer == b.name), default=0)
+                     for b in plan.buffers if b.home == "saved"}
         self.beside = [b for b in plan.buffers if b.home == "extern"]
         # the largest result that is not written from the start on; of a call that a backward follows, none
         free = [] if self.saved or forward is not None else [b for b in self.outputs if b.first > 0]
@@ -115,7 +165,7 @@ class Records:
         series = [sum(blocks[first:last + 1]) for first, last in plan.together]
         self.workspace_words = max([*blocks, *series], default=0)
 
-    def make(self, values: dict[str, int]) -> Record:
+    def make(self, values: dict[str, int], keeping: Keeping = EVERYTHING) -> Record:
         """The record at the symbols' `values`.
 
         Raises:
@@ -137,13 +187,25 @@ class Records:
             raise InputError(f"{self.plan.name} does not take these sizes",
                              why=f"a size inside, or a difference of sizes, would be below 0: {', '.join(below)}",
                              do="compile the program again for these sizes")
-        calls = self._check(steps)
         room = 0 if self.room is None else output_bytes[self.room.index]
-        place = self._place(list(sizes), list(offsets), kept, arena, values, room)
-        pairs = [word for name, offset in zip(layout.placed, place.offsets, strict=True)
-                 for word in (layout.slots[name], offset)]
+        runs = self.runs(keeping)
+        if self.optional:
+            steps = _without(steps, self.optional - runs)
+        if keeping.dropped or keeping.apart:
+            place = self._keeping(list(sizes), list(offsets), values, keeping, runs)
+        else:
+            place = self._place(list(sizes), list(offsets), kept, arena, values, room)
+        calls = self._check(steps)
+        parts = []
+        pairs = []
+        for name, offset in zip(layout.placed, place.offsets, strict=True):
+            if keeping.apart and offset < place.border:
+                chunk = bisect.bisect_right(place.starts, offset) - 1
+                parts.append((layout.slots[name], chunk, offset - place.starts[chunk]))
+            else:
+                pairs += [layout.slots[name], offset]
         first = host.HEAD_WORDS + len(pairs)
-        words = [place.border, 0, first, self.workspace, len(offsets), *pairs, *steps, host.END]
+        words = [place.border, 0, first, self.workspace, len(pairs) // 2, *pairs, *steps, host.END]
         program = array("q", words)
         address = program.buffer_info()[0]
         room = (WORD * max(self.workspace_words, 1))()
@@ -162,7 +224,8 @@ class Records:
             room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
             given=self.taken if place.lower == "early" else -1,
             scratch=program[host.HEAD_SCRATCH], spare=spare, spare_at=spare_at, bound=place.bound,
-            overwrites=bool(self.regions) and any(place.offsets[i] < kept for i in self.moving),
+            overwrites=bool(self.regions) and any(place.offsets[i] < place.border for i in self.moving),
+            keeping=keeping, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)), parts=tuple(parts),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
             outputs=outputs, allocations=allocations, exact=exact, large=large, calls=calls, saved=saved,
             windows=windows, block=self._block(address))
@@ -243,6 +306,77 @@ class Records:
             # a block that is taken and given back in every call has to be worth it
             layouts.append((self._peak(values, blocks, self.taken) + LEAST_ROOM, early))
         return min(layouts, key=lambda one: one[0])[1]
+
+    def runs(self, keeping: Keeping) -> frozenset[int]:
+        """The optional steps that compute what was dropped, from what was not, and that give chunks back."""
+        dropped = keeping.dropped
+        wanted = {one.buffer for one in self.plan.again if one.saved in dropped}
+        made = {b.name for b in self.plan.buffers if b.home == "again"} | wanted
+        found = set()
+        for number in sorted(self.optional, reverse=True):
+            step = self.plan.steps[number]
+            if isinstance(step, MemoryStep):
+                if keeping.apart:
+                    found.add(number)
+            elif {window.buffer for window in written(step)} & wanted:
+                found.add(number)
+                wanted |= {window.buffer for window in touched(step)} & made
+        return frozenset(found)
+
+    def kept(self, values: dict[str, int], sizes: Sequence[int], keeping: Keeping) -> tuple[dict[str, int], list[int]]:
+        """Where saved buffers lie in the kept block, and where its chunks begin and end. sizes: of the buffers in the
+        forward's order, padded."""
+        places: dict[str, int] = {}
+        starts = [0]
+        padded = dict(zip((b.name for b in self.kept_buffers), sizes, strict=True))
+        for chunk in self.chunks if keeping.apart else [tuple(padded)]:
+            border = starts[-1]
+            for name in chunk:
+                if name not in keeping.dropped:
+                    places[name] = border
+                    border += padded[name]
+            starts.append(-(-border // PAGE) * PAGE if keeping.apart else border)
+        return places, starts
+
+    def _keeping(self, sizes: list[int], offsets: list[int], values: dict[str, int], keeping: Keeping,
+                 runs: frozenset[int]) -> _Layout:
+        """The layout of a forward that does not keep everything, or not in one piece, or of its backward."""
+        padded = [-(-size // 64) * 64 for size in sizes]
+        lives = [*self.lives]
+        dropped = keeping.dropped
+        moving = [*self.moving]
+        if self.forward is None:
+            places, starts = self.kept(values, [padded[i] for i in self.saved], keeping)
+            for i in self.saved:
+                if self.layout.placed[i] in dropped:
+                    moving.append(i)
+                    lives[i] = lives[i][0], self.ends[self.layout.placed[i]]
+            spans = {self.layout.placed[i]: (padded[i], *lives[i]) for i in self.saved}
+        else:
+            bytes_ = [-(-evaluate(region.bytes, values) // 64) * 64 for region in self.regions]
+            places, starts = self.kept(values, bytes_, keeping)
+            used = {window.buffer for number in runs for window in touched(self.plan.steps[number])}
+            moving += [i for i, b in enumerate(self.homes.values())
+                       if b.name in used and (b.home == "again" or (b.home == "kept" and self.shown[i][0] in dropped))]
+            spans = {b.name: (size, 0, region.last)
+                     for b, size, region in zip(self.kept_buffers, bytes_, self.regions, strict=True)}
+        border = starts[-1]
+        if keeping.apart:  # nothing else lies in the chunks
+            items: list[Item] = [(border, 0, len(self.plan.steps), 0)]
+        else:
+            items = [(*spans[name], place) for name, place in places.items()]
+        fixed = len(items)
+        items += [(padded[i], *lives[i], 0) for i in moving]
+        bound = max(self._live(items), border)
+        top, placed = self._best(items, fixed, border, bound, sys.maxsize)
+        for i, offset in zip(moving, placed, strict=True):
+            offsets[i] = offset
+            if i in self.shown:
+                places[self.shown[i][0]] = offset
+        for i, (name, before) in self.shown.items():
+            if name in places:
+                offsets[i] = places[name] + evaluate(before, values)
+        return _Layout(offsets, border, max(top, border), bound, starts=starts if keeping.apart else [])
 
     def _inside(self, items: list[Item], border: int, first: int) -> _Layout:
         """What fits in the memory of the result, which is first written in step `first`; low there, so that scratch
@@ -344,13 +478,15 @@ class Records:
 class _Layout:
     """Offsets of all placed buffers, in a lower block up to `border` and an upper one up to `top`; bound: no layout has
     a lower top (or, in the end, needs fewer bytes of arena). lower: what the lower block is: "kept", the "room" (a
-    result's memory), or the call's own, given back "early"."""
+    result's memory), or the call's own, given back "early". starts: where the chunks of the kept block begin, and its
+    end."""
 
     offsets: list[int]
     border: int
     top: int
     bound: int
     lower: str = "kept"
+    starts: list[int] = field(default_factory=list)
 
 
 Item = tuple[int, int, int, int]  # bytes, first, last, offset

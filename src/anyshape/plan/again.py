@@ -1,0 +1,181 @@
+"""Puts the steps that compute saved values again into a backward, where the first of them is needed.
+
+    forward saves x, h                 3 kernel(kept x) -> again n          optional: run if h was not kept
+    backward: 3 kernel(tape h) -> g    4 matmul(again n, tape w) -> kept h  optional
+                                       5 kernel(tape h) -> g
+
+Before them stands a memory step, which is optional, too: where the kept block is in chunks, what no later step reads
+is given back there. Nothing else in the backward changes. A call whose forward kept h leaves the optional steps out; otherwise h lies in the
+arena from step 4 on. What a call keeps is decided when its sizes are known (run/choose.py).
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from anyshape.ir.graph import Graph, Value
+from anyshape.ir.types import TensorType, size_of
+from anyshape.plan.alloc import tape_entry
+from anyshape.plan.hold import unbroken
+from anyshape.plan.merge import renamed_step
+from anyshape.plan.plan import Again, Buffer, CopyStep, KernelStep, MemoryStep, Plan, Step, Window, touched
+from anyshape.plan.segments import base_of
+from anyshape.sym.expr import Size
+
+
+def written(step: object) -> list[Window]:
+    """The windows that a step writes."""
+    if isinstance(step, KernelStep):
+        return [*(step.params[k] for k in step.outputs), *step.handed]
+    if isinstance(step, CopyStep):
+        return [step.target]
+    if isinstance(step, MemoryStep):
+        return []
+    return [w for w in step.outputs if w is not None]  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a forward keeps in its arena: stored value by name -> (buffer, tape entry that is a window of it), and how
+    it is stored."""
+
+    buffers: Mapping[str, tuple[str, int]]
+    types: Mapping[str, TensorType]
+
+
+def kept_values(graph: Graph, plan: Plan) -> Kept:
+    """What the forward `plan` of `graph` keeps."""
+    producers = graph.producers()
+    homes = {b.name: b.home for b in plan.buffers}
+    stored = {window.buffer: window.type for step in plan.steps for window in written(step) if window.offset == 0}
+    buffers: dict[str, tuple[str, int]] = {}
+    types: dict[str, TensorType] = {}
+    for index, (operand, window) in enumerate(zip(graph.saved, plan.saved, strict=True)):
+        if isinstance(operand, Value) and isinstance(window, Window) and homes.get(window.buffer) == "saved":
+            base = base_of(operand, producers)
+            kind = stored.get(window.buffer)
+            if kind is not None and kind.dtype == base.tensor.dtype and kind.shape == base.tensor.shape:
+                buffers[base.name] = window.buffer, index
+                types[base.name] = kind
+    return Kept(buffers, types)
+
+
+def with_again(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forward: Plan, kept: Kept,
+               borrowed: Mapping[str, str]) -> Plan:
+    """`plan` (a backward, not allocated) with the steps of `parts`.
+
+    Args:
+        parts: graphs that compute values of the forward again, and their plans, not allocated.
+        borrowed: input of the forward -> the buffer of the tape's entry that it is.
+    """
+    windows = _windows(plan, forward)
+    first = _first_uses(plan)
+    steps_before: dict[int, list[tuple[Graph, Plan]]] = {}
+    for graph, part in parts:
+        names = [kept.buffers[v.name][0] for v in graph.outputs if isinstance(v, Value)]
+        uses = [first[tape] for name in names for tape, _ in windows.get(name, ()) if tape in first]
+        if uses:
+            steps_before.setdefault(min(uses), []).append((graph, part))
+    steps: list[Step] = []
+    borders: list[int] = []
+    moved: list[int] = []
+    optional: list[int] = []
+    lives: dict[str, tuple[int, int]] = {}
+    added: dict[str, Buffer] = {}
+    again: list[Again] = []
+    for position in range(len(plan.steps) + 1):
+        if position in steps_before:
+            steps.append(MemoryStep((), (), chunk=len(borders)))
+            borders.append(len(steps) - 1)
+        for graph, part in steps_before.get(position, ()):
+            segment = len({one.segment for one in again})
+            start = len(steps)
+            names = _names(graph, part, kept, borrowed)
+            steps += [renamed_step(step, names) for step in part.steps]
+            optional += range(start, len(steps))
+            for buffer in part.buffers:
+                name = names[buffer.name]
+                begin, end = start + buffer.first, start + min(buffer.last, len(part.steps) - 1)
+                if buffer.home in ("input", "output"):
+                    old = lives.get(name, (begin, end))
+                    lives[name] = min(old[0], begin), max(old[1], end)
+                else:
+                    home = "again" if buffer.home == "arena" else buffer.home
+                    added[name] = Buffer(name, buffer.bytes, home, 0, begin, end)
+            for value in graph.outputs:
+                assert isinstance(value, Value)
+                name, _ = kept.buffers[value.name]
+                again.append(Again(name, _kept(name), segment, tuple(windows.get(name, ()))))
+        moved.append(len(steps))
+        if position < len(plan.steps):
+            steps.append(plan.steps[position])
+    buffers = []
+    for buffer in plan.buffers:
+        begin, end = moved[buffer.first], moved[buffer.last]
+        old = lives.get(buffer.name, (begin, end))
+        buffers.append(dataclasses.replace(buffer, first=min(begin, old[0]), last=max(end, old[1])))
+    ends = {b.name: b.last for b in buffers}
+    for name, index in kept.buffers.values():
+        if _kept(name) in lives:
+            begin, end = lives[_kept(name)]
+            size = next(b.bytes for b in forward.buffers if b.name == name)
+            end = max([end, *(ends[tape] for tape, _ in windows.get(name, ()))])
+            added[_kept(name)] = Buffer(_kept(name), size, "kept", index, begin, end)
+    everything = (*buffers, *added.values())
+    return dataclasses.replace(
+        plan, steps=tuple(steps), buffers=everything, again=tuple(again), optional=(*optional, *borders),
+        chunks=_chunks(everything, forward, borders),
+        together=tuple(part for run in plan.together for part in unbroken(plan, moved, *run)))
+
+
+def _chunks(buffers: Sequence[Buffer], forward: Plan, borders: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    """The forward's saved buffers by the first border behind their last use."""
+    last: dict[str, int] = {}
+    for buffer in buffers:
+        entry = tape_entry(forward, buffer.index) if buffer.home in ("tape", "kept") else None
+        if entry is not None:
+            last[entry[0].name] = max(last.get(entry[0].name, -1), buffer.last)
+    chunks: list[list[str]] = [[] for _ in range(len(borders) + 1)]
+    for buffer in forward.buffers:
+        if buffer.home == "saved":
+            chunks[sum(border <= last.get(buffer.name, -1) for border in borders)].append(buffer.name)
+    return tuple(tuple(chunk) for chunk in chunks)
+
+
+def _kept(name: str) -> str:
+    return f"kept {name}"
+
+
+def _windows(plan: Plan, forward: Plan) -> dict[str, list[tuple[str, Size]]]:
+    """Saved buffer of the forward -> the tape buffers that lie in it, with their first bytes there."""
+    found: dict[str, list[tuple[str, Size]]] = {}
+    for buffer in plan.buffers:
+        entry = tape_entry(forward, buffer.index) if buffer.home == "tape" else None
+        if entry is not None:
+            home, window = entry
+            found.setdefault(home.name, []).append((buffer.name, window.offset * size_of(window.type.dtype)))
+    return found
+
+
+def _first_uses(plan: Plan) -> dict[str, int]:
+    first: dict[str, int] = {}
+    for position, step in enumerate(plan.steps):
+        for window in touched(step):
+            first.setdefault(window.buffer, position)
+    return first
+
+
+def _names(graph: Graph, part: Plan, kept: Kept, borrowed: Mapping[str, str]) -> dict[str, str]:
+    """Buffers of a part -> those of the backward."""
+    names: dict[str, str] = {}
+    for buffer in part.buffers:
+        if buffer.home == "input":
+            value = graph.inputs[buffer.index].name
+            names[buffer.name] = borrowed[value] if value in borrowed else _kept(kept.buffers[value][0])
+        elif buffer.home == "output":
+            value = graph.outputs[buffer.index].name  # type: ignore[union-attr]
+            names[buffer.name] = _kept(kept.buffers[value][0])
+        else:
+            names[buffer.name] = f"{graph.name} {buffer.name}"
+    return names

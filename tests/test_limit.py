@@ -1,0 +1,296 @@
+"""A limit in bytes: what is dropped and computed again gives the same numbers, and what is counted fits."""
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import anyshape
+from anyshape.base.config import Config
+from anyshape.base.errors import ConfigError, LimitError
+from anyshape.run.arena import Pool
+from anyshape.run.context import shared_context
+from anyshape.run.record import EVERYTHING, Keeping
+from anyshape.tools.demo.model import DemoConfig, DemoLlama
+
+pytestmark = pytest.mark.unguarded
+NO_LIMIT = 1 << 40
+
+
+class Layers(nn.Module):
+    """Layers whose hidden values are wider than what passes between them."""
+
+    def __init__(self, count: int = 6, width: int = 32) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(count))
+        self.up = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(count))
+        self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, up, down in zip(self.norms, self.up, self.down, strict=True):
+            x = x + down(torch.sin(torch.tanh(up(norm(x)))))
+        return x
+
+
+def net(seed: int = 0, **sizes: int) -> Layers:
+    torch.manual_seed(seed)
+    return Layers(**sizes)
+
+
+def step(run, module, x):
+    """The loss and all gradients."""
+    module.zero_grad(set_to_none=True)
+    x = x.clone().requires_grad_()
+    loss = run(x).square().mean()
+    loss.backward()
+    return [loss.detach(), x.grad, *[p.grad for p in module.parameters()]]
+
+
+def limit_of(run):
+    """The limit of the forward of what was compiled."""
+    return next(p.executable.limit if hasattr(p, "executable") else p.limit for p in run.programs
+                if "forward" in p.name)
+
+
+def sizes(run, x):
+    return next(dict(record.values) for p in run.programs if "forward" in p.name
+                for record in p.executable.records.values() if record.inputs and any(
+                    view and view[0] == tuple(x.shape) for view in record.inputs))
+
+
+@contextlib.contextmanager
+def counted():
+    """A list that receives the most bytes of all blocks of the arena at once."""
+    context = shared_context()
+    context.kept.release_idle()
+    context.temporary.release_idle()
+    gc.collect()
+    found = [context.kept.held + context.temporary.held]
+    new = Pool._new
+
+    def counting(pool, bytes_):
+        block = new(pool, bytes_)
+        found[0] = max(found[0], context.kept.held + context.temporary.held)
+        return block
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pool, "_new", counting)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def without():
+    module = net()
+    run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
+    step(run, module, torch.randn(50, 32))
+    return module, run
+
+
+@pytest.mark.parametrize("rows", (700, 3001))
+def test_every_rung_gives_the_same_numbers_and_fits(without, rows):
+    """Not one bit differs: the same kernels on the same values."""
+    module, run = without
+    x = torch.randn(rows, 32)
+    wanted = step(run, module, x)
+    limit = limit_of(run)
+    values = sizes(run, x)
+    ladder = limit.ladder(values)
+    assert len(ladder) > 3 and [rung.live for rung in ladder] == sorted((rung.live for rung in ladder), reverse=True)
+    needs = [limit.needed(values, Keeping(rung.dropped, apart=True)) for rung in ladder]
+    all_kept = limit.needed(values, EVERYTHING)
+    assert min(needs) < 0.7 * all_kept
+    for bytes_ in (all_kept, all_kept - 1, *needs[1::2], min(needs)):
+        other = anyshape.compile(module, memory_limit=bytes_, strict=True)
+        outputs = sum(p.numel() * 4 for p in module.parameters()) + 2 * x.nbytes
+        with counted() as most:
+            found = step(other, module, x)
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+        assert most[0] <= bytes_
+        assert most[0] + outputs >= min(needs) // 2  # something was counted
+
+
+def test_the_least_limit_is_named_and_works(without):
+    module, run = without
+    x = torch.randn(1000, 32)
+    wanted = step(run, module, x)
+    small = anyshape.compile(module, memory_limit=1 << 16, strict=True)
+    with pytest.raises(LimitError, match="cannot run within") as caught:
+        step(small, module, x)
+    assert isinstance(caught.value, MemoryError) and "needs" in caught.value.why
+    least = int(caught.value.do.split()[3])
+    other = anyshape.compile(module, memory_limit=least, strict=True)
+    assert all(torch.equal(a, b) for a, b in zip(step(other, module, x), wanted, strict=True))
+    tight = anyshape.compile(module, memory_limit=least - 4096, strict=True)
+    with pytest.raises(LimitError):
+        step(tight, module, x)
+    step(tight, module, torch.randn(3, 32))  # a smaller call fits
+
+
+def test_a_lower_limit_never_means_a_higher_peak(without):
+    module, run = without
+    x = torch.randn(900, 32)
+    step(run, module, x)
+    limit, values = limit_of(run), sizes(run, x)
+    before = limit.bytes
+    peaks = []
+    try:
+        highest = limit.needed(values, EVERYTHING)
+        for percent in range(100, 40, -2):
+            limit.bytes = highest * percent // 100
+            with contextlib.suppress(LimitError):
+                peaks.append(limit.needed(values, limit.choose(values)))
+    finally:
+        limit.bytes = before
+    assert len(peaks) > 10 and peaks == sorted(peaks, reverse=True) and len(set(peaks)) > 5
+
+
+def test_what_fits_is_left_alone(without):
+    module, run = without
+    x = torch.randn(60, 32)
+    step(run, module, x)
+    record = next(iter(limit_of(run).program.records.values()))
+    assert record.keeping == EVERYTHING and not record.chunks
+    plain = anyshape.compile(net(), strict=True)
+    step(plain, net(), x)
+    assert all(not p.executable.plan.optional for p in plain.programs if hasattr(p, "executable"))
+
+
+def test_tapes_in_flight_share_the_limit(without):
+    module, run = without
+    x = torch.randn(800, 32)
+    step(run, module, x)
+    limit, values = limit_of(run), sizes(run, x)
+    wanted = step(run, module, x)
+    kept = limit.program.maker.make(values).kept
+    bytes_ = limit.needed(values, EVERYTHING) + kept // 2
+    other = anyshape.compile(module, memory_limit=bytes_, strict=True)
+    step(other, module, x)
+    module.zero_grad(set_to_none=True)
+    with counted() as most:
+        first, second = (other(x.clone().requires_grad_()).square().mean() for _ in range(2))
+        assert limit_of(other).others  # the second one had to drop something
+        second.backward()
+        once = [p.grad.clone() for p in module.parameters()]
+        first.backward()
+    assert most[0] <= bytes_
+    assert all(torch.equal(a, b) for a, b in zip(once, wanted[2:], strict=True))
+    assert all(torch.equal(p.grad, 2 * b) for p, b in zip(module.parameters(), wanted[2:], strict=True))
+
+
+def test_a_backward_may_run_twice_and_not_without_asking(without):
+    module, run = without
+    x = torch.randn(500, 32)
+    wanted = step(run, module, x)
+    limit, values = limit_of(run), sizes(run, x)
+    ladder = limit.ladder(values)
+    other = anyshape.compile(module, memory_limit=limit.needed(values, Keeping(ladder[-1].dropped, apart=True)),
+                             strict=True)
+    module.zero_grad(set_to_none=True)
+    loss = other(x).square().mean()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    for p, b in zip(module.parameters(), wanted[2:], strict=True):
+        torch.testing.assert_close(p.grad, 2 * b)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_a_language_model_trains_within_its_limit():
+    torch.manual_seed(0)
+    module = DemoLlama(DemoConfig(vocabulary=128, hidden=64, layers=4, heads=4))
+    tokens = torch.randint(0, 128, (4, 65))
+
+    def train(run, length):
+        module.zero_grad(set_to_none=True)
+        loss = run(tokens[:, :length], tokens[:, 1:length + 1])
+        loss.backward()
+        return [loss.detach(), *[p.grad for p in module.parameters()]]
+
+    run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
+    wanted = {length: train(run, length) for length in (64, 1, 37)}
+    limit = limit_of(run)
+    record = max(limit.program.records.values(), key=lambda one: one.kept)
+    ladder = limit.ladder(record.values)
+    least = limit.needed(record.values, Keeping(ladder[-1].dropped, apart=True))
+    assert least < 0.75 * limit.needed(record.values, EVERYTHING)
+    other = anyshape.compile(module, memory_limit=least, strict=True)
+    for length, results in wanted.items():
+        with counted() as most:
+            found = train(other, length)
+        assert most[0] <= least
+        for a, b in zip(found, results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    assert "computed again" in str(other.memory(**{name: value for name, value in _named(other, record).items()}))
+
+
+def _named(run, record):
+    """The sizes of a record by the names that `memory` takes."""
+    names = {old: name for capture in run.programs[0].executable.program and [] or [] for old, _, name in capture}
+    return {names.get(name, name): value for name, value in record.values.items()}
+
+
+def test_random_numbers_are_drawn_once():
+    module = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(32, 64), nn.Tanh(), nn.Dropout(0.3),
+                                                                  nn.Linear(64, 32), nn.Tanh())))
+    x = torch.randn(400, 32)
+
+    def seeded(run):
+        torch.manual_seed(3)
+        return step(run, module, x)
+
+    run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
+    wanted = seeded(run)
+    limit, values = limit_of(run), sizes(run, x)
+    ladder = limit.ladder(values)
+    least = limit.needed(values, Keeping(ladder[-1].dropped, apart=True))
+    other = anyshape.compile(module, memory_limit=least, strict=True)
+    assert all(torch.equal(a, b) for a, b in zip(seeded(other), wanted, strict=True))
+
+
+def test_inference_is_refused_before_it_runs():
+    module = net()
+    run = anyshape.compile(module, memory_limit="100kB", strict=True)
+    with torch.no_grad():
+        torch.testing.assert_close(run(torch.ones(5, 32)), module(torch.ones(5, 32)))
+        with pytest.raises(LimitError, match="memory_limit"):
+            run(torch.ones(5000, 32))
+        run(torch.ones(6, 32))
+
+
+def test_two_threads_train_under_one_limit(without):
+    module, run = without
+    x = torch.randn(300, 32)
+    step(run, module, x)
+    limit, values = limit_of(run), sizes(run, x)
+    bytes_ = 4 * limit.needed(values, EVERYTHING)
+    other = anyshape.compile(module, memory_limit=bytes_, strict=True)
+    wanted = torch.autograd.grad(other(x).square().mean(), list(module.parameters()))
+    wrong: list[object] = []
+
+    def train():
+        for _ in range(10):
+            found = torch.autograd.grad(other(x).square().mean(), list(module.parameters()))
+            if not all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=train) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("text, bytes_", (("12GiB", 12 << 30), ("800MB", 800_000_000), ("1.5 kB", 1500), ("4096", 4096)))
+def test_limits_are_read(text, bytes_):
+    assert Config.make(memory_limit=text).memory_limit == bytes_
+
+
+@pytest.mark.parametrize("text", ("12 gigs", "-1GB", "", "GiB"))
+def test_what_is_no_limit_is_refused(text):
+    with pytest.raises(ConfigError):
+        Config.make(memory_limit=text)
