@@ -23,9 +23,9 @@ from anyshape.kernel.show import content_name
 from anyshape.kernel.show import show as show_kernel
 from anyshape.ops.needs import uncertain_sizes
 from anyshape.passes import pipeline
+from anyshape.passes.dce import dce
 from anyshape.passes.pipeline import History
 from anyshape.passes.stages import Edits, edits, publish
-from anyshape.passes.dce import dce
 from anyshape.plan.again import kept_values, with_again
 from anyshape.plan.alloc import allocate
 from anyshape.plan.hold import hold_less

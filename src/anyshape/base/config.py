@@ -9,7 +9,6 @@ from typing import Any
 
 from anyshape.base.errors import ConfigError
 
-
 UNITS = {"": 1, "B": 1, **{f"{letter}{unit}": base**power for power, letter in enumerate("kMGT", 1)
                            for unit, base in (("B", 1000), ("iB", 1024))}}
 

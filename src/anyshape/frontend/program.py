@@ -15,11 +15,11 @@ from anyshape.frontend.fx import Notes, to_graph
 from anyshape.frontend.fx_trace import UnsupportedNode
 from anyshape.frontend.split import found_in_data, split_program
 from anyshape.ir.graph import Graph
+from anyshape.ir.show import show
 from anyshape.ir.types import TensorType, ValueType
 from anyshape.ops.needs import uncertain_sizes
 from anyshape.passes import pipeline
 from anyshape.passes.stages import check_edit
-from anyshape.ir.show import show
 from anyshape.plan.plan import Window
 from anyshape.road import Compiled, compile_graph
 from anyshape.run import torch_api

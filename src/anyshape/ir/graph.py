@@ -63,6 +63,11 @@ class Node:
                 yield operand
 
 
+def has_effect(node: Node) -> bool:
+    """Does the equation do more than give its results (an extern call that draws random numbers or writes)?"""
+    return any(name == "effect" and value is True for name, value in node.attrs)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
     """A program.

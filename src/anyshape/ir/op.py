@@ -1,7 +1,7 @@
 """What one op is: a row. Everything the compiler asks about an op is a field of its row, never its name."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -103,3 +103,12 @@ def type_of(operand: Operand) -> TensorType:
     """The tensor type of an operand that is a value."""
     assert isinstance(operand, Value), operand
     return operand.tensor
+
+
+def base_of(value: Value, producers: Mapping[str, Node]) -> Value:
+    """The value whose memory this one shows."""
+    node = producers.get(value.name)
+    while node is not None and row(node).kind == "view" and row(node).strided is not None:
+        value = next(node.values())
+        node = producers.get(value.name)
+    return value

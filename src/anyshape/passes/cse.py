@@ -19,9 +19,8 @@ import math
 from collections.abc import Hashable
 
 from anyshape.base.config import Config
-from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
+from anyshape.ir.graph import Attr, Graph, Node, Operand, Value, has_effect
 from anyshape.ir.op import row
-from anyshape.passes.dce import has_effect
 from anyshape.passes.replay import Replay
 
 

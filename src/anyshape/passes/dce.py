@@ -14,12 +14,7 @@ after:
 from __future__ import annotations
 
 from anyshape.base.config import Config
-from anyshape.ir.graph import Graph, Node, Value
-
-
-def has_effect(node: Node) -> bool:
-    """Does the equation do more than give its results (an extern call that draws random numbers or writes)?"""
-    return any(name == "effect" and value is True for name, value in node.attrs)
+from anyshape.ir.graph import Graph, Node, Value, has_effect
 
 
 def dce(graph: Graph, config: Config) -> Graph:

@@ -4,9 +4,9 @@
     backward: 3 kernel(tape h) -> g    4 matmul(again n, tape w) -> kept h  optional
                                        5 kernel(tape h) -> g
 
-Before them stands a memory step, which is optional, too: where the kept block is in chunks, what no later step reads
-is given back there. Nothing else in the backward changes. A call whose forward kept h leaves the optional steps out; otherwise h lies in the
-arena from step 4 on. What a call keeps is decided when its sizes are known (run/choose.py).
+Before them stands a memory step, which is optional, too: where the kept block is in chunks, what no later step reads is
+given back there. Nothing else in the backward changes. A call whose forward kept h leaves the optional steps out;
+otherwise h lies in the arena from step 4 on. What a call keeps is decided when its sizes are known (run/limit.py).
 """
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anyshape.ir.graph import Graph, Value
+from anyshape.ir.op import base_of
 from anyshape.ir.types import TensorType, size_of
 from anyshape.plan.alloc import tape_entry
 from anyshape.plan.hold import unbroken
 from anyshape.plan.merge import renamed_step
 from anyshape.plan.plan import Again, Buffer, CopyStep, KernelStep, MemoryStep, Plan, Step, Window, touched
-from anyshape.plan.segments import base_of
 from anyshape.sym.expr import Size
 
 
@@ -91,11 +91,11 @@ def with_again(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forward: Plan, k
         for graph, part in steps_before.get(position, ()):
             segment = len({one.segment for one in again})
             start = len(steps)
-            names = _names(graph, part, kept, borrowed)
-            steps += [renamed_step(step, names) for step in part.steps]
+            here = _names(graph, part, kept, borrowed)
+            steps += [renamed_step(step, here) for step in part.steps]
             optional += range(start, len(steps))
             for buffer in part.buffers:
-                name = names[buffer.name]
+                name = here[buffer.name]
                 begin, end = start + buffer.first, start + min(buffer.last, len(part.steps) - 1)
                 if buffer.home in ("input", "output"):
                     old = lives.get(name, (begin, end))

@@ -5,7 +5,7 @@
 
 A segment's saved values can be computed again together or one by one, from what crosses into it (its *anchors*, which
 stay saved), from inputs of the forward, and from each other. Which of them a call really computes again is decided when
-its sizes are known (run/choose.py). Effects, random numbers among them, are never run twice.
+its sizes are known (run/limit.py). Effects, random numbers among them, are never run twice.
 
 The cuts are chosen so that the anchors and the largest segment together are smallest at the hints: a call under the
 lowest limit holds just these (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016, for equal layers).
@@ -17,10 +17,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from anyshape.ir.graph import Graph, Node, Value
-from anyshape.ir.op import row
+from anyshape.ir.graph import Graph, Node, Value, has_effect
+from anyshape.ir.op import base_of
 from anyshape.ir.types import TensorType
-from anyshape.passes.dce import has_effect
 
 UNSAVED = 1.25  # what a byte counts that crosses a cut and is not saved: it has to be computed from behind the cut
 MOST_PLACES = 256  # where a graph may be cut
@@ -59,15 +58,6 @@ def again_graph(segment: Segment, number: int, graph: Graph, types: Mapping[str,
                  tuple(types[value.name].strides for value in outputs), facts=graph.facts)
 
 
-def base_of(value: Value, producers: Mapping[str, Node]) -> Value:
-    """The value whose memory this one shows."""
-    node = producers.get(value.name)
-    while node is not None and row(node).kind == "view" and row(node).strided is not None:
-        value = next(node.values())
-        node = producers.get(value.name)
-    return value
-
-
 class _Search:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -104,10 +94,10 @@ class _Search:
             again.add(name)
             anchors.update(one for one in more if segment_of[one] != segment_of[name]
                            or self.bytes[one] < self.bytes[name])
-        found = (self.segment([name for name in sorted(again, key=self.position.__getitem__)
+        parts = (self.segment([name for name in sorted(again, key=self.position.__getitem__)
                                if segment_of[name] == number], slices, again)
                  for number in sorted(set(segment_of.values())))
-        return tuple(one for one in found if one is not None)
+        return tuple(part for part in parts if part is not None)
 
     def cuts(self) -> list[int]:
         """The positions of nodes after which the graph is cut: of all ways, one for which what is saved at the cuts and

@@ -24,9 +24,10 @@ from anyshape.run.extern import compile_extern, results_of
 from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import grouped_by_torch
 from anyshape.run.interp import Interpreter
+from anyshape.run.keeping import EVERYTHING
 from anyshape.run.layout import Layout
 from anyshape.run.pages import prefer_large
-from anyshape.run.record import EVERYTHING, Record, View
+from anyshape.run.record import Record, View
 from anyshape.sym.expr import Expr, evaluate
 
 OWN = "anyshape."  # targets that are our own ops, run by the reference interpreter
@@ -206,7 +207,7 @@ class Call:
     def _hold(self, number: int, step: MemoryStep) -> None:
         """Lets tensors go, and the lower block where that ends here; allocates results."""
         shared = self.shared
-        if number == self.record.given:
+        if number == self.record.given and isinstance(self.kept, Block):
             self.kept.release()
         if step.chunk >= 0:
             assert isinstance(self.kept, Chunks)

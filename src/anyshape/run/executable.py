@@ -26,12 +26,14 @@ from anyshape.run.arena import Block, Chunks, Lease
 from anyshape.run.bind import Binder
 from anyshape.run.call import Call, Calls, restrided
 from anyshape.run.context import Context, shared_context
+from anyshape.run.counted import counted_peak
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.entry import make_enter
+from anyshape.run.keeping import EVERYTHING
 from anyshape.run.layout import layout_of
 from anyshape.run.limit import Limit
 from anyshape.run.pages import prefer_large
-from anyshape.run.record import EVERYTHING, Record, Records, counted_peak
+from anyshape.run.record import Record, Records
 from anyshape.run.tape import Tape
 
 FIRST = 8 * (host.SLOTS + 1)  # byte of a call's block where the addresses of buffers begin
@@ -175,7 +177,7 @@ class Executable:
         """A copy of the kept block, for a tape that must stay as it is or that has no block."""
         block = self.context.kept.take(record.kept)
         if lease is not None:
-            if record.kept:
+            if record.kept and isinstance(lease.block, Block):
                 block.tensor[:record.kept].copy_(lease.block.tensor[:record.kept])
             return block
         for buffer in self.plan.buffers:

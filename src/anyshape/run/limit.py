@@ -23,9 +23,10 @@ import torch
 from anyshape.base.errors import LimitError
 from anyshape.plan.alloc import live_bytes
 from anyshape.plan.hold import owned_elsewhere
-from anyshape.plan.plan import Buffer, LibraryStep, MemoryStep, Plan, Step, touched
+from anyshape.plan.plan import Buffer, LibraryStep, MemoryStep, Plan, Step, Window, touched
 from anyshape.run.call import held_bytes
-from anyshape.run.record import EVERYTHING, Keeping, Record, Records
+from anyshape.run.keeping import EVERYTHING, Keeping
+from anyshape.run.record import Record, Records
 from anyshape.sym.expr import evaluate
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ class Limit:
         if keeping == EVERYTHING:
             return f"limit {_mega(self.bytes)}: {_mega(all_kept)} are needed, everything is kept"
         rung = next(rung for rung in self.ladder(values) if rung.dropped == keeping.dropped)
-        return (f"limit {_mega(self.bytes)}: {_mega(all_kept)} with everything kept, {_mega(self.needed(values, keeping))} "
-                f"with {len(rung.dropped)} of {len(self.program.maker.kept_buffers)} saved values computed again, some "
-                f"{rung.seconds * 1e3:.1f} ms of work")
+        saved = len(self.program.maker.keeps.kept_buffers)
+        return (f"limit {_mega(self.bytes)}: {_mega(all_kept)} with everything kept, "
+                f"{_mega(self.needed(values, keeping))} with {len(rung.dropped)} of {saved} saved values computed "
+                f"again, some {rung.seconds * 1e3:.1f} ms of work")
 
     def record(self, maker: Records, values: dict[str, int], keeping: Keeping) -> Record:
         """The forward's record, remembered."""
@@ -148,9 +150,9 @@ class Limit:
         dropped = {name: number for number, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
                    for name in step.drop}
         results = {b.name for b in self.program.maker.outputs}
-        saved = self.program.plan.saved
+        tape = {i: entry.buffer for i, entry in enumerate(self.program.plan.saved) if isinstance(entry, Window)}
         return [(b, dropped.get(b.name, len(plan.steps))) for b in plan.buffers
-                if b.name in elsewhere and b.home == "tape" and saved[b.index].buffer not in results]
+                if b.name in elsewhere and b.home == "tape" and tape[b.index] not in results]
 
     def later(self, values: dict[str, int]) -> dict[str, int]:
         """The backward's sizes: the forward's, and numbers that nothing depends on."""
@@ -271,7 +273,7 @@ class _Curve:
         self.less = {}
         for name, one in self.again.items():
             change = np.zeros(self.length, np.int64)
-            change[program.maker.ends[name] + 1:self.border + buffers[one.buffer].first] = -sizes[name]
+            change[program.maker.keeps.ends[name] + 1:self.border + buffers[one.buffer].first] = -sizes[name]
             self.less[name] = change
         self.temporaries = {b.name: b for b in self.plan.buffers if b.home == "again"}
         self.parts: dict[frozenset[str], tuple[float, np.ndarray]] = {}
@@ -280,7 +282,7 @@ class _Curve:
         """Seconds, and bytes beside, of computing again what is dropped of one segment."""
         known = self.parts.get(dropped)
         if known is None:
-            runs = self.maker.runs(Keeping(dropped))
+            runs = self.maker.keeps.runs(Keeping(dropped))
             used = {window.buffer for number in runs for window in touched(self.plan.steps[number])}
             more = np.zeros(self.length, np.int64)
             for name in used & self.temporaries.keys():
@@ -349,7 +351,7 @@ def pair(program: Executable, backward: Executable | None, bytes_: int) -> Limit
     """Puts the limit on a forward and its backward, or on a program alone."""
     limit = Limit(program, backward, bytes_)
     if backward is not None:
-        program.maker.chunks = backward.plan.chunks
+        program.maker.keeps.chunks = backward.plan.chunks
     program.limit = limit
     return limit
 

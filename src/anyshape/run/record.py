@@ -17,43 +17,29 @@ import itertools
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from anyshape.backend import host_words as host
 from anyshape.base import events
 from anyshape.base.errors import InputError, Unsupported, VerifyError
 from anyshape.ir.types import size_of
-from anyshape.plan.again import written
-from anyshape.plan.alloc import kept_regions, live_bytes, tape_entry
-from anyshape.plan.plan import Buffer, CopyStep, KernelStep, MemoryStep, Plan, Window, touched
+from anyshape.plan.alloc import kept_regions, live_bytes
+from anyshape.plan.plan import Buffer, KernelStep, MemoryStep, Plan, Window
 from anyshape.run import pages
-from anyshape.run.arena import PAGE
 from anyshape.run.context import Context
+from anyshape.run.keeping import EVERYTHING, Keeping, Keeps, without
 from anyshape.run.layout import NO_REGIME, Layout
+from anyshape.run.placement import GOOD_ENOUGH, WORD, Item, Life, Places, best
 from anyshape.run.words import may_pack_over
 from anyshape.sym.expr import Size, evaluate, symbols_of
 
-WORD = ctypes.c_int64
-GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
 ROOMY = 1.1  # of the bytes that values need at once, those they may lie in without being crowded
 LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is moved there
 # op -> the word of a step that says how much scratch a thread needs
 SCRATCH = {host.KERNEL: host.KERNEL_SCRATCH, host.PRODUCT: host.PACKED_SCRATCH, host.GROUPED: host.GROUPED_SCRATCH,
            host.ATTENTION: host.ATTENTION_SCRATCH}
 View = tuple[tuple[int, ...], tuple[int, ...], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """What a call keeps for its backward. dropped: saved buffers of the forward that are not kept, for the backward
-    computes them again. apart: the kept block is in chunks, which the backward gives back one after another."""
-
-    dropped: frozenset[str] = frozenset()
-    apart: bool = False
-
-
-EVERYTHING = Keeping()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,10 +52,10 @@ class Record:
     the output buffer, by slot, whose memory is the lower block, or -1: then that is the kept block. given: the lower
     block is the call's own, and is given back before results are taken at this step; or -1. bound: no layout of the
     arena needs fewer bytes. overwrites: steps write into the kept block of a backward's tape, so that it cannot run
-    again. keeping: see there; chunks: bytes of each chunk of the kept block, and parts: (slot, chunk, byte) of what lies
-    in them, where it is in chunks. allocations: (sizes, strides) of each output buffer, by slot; exact: these are the outputs' own; large:
-    (slot, bytes) of those on large pages. calls: some step is done by PyTorch. block: what is the same in the blocks of
-    all calls.
+    again. keeping: see there; chunks: bytes of each chunk of the kept block, and parts: (slot, chunk, byte) of what
+    lies in them, where it is in chunks. allocations: (sizes, strides) of each output buffer, by slot; exact: these are
+    the outputs' own; large: (slot, bytes) of those on large pages. calls: some step is done by PyTorch. block: what is
+    the same in the blocks of all calls.
     """
 
     values: dict[str, int]
@@ -105,21 +91,6 @@ class Record:
         return self.temporary + (self.kept if self.room < 0 else 0)
 
 
-def _without(steps: Sequence[int], left_out: frozenset[int]) -> list[int]:
-    """The words of the steps but for some."""
-    words: list[int] = []
-    at = 0
-    while at < len(steps):
-        if steps[at + 2] not in left_out:
-            words += steps[at:at + steps[at + 1]]
-        at += steps[at + 1]
-    return words
-
-
-def _saved(plan: Plan) -> list[Buffer]:
-    return [b for b in plan.buffers if b.home == "saved"]
-
-
 class Records:
     """Makes the records of one plan."""
 
@@ -138,21 +109,7 @@ class Records:
         self.lives = [(b.first, end if b.home == "saved" else b.last) for b in homes.values()]
         self.outputs = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
         self.regions = kept_regions(plan, forward) if forward is not None else []
-        self.forward = forward
-        self.kept_buffers = _saved(forward or plan)
-        self.chunks = plan.chunks  # of a forward: those of its backward, once that is known
-        self.optional = frozenset(plan.optional)
-        # where saved buffers, and what shows them in a backward, lie: index -> (the forward's buffer, first byte there)
-        self.shown: dict[int, tuple[str, Size]] = {i: (layout.placed[i], 0) for i in self.saved}
-        for i, buffer in enumerate(homes.values()):
-            entry = tape_entry(forward, buffer.index) if forward and buffer.home in ("tape", "kept") else None
-            if entry is not None:
-                home, window = entry
-                before = window.offset * size_of(window.type.dtype) if buffer.home == "tape" else 0
-                self.shown[i] = home.name, before
-        self.ends = {b.name: max((number for number, step in enumerate(plan.steps)
-                                  for window in touched(step) if window.buffer == b.name), default=0)
-                     for b in plan.buffers if b.home == "saved"}
+        self.keeps = Keeps(plan, forward, layout, context, self.lives, self.moving, self.saved, self.regions)
         self.beside = [b for b in plan.buffers if b.home == "extern"]
         # the largest result that is not written from the start on; of a call that a backward follows, none
         free = [] if self.saved or forward is not None else [b for b in self.outputs if b.first > 0]
@@ -188,11 +145,11 @@ class Records:
                              why=f"a size inside, or a difference of sizes, would be below 0: {', '.join(below)}",
                              do="compile the program again for these sizes")
         room = 0 if self.room is None else output_bytes[self.room.index]
-        runs = self.runs(keeping)
-        if self.optional:
-            steps = _without(steps, self.optional - runs)
+        runs = self.keeps.runs(keeping)
+        if self.keeps.optional:
+            steps = without(steps, self.keeps.optional - runs)
         if keeping.dropped or keeping.apart:
-            place = self._keeping(list(sizes), list(offsets), values, keeping, runs)
+            place = self.keeps.places(list(sizes), list(offsets), values, keeping, runs)
         else:
             place = self._place(list(sizes), list(offsets), kept, arena, values, room)
         calls = self._check(steps)
@@ -282,7 +239,7 @@ class Records:
         return calls
 
     def _place(self, sizes: list[int], offsets: list[int], kept: int, arena: int, values: dict[str, int],
-               room: int) -> _Layout:
+               room: int) -> Places:
         """The best of the plan's layout, one made for these sizes, one that uses the `room` bytes of a result, and one
         whose lower block is given back before that result is taken."""
         padded = [-(-size // 64) * 64 for size in sizes]
@@ -293,7 +250,7 @@ class Records:
                 items.append((size, 0, region.last, evaluate(region.offset, values)))
         fixed = len(items)
         items += [(padded[i], *self.lives[i], 0) for i in self.moving]
-        found = self._improved(items, fixed, _Layout(offsets, kept, arena, max(self._live(items), kept)))
+        found = self._improved(items, fixed, Places(offsets, kept, arena, max(self._live(items), kept)))
         if self.room is None or min(room, arena) < LEAST_ROOM:
             return found
         end = len(self.plan.steps)
@@ -307,78 +264,7 @@ class Records:
             layouts.append((self._peak(values, blocks, self.taken) + LEAST_ROOM, early))
         return min(layouts, key=lambda one: one[0])[1]
 
-    def runs(self, keeping: Keeping) -> frozenset[int]:
-        """The optional steps that compute what was dropped, from what was not, and that give chunks back."""
-        dropped = keeping.dropped
-        wanted = {one.buffer for one in self.plan.again if one.saved in dropped}
-        made = {b.name for b in self.plan.buffers if b.home == "again"} | wanted
-        found = set()
-        for number in sorted(self.optional, reverse=True):
-            step = self.plan.steps[number]
-            if isinstance(step, MemoryStep):
-                if keeping.apart:
-                    found.add(number)
-            elif {window.buffer for window in written(step)} & wanted:
-                found.add(number)
-                wanted |= {window.buffer for window in touched(step)} & made
-        return frozenset(found)
-
-    def kept(self, values: dict[str, int], sizes: Sequence[int], keeping: Keeping) -> tuple[dict[str, int], list[int]]:
-        """Where saved buffers lie in the kept block, and where its chunks begin and end. sizes: of the buffers in the
-        forward's order, padded."""
-        places: dict[str, int] = {}
-        starts = [0]
-        padded = dict(zip((b.name for b in self.kept_buffers), sizes, strict=True))
-        for chunk in self.chunks if keeping.apart else [tuple(padded)]:
-            border = starts[-1]
-            for name in chunk:
-                if name not in keeping.dropped:
-                    places[name] = border
-                    border += padded[name]
-            starts.append(-(-border // PAGE) * PAGE if keeping.apart else border)
-        return places, starts
-
-    def _keeping(self, sizes: list[int], offsets: list[int], values: dict[str, int], keeping: Keeping,
-                 runs: frozenset[int]) -> _Layout:
-        """The layout of a forward that does not keep everything, or not in one piece, or of its backward."""
-        padded = [-(-size // 64) * 64 for size in sizes]
-        lives = [*self.lives]
-        dropped = keeping.dropped
-        moving = [*self.moving]
-        if self.forward is None:
-            places, starts = self.kept(values, [padded[i] for i in self.saved], keeping)
-            for i in self.saved:
-                if self.layout.placed[i] in dropped:
-                    moving.append(i)
-                    lives[i] = lives[i][0], self.ends[self.layout.placed[i]]
-            spans = {self.layout.placed[i]: (padded[i], *lives[i]) for i in self.saved}
-        else:
-            bytes_ = [-(-evaluate(region.bytes, values) // 64) * 64 for region in self.regions]
-            places, starts = self.kept(values, bytes_, keeping)
-            used = {window.buffer for number in runs for window in touched(self.plan.steps[number])}
-            moving += [i for i, b in enumerate(self.homes.values())
-                       if b.name in used and (b.home == "again" or (b.home == "kept" and self.shown[i][0] in dropped))]
-            spans = {b.name: (size, 0, region.last)
-                     for b, size, region in zip(self.kept_buffers, bytes_, self.regions, strict=True)}
-        border = starts[-1]
-        if keeping.apart:  # nothing else lies in the chunks
-            items: list[Item] = [(border, 0, len(self.plan.steps), 0)]
-        else:
-            items = [(*spans[name], place) for name, place in places.items()]
-        fixed = len(items)
-        items += [(padded[i], *lives[i], 0) for i in moving]
-        bound = max(self._live(items), border)
-        top, placed = self._best(items, fixed, border, bound, sys.maxsize)
-        for i, offset in zip(moving, placed, strict=True):
-            offsets[i] = offset
-            if i in self.shown:
-                places[self.shown[i][0]] = offset
-        for i, (name, before) in self.shown.items():
-            if name in places:
-                offsets[i] = places[name] + evaluate(before, values)
-        return _Layout(offsets, border, max(top, border), bound, starts=starts if keeping.apart else [])
-
-    def _inside(self, items: list[Item], border: int, first: int) -> _Layout:
+    def _inside(self, items: list[Item], border: int, first: int) -> Places:
         """What fits in the memory of the result, which is first written in step `first`; low there, so that scratch
         has room above it, or anywhere if that takes less arena."""
         # what the result itself takes, from its first step on, is fixed at the bottom of its memory
@@ -387,29 +273,29 @@ class Records:
         low = -(-int(self._live([one for one in items if one[2] < first]) * ROOMY) // 64) * 64
         for above in ([(border - low, 0, first - 1, low)] if low < border else [], []):
             layout = self._improved([taken, *above, *items], 1 + len(above),
-                                    _Layout([0] * len(self.lives), border, sys.maxsize, bound, "room"))
+                                    Places([0] * len(self.lives), border, sys.maxsize, bound, "room"))
             if not above or layout.top <= GOOD_ENOUGH * bound:
                 break
         layout.bound = max(bound - border, 0)
         return layout
 
-    def _early(self, padded: list[int]) -> _Layout | None:
+    def _early(self, padded: list[int]) -> Places | None:
         """What dies before the room is taken in the lower block, everything else in the upper one."""
         early = [i for i in self.moving if self.lives[i][1] < self.taken]
         if not early:
             return None
         late = [i for i in self.moving if self.lives[i][1] >= self.taken]
-        layout = _Layout([0] * len(padded), 0, 0, self._live([(padded[i], *self.lives[i], 0) for i in self.moving]),
+        layout = Places([0] * len(padded), 0, 0, self._live([(padded[i], *self.lives[i], 0) for i in self.moving]),
                          "early")
         for part in (early, late):
             items = [(padded[i], *self.lives[i], 0) for i in part]
-            top, places = self._best(items, 0, 0, self._live(items), sys.maxsize) if part else (0, [])
+            top, places = best(self.context, items, 0, 0, self._live(items), sys.maxsize) if part else (0, [])
             for i, offset in zip(part, places, strict=True):
                 layout.offsets[i] = layout.top + offset
             layout.border, layout.top = layout.top, layout.top + top
         return layout
 
-    def _spare(self, place: _Layout, sizes: Sequence[int], words: array[int]) -> tuple[int, int]:
+    def _spare(self, place: Places, sizes: Sequence[int], words: array[int]) -> tuple[int, int]:
         """Where scratch may lie in the lower block, if that does not last: (offset, bytes). No step after that may need
         any, so products there pack their rows over themselves if they can."""
         if self.room is None or place.lower == "kept":
@@ -451,122 +337,16 @@ class Records:
         lives += [(evaluate(b.bytes, values), b.first, b.last) for b in self.beside]
         return live_bytes([one[0] for one in lives], [one[1:] for one in lives], end)
 
-    def _improved(self, items: list[Item], fixed: int, found: _Layout) -> _Layout:
+    def _improved(self, items: list[Item], fixed: int, found: Places) -> Places:
         """`found`, with the moving buffers placed for these sizes if that is lower."""
         if found.top > GOOD_ENOUGH * found.bound and self.moving:
-            found.top, places = self._best(items, fixed, found.border, found.bound, found.top)
+            found.top, places = best(self.context, items, fixed, found.border, found.bound, found.top)
             for i, offset in enumerate(places):
                 found.offsets[self.moving[i]] = offset
         return found
-
-    def _best(self, items: list[Item], fixed: int, wall: int, bound: int, top: int) -> tuple[int, list[int]]:
-        """The lowest top of some ways to place the items from `fixed` on, and their offsets; none below `top`."""
-        place = _Placement(self.context, items, fixed, wall)
-        best: list[int] = []
-        for weight, lowest, ceiling in ((_size, False, 0), (_area, False, 0), (_about, False, bound),
-                                        (_between, False, bound), (_birth, False, 0), (_birth, True, 0),
-                                        (_size, True, 0)):
-            found, places = place.run(weight, lowest, ceiling)
-            if found < top:
-                top, best = found, places
-            if top <= GOOD_ENOUGH * bound:
-                break
-        return top, best
-
-
-@dataclass(slots=True)
-class _Layout:
-    """Offsets of all placed buffers, in a lower block up to `border` and an upper one up to `top`; bound: no layout has
-    a lower top (or, in the end, needs fewer bytes of arena). lower: what the lower block is: "kept", the "room" (a
-    result's memory), or the call's own, given back "early". starts: where the chunks of the kept block begin, and its
-    end."""
-
-    offsets: list[int]
-    border: int
-    top: int
-    bound: int
-    lower: str = "kept"
-    starts: list[int] = field(default_factory=list)
-
-
-Item = tuple[int, int, int, int]  # bytes, first, last, offset
-Life = tuple[int, int, int]  # bytes, first, last
-
-
-def _size(item: Item) -> tuple[int, ...]:
-    return -item[0], item[1] - item[2]
-
-
-def _area(item: Item) -> tuple[int, ...]:
-    return (-item[0] * (item[2] - item[1] + 1),)
-
-
-def _about(item: Item) -> tuple[int, ...]:
-    """By the power of two of the area, so that one layer's values come after those of the layer before."""
-    return -_area(item)[0].bit_length(), item[1], -item[0]
-
-
-def _between(item: Item) -> tuple[int, ...]:
-    """The same, with the borders between the powers elsewhere."""
-    return -(3 * _area(item)[0] // 2).bit_length(), item[1], -item[0]
-
-
-def _birth(item: Item) -> tuple[int, ...]:
-    return item[1], -item[0]
-
-
-class _Placement:
-    """Greedy placement by the host's routine `place`; the first `fixed` items have their offsets already."""
-
-    def __init__(self, context: Context, items: Sequence[Item], fixed: int, wall: int) -> None:
-        self.context = context
-        self.items = items
-        self.fixed = fixed
-        self.wall = wall
-        self.array = WORD * len(items)
-        self.columns = [self.array(*column) for column in zip(*[item[:3] for item in items], strict=True)]
-
-    def run(self, weight: Any, lowest: bool, ceiling: int) -> tuple[int, list[int]]:
-        """The top, and the offsets of the items that are not fixed, placed in the order of `weight` into the gaps that
-        fit best, or the lowest ones, or down from a ceiling (see the host's routine)."""
-        items = self.items
-        count = len(items)
-        order = self.array(*range(self.fixed), *sorted(range(self.fixed, count), key=lambda i: weight(items[i])))
-        offsets = self.array(*[item[3] for item in items])
-        placed = self.array()
-        top = self.context.place(count, self.fixed, order, *self.columns, offsets, placed, self.wall, lowest,
-                                 ceiling // 64 * 64)
-        return top, offsets[self.fixed:]
 
 
 def _block_words(step: KernelStep) -> int:
     """The words of the blocks of a step's kernels, with what stands in front of them in a series."""
     return max(len(one.kernels) * (host.SERIES_MORE + len(step.params) + len(step.handed) + len(one.sizes))
                for one in step.regimes)
-
-
-def counted_peak(plan: Plan, record: Record) -> int:
-    """The bytes of the arena up to the highest that any step's window touches, rounded up to 64: what a run uses."""
-    homes = {b.name: b.home for b in plan.buffers}
-    top = record.kept
-    for step in plan.steps:
-        windows: tuple[object, ...]
-        if isinstance(step, KernelStep):
-            windows = (*step.params, *step.handed)
-        elif isinstance(step, MemoryStep):
-            windows = ()
-        else:
-            windows = (step.source, step.target) if isinstance(step, CopyStep) else (*step.inputs, *step.outputs)
-        for window in windows:
-            if isinstance(window, Window) and homes.get(window.buffer) in ("arena", "saved"):
-                top = max(top, record.offsets[window.buffer] + _extent(window, record.values))
-    return -(-top // 64) * 64 - (record.kept if record.room >= 0 else 0)
-
-
-def _extent(window: Window, values: dict[str, int]) -> int:
-    shape = [evaluate(size, values) for size in window.type.shape]
-    if 0 in shape:
-        return 0
-    strides = [evaluate(stride, values) for stride in window.type.layout()]
-    last = evaluate(window.offset, values) + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    return (last + 1) * size_of(window.type.dtype)

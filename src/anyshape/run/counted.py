@@ -1,0 +1,34 @@
+"""What a run touches of the arena, from the plan's windows: the counterpart of what a record predicts."""
+from __future__ import annotations
+
+from anyshape.ir.types import size_of
+from anyshape.plan.plan import CopyStep, KernelStep, MemoryStep, Plan, Window
+from anyshape.run.record import Record
+from anyshape.sym.expr import evaluate
+
+
+def counted_peak(plan: Plan, record: Record) -> int:
+    """The bytes of the arena up to the highest that any step's window touches, rounded up to 64: what a run uses."""
+    homes = {b.name: b.home for b in plan.buffers}
+    top = record.kept
+    for step in plan.steps:
+        windows: tuple[object, ...]
+        if isinstance(step, KernelStep):
+            windows = (*step.params, *step.handed)
+        elif isinstance(step, MemoryStep):
+            windows = ()
+        else:
+            windows = (step.source, step.target) if isinstance(step, CopyStep) else (*step.inputs, *step.outputs)
+        for window in windows:
+            if isinstance(window, Window) and homes.get(window.buffer) in ("arena", "saved"):
+                top = max(top, record.offsets[window.buffer] + _extent(window, record.values))
+    return -(-top // 64) * 64 - (record.kept if record.room >= 0 else 0)
+
+
+def _extent(window: Window, values: dict[str, int]) -> int:
+    shape = [evaluate(size, values) for size in window.type.shape]
+    if 0 in shape:
+        return 0
+    strides = [evaluate(stride, values) for stride in window.type.layout()]
+    last = evaluate(window.offset, values) + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    return (last + 1) * size_of(window.type.dtype)
