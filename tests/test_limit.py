@@ -289,3 +289,8 @@ def test_limits_are_read(text, bytes_):
 def test_what_is_no_limit_is_refused(text):
     with pytest.raises(ConfigError):
         Config.make(memory_limit=text)
+
+
+def test_the_interpreter_has_no_limit():
+    with pytest.raises(ConfigError, match="check=2"):
+        anyshape.compile(net(), memory_limit="1GB", check=2)(torch.ones(3, 32))

@@ -202,9 +202,12 @@ STAGES = ("capture", *(step.__name__ for step in pipeline.ROAD), "kernels", "llv
 
 
 def check_stages(config: Config) -> None:
-    """Raises ConfigError when `config.show` or `config.disable` names what does not exist, or `config.edit` no folder,
-    before anything compiles."""
+    """Raises ConfigError, before anything compiles, when settings do not go together, when `config.show` or
+    `config.disable` names what does not exist, or `config.edit` no folder."""
     check_edit(config)
+    if config.check >= 2 and config.memory_limit:
+        raise ConfigError("check=2 goes with no memory_limit", why="the interpreter, which then runs the program too, "
+                          "keeps every value", do="use check=1, or leave the limit out")
     passes = (*pipeline.TECHNIQUES, *dict.fromkeys(step.__name__ for step in pipeline.ROAD))
     for name, text, known in (("show", config.show, STAGES), ("disable", config.disable, passes)):
         unknown = [word for word in map(str.strip, text.split(",")) if word and word not in known]
