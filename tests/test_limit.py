@@ -172,7 +172,7 @@ def test_tapes_in_flight_share_the_limit(without):
     module.zero_grad(set_to_none=True)
     with counted() as most:
         first, second = (other(x.clone().requires_grad_()).square().mean() for _ in range(2))
-        assert limit_of(other).others  # the second one had to drop something
+        assert any(keeping.dropped for _, keeping in limit_of(other).records)  # of the second one
         second.backward()
         once = [p.grad.clone() for p in module.parameters()]
         first.backward()

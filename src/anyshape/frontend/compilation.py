@@ -10,6 +10,7 @@ from typing import Any, Literal
 from torch.fx import GraphModule
 
 from anyshape.base.config import Config
+from anyshape.run.arena import Held
 
 Role = Literal["inference", "forward", "backward"]
 Boxed = Callable[[list[Any]], list[Any]]
@@ -117,6 +118,7 @@ class Compilation:
         compiler: compiles one graph; another one may be put in for tests.
         attentions: by number of the captured graph, the attention that its program writes out.
         prepared: by name, backwards that were compiled with their forward, before torch asks for them.
+        held: what tapes keep, of all its programs.
         tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
     """
     config: Config
@@ -126,6 +128,7 @@ class Compilation:
     captures: list[Capture] = field(default_factory=list)
     attentions: dict[int, tuple[AttentionNote, ...]] = field(default_factory=dict)
     prepared: dict[str, Any] = field(default_factory=dict)
+    held: Held = field(default_factory=Held)
     graphs: int = 0
     tracing: tuple[str, str, str] = ("", "", "backend")
     lock: Any = field(default_factory=threading.Lock)

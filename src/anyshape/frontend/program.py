@@ -123,7 +123,7 @@ def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None
     """Puts the limit on a program. That of a forward has to know its backward, which is compiled with it."""
     if request.role == "backward":
         if forward is not None:
-            pair(forward.executable, compiled.executable, request.config.memory_limit)
+            pair(forward.executable, compiled.executable, request.config.memory_limit, request.compilation.held)
         return
     backward = None
     if request.role == "forward" and request.partner is not None and compiled.plan.saved:
@@ -135,7 +135,8 @@ def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None
             request.compilation.prepared[name] = backward
         except Unsupported as error:
             request.compilation.record(name, "limit", f"nothing is computed again: {error.what}")
-    pair(compiled.executable, backward.executable if backward is not None else None, request.config.memory_limit)
+    pair(compiled.executable, None if backward is None else backward.executable, request.config.memory_limit,
+         request.compilation.held)
 
 
 def _needed(request: ProgramRequest, graph: Graph, notes: Notes) -> tuple[Size, ...]:

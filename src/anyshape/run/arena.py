@@ -131,17 +131,15 @@ class Pool:
         if block is not self.empty:
             self.free.append(block)  # one step of the interpreter: no lock
 
-    def taken(self) -> int:
-        """Bytes of the blocks that are not free."""
+    def idle_after(self, bytes_: int) -> int:
+        """Bytes of blocks that nobody uses after a `take` of `bytes_`, and by which the block is larger than that."""
         with self.lock:
-            return self.held - sum(block.bytes for block in self.free)
-
-    def would_hold(self, bytes_: int) -> int:
-        """Bytes of all blocks after a `take` of `bytes_`."""
-        with self.lock:
-            if bytes_ == 0 or any(block.bytes >= bytes_ for block in self.free):
-                return self.held
-            return self.held - max(map(_bytes, self.free), default=0) + -(-bytes_ // PAGE) * PAGE
+            free = sum(block.bytes for block in self.free)
+            if bytes_ == 0:
+                return free
+            if any(block.bytes >= bytes_ for block in self.free):
+                return free - bytes_
+            return free - max(map(_bytes, self.free), default=0)
 
     def release_idle(self) -> None:
         """Gives every free block back to torch."""
@@ -202,18 +200,34 @@ class Chunks:
         return block.window(dtype, byte - self.starts[number], shape, strides)
 
 
+class Held:
+    """Bytes that the tapes of several programs keep together, which share one limit."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.lock = threading.Lock()
+
+    def add(self, bytes_: int) -> None:
+        """Notes that as many more are kept, or fewer."""
+        with self.lock:
+            self.bytes += bytes_
+
+
 class Lease:
     """The kept block of one forward run, owned by its tape; see run/tape.py.
 
-    record: the forward's sizes and layout.
+    record: the forward's sizes and layout. held: told what is kept, until it is given back.
     """
 
-    __slots__ = ("block", "pool", "record")
+    __slots__ = ("block", "held", "pool", "record")
 
-    def __init__(self, pool: Pool, block: Block | Chunks, record: Any) -> None:
+    def __init__(self, pool: Pool, block: Block | Chunks, record: Any, held: Held | None = None) -> None:
         self.pool = pool
         self.block = block
         self.record = record
+        self.held = held
+        if held is not None:
+            held.add(record.kept)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor lies in the block."""
@@ -223,6 +237,9 @@ class Lease:
 
     def release(self) -> None:
         """Gives the block back to the pool; a second time it does nothing."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.add(-self.record.kept)
         block, self.block = self.block, self.pool.empty
         if isinstance(block, Block):
             self.pool.give(block)

@@ -29,7 +29,6 @@ from anyshape.run.context import Context, shared_context
 from anyshape.run.counted import counted_peak
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.entry import make_enter
-from anyshape.run.keeping import EVERYTHING
 from anyshape.run.layout import layout_of
 from anyshape.run.limit import Limit
 from anyshape.run.pages import prefer_large
@@ -105,32 +104,18 @@ class Executable:
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit)
         args.clear()
         if self.limit is not None:
-            record = self._limited(record)
+            record = self.limit.fit(record)
         run = self._straight if self._is_straight(record, undo) else self._run
         if not self.plan.saved:
             return run(record, list(inputs), pointers, undo, self.context.kept.empty)
         pool = self.context.kept
-        lease = Lease(pool, Chunks(pool, record.chunks) if record.chunks else pool.take(record.kept), record)
+        lease = Lease(pool, Chunks(pool, record.chunks) if record.chunks else pool.take(record.kept), record,
+                      None if self.limit is None else self.limit.held)
         try:
             return run(record, list(inputs), pointers, undo, lease.block, lease)
         except BaseException:
             lease.release()
             raise
-
-    def _limited(self, record: Record) -> Record:
-        """The record of a call at the same sizes that leaves earlier forwards what they keep, after memory that nobody
-        uses is given back if it would be beside the limit."""
-        assert self.limit is not None
-        kept, temporary = self.context.kept, self.context.temporary
-        busy = kept.taken()
-        if busy:
-            keeping = self.limit.choose(record.values, busy)
-            if keeping != record.keeping:
-                record = self.limit.record(self.maker, record.values, keeping)
-        if kept.would_hold(record.kept) + temporary.would_hold(self.limit.temporary(record)) > self.limit.bytes:
-            kept.release_idle()
-            temporary.release_idle()
-        return record
 
     def _backward(self, args: list[Any]) -> list[Any]:
         if not args or not isinstance(args[0], Tape):
@@ -359,8 +344,10 @@ class Executable:
         symbols = self.binder.bind(arguments, known)
         if isinstance(origin, Record):
             record = self.maker.make(symbols, origin.keeping)
+        elif self.limit is not None:
+            record = self.limit.record(symbols, self.limit.choose(symbols))
         else:
-            record = self.maker.make(symbols, EVERYTHING if self.limit is None else self.limit.choose(symbols))
+            record = self.maker.make(symbols)
         with self.lock:
             while len(self.records) >= RECORDS:
                 self.records.pop(next(iter(self.records)))

@@ -13,9 +13,9 @@ out before the call begins.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,15 +24,16 @@ from anyshape.base.errors import LimitError
 from anyshape.plan.alloc import live_bytes
 from anyshape.plan.hold import owned_elsewhere
 from anyshape.plan.plan import Buffer, LibraryStep, MemoryStep, Plan, Step, Window, touched
+from anyshape.run.arena import Held
 from anyshape.run.call import held_bytes
 from anyshape.run.keeping import EVERYTHING, Keeping
-from anyshape.run.record import Record, Records
+from anyshape.run.record import Record
 from anyshape.sym.expr import evaluate
 
 if TYPE_CHECKING:
     from anyshape.run.executable import Executable
 
-LADDERS = 512  # shapes whose ladder is remembered
+REMEMBERED = 512  # ladders, records and needs, of the shapes met last
 # what a step that is run again costs: operations and bytes a second on one core (docs/performance.md)
 OPERATIONS, BYTES = 80e9, 10e9
 NAMED = 4  # values that an error names
@@ -54,14 +55,17 @@ class Limit:
         program: the forward, or a program that no backward follows.
         backward: None where there is none.
         bytes_: that both together may take beyond what is alive when they are called.
+        held: what tapes of earlier forwards keep of that, of all programs that share the limit.
     """
 
-    def __init__(self, program: Executable, backward: Executable | None, bytes_: int) -> None:
+    def __init__(self, program: Executable, backward: Executable | None, bytes_: int, held: Held) -> None:
         self.program = program
         self.backward = backward
         self.bytes = bytes_
+        self.held = held
         self.ladders: dict[tuple[int, ...], list[Rung]] = {}
-        self.others: dict[tuple[tuple[int, ...], Keeping], Record] = {}
+        self.records: dict[tuple[tuple[int, ...], Keeping], Record] = {}
+        self.needs: dict[tuple[tuple[int, ...], Keeping, int], int] = {}
         self.lock = threading.Lock()
 
     def says(self, values: dict[str, int]) -> str:
@@ -79,22 +83,33 @@ class Limit:
                 f"{_mega(self.needed(values, keeping))} with {len(rung.dropped)} of {saved} saved values computed "
                 f"again, some {rung.seconds * 1e3:.1f} ms of work")
 
-    def record(self, maker: Records, values: dict[str, int], keeping: Keeping) -> Record:
+    def record(self, values: dict[str, int], keeping: Keeping) -> Record:
         """The forward's record, remembered."""
-        key = _key(values), keeping
-        with self.lock:
-            known = self.others.get(key)
-        if known is None:
-            known = maker.make(values, keeping)
-            with self.lock:
-                while len(self.others) >= LADDERS:
-                    self.others.pop(next(iter(self.others)))
-                self.others[key] = known
-        return known
+        return self._remembered(self.records, (_key(values), keeping), lambda: self.program.maker.make(values, keeping))
 
-    def temporary(self, record: Record) -> int:
-        """Bytes of the upper block of a call."""
-        return record.temporary + record.scratch * (self.program.threads or torch.get_num_threads())
+    def fit(self, record: Record) -> Record:
+        """The record of a call at the same sizes that fits beside what earlier forwards keep; memory that nobody uses
+        is given back if it would be beside the limit.
+
+        Raises:
+            LimitError: there is none.
+        """
+        busy = self.held.bytes
+        need = self.needed(record.values, record.keeping)
+        if busy + need > self.bytes:
+            record = self.record(record.values, self.choose(record.values, busy))
+            need = self.needed(record.values, record.keeping)
+        kept, temporary = self.program.context.kept, self.program.context.temporary
+        idle = kept.idle_after(0 if record.chunks else record.kept) + temporary.idle_after(
+            record.temporary + record.scratch * self.threads())
+        if idle and busy + need + idle > self.bytes:
+            kept.release_idle()
+            temporary.release_idle()
+        return record
+
+    def threads(self) -> int:
+        """How many run a call."""
+        return self.program.threads or torch.get_num_threads()
 
     def choose(self, values: dict[str, int], busy: int = 0) -> Keeping:
         """What a call at the symbols' `values` keeps. `busy`: bytes that earlier forwards still keep.
@@ -120,9 +135,24 @@ class Limit:
 
     def needed(self, values: dict[str, int], keeping: Keeping) -> int:
         """The most bytes that a forward and its backward take, exactly: by the layouts that they will use."""
+        threads = self.threads()
+        return self._remembered(self.needs, (_key(values), keeping, threads),
+                                lambda: self._needed(values, keeping, threads))
+
+    def _remembered(self, table: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+        with self.lock:
+            known = table.get(key)
+        if known is None:
+            known = make()
+            with self.lock:
+                while len(table) >= REMEMBERED:
+                    table.pop(next(iter(table)))
+                table[key] = known
+        return known
+
+    def _needed(self, values: dict[str, int], keeping: Keeping, threads: int) -> int:
         maker = self.program.maker
-        record = maker.make(values, keeping)
-        threads = self.program.threads or torch.get_num_threads()
+        record = self.record(values, keeping)
         found = record.arena + record.scratch * threads + held_bytes(maker.plan, values)
         if self.backward is None:
             return found
@@ -163,16 +193,8 @@ class Limit:
         """The rungs at these sizes, from the first that is below keeping everything on."""
         if self.backward is None or not self.backward.plan.again:
             return []
-        key = _key(values)
-        with self.lock:
-            known = self.ladders.get(key)
-        if known is None:
-            known = _Curve(self.program, self.backward, self.later(values), self.beside()).ladder()
-            with self.lock:
-                while len(self.ladders) >= LADDERS:
-                    self.ladders.pop(next(iter(self.ladders)))
-                self.ladders[key] = known
-        return known
+        return self._remembered(self.ladders, _key(values), lambda: _Curve(
+            self.program, self.backward, self.later(values), self.beside()).ladder())  # type: ignore[arg-type]
 
     def _error(self, values: dict[str, int], dropped: frozenset[str], least: int, busy: int) -> LimitError:
         shape = ", ".join(f"{name}={value}" for name, value in sorted(values.items())[:8])
@@ -294,35 +316,39 @@ class _Curve:
 
     def ladder(self) -> list[Rung]:
         """See the head of this file."""
-        names = sorted(self.again)
-        segment = {name: self.again[name].segment for name in names}
-        taken: dict[int, frozenset[str]] = {number: frozenset() for number in segment.values()}
+        names = [name for name in sorted(self.again) if self.sizes[name] > 0]
+        segment = np.array([self.again[name].segment for name in names], np.int64)
+        taken: dict[int, frozenset[str]] = {int(number): frozenset() for number in segment}
         curve = self.base.copy()
-        seconds = 0.0
         lowest = int(curve.max())
         rungs = [Rung(frozenset(), lowest, 0.0)]
-        left = [name for name in names if self.sizes[name] > 0]
-        while left:
-            at = int(curve.argmax())
-            best: tuple[float, str] | None = None
-            for name in left:
-                number = segment[name]
-                before, after = self.part(taken[number]), self.part(taken[number] | {name})
-                gain = -int(self.less[name][at] + after[1][at] - before[1][at])
-                if gain <= 0:
-                    continue
-                score = gain / max(after[0] - before[0], 1e-9)
-                if best is None or score > best[0]:
-                    best = score, name
-            if best is None:
+        # by value: what dropping it next changes, and what it costs; only its own segment changes that
+        change = np.zeros((len(names), self.length), np.int64)
+        cost = np.zeros(len(names))
+        left = np.ones(len(names), bool)
+
+        def look(number: int) -> None:
+            before = self.part(taken[number])
+            for i in np.flatnonzero(left & (segment == number)):
+                after = self.part(taken[number] | {names[i]})
+                change[i] = self.less[names[i]] + after[1] - before[1]
+                cost[i] = after[0] - before[0]
+
+        for number in taken:
+            look(number)
+        seconds = 0.0
+        while left.any():
+            gain = -change[:, int(curve.argmax())]
+            score = np.where(left & (gain > 0), gain / np.maximum(cost, 1e-9), 0.0)
+            best = int(score.argmax())
+            if score[best] <= 0:
                 break
-            name = best[1]
-            number = segment[name]
-            before, after = self.part(taken[number]), self.part(taken[number] | {name})
-            curve += self.less[name] + after[1] - before[1]
-            seconds += after[0] - before[0]
-            taken[number] |= {name}
-            left.remove(name)
+            number = int(segment[best])
+            curve += change[best]
+            seconds += float(cost[best])
+            taken[number] |= {names[best]}
+            left[best] = False
+            look(number)
             peak = int(curve.max())
             if peak < lowest:
                 lowest = peak
@@ -347,9 +373,9 @@ class _Curve:
                       key=lambda one: -one[1])
 
 
-def pair(program: Executable, backward: Executable | None, bytes_: int) -> Limit:
-    """Puts the limit on a forward and its backward, or on a program alone."""
-    limit = Limit(program, backward, bytes_)
+def pair(program: Executable, backward: Executable | None, bytes_: int, held: Held) -> Limit:
+    """Puts the limit on a forward and its backward, or on a program alone; `held`: see `Limit`."""
+    limit = Limit(program, backward, bytes_, held)
     if backward is not None:
         program.maker.keeps.chunks = backward.plan.chunks
     program.limit = limit
