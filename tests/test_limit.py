@@ -245,6 +245,37 @@ def test_random_numbers_are_drawn_once():
     assert all(torch.equal(a, b) for a, b in zip(seeded(other), wanted, strict=True))
 
 
+def test_an_input_that_the_forward_writes_is_read_once():
+    class Counting(Layers):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(32))
+
+        def forward(self, x):
+            self.calls.add_(1)
+            y = super().forward(x * self.calls.exp())
+            self.calls.mul_(3)
+            return y * torch.tanh(y + self.calls)
+
+    torch.manual_seed(0)
+    module, x = Counting(), torch.randn(600, 32)
+
+    def counted_from_zero(run):
+        module.calls.zero_()
+        return [*step(run, module, x), *step(run, module, x), module.calls.clone()]
+
+    run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
+    wanted = counted_from_zero(run)
+    limit, values = limit_of(run), sizes(run, x)
+    ladder = limit.ladder(values)
+    assert len(ladder) > 3
+    least = limit.needed(values, Keeping(ladder[-1].dropped, apart=True))
+    other = anyshape.compile(module, memory_limit=least, strict=True)
+    assert all(torch.equal(a, b) for a, b in zip(counted_from_zero(other), wanted, strict=True))
+    for a, b in zip(wanted, counted_from_zero(module), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
 def test_inference_is_refused_before_it_runs():
     module = net()
     run = anyshape.compile(module, memory_limit="100kB", strict=True)

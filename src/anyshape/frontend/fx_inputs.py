@@ -18,6 +18,8 @@ from anyshape.run import torch_api
 from anyshape.run.tape import tape_get
 from anyshape.sym.expr import Expr, Size, substitute
 
+UNUSED = "_unused_"  # how names of sizes begin that nothing depends on
+
 
 @dataclass(slots=True)
 class Notes:
@@ -104,14 +106,14 @@ class Inputs:
             self.t.floats.add(result.name)
             return result
         if value is None or isinstance(value, (bool, int)):
-            self.builder.input(f"_unused_{position}", SizeType())
+            self.builder.input(f"{UNUSED}{position}", SizeType())
             return value
         raise self.trace.unsupported(node, f"an input of type {type(value).__name__}")
 
     def _size_name(self, symbol: str | None) -> str:
         """The symbol's own name the first time, so that the input binds it."""
         taken = {value.name for value in self.builder.inputs}
-        return symbol if symbol is not None and symbol not in taken else f"_unused_{len(self.builder.inputs)}"
+        return symbol if symbol is not None and symbol not in taken else f"{UNUSED}{len(self.builder.inputs)}"
 
     def _replaced(self, value: torch.SymInt) -> bool:
         return str(getattr(value.node, "_expr", "")) in self.sizes.equal or getattr(

@@ -12,6 +12,7 @@ from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.frontend.checked import CheckedProgram
 from anyshape.frontend.compilation import Boxed, ProgramRequest
 from anyshape.frontend.fx import Notes, to_graph
+from anyshape.frontend.fx_inputs import UNUSED
 from anyshape.frontend.fx_trace import UnsupportedNode
 from anyshape.frontend.split import found_in_data, split_program
 from anyshape.ir.graph import Graph
@@ -133,6 +134,10 @@ def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None
                                 tuple(_saved_type(s) for s in compiled.plan.saved))
             backward = compile_graph(later, request.config, compiled)
             request.compilation.prepared[name] = backward
+            unknown = set(backward.executable.layout.symbols) - set(compiled.executable.layout.symbols)
+            if any(not symbol.startswith(UNUSED) for symbol in unknown):
+                request.compilation.record(name, "limit", "its memory is not counted: it has sizes of its own")
+                backward = None
         except Unsupported as error:
             request.compilation.record(name, "limit", f"nothing is computed again: {error.what}")
     pair(compiled.executable, None if backward is None else backward.executable, request.config.memory_limit,

@@ -65,6 +65,7 @@ class _Search:
         self.producers = graph.producers()
         self.position = {value.name: i for i, node in enumerate(graph.nodes) for value in node.outputs}
         self.inputs = {value.name: value for value in graph.inputs}
+        self.written = {target.name for target, _ in graph.writes}
         results = {self.base(value).name for value in graph.outputs if isinstance(value, Value)}
         results |= {self.base(value).name for _, value in graph.writes}
         # stored values that the tape keeps in the arena
@@ -194,14 +195,16 @@ class _Search:
                        tuple(value for value in kept if value.name in self.inputs))
 
     def slice(self, value: Value) -> Slice | None:
-        """The nodes that give the value from other saved values and inputs, and those; None where an effect is on the
-        way."""
+        """The nodes that give the value from other saved values and inputs, and those; None where an effect, or an input
+        that the forward writes, is on the way."""
         nodes: dict[int, Node] = {}
         stops: dict[str, Value] = {}
         todo = [value]
         while todo:
             one = todo.pop()
             node = self.producers.get(one.name)
+            if one.name in self.written:  # it will not be what it was
+                return None
             if node is None or (one is not value and one.name in self.saved):
                 stops[one.name] = one
                 continue
