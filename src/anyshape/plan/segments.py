@@ -195,8 +195,8 @@ class _Search:
                        tuple(value for value in kept if value.name in self.inputs))
 
     def slice(self, value: Value) -> Slice | None:
-        """The nodes that give the value from other saved values and inputs, and those; None where an effect, or an input
-        that the forward writes, is on the way."""
+        """The nodes that give the value from other saved values and inputs, and those; None where an effect is on the
+        way, or an input that the forward writes."""
         nodes: dict[int, Node] = {}
         stops: dict[str, Value] = {}
         todo = [value]
