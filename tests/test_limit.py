@@ -245,6 +245,41 @@ def test_random_numbers_are_drawn_once():
     assert all(torch.equal(a, b) for a, b in zip(seeded(other), wanted, strict=True))
 
 
+@torch.library.custom_op("anyshape_tests::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    """Says nothing of the random numbers that it draws."""
+    return x + torch.rand_like(x)
+
+
+@noisy.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+noisy.register_autograd(lambda context, gradient: gradient)
+
+
+def test_an_operator_of_which_nothing_is_known_runs_once():
+    class Noisy(Layers):
+        def forward(self, x):
+            return super().forward(noisy(super().forward(x)))
+
+    torch.manual_seed(0)
+    module, x = Noisy(count=4), torch.randn(500, 32)
+
+    def seeded(run):
+        torch.manual_seed(5)
+        return step(run, module, x)
+
+    run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
+    wanted = seeded(run)
+    limit, values = limit_of(run), sizes(run, x)
+    ladder = limit.ladder(values)
+    other = anyshape.compile(module, strict=True, memory_limit=limit.needed(
+        values, Keeping(ladder[-1].dropped, apart=True)))
+    assert all(torch.equal(a, b) for a, b in zip(seeded(other), wanted, strict=True))
+
+
 def test_an_input_that_the_forward_writes_is_read_once():
     class Counting(Layers):
         def __init__(self) -> None:
