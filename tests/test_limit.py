@@ -283,6 +283,27 @@ def test_an_operator_of_which_nothing_is_known_runs_once():
     assert all(torch.equal(a, b) for a, b in zip(seeded(other), wanted, strict=True))
 
 
+def test_operators_of_pytorch_run_again():
+    class Sorted(Layers):
+        def forward(self, x):
+            for norm, up, down in zip(self.norms, self.up, self.down, strict=True):
+                wide = up(norm(x))
+                x = x + down(torch.sin(torch.tanh(wide + torch.cummax(wide.detach(), -1).values)))
+            return x
+
+    torch.manual_seed(0)
+    module, x = Sorted(count=4), torch.randn(500, 32)
+    run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
+    wanted = step(run, module, x)
+    limit, values = limit_of(run), sizes(run, x)
+    made = limit.backward.maker.keeps.made
+    assert any(b.home == "extern" and b.name in made for b in limit.backward.plan.buffers)
+    for rung in limit.ladder(values):
+        bytes_ = limit.needed(values, Keeping(rung.dropped, apart=True))
+        other = anyshape.compile(module, memory_limit=bytes_, strict=True)
+        assert all(torch.equal(a, b) for a, b in zip(step(other, module, x), wanted, strict=True))
+
+
 def test_an_input_that_the_forward_writes_is_read_once():
     class Counting(Layers):
         def __init__(self) -> None:

@@ -71,6 +71,9 @@ class Keeps:
         self.kept_buffers = [b for b in (forward or plan).buffers if b.home == "saved"]
         self.chunks = plan.chunks  # of a forward: those of its backward, once that is known
         self.optional = frozenset(plan.optional)
+        # what only optional steps make: in the arena, or by PyTorch
+        self.made = frozenset(window.buffer for number in plan.optional for window in written(plan.steps[number])
+                              if by_name[window.buffer].home in ("again", "extern"))
         # where saved buffers, and what shows them in a backward, lie: index -> (the forward's buffer, first byte there)
         self.shown: dict[int, tuple[str, Size]] = {i: (layout.placed[i], 0) for i in self.saved}
         for i, buffer in enumerate(homes.values()):
@@ -87,7 +90,7 @@ class Keeps:
         """The optional steps that compute what was dropped, from what was not, and that give chunks back."""
         dropped = keeping.dropped
         wanted = {one.buffer for one in self.plan.again if one.saved in dropped}
-        made = {b.name for b in self.plan.buffers if b.home == "again"} | wanted
+        made = self.made | wanted
         found = set()
         for number in sorted(self.optional, reverse=True):
             step = self.plan.steps[number]
@@ -98,6 +101,10 @@ class Keeps:
                 found.add(number)
                 wanted |= {window.buffer for window in touched(step)} & made
         return frozenset(found)
+
+    def used(self, keeping: Keeping) -> set[str]:
+        """What the optional steps that run touch."""
+        return {window.buffer for number in self.runs(keeping) for window in touched(self.plan.steps[number])}
 
     def kept(self, sizes: Sequence[int], keeping: Keeping) -> tuple[dict[str, int], list[int]]:
         """Where saved buffers lie in the kept block, and where its chunks begin and end. sizes: of the buffers in the

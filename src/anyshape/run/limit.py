@@ -162,7 +162,9 @@ class Limit:
         record = later.make(values, keeping)
         plan = later.plan
         end = len(plan.steps)
-        lives = [(evaluate(b.bytes, values), b.first, b.last) for b in plan.buffers if b.home in ("output", "extern")]
+        used = later.keeps.used(keeping)
+        lives = [(evaluate(b.bytes, values), b.first, b.last) for b in plan.buffers
+                 if b.home == "output" or (b.home == "extern" and (b.name in used or b.name not in later.keeps.made))]
         lives += [(evaluate(b.bytes, values), 0, last) for b, last in self.beside()]
         if record.chunks:
             gone = {step.chunk: number for number, step in enumerate(plan.steps) if isinstance(step, MemoryStep)}
@@ -279,7 +281,7 @@ class _Curve:
             elif b.home == "output":
                 self.fixed.append((_named(b, self.forward), size, b.first, self.length - 1))
         for b in self.plan.buffers:
-            if b.home in ("arena", "extern", "output"):
+            if b.home in ("arena", "extern", "output") and b.name not in self.maker.keeps.made:
                 last = len(self.plan.steps) if b.home == "output" else b.last
                 self.fixed.append((_named(b, self.plan), evaluate(b.bytes, values), self.border + b.first,
                                    self.border + last))
@@ -297,7 +299,7 @@ class _Curve:
             change = np.zeros(self.length, np.int64)
             change[program.maker.keeps.ends[name] + 1:self.border + buffers[one.buffer].first] = -sizes[name]
             self.less[name] = change
-        self.temporaries = {b.name: b for b in self.plan.buffers if b.home == "again"}
+        self.temporaries = {b.name: b for b in self.plan.buffers if b.name in self.maker.keeps.made}
         self.parts: dict[frozenset[str], tuple[float, np.ndarray]] = {}
 
     def part(self, dropped: frozenset[str]) -> tuple[float, np.ndarray]:
@@ -305,7 +307,7 @@ class _Curve:
         known = self.parts.get(dropped)
         if known is None:
             runs = self.maker.keeps.runs(Keeping(dropped))
-            used = {window.buffer for number in runs for window in touched(self.plan.steps[number])}
+            used = self.maker.keeps.used(Keeping(dropped))
             more = np.zeros(self.length, np.int64)
             for name in used & self.temporaries.keys():
                 b = self.temporaries[name]
