@@ -150,8 +150,8 @@ def install() -> None:
         init(records, *args)
         records.room, records.taken = None, -1
 
-    def made(records: Records, values: dict[str, int]) -> Record:
-        return _lay_out(records, make(records, values))
+    def made(records: Records, values: dict[str, int], *keeping: Any) -> Record:
+        return _lay_out(records, make(records, values, *keeping))
 
     def give_fenced(pool: Pool, block: Block) -> None:
         if isinstance(block, _Arena):

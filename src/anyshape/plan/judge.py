@@ -56,7 +56,7 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
 def lower_bound(plan: Plan, values: Mapping[str, int]) -> int:
     """The largest number of bytes of arena buffers alive at one step."""
     places = dict(plan.offsets)
-    inside = [b for b in plan.buffers if b.home in ("arena", "saved", "tape") and b.name in places]
+    inside = [b for b in plan.buffers if b.home in ("arena", "saved") or (b.home == "tape" and b.name in places)]
     best = 0
     for step in range(len(plan.steps) + 1):
         alive = [evaluate(b.bytes, values) for b in inside if _life(plan, b)[0] <= step <= _life(plan, b)[1]]
