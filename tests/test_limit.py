@@ -105,12 +105,10 @@ def test_every_rung_gives_the_same_numbers_and_fits(without, rows):
     assert min(needs) < 0.7 * all_kept
     for bytes_ in (all_kept, all_kept - 1, *needs[1::2], min(needs)):
         other = anyshape.compile(module, memory_limit=bytes_, strict=True)
-        outputs = sum(p.numel() * 4 for p in module.parameters()) + 2 * x.nbytes
         with counted() as most:
             found = step(other, module, x)
         assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
-        assert most[0] <= bytes_
-        assert most[0] + outputs >= min(needs) // 2  # something was counted
+        assert bytes_ // 2 < most[0] <= bytes_  # the rest: results and gradients
 
 
 def test_the_least_limit_is_named_and_works(without):
