@@ -23,7 +23,7 @@ from anyshape.backend import host_words as host
 from anyshape.plan.plan import Plan
 from anyshape.run import torch_api
 from anyshape.run.arena import Block, Pool
-from anyshape.run.call import _written
+from anyshape.run.calls import _written
 from anyshape.run.context import Context
 from anyshape.run.executable import Executable
 from anyshape.run.record import Record, Records

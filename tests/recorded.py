@@ -23,6 +23,7 @@ from anyshape.kernel.show import show as show_kernel
 from anyshape.passes import pipeline
 from anyshape.plan.alloc import allocate
 from anyshape.plan.hold import hold_less
+from anyshape.plan.order import reorder
 from anyshape.plan.plan import Plan
 from anyshape.plan.rooms import share
 from anyshape.plan.show import show as show_plan
@@ -49,7 +50,7 @@ def texts(model: str) -> Iterator[tuple[str, str]]:
             yield f"{graph.name} {name} loops", show_kernel(program)
             for title, target in TARGETS.items():
                 yield f"{graph.name} {name} {title}", emit(program, target)
-        plan = together(share(assemble(graph, fusion, store, regimes), before))
+        plan = together(share(reorder(assemble(graph, fusion, store, regimes), before), before))
         plan = hold_less(allocate(plan, before), before)
         before = plan if graph.name.endswith("forward") else None
         yield f"{graph.name} plan", show_plan(plan)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import anyshape
+from anyshape.backend.llvm_stream import LARGE
 
 Function = Callable[..., torch.Tensor]
 FUNCTIONS: dict[str, Function] = {
@@ -68,6 +69,19 @@ def test_gradients_are_those_of_float64(name: str, dtype: torch.dtype) -> None:
                 bound = BOUND[dtype] * (1 if columns > 3 else 300)
                 close(found, wanted, bound, rows if found.dim() == 1 else 1)
     assert parts_of(compiled), compiled.explain()
+
+
+@pytest.mark.parametrize("name", ["layer norm", "gelu and bias"])
+def test_what_is_streamed_beside_the_sums_is_right(name: str) -> None:
+    """Gradients of more than 16 MB, whose rows begin anywhere in a line."""
+    function = FUNCTIONS[name]
+    compiled = anyshape.compile(function, strict=True)
+    gradients(compiled, arguments(*FIRST, torch.float32), torch.randn(*FIRST))
+    rows, columns = LARGE // (4 * 1003) + 5, 1003
+    inputs, up = arguments(rows, columns, torch.float32), torch.randn(rows, columns)
+    for found, wanted in zip(gradients(compiled, inputs, up), exact(function, inputs, up), strict=True):
+        close(found, wanted, BOUND[torch.float32], rows if found.dim() == 1 else 1)
+    assert parts_of(compiled)
 
 
 def test_long_sums_are_as_exact_as_eagers() -> None:

@@ -18,8 +18,21 @@ pytest.importorskip("tokenizers", reason="the demo trains a vocabulary: install 
 pytest.importorskip("safetensors", reason="the demo writes safetensors: install anyshape[demo]")
 pytest.importorskip("matplotlib", reason="the demo draws a picture: install anyshape[demo]")
 
+import anyshape
+from anyshape.base.errors import AnyShapeError
 from anyshape.tools import demo
-from anyshape.tools.demo import backends, checkpoint, compare, data, report, training
+from anyshape.tools.demo import (
+    backends,
+    chart,
+    checkpoint,
+    compare,
+    data,
+    display,
+    limit,
+    measure,
+    report,
+    training,
+)
 from anyshape.tools.demo.model import IGNORED, DemoConfig, DemoLlama
 
 TINY = training.Recipe(
@@ -281,3 +294,70 @@ def test_bad_options_are_refused(words: tuple[str, ...], capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         options(*words)
     assert words[0] in capsys.readouterr().err
+
+
+def test_the_peaks_stand_under_a_line_for_the_limit() -> None:
+    drawn = chart.peaks([50, 100, 100], [50, 100, 140], 100, "limit 100 B", 40)
+    rows = drawn.plain.split("\n")
+    assert len(rows) == 1 + chart.HEIGHT and rows[0] == "limit 100 B " + "━" * 7 + "▲━"
+    assert [row[12:] for row in rows[1:]] == ["   ██ ██ "] * 4 + ["██ ██ ██ "] * 4
+    assert rows[-2].strip().startswith("predicted") and rows[-1].strip().startswith("counted")
+    assert any(str(span.style) == chart.LIMIT for span in drawn.spans)
+    many = chart.peaks(range(200), range(200), 200, "limit", 40)
+    assert all(len(row) <= 40 for row in many.plain.split("\n"))
+
+
+def test_what_the_allocator_gives_is_counted() -> None:
+    with measure.counted_peak(False) as found:
+        torch.empty(1000, dtype=torch.uint8)
+    assert found == [0]
+    before = int(anyshape.stats()["arena_bytes"])
+    with measure.counted_peak(True) as found:
+        first = torch.empty(1 << 20, dtype=torch.uint8)
+        del first
+        second = torch.empty(3 << 20, dtype=torch.uint8)
+        third = torch.empty(1 << 20, dtype=torch.uint8)
+        del second, third
+    assert found == [before + (4 << 20)]
+    with pytest.raises(ValueError, match="inside"), measure.counted_peak(True) as found:
+        raise ValueError("inside")
+    with measure.counted_peak(True) as found:  # it can be asked again
+        torch.empty(77, dtype=torch.uint8)
+    assert found == [before + 77]
+
+
+@pytest.mark.unguarded
+def test_half_of_the_peak_is_kept_and_counted(documents: list[str], tmp_path: Path) -> None:
+    recipe = replace(TINY, tokens=1280, model=DemoConfig(vocabulary=320, hidden=64, inner=176, layers=4, heads=4))
+    session = training.start(recipe, documents)
+    bytes_, told = limit.limit_bytes("half", session, 5)
+    assert "without a limit the peak" in told and all(p.grad is None for p in session.model.parameters())
+    backend = backends.make("anyshape", session.model, bytes_)
+    training.train(session, backend, 5, tmp_path, 1000, training.StopRequest(), lambda _: None)
+    history = session.history
+    assert max(history.again) > 0
+    for i, (predicted, counted) in enumerate(zip(history.predicted, history.counted, strict=True)):
+        assert 0 < predicted <= bytes_ and 0.98 * predicted < counted <= bytes_
+        assert counted < 1.01 * max(history.predicted[:i + 1])  # a block of an earlier step may be used again
+    plain = run_to(documents, 5, tmp_path / "plain", training.start(recipe, documents))
+    assert history.loss == pytest.approx(plain.history.loss, rel=1e-4)
+    assert plain.history.predicted == plain.history.counted == [0] * 5
+    resumed = training.go_on(checkpoint.load(tmp_path), documents)
+    assert resumed.history.counted == history.counted
+
+
+def test_a_limit_of_the_demo_that_cannot_be(
+    documents: list[str], folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--documents", str(folder), "--out", str(folder / "out"))
+    assert demo.main(options(*words, "--backend", "eager", "--memory-limit", "half")) == 1
+    assert "does not go with --backend eager" in capsys.readouterr().err
+    assert demo.main(options(*words, "--memory-limit", "much")) == 1
+    assert "a number of bytes" in capsys.readouterr().err
+    # one layer: the logits and gradients are most of the peak, and nothing of them can be computed again
+    flat = replace(TINY, model=DemoConfig(vocabulary=320, hidden=32, inner=48, layers=1, heads=2))
+    with pytest.raises(AnyShapeError, match="cannot run within half") as caught:
+        limit.limit_bytes("half", training.start(flat, documents), 3)
+    assert "without a limit the peak" in caught.value.why and "set memory_limit to" in caught.value.do
+    table = display.status_table(display.Status(1, 1.0, 1.0, 4, 9, 1, 2, 0, 5, display.Peaks(100, [90], [89], 7)))
+    assert [column.header for column in table.columns][-4:] == ["predicted", "counted", "limit", "computed again"]

@@ -1,6 +1,7 @@
 """How kernels go through memory: in tiles, in steps, past the caches, ahead of themselves; and scans."""
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,7 @@ from anyshape.backend.llvm_build import object_code
 from anyshape.backend.llvm_stream import LARGE
 from anyshape.backend.llvm_text import Code, Value
 from anyshape.backend.llvm_tile import turned
+from anyshape.kernel.abreast import abreast
 from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
 from anyshape.kernel.parse import parse
 from anyshape.kernel.regimes import MANY_ROWS, versions
@@ -128,6 +130,16 @@ def scan() -> LoopProgram:
                        (("i1", M),), "i0", (Stage("column", body),))
 
 
+def largest(stride: object = N) -> LoopProgram:
+    """The largest element of each column of a matrix, in a quarter of a scale."""
+    body = (Instruction(0, "load", (), "f32", "p0", COLUMN * stride + ROW),
+            Instruction(1, "reduce", (0,), "f32", combine="maximum"))
+    after = (Instruction(2, "constant", (), "f32", value=0.25), Instruction(3, "mul", (1, 2), "f32"),
+             Instruction(-1, "store", (3,), "f32", "p1", ROW))
+    return LoopProgram("k", (Param("p0", "f32", "in"), Param("p1", "f32", "out")), ("n0", "n1"), (("i0", N),),
+                       (("i1", M),), "i0", (Stage("column", body), Stage("row", after)))
+
+
 def heavy() -> LoopProgram:
     """Results of a byte of more work than several vectors at once are worth."""
     work = (Instruction(k + 1, "lgamma", (k,), "f32") for k in range(3))
@@ -144,8 +156,8 @@ def test_what_lies_across_goes_in_tiles_where_there_are_rows_and_columns_for_the
     assert tiled(across(2)) is None  # within the lines that a vector reads
 
 
-def test_the_text_says_what_is_tiled_and_scanned() -> None:
-    for program in (versions(across())[0].programs[0], scan(), swept(scan())):
+def test_the_text_says_what_is_tiled_scanned_and_abreast() -> None:
+    for program in (versions(across())[0].programs[0], scan(), swept(scan()), abreast(largest())):
         assert program is not None
         ((_, again),) = parse(show(program))
         assert again == program
@@ -157,11 +169,22 @@ def test_a_scan_of_a_large_matrix_goes_in_sweeps() -> None:
     assert plain.programs[0] == scan()
 
 
+def test_rows_go_abreast_where_they_lie_side_by_side() -> None:
+    found = abreast(largest())
+    assert found is not None and found.abreast
+    gathered = dataclasses.replace(largest(), stages=tuple(
+        Stage(stage.level, tuple(dataclasses.replace(one, offset=2 * one.offset) for one in stage.instructions))
+        for stage in largest().stages))
+    for other in (gathered, scan(), across(), dataclasses.replace(largest(), vector="i1")):
+        assert abreast(other) is None
+
+
 @pytest.mark.parametrize("features", [(), ("avx2", "fma"), ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma")],
                          ids=["sse", "avx2", "avx512"])
 def test_every_target_has_code_for_it(features: tuple[str, ...]) -> None:
     target = target_of("x86_64-unknown-linux-gnu", "x86-64", frozenset(features))
-    for program in (versions(across())[0].programs[0], scan(), swept(scan()), across(3), across(-1), heavy()):
+    for program in (versions(across())[0].programs[0], scan(), swept(scan()), across(3), across(-1), heavy(),
+                    abreast(largest())):
         assert program is not None
         assert object_code(emit(program, target), target)
 

@@ -9,6 +9,7 @@ import torch
 import anyshape
 from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
 from anyshape.kernel.regimes import (
+    FAR,
     FEW_COLUMNS,
     FEW_ROWS,
     LARGE,
@@ -21,6 +22,7 @@ from anyshape.kernel.regimes import (
     versions,
 )
 from anyshape.sym.expr import Size, symbol
+from roads import compilation_of
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda x: torch.softmax(x, -1),
@@ -110,6 +112,50 @@ def test_tall_sums_are_as_float64(dtype: torch.dtype) -> None:
             torch.testing.assert_close(own.double(), wanted, rtol=bound, atol=bound * rows ** 0.5)
     (kernel,) = compiled.explain().programs[0].kernels
     assert [len(regime.then) for regime in kernel.regimes] == [1, 0]
+
+
+DEEP: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "spread": lambda x: x.var(0),
+    "shares": lambda x: (x - x.amax(0)).exp().sum(0).log() + x.mean(0),
+    "length": lambda x: x.square().sum(0).sqrt() / (x.abs().amax(0) + 1),
+    "of several": lambda x: x.reshape(2, x.shape[0] // 2, x.shape[1]).sum(1),
+    "first": lambda x: x.argmax(0).to(x.dtype),
+    "any": lambda x: ((x > 4).any(0) | (x < -4).all(0)).to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", DEEP)
+def test_rows_abreast_are_as_float64(name: str, dtype: torch.dtype) -> None:
+    """What is reduced down the columns of a large matrix, in several stages, or of several matrices; on any threads."""
+    bound = {torch.float32: 2e-6, torch.float16: 1e-3, torch.float64: 1e-13}[dtype]
+    torch.manual_seed(0)
+    found = []
+    for threads in (1, 3):
+        torch.compiler.reset()
+        compiled = anyshape.compile(DEEP[name], strict=True, threads=threads)
+        for rows, columns in ((70, 40), (8194, WIDE), (FAR * 2, 515), (10002, 131), (FAR - 2, 2500), (30000, 7)):
+            torch.manual_seed(rows)
+            x = torch.randn(rows, columns).to(dtype)
+            found.append(compiled(x))
+            wanted = DEEP[name](x.double())
+            torch.testing.assert_close(found[-1].double(), wanted, rtol=bound, atol=bound * rows ** 0.5)
+        kernels = [kernel for program in compilation_of(compiled).programs
+                   for kernel in program.compiled.programs.values()]
+        assert any(kernel.abreast for kernel in kernels)
+    half = len(found) // 2
+    assert all(map(torch.equal, found[:half], found[half:]))
+
+
+@pytest.mark.parametrize("rows", [4096, 100003])
+def test_sums_abreast_are_as_exact_as_eagers(rows: int) -> None:
+    """Compiled with few rows, so that they are not turned."""
+    compiled = anyshape.compile(lambda x: x.sum(0), strict=True)
+    compiled(torch.randn(67, 96))
+    for x in (torch.randn(rows, 300), torch.rand(rows, 300)):
+        wanted = x.double().sum(0)
+        own, eager = (float((found - wanted).norm()) for found in (compiled(x), x.sum(0)))
+        assert own <= eager, (own, eager)
 
 
 def summing(rows: Size, columns: Size) -> LoopProgram:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import anyshape
+from anyshape.backend.llvm_abreast import BLOCK, RUN
 from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, Plan
 from roads import compilation_of, compiled
 
@@ -413,3 +414,18 @@ def test_explain_shows_kernels() -> None:
     fast(torch.randn(5, 6), torch.tensor([1, 1]), torch.randn(2, 6))
     text = str(fast.explain())
     assert "PyTorch runs it" not in text and "aten.index_add" not in text
+
+
+@pytest.mark.parametrize("name", ["index_add", "index_put", "index_put two", "index_put add", "scatter_add spread"])
+def test_rows_abreast(name: str) -> None:
+    """Columns of several runs, of whole row blocks and not, on threads whose part begins in the middle of a row."""
+    function, make = CASES[name]
+    torch.manual_seed(0)
+    for threads in (1, 3):
+        torch.compiler.reset()
+        fast = compiled(function, strict=True, threads=threads)
+        for shape in ((5, 3, 40), (3, 40, 2 * RUN + 77), (7, 300, BLOCK), (2, 9, RUN + BLOCK - 1), (9, 200, 5 * BLOCK)):
+            given = make(torch.float32, *shape)
+            torch.testing.assert_close(fast(*given), alone(function, *given), rtol=0, atol=0)
+        assert any(kernel.abreast for program in compilation_of(fast).programs
+                   for kernel in program.compiled.programs.values())

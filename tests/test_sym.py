@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyshape.base.errors import ParseError
+from anyshape.sym.compare import allowed_points, compared
 from anyshape.sym.expr import (
     Size,
     ceildiv,
@@ -26,7 +27,9 @@ from anyshape.sym.expr import (
     symbols_of,
 )
 from anyshape.sym.facts import Facts
-from anyshape.sym.text import parse, to_python
+from anyshape.sym.formulas import function_of
+from anyshape.sym.positive import nonnegative
+from anyshape.sym.text import parse
 from counting import calls
 
 NAMES = ("a", "b", "n")
@@ -79,7 +82,7 @@ def test_a_size_has_the_value_of_its_formula(tree: Tree, values: dict[str, int])
     size = build(tree)
     assert evaluate(size, values) == number(tree, values)
     assert substitute(size, values) == number(tree, values)
-    assert eval(to_python(size), {}, dict(values)) == number(tree, values)
+    assert function_of([size, size + 1], "size")(values) == (number(tree, values), number(tree, values) + 1)
 
 
 @settings(max_examples=300, deadline=None)
@@ -172,7 +175,7 @@ def test_a_size_times_a_float_is_what_floats_give(factor: float) -> None:
     known = Facts((("n", 3, 1000), ("a", 0, 0)))
     for n in (0, 1, 5, 7, 10, 999, 12345):
         assert evaluate(size, {"n": n, "a": 4}) == int(n * factor) + 8 == substitute(size, {"n": n, "a": 4})
-        assert eval(to_python(size), {"n": n, "a": 4}) == int(n * factor) + 8
+        assert function_of([size], "size")({"n": n, "a": 4}) == (int(n * factor) + 8,)
     assert known.bounds(size) == (int(3 * factor), int(1000 * factor))
 
 
@@ -237,12 +240,62 @@ def test_proofs_with_divisibility_and_inequalities(first: Tree, second: Tree) ->
     ("n", "n*m"), ("n*m", "4096*m"), ("mod(n, 4)", "3"), ("0", "mod(n, 4)"), ("min(n, m)", "n"), ("max(n, m)", "n + m"),
     ("4*(n//4)", "n"), ("n//m", "n"), ("m*(n//m)", "n"), ("n - m*(n//m)", "m - 1"), ("max(n - 5, 0)", "n"),
     ("8", "m"), ("3*k", "m"), ("n*k", "7*4096"), ("b*n", "2*n"), ("k*n + k", "7*n + 7"), ("n + 1", "n*m + m"),
-    ("4*b*n + 8", "8*n + 8*m"), ("(n + 3)//4*4", "n + 3"),
+    ("4*b*n + 8", "8*n + 8*m"), ("(n + 3)//4*4", "n + 3"), ("m*n*n", "4096*m*n"), ("4*m*n", "m*n*n + 5*m"),
+    ("10*m*k", "m*k*k + 25*m"), ("m*n*k*k", "7*m*n*k"), ("n*(n//4)", "n*n"), ("6*m*n", "m*m*n + 9*n"),
+    ("n*((m + 3)//4)", "n*((m + 1)//2)"), ("min((m*x + 31)//32, 32)", "m*x"), ("(x + 15)//16", "(x + 7)//8"),
+    ("x*((y + 3)//4) + x", "x*((y + 1)//2) + 2*x"),
 ])
 def test_what_can_be_proved(left: str, right: str) -> None:
     facts = Facts(ranges=(("n", 1, 4096), ("m", 1, None), ("k", 0, 7), ("b", 2, 2)), divisible=((symbol("m"), 8),),
                   known=(symbol("m") - 3 * symbol("k"),))
     assert facts.prove_at_most(parse(left), parse(right)) is True
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.tuples(*[st.integers(0, 3)] * 2), st.integers(-30, 30), min_size=1, max_size=6),
+       st.tuples(*[st.tuples(st.integers(-2, 3), st.integers(0, 9) | st.none())] * 2))
+def test_a_polynomial_that_is_shown_to_be_at_least_0_is(poly, ends) -> None:
+    box = tuple((low, None if width is None else low + width) for low, width in ends)
+    if nonnegative(poly, box):
+        for x, y in itertools.product(*(range(low, low + 25 if high is None else high + 1) for low, high in box)):
+            assert sum(c * x**i * y**j for (i, j), c in poly.items()) >= 0
+
+
+def test_squares_are_at_least_0() -> None:
+    """What only cutting shows."""
+    for root in (1, 3, 10, 77):
+        for high in (None, 200):
+            assert nonnegative({(2,): 1, (1,): -2 * root, (0,): root * root + 1}, ((0, high),))
+            assert not nonnegative({(2,): 1, (1,): -2 * root, (0,): root * root - 1}, ((0, high),))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(trees(), min_size=2, max_size=5))
+def test_compared_is_never_wrong(several: list[Tree]) -> None:
+    sizes = [build(tree) for tree in several]
+    facts = Facts(ranges=FACTS.ranges, divisible=((N, 4),))
+    points = [v for v in IN_RANGE if v["n"] % 4 == 0]
+    found = compared(sizes, facts)
+    assert found.equal + found.ordered + found.either + sum(times for *_, times in found.undecided) == found.pairs
+    for x, y in itertools.combinations(dict.fromkeys(sizes), 2):
+        one = compared([x, y], facts)
+        signs = {evaluate(x, v) <= evaluate(y, v) for v in points}, {evaluate(x, v) >= evaluate(y, v) for v in points}
+        assert not one.ordered or {True} in signs
+        assert not one.either or {True} not in signs
+
+
+def test_what_is_known_of_a_call() -> None:
+    facts = Facts(ranges=(("n", 16, None), ("b", 0, None)), known=(32 - floordiv(N, 16),))
+    assert facts.prove_at_most(1024 * floordiv(N, 16), 1 << 15) is True
+    assert facts.prove_at_most(B * floordiv(N, 16), 32 * B) is True
+    assert facts.prove_at_most(1024 * floordiv(N, 16), (1 << 15) - 1) is None
+    assert compared([1024 * floordiv(N, 16), 1 << 15, 2000], facts).undecided == ()
+
+
+def test_points_are_what_facts_allow() -> None:
+    facts = Facts(ranges=(("n", 3, 100), ("m", 1, None)), divisible=((N, 8),), known=(symbol("m") - N,))
+    points = allowed_points(facts, ["n", "m"])
+    assert points and all(p["n"] % 8 == 0 and 3 <= p["n"] <= 100 and p["m"] >= p["n"] for p in points)
 
 
 def test_unknown_is_unknown() -> None:

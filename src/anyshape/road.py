@@ -30,7 +30,8 @@ from anyshape.plan.again import kept_values, with_again
 from anyshape.plan.alloc import allocate
 from anyshape.plan.hold import hold_less
 from anyshape.plan.judge import judge
-from anyshape.plan.plan import Plan
+from anyshape.plan.order import reorder
+from anyshape.plan.plan import CopyStep, Plan
 from anyshape.plan.rooms import share
 from anyshape.plan.segments import Segment, again_graph, segments
 from anyshape.plan.show import show as show_plan
@@ -86,10 +87,10 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
 
     parts: tuple[Segment, ...] = ()
     again: list[_Again] = []
-    if config.memory_limit and forward is None and graph.saved:
+    if config.limited and forward is None and graph.saved:
         parts = segments(graph)
         graph = _with_inputs_saved(graph, parts)
-    elif config.memory_limit and forward is not None and forward.segments:
+    elif config.limited and forward is not None and forward.segments:
         graph, again = _again(graph, forward, config)
 
     store, fusion = fused(graph, config)
@@ -111,10 +112,12 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
 
     before = forward.plan if forward is not None else None
     plan = dataclasses.replace(assemble(graph, fusion, store, regimes), nonnegative=nonnegative)
+    if pipeline.ORDER not in config.disabled():
+        plan, fusion = _reordered(plan, fusion, before)
     plan = together(plan if pipeline.ROOMS in config.disabled() else share(plan, before))
-    if forward is not None and before is not None and again:
+    if config.limited and forward is not None and before is not None:
         plan = _with_again(plan, graph, again, forward)
-    plan = hold_less(allocate(plan, before), before)
+    plan = hold_less(allocate(plan, before), before, config.limited)
     publish(config, graph.name, *PLAN, lambda: show_plan(plan))
     if config.check >= 1 or edited:
         hints = dict(plan.facts.hints)
@@ -171,6 +174,17 @@ def _with_again(plan: Plan, graph: Graph, again: list[_Again], forward: Compiled
                 if isinstance(value, Value) and value in forward.graph.inputs and index in tape}
     parts = [(one.graph, assemble(one.graph, one.fusion, one.store, one.regimes)) for one in again]
     return with_again(plan, parts, forward.plan, kept_values(forward.graph, forward.plan), borrowed)
+
+
+def _reordered(plan: Plan, fusion: Fusion, before: Plan | None) -> tuple[Plan, Fusion]:
+    """The assembled `plan` with its steps in a better order, if there is one, and the items that they stand for."""
+    other = reorder(plan, before)
+    if other is plan:
+        return plan, fusion
+    # each item is one step, beside copies that it may need
+    own = [step for step in plan.steps if not isinstance(step, CopyStep)]
+    item = {id(step): item for step, item in zip(own, fusion.items, strict=True)}
+    return other, dataclasses.replace(fusion, items=tuple(item[id(step)] for step in other.steps if id(step) in item))
 
 
 def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:

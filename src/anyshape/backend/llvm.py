@@ -10,7 +10,7 @@ The text has four functions; `block` is int64*, the pointers of the params and t
 Row schedule (`vector` is the last column variable): a row block is a row; a column stage runs a wide loop without
 masks, then the rest in masked steps of the basic width. Column schedule (`vector` is the last row variable): a row
 block is a strip of W values of it; the last strip is masked. With `vector` empty everything is scalar. Where rows are
-run in parts, a row block is a part; in tiles, it is a strip of tiles (llvm_tile.py).
+run in parts, a row block is a part; in tiles, a strip of tiles (llvm_tile.py); abreast, some rows (llvm_abreast.py).
 
 A param of role "in" may share memory with one of role "out" only if both are accessed at equal offsets at each point.
 """
@@ -19,7 +19,8 @@ from __future__ import annotations
 import re
 
 from anyshape.backend.limits import Target
-from anyshape.backend.llvm_ahead import ahead, ask, is_worth
+from anyshape.backend.llvm_abreast import BLOCK, Abreast, Runs, unreduced
+from anyshape.backend.llvm_ahead import ahead, ask, fetch, is_worth
 from anyshape.backend.llvm_fold import TURN, Folds, unfolded
 from anyshape.backend.llvm_layout import Layout, work_of
 from anyshape.backend.llvm_memory import Buffer, Space
@@ -40,9 +41,10 @@ def emit(program: LoopProgram, target: Target) -> str:
     _check(program)
     folds = unfolded(program)
     tiles = untiled(folds.program)
-    program = tiles.program
-    layout = Layout(program, target, tiles.rows)
-    kernel = _Kernel(folds, tiles, target, layout)
+    runs = unreduced(tiles.program)
+    program = runs.program
+    layout = Layout(program, target, tiles.rows if program.tiled else BLOCK if program.abreast else 0)
+    kernel = _Kernel(folds, tiles, runs, target, layout)
     kernel.run()
     parts = [f"; kernel {program.name}", f'target triple = "{target.triple}"', ""]
     parts.append(f"define void @{program.name}(ptr nocapture readonly %block, i64 %begin, i64 %end, "
@@ -114,16 +116,17 @@ def _bind_sizes(program: LoopProgram, space: Space) -> None:
 class _Kernel:
     """The main function under construction."""
 
-    def __init__(self, folds: Folds, tiles: Tiles, target: Target, layout: Layout) -> None:
-        self.program = program = tiles.program
+    def __init__(self, folds: Folds, tiles: Tiles, runs: Abreast, target: Target, layout: Layout) -> None:
+        self.program = program = runs.program
         self.folds = folds
         self.tiles = tiles
+        self.runs = runs
         self.asks, self.wanted = ahead(program)
         self.worth: Value | None = None
         self.columns: tuple[Value, Value] | None = None  # where a tile's columns begin and end
         self.layout = layout
         self.code = Code(target)
-        self.space = Space(self.code, program.vector, apart=layout.rows_are_lanes)
+        self.space = Space(self.code, program.vector, apart=layout.rows_are_lanes or program.abreast)
         self.buffers: dict[str, Buffer] = {}
         self.reductions: dict[int, Reduction] = {}
         self.scans: dict[int, Scan] = {}
@@ -145,6 +148,8 @@ class _Kernel:
         extents = self._row_extents()
         if self.program.parts:
             self._parts(begin, end, extents)
+        elif self.program.abreast:
+            Runs(self.runs, self.space, self._along).run(begin, end, extents)
         else:
             self._rows(begin, end, extents)
         code.close_section()
@@ -257,6 +262,12 @@ class _Kernel:
         code.close_section()
         space.mask = None
         space.lanes_from = 0
+
+    def _along(self, stage: Stage, start: Value, stop: Value) -> None:
+        """A stage for the rows start to stop, which go abreast."""
+        self.stored = frozenset(one.buffer for one in stage.instructions if one.op in ("store", "scatter"))
+        self.stage_floor, self.space.registers = self.code.top, {}
+        self._vector_loops(stage, self.program.vector, start, stop, self.layout.width(stage), ())
 
     def _tile_row(self, start: Value, stop: Value) -> None:
         """What a row does in the columns of a tile."""
@@ -398,6 +409,8 @@ class _Kernel:
             space.store(*where) if one.op == "store" else space.scatter(*where, one.combine)
         elif one.op == "check":
             self._check_lanes(self.buffers[one.buffer], args[0], args[1] if len(args) > 1 else None, one.value)
+        elif one.op == "ask":
+            fetch(space, self.buffers[one.buffer], one.offset)
         elif one.op == "constant":
             space.registers[one.result] = constant(one.dtype, one.value)
         elif one.op == "index":

@@ -56,11 +56,15 @@ def ask(space: Space, buffers: dict[str, Buffer], wanted: tuple[tuple[str, Size]
     """Ask for what lies at the lanes that the space stands at, where it is worth it."""
     if not wanted or worth is None:
         return
-    code = space.code
-    code.open_if(worth)
+    space.code.open_if(worth)
     for name, offset in wanted:
-        buffer = buffers[name]
-        first = code.address(buffer.pointer, buffer.stored, space.size(offset))
-        for begin in range(0, space.lanes * size_of(buffer.dtype), LINE):
-            code.prefetch(code.address(first, "i8", constant("i64", begin)))
-    code.close_section()
+        fetch(space, buffers[name], offset)
+    space.code.close_section()
+
+
+def fetch(space: Space, buffer: Buffer, offset: Size) -> None:
+    """Ask for the lines of as many consecutive elements as the space has lanes."""
+    code = space.code
+    first = code.address(buffer.pointer, buffer.stored, space.size(offset))
+    for begin in range(0, space.lanes * size_of(buffer.dtype), LINE):
+        code.prefetch(code.address(first, "i8", constant("i64", begin)))

@@ -32,13 +32,15 @@ class Layout:
     """Vector widths and scratch offsets of a kernel."""
 
     def __init__(self, program: LoopProgram, target: Target, block: int) -> None:
-        self.columns_are_lanes = bool(program.vector and program.columns and program.columns[-1][0] == program.vector)
+        self.abreast = program.abreast
+        self.columns_are_lanes = program.abreast or bool(
+            program.vector and program.columns and program.columns[-1][0] == program.vector)
         self.rows_are_lanes = bool(program.vector and not self.columns_are_lanes)
         self.basic = self._basic(program, target)
         self.tiled = program.tiled
         self.wide = {k: self.width(stage) for k, stage in enumerate(program.stages)}
         self.strip = min(self.wide.values(), default=self.basic) if self.rows_are_lanes else 0
-        self.block = block if program.tiled else self.strip or 1  # values of the last row variable in a row block
+        self.block = block or self.strip or 1  # values of the last row variable in a row block
         self.scratch_offsets: dict[str, Size] = {}
         end: Size = 0
         for row_buffer in program.scratch:
@@ -59,6 +61,6 @@ class Layout:
         weight += 2 * eights
         if self.tiled:
             return 2 * self.basic  # the columns of a tile are few
-        if not self.rows_are_lanes and any(one.op == "scatter" for one in stage.instructions):
+        if not self.rows_are_lanes and not self.abreast and any(one.op == "scatter" for one in stage.instructions):
             return self.basic  # lanes that may meet are written out one by one
         return self.basic * (4 if weight <= 12 else 2 if weight <= 128 else 1)

@@ -20,7 +20,7 @@ LARGE = 16 << 20  # bytes of results: with what they are made of, more than cach
 
 def streamed(program: LoopProgram) -> frozenset[str]:
     """The buffers that may be streamed: only written, one element for every point, as they lie in memory."""
-    if program.parts or not program.vector:
+    if not program.vector:
         return frozenset()
     every = [one for stage in program.stages for one in stage.instructions]
     point = "column" if program.columns else "row"

@@ -41,15 +41,21 @@ class Config:
                                         "the call holds fit into this many bytes, or into what some call has held")
     memory_limit: int = _knob(0, "bytes that a program may take beyond what is alive when it is called, forward and "
                                  "backward together, as a number or such as \"12GiB\"; 0: no limit", bytes_=True)
+    memory_limit_total: int = _knob(0, "the same with what is alive: bytes of memory that the whole process may have "
+                                       "while a program runs; 0: no limit", bytes_=True)
+    memory_store: str = _knob("", "folder on a disk to which a call under a limit in bytes may move values out between "
+                                  "forward and backward; empty: they are only computed again")
+    memory_store_limit: int = _knob(0, "bytes that may lie there at once, as a number or such as \"100GiB\"; 0: as "
+                                       "many as the disk has", bytes_=True)
     dynamic: bool = _knob(True, "make every size symbolic from the first call")
     defer: bool = _knob(True, "calls whose sizes of 0 or 1 need one more program run as PyTorch does until they "
                               "have taken as long as tracing it takes")
     background: bool = _knob(False, "trace and compile in a thread of its own; calls run as PyTorch does until then")
     fullgraph: bool = _knob(False, "refuse graph breaks")
     disable: str = _knob("", "comma-separated names of what to leave out, to bisect or to see what it gives: passes; "
-                             "attention: leave it as it is written; regimes: one version of each kernel; rooms: no "
-                             "value lies in a result or over another; door: calls go through Dynamo's and "
-                             "AOTAutograd's wrappers")
+                             "attention: leave it as it is written; regimes: one version of each kernel; order: steps "
+                             "run as they were traced; rooms: no value lies in a result or over another; door: calls "
+                             "go through Dynamo's and AOTAutograd's wrappers")
 
     @staticmethod
     def make(**overrides: Any) -> Config:
@@ -79,6 +85,11 @@ class Config:
                 raise ConfigError(f"setting {name} is {value}", why=f"it is at least {least}"
                                   + (f" and at most {most}" if most is not None else ""), do="set another number")
         return Config(**values)
+
+    @property
+    def limited(self) -> bool:
+        """Whether programs keep to a limit in bytes."""
+        return bool(self.memory_limit or self.memory_limit_total)
 
     def disabled(self) -> frozenset[str]:
         """The names in `disable`."""

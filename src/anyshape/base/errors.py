@@ -35,6 +35,10 @@ class LimitError(AnyShapeError, MemoryError):
     """A call cannot be done within the limit in bytes that was set; nothing of it has run."""
 
 
+class StoreError(AnyShapeError):
+    """A value could not be moved out of memory, or back."""
+
+
 class IndexRangeError(AnyShapeError, IndexError):
     """An index into a tensor is out of range, found while a program ran."""
 
@@ -53,6 +57,10 @@ class ParseError(AnyShapeError):
 
 class ConfigError(AnyShapeError):
     """A setting has an unknown name or an impossible value."""
+
+
+class OutputError(AnyShapeError):
+    """A file could not be written; what was there before is as it was."""
 
 
 class EditError(ConfigError):

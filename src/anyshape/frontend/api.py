@@ -14,6 +14,7 @@ import functools
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -212,6 +213,12 @@ class Compiled:
         """What each program needs, as formulas and in bytes at `sizes`."""
         return memory(self.compilation, sizes)
 
+    def report(self, *paths: str | Path, **sizes: Any) -> None:
+        """Writes what is alive at every step as a page, a picture or data; see `anyshape.frontend.report`."""
+        from anyshape.frontend.report import report
+        name = getattr(self.target, "__name__", type(self.target).__name__)
+        report([Path(path) for path in paths], name, self.compilation, sizes)
+
 
 class CompiledFunction:
     """A compiled function; also works as a method of a class."""
@@ -243,6 +250,15 @@ class CompiledFunction:
         """What each program needs, as formulas; `.bytes` is the predicted peak at `sizes` (as for `explain`)."""
         return self._anyshape.memory(**sizes)
 
+    def report(self, *paths: str | Path, **sizes: Any) -> None:
+        """Writes a page (.html), a picture (.png) or data (.json): what is alive at every step, and under a limit.
+
+        Args:
+            sizes: as for `explain`; a range in place of a number, such as x=(range(1, 65), 512), is what the page's
+                slider goes over.
+        """
+        self._anyshape.report(*paths, **sizes)
+
 
 def compiled_module(module: torch.nn.Module, config: Config) -> torch.nn.Module:
     """An object of a subclass of the module's class that shares all its state; only calling it is different.
@@ -260,6 +276,7 @@ def compiled_module(module: torch.nn.Module, config: Config) -> torch.nn.Module:
         "programs": property(lambda self: self._anyshape.compilation.programs),
         "explain": lambda self, **sizes: self._anyshape.explain(**sizes),
         "memory": lambda self, **sizes: self._anyshape.memory(**sizes),
+        "report": lambda self, *paths, **sizes: self._anyshape.report(*paths, **sizes),
     }
     base = type(module)
     kind = type(f"Compiled{base.__name__}", (base,), namespace)

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from anyshape.passes.fold import round_to
 from anyshape.run import torch_api, torch_trace
+from anyshape.run.dtypes import DTYPE_NAMES
 
 aten = torch.ops.aten
 
@@ -93,6 +95,17 @@ def take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return aten.index.Tensor(x.reshape(-1), [index])  # type: ignore[no-any-return]
 
 
+def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    """The operator draws a mask, and multiplies twice. The mask is drawn as it draws it; the products fuse, and what
+    they give is computed again from the mask, of a byte an element, where that is cheaper than keeping it."""
+    if not x.dtype.is_floating_point or train is False:
+        return NotImplemented
+    kept = 1.0 - p
+    mask = aten.bernoulli.p(aten.empty_like(x, dtype=torch.bool), kept)  # which lies in memory as x does
+    scale = round_to(1.0 / kept if kept else 0.0, DTYPE_NAMES[x.dtype])  # of that dtype, as the operator has it
+    return aten.mul.Tensor(aten.mul.Tensor(x, mask), scale), mask
+
+
 def cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, distance: torch.Tensor) -> Any:
     """With both sides as large as the batch, which the operator's own shape rule takes them to be."""
     wide = [x.expand(*grad.shape[:-2], *x.shape[-2:]) for x in (x1, x2)]
@@ -135,6 +148,7 @@ AROUND: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 OWN: dict[Any, Callable[..., Any]] = {
     aten._cdist_backward.default: cdist_backward,
     aten._embedding_bag.default: _embedding_bag,
+    aten.native_dropout.default: native_dropout,
     aten.take.default: take,
 }
 

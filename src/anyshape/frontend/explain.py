@@ -22,7 +22,8 @@ from anyshape.frontend.program import NativeProgram
 from anyshape.kernel.fusion import Kernel
 from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Regime, Step, Window
 from anyshape.road import Compiled
-from anyshape.run.call import CONVOLUTION
+from anyshape.run.calls import CONVOLUTION
+from anyshape.sym.compare import compared
 from anyshape.sym.expr import Size, product, substitute, symbol
 
 MOST_VALUES = 4  # values named for one reason of refused fusions
@@ -36,8 +37,8 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
     Raises:
         InputError: a name that no program has.
     """
-    programs = tuple(_program(one, compilation) for one in _native(compilation))
-    values = _values(programs, compilation, sizes)
+    programs = tuple(_program(one, compilation) for one in native_programs(compilation))
+    values = given_values(compilation, sizes)
     places = zip(programs, _placed(compilation, values), strict=True)
     programs = tuple(dataclasses.replace(program, placed=placed) for program, placed in places)
     fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting))
@@ -51,8 +52,8 @@ def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
     Raises:
         InputError: a name that no program has.
     """
-    programs = tuple(_program(one, compilation) for one in _native(compilation))
-    values = _values(programs, compilation, sizes)
+    programs = tuple(_program(one, compilation) for one in native_programs(compilation))
+    values = given_values(compilation, sizes)
     notes = tuple((one.name, one.arena, one.saved, one.outputs) for one in programs)
     return MemoryNote(notes, tuple(sorted(values.items())), _placed(compilation, values), _limits(compilation, values))
 
@@ -60,9 +61,9 @@ def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
 def _limits(compilation: Compilation, values: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
     """What calls at `values` do to stay within the limit, for programs that have one and whose sizes are known."""
     found = []
-    for program in _native(compilation):
+    for program in native_programs(compilation):
         limit = program.executable.limit
-        known = {**values, **{old: values[name] for old, _, name in _capture(program, compilation).sizes
+        known = {**values, **{old: values[name] for old, _, name in capture_of(program, compilation).sizes
                               if name in values}}
         if limit is not None and all(name in known for name in program.executable.layout.symbols):
             found.append((program.name, limit.says({name: known[name] for name in program.executable.layout.symbols})))
@@ -79,24 +80,35 @@ def _placed(compilation: Compilation, values: Mapping[str, int]) -> tuple[int | 
     """Per program, the bytes of the arena of a call at `values`: where the formula's layout is far from the least, the
     run time makes a better one for these sizes."""
     return tuple(program.compiled.executable.maker.arena({
-        **values, **{old: values[name] for old, _, name in _capture(program, compilation).sizes if name in values}})
-        for program in _native(compilation))
+        **values, **{old: values[name] for old, _, name in capture_of(program, compilation).sizes if name in values}})
+        for program in native_programs(compilation))
 
 
-def _native(compilation: Compilation) -> list[NativeProgram]:
+def native_programs(compilation: Compilation) -> list[NativeProgram]:
+    """The programs of a compilation that are compiled."""
     return [program for program in compilation.programs if isinstance(program, NativeProgram)]
 
 
-def _capture(program: NativeProgram, compilation: Compilation) -> Capture:
+def capture_of(program: NativeProgram, compilation: Compilation) -> Capture:
+    """The captured graph that a program was made of."""
     number = program.name.partition(".")[0]
     if number.isdigit() and int(number) < len(compilation.captures):
         return compilation.captures[int(number)]
     return Capture("", "", "", ())
 
 
-def _values(programs: tuple[ProgramNote, ...], compilation: Compilation, sizes: Mapping[str, Any]) -> dict[str, int]:
-    """Symbol -> number, from names of symbols (ours or torch's) and from shapes of inputs."""
-    known = {name for program in programs for name, _ in program.sizes}
+def known_sizes(compilation: Compilation) -> set[str]:
+    """The names of all programs' sizes."""
+    return {name for program in native_programs(compilation) for name in _sizes_of(program, compilation)}
+
+
+def given_values(compilation: Compilation, sizes: Mapping[str, Any]) -> dict[str, int]:
+    """Symbol -> number, from names of symbols (ours or torch's) and from shapes of inputs.
+
+    Raises:
+        InputError: a name that no program has.
+    """
+    known = known_sizes(compilation)
     aliases = {old: name for capture in compilation.captures for old, _, name in capture.sizes}
     values: dict[str, int] = {}
     for name, given in sizes.items():
@@ -105,7 +117,7 @@ def _values(programs: tuple[ProgramNote, ...], compilation: Compilation, sizes: 
             continue
         dims = {f"{name}_{dim}": size for dim, size in enumerate(given)} if isinstance(given, (tuple, list)) else {}
         found = {dim: int(size) for dim, size in dims.items() if dim in known}
-        if not found and programs and known:
+        if not found and known:
             raise InputError(f"no program has a size {name!r}", why=f"the sizes are {', '.join(sorted(known))}",
                              do="give one of those, or an input's shape, such as x=(8, 128)")
         values.update(found)
@@ -113,14 +125,14 @@ def _values(programs: tuple[ProgramNote, ...], compilation: Compilation, sizes: 
 
 
 def _program(program: NativeProgram, compilation: Compilation) -> ProgramNote:
-    compiled, capture = program.compiled, _capture(program, compilation)
+    compiled, capture = program.compiled, capture_of(program, compilation)
     plan = compiled.plan
     names = {old: symbol(name) for old, _, name in capture.sizes}
     places = {name: words for _, words, name in capture.sizes}
     kernels = _kernels(compiled, names)
     libraries, externs = _calls(program, plan)
     outputs = sum((b.bytes for b in plan.buffers if b.home in ("output", "extern")), start=0)
-    used = sorted({str(names.get(one, one)) for one in _symbols(plan)})
+    used = _sizes_of(program, compilation)
     likely = tuple((str(names.get(old, old)), value) for old, value in plan.facts.hints)
     return ProgramNote(
         program.name, program.name.partition(".")[2], capture.where, capture.way, capture.reason,
@@ -128,7 +140,19 @@ def _program(program: NativeProgram, compilation: Compilation) -> ProgramNote:
         _refusals(compiled, names), _steps(plan, names), substitute(plan.arena, names), substitute(plan.kept, names),
         substitute(outputs, names), compiled.seconds,
         tuple((stage.name, stage.before, stage.after, stage.seconds) for stage in compiled.history.stages), likely,
-        edited=compiled.edited)
+        edited=compiled.edited, undecided=_undecided(plan, names))
+
+
+def _undecided(plan: Plan, names: Names) -> tuple[tuple[Size, Size], ...]:
+    """Bytes of different buffers of which no proof says how they compare."""
+    sizes = dict.fromkeys(b.bytes for b in plan.buffers if b.home in ("arena", "saved", "output"))
+    return tuple((substitute(a, names), substitute(b, names)) for a, b, _ in compared(sizes, plan.facts).undecided)
+
+
+def _sizes_of(program: NativeProgram, compilation: Compilation) -> list[str]:
+    """The names of a program's sizes, in the user's words where there are some."""
+    names = {old: name for old, _, name in capture_of(program, compilation).sizes}
+    return sorted({names.get(one, one) for one in _symbols(program.compiled.plan)})
 
 
 def _symbols(plan: Plan) -> set[str]:
@@ -137,7 +161,8 @@ def _symbols(plan: Plan) -> set[str]:
 
 def _kernels(compiled: Compiled, names: Names) -> tuple[KernelNote, ...]:
     groups = [item for item in compiled.fusion.items if isinstance(item, Kernel)]
-    steps = [step for step in compiled.plan.steps if isinstance(step, KernelStep)]
+    optional = set(compiled.plan.optional)
+    steps = [step for k, step in enumerate(compiled.plan.steps) if isinstance(step, KernelStep) and k not in optional]
     found: dict[tuple[Any, ...], list[KernelNote]] = {}
     for group, step in zip(groups, steps, strict=False):
         regime = step.regimes[-1]
@@ -209,7 +234,7 @@ def _steps(plan: Plan, names: Names) -> tuple[StepNote, ...]:
     notes = []
     for number, step in enumerate(plan.steps):
         live = sum((b.bytes for b in inside if _alive(b, number, len(plan.steps))), start=0)
-        notes.append(StepNote(number, _what(step), step.where, substitute(live, names)))
+        notes.append(StepNote(number, step_text(step), step.where, substitute(live, names)))
     return tuple(notes)
 
 
@@ -219,7 +244,8 @@ def _alive(buffer: Any, step: int, steps: int) -> bool:
     return first <= step <= last
 
 
-def _what(step: Step) -> str:
+def step_text(step: Step) -> str:
+    """What a step of a plan does, in a few words."""
     if isinstance(step, KernelStep):
         results = [step.params[i].buffer for i in step.outputs]
         return f"kernel {step.regimes[-1].kernel[:9]} -> {', '.join(results)}"

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 WIDTH = 120
 MOST_STEPS = 40  # rows of the memory curve; the longest-lived stretch is what matters
 MOST_LINES = 3
+MOST_PAIRS = 10
 
 
 def text(explanation: Explanation) -> str:
@@ -66,7 +67,8 @@ def _program(program: ProgramNote, explanation: Explanation) -> Any:
     lines += [f"edited: {path}" for path in program.edited]
     parts: list[Any] = [Text("\n".join(lines))]
     parts += [table for table in (_kernels(program, explanation), _calls(program), _refusals(program, explanation),
-                                  _memory(program, explanation)) if table is not None]
+                                  _memory(program, explanation),
+                                  _undecided(program)) if table is not None]
     parts.append(Text(_times(program)))
     return Group(Text(f"\nprogram {program.name}", style="bold cyan"), Padding(Group(*parts), (0, 0, 0, 2)))
 
@@ -142,6 +144,17 @@ def _memory(program: ProgramNote, explanation: Explanation) -> Any:
         table.add_row(str(step.number), step.what, said(step.live, values), bar, _source((step.where,)))
     if len(program.steps) > len(shown):
         table.caption = f"the {len(shown)} steps with the most bytes alive, of {len(program.steps)}"
+    return table
+
+
+def _undecided(program: ProgramNote) -> Any:
+    if not program.undecided:
+        return None
+    table = _table("bytes that are not known to be ordered", "one", "other")
+    for one, other in program.undecided[:MOST_PAIRS]:
+        table.add_row(str(one), str(other))
+    if len(program.undecided) > MOST_PAIRS:
+        table.caption = f"and {len(program.undecided) - MOST_PAIRS} more"
     return table
 
 

@@ -1,6 +1,7 @@
 """The door from torch.export: an ExportedProgram becomes one inference program."""
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -130,6 +131,10 @@ class ExportedCallable:
         """What the program needs, as formulas; `.bytes` is the predicted peak at `sizes`."""
         return memory(self.compilation, sizes)
 
+    def report(self, *paths: str | Path, **sizes: Any) -> None:
+        """Writes a page, a picture or data of the program's memory; as for a compiled module."""
+        from anyshape.frontend.report import report
+        report([Path(path) for path in paths], "exported program", self.compilation, sizes)
 
 
 class _UserInput:

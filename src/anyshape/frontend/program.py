@@ -25,6 +25,7 @@ from anyshape.plan.plan import Window
 from anyshape.road import Compiled, compile_graph
 from anyshape.run import torch_api
 from anyshape.run.limit import pair
+from anyshape.run.store import check_folder
 from anyshape.sym.expr import Expr, Size, symbols_of
 
 
@@ -111,7 +112,7 @@ def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forwa
             compiled = prepared
         else:
             compiled = compile_graph(graph, request.config, forward, _needed(request, graph, notes))
-        if request.config.memory_limit:
+        if request.config.limited:
             _limit(request, compiled, forward)
     program = NativeProgram(name, compiled, notes)
     request.compilation.register(program)
@@ -124,7 +125,7 @@ def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None
     """Puts the limit on a program. That of a forward has to know its backward, which is compiled with it."""
     if request.role == "backward":
         if forward is not None:
-            pair(forward.executable, compiled.executable, request.config.memory_limit, request.compilation.held)
+            pair(forward.executable, compiled.executable, request.config, request.compilation.held)
         return
     backward = None
     if request.role == "forward" and request.partner is not None and compiled.plan.saved:
@@ -140,7 +141,7 @@ def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None
                 backward = None
         except Unsupported as error:
             request.compilation.record(name, "limit", f"nothing is computed again: {error.what}")
-    pair(compiled.executable, None if backward is None else backward.executable, request.config.memory_limit,
+    pair(compiled.executable, None if backward is None else backward.executable, request.config,
          request.compilation.held)
 
 
@@ -211,9 +212,11 @@ def check_stages(config: Config) -> None:
     """Raises ConfigError, before anything compiles, when settings do not go together, when `config.show` or
     `config.disable` names what does not exist, or `config.edit` no folder."""
     check_edit(config)
-    if config.check >= 2 and config.memory_limit:
-        raise ConfigError("check=2 goes with no memory_limit", why="the interpreter, which then runs the program too, "
-                          "keeps every value", do="use check=1, or leave the limit out")
+    check_folder(config.memory_store)
+    if config.check >= 2 and config.limited:
+        raise ConfigError("check=2 goes with no limit in bytes",
+                          why="the interpreter, which then runs the program too, keeps every value",
+                          do="use check=1, or leave the limit out")
     passes = (*pipeline.TECHNIQUES, *dict.fromkeys(step.__name__ for step in pipeline.ROAD))
     for name, text, known in (("show", config.show, STAGES), ("disable", config.disable, passes)):
         unknown = [word for word in map(str.strip, text.split(",")) if word and word not in known]

@@ -75,7 +75,9 @@ class Tracing:
             return torch_api.plain_frame()
         told = self._told(frame)
         pattern = small_sizes(list(frame.f_locals.values()))
-        if pattern is not None and self.compilation.config.defer and (told.numbers or self.general) \
+        # what runs as PyTorch does keeps to no limit
+        defer = self.compilation.config.defer and not self.compilation.config.limited
+        if pattern is not None and defer and (told.numbers or self.general) \
                 and self.deferral.holds_back(pattern, told.reason or NO_REASON):
             return self._later(pattern)
 

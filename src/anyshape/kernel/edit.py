@@ -42,6 +42,7 @@ def differences(computed: LoopProgram, edited: LoopProgram) -> list[str]:
                            ("row buffers", computed.scratch, edited.scratch),
                            ("rows", set(computed.rows), set(edited.rows)),
                            ("parts", computed.parts, edited.parts), ("tiles", computed.tiled, edited.tiled),
+                           ("rows abreast", computed.abreast, edited.abreast),
                            ("columns", _columns(computed), _columns(edited))):
         if old != new:
             found.append(f"the {what} of {computed.name} are others")

@@ -21,6 +21,10 @@ With `tiled` a row block is several consecutive values of the last row variable,
 the vector) are gone through a few at a time, by all these rows: a schedule for loads that step by one along that row
 variable and by more along the columns. Nothing is reduced then.
 
+With `abreast` the last row variable (the vector) is gone through inside of the columns, in each column stage: at every
+point of the columns, many consecutive values of it. A schedule for what lies side by side along it, and far apart from
+column to column. Nothing is scanned then.
+
 Registers are numbered through the whole kernel; a register made at a row stage, or by `reduce` at a column stage
 (valid after that stage), may be used by all later stages. Registers made at a column stage otherwise end with it.
 
@@ -119,7 +123,8 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class LoopProgram:
     """One kernel; see the head of this file. `rows` and `columns` are (variable, extent) pairs, outermost first;
-    `parts` is empty, or one pair: a variable that counts the parts, and their number. `tiled`: see there too."""
+    `parts` is empty, or one pair: a variable that counts the parts, and their number. `tiled` and `abreast`: see there
+    too."""
 
     name: str
     params: tuple[Param, ...]
@@ -131,3 +136,4 @@ class LoopProgram:
     scratch: tuple[Scratch, ...] = ()
     parts: tuple[tuple[str, Size], ...] = ()
     tiled: bool = False
+    abreast: bool = False

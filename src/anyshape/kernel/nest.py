@@ -7,7 +7,7 @@ Names and numbers are given in the order of use, so that equal kernels of differ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anyshape.kernel.loop import Instruction, LoopProgram, Param, Scratch, Stage
@@ -120,6 +120,17 @@ def _by_column(stages: tuple[Stage, ...], column: str) -> tuple[Stage, ...]:
 def used(i: Instruction) -> list[int]:
     """The registers that an instruction reads, in its offset too."""
     return [*i.args, *(int(name[1:]) for name in symbols_of(i.offset) if name.startswith("%"))]
+
+
+def needed(known: Sequence[Instruction], readers: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """Those of `known` that the readers are computed from, in order."""
+    wanted = {register for one in readers for register in used(one)}
+    found: list[Instruction] = []
+    for one in reversed(known):
+        if one.result in wanted:
+            wanted.update(used(one))
+            found.append(one)
+    return tuple(reversed(found))
 
 
 def _without_dead(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

@@ -29,7 +29,7 @@ COMPARES = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "sig
 _FORM = "write it as dump= does; kernel/loop.py has the instructions"
 _HEAD = re.compile(r"kernel (\w+)\((.*); ?(.*)\)$")
 _SCRATCH = re.compile(r"  row buffer (\w+): (\w+)\[(.*)\]$")
-_ROWS = re.compile(r"  rows \((.*)\)(?: vector (\w+)| (in tiles))?$")
+_ROWS = re.compile(r"  rows \((.*)\)(?: vector (\w+)( abreast)?| (in tiles))?$")
 _PARTS = re.compile(r"  parts \((.*)\)$")
 _COLUMNS = re.compile(r"    columns \((.*)\)(?: vector (\w+))?$")
 _RESULT = re.compile(r"      r(\d+): (\w+) = (.*)$")
@@ -92,7 +92,7 @@ class _Reader:
         rows: Loops | None = None
         columns: Loops | None = None
         parts: Loops = ()
-        vector, tiled = "", False
+        vector, tiled, side_by_side = "", False, False
         stages: list[tuple[str, list[Instruction]]] = []
         for number, line in self.lines[1:]:
             self.number, self.line = number, line
@@ -101,7 +101,7 @@ class _Reader:
                 scratch.append(Scratch(match[1], match[2], self.size(match[3], self.sizes)))
             elif match := _ROWS.match(self.line):
                 rows = self.variables(match[1])
-                vector, tiled = self.vector(rows, match[2]), match[3] is not None
+                vector, side_by_side, tiled = self.vector(rows, match[2]), bool(match[3]), bool(match[4])
             elif rows is None:
                 self.fail("the rows come first", "write: rows (VARIABLE: EXTENT)")
             elif (match := _PARTS.match(self.line)) and not stages and not parts:
@@ -126,7 +126,8 @@ class _Reader:
         if rows is None:
             self.fail("the kernel has no rows", "write: rows (VARIABLE: EXTENT)")
         return LoopProgram(head[1], params, self.sizes, rows, columns or (), vector,
-                           tuple(Stage(level, tuple(body)) for level, body in stages), tuple(scratch), parts, tiled)
+                           tuple(Stage(level, tuple(body)) for level, body in stages), tuple(scratch), parts, tiled,
+                           side_by_side)
 
     # ---- names
 

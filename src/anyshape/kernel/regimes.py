@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from anyshape.kernel.abreast import abreast
 from anyshape.kernel.loop import LoopProgram
 from anyshape.kernel.split import PIECES, Chain, split, turned
 from anyshape.kernel.sweep import swept
@@ -30,6 +31,7 @@ LONG_ROW = 65536  # elements, for a piece to be worth a thread
 LIKELY_ROW = 4096  # from here on rows may well be longer in a later call
 WIDE = 128  # rows of several strips
 TALL = 512  # columns of several parts
+FAR = 2048  # columns of which a strip is no more in a near cache when the next stage reads them
 LARGE = 1048576  # elements that do not stay in a near cache
 
 
@@ -64,8 +66,9 @@ def versions(program: LoopProgram, likely: Mapping[str, int] | None = None) -> V
     if tiles is not None:
         sides = tiles.rows[-1][1] - MANY_ROWS, tiles.columns[0][1] - MANY_ROWS
         return _ending(_where(*sides, of=Version((tiles,))), plain)
+    side_by_side = abreast(program)
     if "reduce" not in ops or "scatter" in ops:
-        return (plain,)
+        return (plain if side_by_side is None or "reduce" in ops else Version((side_by_side,)),)
     rows, columns = (product(extent for _, extent in loops) for loops in (program.rows, program.columns))
     found: list[Version] = []
     if program.vector == program.columns[-1][0]:
@@ -81,6 +84,11 @@ def versions(program: LoopProgram, likely: Mapping[str, int] | None = None) -> V
         return (plain,)
     elif program.vector and (likely is None or evaluate(rows, likely) >= WIDE):
         found += _chained((rows - WIDE, columns - TALL, rows * columns - LARGE), program, turned)
+    if not found and side_by_side is not None and program.rows:
+        stages = sum(stage.level == "column" for stage in program.stages)
+        tall = TALL if stages == 1 else FAR
+        found += _where(program.rows[-1][1] - WIDE, columns - tall, rows * columns - LARGE,
+                        of=Version((side_by_side,)))
     return _ending(found, plain)
 
 

@@ -12,8 +12,8 @@ def show(program: LoopProgram) -> str:
     lines = [f"kernel {program.name}({', '.join(f'{p.name}: {p.role} {p.dtype}' for p in program.params)}; "
              f"{', '.join(program.sizes)})"]
     lines += [f"  row buffer {s.name}: {s.dtype}[{s.count}]" for s in program.scratch]
-    tiles = " in tiles" if program.tiled else ""
-    lines.append(f"  rows ({rows}){_vector(program, [v for v, _ in program.rows])}{tiles}")
+    schedule = " in tiles" if program.tiled else " abreast" if program.abreast else ""
+    lines.append(f"  rows ({rows}){_vector(program, [v for v, _ in program.rows])}{schedule}")
     lines += [f"  parts ({v}: {count})" for v, count in program.parts]
     columns = ", ".join(f"{v}: {e}" for v, e in program.columns)
     for stage in program.stages:

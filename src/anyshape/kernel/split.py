@@ -14,7 +14,7 @@ import itertools
 from dataclasses import dataclass
 
 from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
-from anyshape.kernel.nest import EFFECTS, used
+from anyshape.kernel.nest import EFFECTS, needed, used
 from anyshape.sym.expr import Size, ceildiv, maximum, minimum, product, substitute, symbol
 
 PIECES = 32
@@ -67,11 +67,11 @@ def turned(program: LoopProgram) -> Chain | None:
             if one.op == "reduce" else one for one in inside[0].instructions]
     along = dataclasses.replace(
         program, rows=program.columns, columns=program.rows, parts=((work.piece, count),),
-        stages=(Stage("column", (*work.needed(before, body), *body)),))
+        stages=(Stage("column", (*needed(before, body), *body)),))
     load = [Instruction(work.free + k, "load", (), one.dtype, names[one.result], place)
             for k, one in enumerate(reduces)]
     total = [dataclasses.replace(one, args=(first.result,)) for one, first in zip(reduces, load, strict=True)]
-    after = (*work.needed(work.known, effects), *effects)
+    after = (*needed(work.known, effects), *effects)
     over = dataclasses.replace(program, columns=((work.piece, count),),
                                stages=_filled((Stage("column", (*load, *total)), Stage("row", after))))
     return work.linked([along, over])
@@ -111,7 +111,7 @@ class _Split:
             while stages and stages[0].level == "row":
                 waiting += self.learn(stages.pop(0))
             rest = [one for stage in stages for one in stage.instructions]
-            live = {register for one in (*self.needed(self.known, rest), *rest) for register in used(one)}
+            live = {register for one in (*needed(self.known, rest), *rest) for register in used(one)}
             later = [one for one in reduces if one.result in live]
             if reduces or waiting:
                 links.append(self.together(reduces, partial, later, waiting))
@@ -149,7 +149,7 @@ class _Split:
         place = self.row * PIECES + symbol(self.piece)
         stores = tuple(Instruction(-1, "store", (one.result,), one.dtype, name, place)
                        for one, name in zip(reduces, partial, strict=True))
-        stages = (Stage("row", self.needed(self.known, body)), Stage("column", body), Stage("row", stores))
+        stages = (Stage("row", needed(self.known, body)), Stage("column", body), Stage("row", stores))
         return dataclasses.replace(
             self.program, rows=(*self.program.rows, (self.piece, PIECES)), stages=_filled(stages),
             columns=((outer, maximum(0, minimum(length, extent - first))), *inner))
@@ -166,23 +166,12 @@ class _Split:
         for one in later:
             self.totals[one.result] = self.place(one.dtype, 1)
             after.append(Instruction(-1, "store", (one.result,), one.dtype, self.totals[one.result], self.row))
-        stages = (Stage("column", tuple(body)), Stage("row", (*self.needed(self.known, after), *after)))
+        stages = (Stage("column", tuple(body)), Stage("row", (*needed(self.known, after), *after)))
         if not body:
             return dataclasses.replace(self.program, rows=self.program.rows or (("i0", 1),), columns=(), vector="",
                                        stages=_filled(stages))
         return dataclasses.replace(self.program, columns=((self.piece, PIECES),), vector=self.piece,
                                    stages=_filled(stages))
-
-    def needed(self, known: list[Instruction], readers: tuple[Instruction, ...] | list[Instruction]
-               ) -> tuple[Instruction, ...]:
-        """Those of `known` that the readers are computed from, in order."""
-        wanted = {register for one in readers for register in used(one)}
-        found: list[Instruction] = []
-        for one in reversed(known):
-            if one.result in wanted:
-                wanted.update(used(one))
-                found.append(one)
-        return tuple(reversed(found))
 
 
 def _place(loops: tuple[tuple[str, Size], ...]) -> Size:

@@ -36,9 +36,9 @@ Pass = Callable[[Graph, Config], Graph]
 ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, pieces, causal, products, addends, strips, dce)
 
 # what `disable` names beside passes: the fused operator in place of attention that is written out
-# (frontend/attention.py), versions of kernels (kernel/regimes.py), values in rooms (plan/rooms.py), and calls past
-# torch's wrappers (frontend/direct.py, frontend/training.py)
-ATTENTION, REGIMES, ROOMS, DOOR = TECHNIQUES = ("attention", "regimes", "rooms", "door")
+# (frontend/attention.py), versions of kernels (kernel/regimes.py), another order of steps (plan/order.py), values in
+# rooms (plan/rooms.py), and calls past torch's wrappers (frontend/direct.py, frontend/training.py)
+ATTENTION, REGIMES, ORDER, ROOMS, DOOR = TECHNIQUES = ("attention", "regimes", "order", "rooms", "door")
 
 
 @dataclass(frozen=True, slots=True)

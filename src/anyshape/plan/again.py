@@ -7,6 +7,9 @@
 Before them stands a memory step, which is optional, too: where the kept block is in chunks, what no later step reads is
 given back there. Nothing else in the backward changes. A call whose forward kept h leaves the optional steps out;
 otherwise h lies in the arena from step 4 on. What a call keeps is decided when its sizes are known (run/limit.py).
+
+What PyTorch made in the forward (a convolution) lies outside the arena, and PyTorch makes it again: the tensor that the
+optional step gets takes the place of the tape's.
 """
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.op import base_of
 from anyshape.ir.types import TensorType, size_of
-from anyshape.plan.alloc import tape_entry
+from anyshape.plan.alloc import saved_entry, tape_entry
 from anyshape.plan.hold import unbroken
 from anyshape.plan.merge import renamed_step
 from anyshape.plan.plan import Again, Buffer, CopyStep, KernelStep, MemoryStep, Plan, Step, Window, touched
@@ -37,11 +40,18 @@ def written(step: object) -> list[Window]:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a forward keeps in its arena: stored value by name -> (buffer, tape entry that is a window of it), and how
-    it is stored."""
+    """What a forward keeps: stored value by name -> (buffer, tape entry that is a window of it), and how it is stored.
+    outside: those buffers that PyTorch made; their tape entry begins where they begin."""
 
     buffers: Mapping[str, tuple[str, int]]
     types: Mapping[str, TensorType]
+    outside: frozenset[str]
+
+    def names(self, plan: Plan) -> dict[str, str]:
+        """Stored value -> the buffer of the backward `plan` that it is."""
+        tape = {b.index: b.name for b in plan.buffers if b.home == "tape"}
+        return {value: tape[index] if name in self.outside else _kept(name)
+                for value, (name, index) in self.buffers.items() if name not in self.outside or index in tape}
 
 
 def kept_values(graph: Graph, plan: Plan) -> Kept:
@@ -52,13 +62,15 @@ def kept_values(graph: Graph, plan: Plan) -> Kept:
     buffers: dict[str, tuple[str, int]] = {}
     types: dict[str, TensorType] = {}
     for index, (operand, window) in enumerate(zip(graph.saved, plan.saved, strict=True)):
-        if isinstance(operand, Value) and isinstance(window, Window) and homes.get(window.buffer) == "saved":
+        if isinstance(operand, Value) and isinstance(window, Window) and (
+                homes.get(window.buffer) == "saved" or (homes.get(window.buffer) == "extern" and window.offset == 0)):
             base = base_of(operand, producers)
             kind = stored.get(window.buffer)
             if kind is not None and kind.dtype == base.tensor.dtype and kind.shape == base.tensor.shape:
                 buffers[base.name] = window.buffer, index
                 types[base.name] = kind
-    return Kept(buffers, types)
+    outside = frozenset(name for name, _ in buffers.values() if homes[name] == "extern")
+    return Kept(buffers, types, outside)
 
 
 def with_again(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forward: Plan, kept: Kept,
@@ -70,12 +82,13 @@ def with_again(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forward: Plan, k
         borrowed: input of the forward -> the buffer of the tape's entry that it is.
     """
     windows = _windows(plan, forward)
+    stored = kept.names(plan)
     first = _first_uses(plan)
     steps_before: dict[int, list[tuple[Graph, Plan]]] = {}
     for graph, part in parts:
         names = [kept.buffers[v.name][0] for v in graph.outputs if isinstance(v, Value)]
         uses = [first[tape] for name in names for tape, _ in windows.get(name, ()) if tape in first]
-        if uses:
+        if uses and _fits(graph, part, kept, stored):
             steps_before.setdefault(min(uses), []).append((graph, part))
     steps: list[Step] = []
     borders: list[int] = []
@@ -91,13 +104,13 @@ def with_again(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forward: Plan, k
         for graph, part in steps_before.get(position, ()):
             segment = len({one.segment for one in again})
             start = len(steps)
-            here = _names(graph, part, kept, borrowed)
+            here = _names(graph, part, {**stored, **borrowed})
             steps += [renamed_step(step, here) for step in part.steps]
             optional += range(start, len(steps))
             for buffer in part.buffers:
                 name = here[buffer.name]
                 begin, end = start + buffer.first, start + min(buffer.last, len(part.steps) - 1)
-                if buffer.home in ("input", "output"):
+                if name in lives or name in stored.values() or buffer.home == "input":
                     old = lives.get(name, (begin, end))
                     lives[name] = min(old[0], begin), max(old[1], end)
                 else:
@@ -106,7 +119,7 @@ def with_again(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forward: Plan, k
             for value in graph.outputs:
                 assert isinstance(value, Value)
                 name, _ = kept.buffers[value.name]
-                again.append(Again(name, _kept(name), segment, tuple(windows.get(name, ()))))
+                again.append(Again(name, stored[value.name], segment, tuple(windows.get(name, ()))))
         moved.append(len(steps))
         if position < len(plan.steps):
             steps.append(plan.steps[position])
@@ -148,10 +161,10 @@ def _kept(name: str) -> str:
 
 
 def _windows(plan: Plan, forward: Plan) -> dict[str, list[tuple[str, Size]]]:
-    """Saved buffer of the forward -> the tape buffers that lie in it, with their first bytes there."""
+    """Buffer of the forward -> the tape buffers that lie in it, with their first bytes there."""
     found: dict[str, list[tuple[str, Size]]] = {}
     for buffer in plan.buffers:
-        entry = tape_entry(forward, buffer.index) if buffer.home == "tape" else None
+        entry = saved_entry(forward, buffer.index) if buffer.home == "tape" else None
         if entry is not None:
             home, window = entry
             found.setdefault(home.name, []).append((buffer.name, window.offset * size_of(window.type.dtype)))
@@ -166,16 +179,21 @@ def _first_uses(plan: Plan) -> dict[str, int]:
     return first
 
 
-def _names(graph: Graph, part: Plan, kept: Kept, borrowed: Mapping[str, str]) -> dict[str, str]:
+def _results(graph: Graph, part: Plan) -> list[tuple[str, Window]]:
+    """The values that a part gives, and where."""
+    return [(value.name, window) for value, window in zip(graph.outputs, part.outputs, strict=True)
+            if isinstance(value, Value) and isinstance(window, Window)]
+
+
+def _fits(graph: Graph, part: Plan, kept: Kept, stored: Mapping[str, str]) -> bool:
+    """Whether the part makes outside the arena what the forward makes there: each may fuse in its own way."""
+    homes = {b.name: b.home for b in part.buffers}
+    return all(value in stored and (homes[window.buffer] == "extern" or kept.buffers[value][0] not in kept.outside)
+               for value, window in _results(graph, part))
+
+
+def _names(graph: Graph, part: Plan, stored: Mapping[str, str]) -> dict[str, str]:
     """Buffers of a part -> those of the backward."""
-    names: dict[str, str] = {}
-    for buffer in part.buffers:
-        if buffer.home == "input":
-            value = graph.inputs[buffer.index].name
-            names[buffer.name] = borrowed[value] if value in borrowed else _kept(kept.buffers[value][0])
-        elif buffer.home == "output":
-            value = graph.outputs[buffer.index].name  # type: ignore[union-attr]
-            names[buffer.name] = _kept(kept.buffers[value][0])
-        else:
-            names[buffer.name] = f"{graph.name} {buffer.name}"
-    return names
+    names = {b.name: stored[graph.inputs[b.index].name] if b.home == "input" else f"{graph.name} {b.name}"
+             for b in part.buffers}
+    return names | {window.buffer: stored[value] for value, window in _results(graph, part)}

@@ -128,15 +128,18 @@ class _Prover:
         return answer
 
 
-def tape_entry(forward: Plan, index: int) -> tuple[Buffer, Window] | None:
-    """The kept buffer and the window of tape entry `index`, or None when the entry is a size or a held tensor."""
+def saved_entry(forward: Plan, index: int) -> tuple[Buffer, Window] | None:
+    """The buffer and the window of tape entry `index`, or None when the entry is a size."""
     window = forward.saved[index]
     if not isinstance(window, Window):
         return None
-    for buffer in forward.buffers:
-        if buffer.name == window.buffer:
-            return (buffer, window) if buffer.home == "saved" else None
-    return None
+    return next(((buffer, window) for buffer in forward.buffers if buffer.name == window.buffer), None)
+
+
+def tape_entry(forward: Plan, index: int) -> tuple[Buffer, Window] | None:
+    """The kept buffer and the window of tape entry `index`, or None when the entry is a size or a held tensor."""
+    entry = saved_entry(forward, index)
+    return entry if entry is not None and entry[0].home == "saved" else None
 
 
 def tape_offsets(plan: Plan, forward: Plan) -> dict[str, Size]:

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from anyshape.plan.plan import MemoryStep, Plan, Step, Window
+from anyshape.plan.plan import Buffer, MemoryStep, Plan, Step, Window
 from anyshape.plan.together import is_run
+from anyshape.sym.expr import symbols_of
 
 WORTH = 262144  # bytes at the hints below which a buffer is not worth a step of its own
 
 
-def hold_less(plan: Plan, forward: Plan | None) -> Plan:
+def hold_less(plan: Plan, forward: Plan | None, limited: bool = False) -> Plan:
     """`plan` (allocated) with memory steps. `forward`: of a backward program; tells which tape entries own memory
-    outside the kept block."""
+    outside the kept block. `limited`: what is small at the hints may be large in a call, and counts."""
     placed = {name for name, _ in plan.offsets}
     elsewhere = owned_elsewhere(plan, forward)
     ends = {o.buffer for o in (*plan.outputs, *plan.saved) if isinstance(o, Window)}
     take: dict[int, list[str]] = {}
     drop: dict[int, list[str]] = {}
     for buffer in plan.buffers:
-        if plan.facts.hint(buffer.bytes) < WORTH or buffer.name in placed:
+        small = plan.facts.hint(buffer.bytes) < WORTH and not (limited and symbols_of(buffer.bytes))
+        if small or buffer.name in placed:
             continue
         if buffer.home == "output" and buffer.first > 0:
             take.setdefault(buffer.first, []).append(buffer.name)
@@ -48,11 +50,31 @@ def hold_less(plan: Plan, forward: Plan | None) -> Plan:
                                optional=tuple(moved[position] for position in plan.optional))
 
 
+def births(plan: Plan) -> dict[str, int]:
+    """Results, and what PyTorch makes, with the step that allocates each; 0 for what is there from the start."""
+    taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
+    return {b.name: b.first if b.home == "extern" or b.name in taken else 0 for b in plan.buffers
+            if b.home in ("extern", "output")}
+
+
 def unbroken(plan: Plan, moved: list[int], first: int, last: int) -> list[tuple[int, int]]:
     """What is left of a run of steps where memory steps stand between them."""
     starts = [k for k in range(first, last + 1) if k == first or moved[k] - moved[k - 1] > 1]
     parts = zip(starts, [*(start - 1 for start in starts[1:]), last], strict=True)
     return [(moved[a], moved[b]) for a, b in parts if is_run(plan.steps[a:b + 1])]
+
+
+def given_away(plan: Plan) -> list[Buffer]:
+    """Tensors that the caller gets."""
+    results = {entry.buffer for entry in plan.outputs if isinstance(entry, Window)}
+    return [b for b in plan.buffers if b.home == "output" or (b.home == "extern" and b.name in results)]
+
+
+def kept_outside(plan: Plan) -> list[Buffer]:
+    """Tensors made by PyTorch that nobody but the tape of this forward keeps after the call."""
+    saved = {entry.buffer for entry in plan.saved if isinstance(entry, Window)}
+    given = given_away(plan)
+    return [b for b in plan.buffers if b.home == "extern" and b.name in saved and b not in given]
 
 
 def owned_elsewhere(plan: Plan, forward: Plan | None) -> set[str]:

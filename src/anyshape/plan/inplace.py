@@ -23,7 +23,7 @@ def in_place(plan: Plan, results: bool = False) -> dict[str, str]:
     names: dict[str, str] = {}
     ends = ("arena", "saved", "output") if results else ("arena", "saved")
     for position, step in enumerate(plan.steps):
-        for source_window, output_window in _pairs(step):
+        for source_window, output_window in pairs(step):
             source = buffers[names.get(source_window.buffer, source_window.buffer)]
             output = buffers[output_window.buffer]
             uses = [w for w in touched(step) if w.buffer == source_window.buffer and w is not source_window]
@@ -39,7 +39,7 @@ def in_place(plan: Plan, results: bool = False) -> dict[str, str]:
     return _ended(names, {b.name for b in plan.buffers if b.home == "output"})
 
 
-def _pairs(step: Step) -> list[tuple[Window, Window]]:
+def pairs(step: Step) -> list[tuple[Window, Window]]:
     """What a step reads and may write over, with the result: a kernel says it; a product adds to what is there."""
     if isinstance(step, KernelStep):
         return [(step.params[source], step.params[output]) for source, output in step.reuse]

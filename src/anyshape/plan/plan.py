@@ -100,6 +100,7 @@ class ExternStep:
     template: nested tuples as the attr of the node "extern" (see ops/extern.py).
     outputs: windows of the buffers the results become (home extern, or copied into place for other homes); a size
         symbol bound by a result stands in `symbols` as (result index, name).
+    effect: it does more than give its results (draws random numbers): the order of such steps stays.
     """
 
     target: str
@@ -107,6 +108,7 @@ class ExternStep:
     template: Attr
     outputs: tuple[Window | None, ...]
     where: str = ""
+    effect: bool = False
 
 
 @dataclass(frozen=True, slots=True)

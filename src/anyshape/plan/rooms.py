@@ -46,8 +46,9 @@ def _beside(plan: Plan, forward: Plan | None) -> list[int]:
     bytes_ = [0] * (len(plan.steps) + 1)
     for buffer in plan.buffers:
         if buffer.home == "output" or buffer.name in elsewhere:
+            hint = plan.facts.hint(buffer.bytes)
             for step in range(buffer.first, min(buffer.last, len(plan.steps)) + 1):
-                bytes_[step] += plan.facts.hint(buffer.bytes)
+                bytes_[step] += hint
     return bytes_
 
 

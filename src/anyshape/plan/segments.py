@@ -52,8 +52,11 @@ def again_graph(segment: Segment, number: int, graph: Graph, types: Mapping[str,
         return None
     given = {value.name: Value(value.name, types.get(value.name, value.type))
              for value in (*segment.anchors, *segment.inputs)}
-    nodes = tuple(dataclasses.replace(node, inputs=tuple(
-        given.get(x.name, x) if isinstance(x, Value) else x for x in node.inputs)) for node in segment.nodes)
+    # an operator that gives several values may give one that is there
+    nodes = tuple(dataclasses.replace(
+        node, inputs=tuple(given.get(x.name, x) if isinstance(x, Value) else x for x in node.inputs),
+        outputs=tuple(Value(f"{x.name}__again", x.type) if x.name in given else x for x in node.outputs))
+        for node in segment.nodes)
     return Graph(f"{graph.name}_again_{number}", tuple(given.values()), nodes, outputs,
                  tuple(types[value.name].strides for value in outputs), facts=graph.facts)
 

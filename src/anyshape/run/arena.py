@@ -16,12 +16,18 @@ import torch
 from anyshape.base import events
 from anyshape.base.errors import AnyShapeError
 from anyshape.run.pages import prefer_large
+from anyshape.run.store import Space
 
 PAGE = 4096  # blocks are whole pages
 WINDOW = 256  # takes over which the need is observed
 IDLE_FACTOR = 4  # a free block this much larger than any need of the last window is given back
 SMALL = 1 << 20  # bytes not worth giving back
 VIEWS = 64  # records whose views of a block are remembered
+
+
+def whole(bytes_: int) -> int:
+    """The bytes of a block for so many."""
+    return -(-bytes_ // PAGE) * PAGE
 
 
 class Block:
@@ -148,7 +154,7 @@ class Pool:
                 self._drop(self.free[-1])
 
     def _new(self, bytes_: int) -> Block:
-        size = -(-bytes_ // PAGE) * PAGE
+        size = whole(bytes_)
         try:
             block = Block(size, self._gone)
         except RuntimeError as error:
@@ -178,9 +184,11 @@ class Pool:
 
 
 class Chunks:
-    """A kept block in pieces of memory of their own, so that each can go before the others; used like a `Block`."""
+    """A kept block in pieces of memory of their own, so that each can go before the others; used like a `Block`.
+    space: where values that are moved out meanwhile have their place."""
 
-    def __init__(self, pool: Pool, sizes: Sequence[int]) -> None:
+    def __init__(self, pool: Pool, sizes: Sequence[int], space: Space | None = None) -> None:
+        self.space = space
         self.starts = [0, *itertools.accumulate(sizes)]
         self.blocks: list[Block | None] = [pool.fresh(size) if size else None for size in sizes]
         self.addresses = [0 if block is None else block.address for block in self.blocks]
@@ -227,7 +235,7 @@ class Lease:
         self.record = record
         self.held = held
         if held is not None:
-            held.add(record.kept)
+            held.add(record.kept + record.outside)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor lies in the block."""
@@ -239,7 +247,9 @@ class Lease:
         """Gives the block back to the pool; a second time it does nothing."""
         held, self.held = self.held, None
         if held is not None:
-            held.add(-self.record.kept)
+            held.add(-self.record.kept - self.record.outside)
         block, self.block = self.block, self.pool.empty
         if isinstance(block, Block):
             self.pool.give(block)
+        elif block.space is not None:
+            block.space.release()

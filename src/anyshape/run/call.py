@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,27 +11,31 @@ from anyshape.backend import host_words as host
 from anyshape.base import events
 from anyshape.base.errors import VerifyError
 from anyshape.ir.graph import Graph, Node, Value
-from anyshape.plan.alloc import live_bytes
-from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
-from anyshape.run import torch_api
+from anyshape.plan.plan import (
+    Again,
+    Buffer,
+    CopyStep,
+    ExternStep,
+    LibraryStep,
+    MemoryStep,
+    Step,
+    Window,
+)
 from anyshape.run.arena import Block, Chunks
 from anyshape.run.attention import OPS as ATTENTION
 from anyshape.run.attention import by_torch
-from anyshape.run.convolution import Convolution, PackedWeights
+from anyshape.run.calls import OWN, Calls
 from anyshape.run.dtypes import TORCH_DTYPES
-from anyshape.run.extern import compile_extern, results_of
+from anyshape.run.extern import results_of
 from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import grouped_by_torch
 from anyshape.run.interp import Interpreter
 from anyshape.run.keeping import EVERYTHING
-from anyshape.run.layout import Layout
+from anyshape.run.moving import Action
 from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, View
+from anyshape.run.store import Ticket
 from anyshape.sym.expr import Expr, evaluate
-
-OWN = "anyshape."  # targets that are our own ops, run by the reference interpreter
-MOST_NEEDS = 4096  # records whose need is remembered
-CONVOLUTION = f"{OWN}convolution"  # but for this one
 
 
 def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
@@ -48,93 +51,10 @@ def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return copy.copy_(tensor.detach())
 
 
-class Calls:
-    """What calls of one plan need that does not depend on sizes."""
-
-    def __init__(self, plan: Plan, layout: Layout, packed: PackedWeights, packed_bytes: int) -> None:
-        self.plan = plan
-        self.slots = layout.slots
-        self.buffers = {b.name: b for b in plan.buffers}
-        ordered = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
-        self.output_of = {b.name: i for i, b in enumerate(ordered)}
-        self.order = self._order()
-        taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
-        self.dtypes = [TORCH_DTYPES[plan.outputs[b.index].type.dtype] for b in ordered]  # type: ignore[union-attr]
-        self.early = [i for i, b in enumerate(ordered) if b.name not in taken]  # allocated at the start
-        self.allocate = torch_api.allocator()
-        self.functions: dict[int, Callable[[Sequence[Any]], Any]] = {}
-        self.drops: dict[int, tuple[str, ...]] = {}
-        self.written = frozenset(self.buffers[name].index for name in _written(plan)
-                                 if name in self.buffers and self.buffers[name].home == "input")
-        self.checked = tuple(i for i, w in enumerate(plan.saved)
-                             if isinstance(w, Window) and self.buffers[w.buffer].home in ("input", "output"))
-        externs = [b for b in plan.buffers if b.home == "extern"]
-        ends = {w.buffer for w in (*plan.outputs, *plan.saved) if isinstance(w, Window)}
-        self.packed = packed
-        self.packed_bytes = packed_bytes
-        owner = next(packed.owners)
-        for number, step in enumerate(plan.steps):
-            if isinstance(step, ExternStep):
-                if step.target == CONVOLUTION:
-                    weights = step.inputs[1]
-                    constant = isinstance(weights, Window) and self.buffers[weights.buffer].home == "input"
-                    attributes: Any = step.template
-                    self.functions[number] = Convolution(packed, (owner, number), dict(attributes), constant)
-                elif not step.target.startswith(OWN):
-                    self.functions[number] = compile_extern(step.target, step.template)
-                # what died before this step and after the last one that could drop it
-                self.drops[number] = tuple(b.name for b in externs if b.last < number and b.name not in ends)
-        # bytes of the weights that convolutions bring in PyTorch's order
-        self.weights = [step.inputs[1].type.bytes for number, step in enumerate(plan.steps)  # type: ignore[union-attr]
-                        if isinstance(self.functions.get(number), Convolution)]
-        if self.weights:
-            weakref.finalize(self, packed.forget, owner)
-        self.needs: dict[Record, tuple[int, list[int]]] = {}
-
-    def _order(self) -> tuple[int | None, ...] | None:
-        """Per result, the allocated tensor that it is (None: a number or nothing); None when some are other windows."""
-        order: list[int | None] = []
-        for i, entry in enumerate(self.plan.outputs):
-            if isinstance(entry, Window) and (entry.buffer not in self.output_of
-                                              or self.buffers[entry.buffer].index != i):
-                return None
-            order.append(self.output_of[entry.buffer] if isinstance(entry, Window) else None)
-        return tuple(order)
-
-    def begin(self, record: Record) -> None:
-        """A call with `record` begins: weights that are packed from before make room for it."""
-        if not self.weights:
-            return
-        if record not in self.needs:
-            if len(self.needs) >= MOST_NEEDS:
-                self.needs.clear()
-            self.needs[record] = (record.arena + held_bytes(self.plan, record.values),
-                                  [evaluate(size, record.values) for size in self.weights])
-        self.packed.begin(*self.needs[record], self.packed_bytes)
-
-
-def held_bytes(plan: Plan, values: dict[str, int]) -> int:
-    """The most bytes of results and of tensors made by PyTorch that a call holds at once."""
-    held = [b for b in plan.buffers if b.home in ("output", "extern")]
-    return live_bytes([evaluate(b.bytes, values) for b in held], [(b.first, b.last) for b in held], len(plan.steps))
-
-
-def _written(plan: Plan) -> set[str]:
-    names: set[str] = set()
-    for step in plan.steps:
-        if isinstance(step, CopyStep):
-            names.add(step.target.buffer)
-        elif isinstance(step, KernelStep):
-            names.update(step.params[k].buffer for k in step.outputs)
-        elif not isinstance(step, MemoryStep):
-            names.update(w.buffer for w in step.outputs if w is not None)
-    return names
-
-
 class Call:
     """See the head of this file."""
 
-    __slots__ = ("block", "error", "externs", "inputs", "kept", "outputs", "record", "shared", "temporary")
+    __slots__ = ("block", "error", "externs", "inputs", "kept", "outputs", "record", "shared", "temporary", "tickets")
 
     def __init__(self, shared: Calls, record: Record, inputs: list[Any], outputs: list[Any], kept: Block | Chunks,
                  temporary: Block) -> None:
@@ -147,6 +67,7 @@ class Call:
         self.externs: dict[str, torch.Tensor] = {}
         self.block: Any = None
         self.error: BaseException | None = None
+        self.tickets: dict[int, Ticket] = {}  # copies that were begun
 
     # --- tensors
 
@@ -182,7 +103,10 @@ class Call:
     # --- steps
 
     def step(self, number: int) -> None:
-        """Does a step by PyTorch."""
+        """Does a step by PyTorch, or what moves values."""
+        if number >= len(self.shared.plan.steps):
+            self._move(self.record.actions[number - len(self.shared.plan.steps)])
+            return
         step = self.shared.plan.steps[number]
         views = self.record.windows[number]
         try:
@@ -204,9 +128,35 @@ class Call:
             error.add_note(f"in step {number} of {self.shared.plan.name}, {step.where or 'source line unknown'}")
             raise
 
+    def _move(self, action: Action) -> None:
+        """Begins to copy a value to the store or back, or waits for that."""
+        if action.kind == "wait":
+            self.tickets[action.number].wait()
+            return
+        assert isinstance(self.kept, Chunks) and self.kept.space is not None
+        begin = self.kept.space.put if action.kind == "out" else self.kept.space.get
+        self.tickets[action.number] = begin(action.at, self.temporary.address + action.offset, action.bytes,
+                                            self.temporary)
+
+    def settle(self) -> None:
+        """Returns when nobody copies from or to the call's memory any more: it is about to be given back. Ctrl-C
+        waits for that, too."""
+        interrupt: KeyboardInterrupt | None = None
+        for ticket in self.tickets.values():
+            ticket.unwanted = True
+        while self.tickets:
+            try:
+                next(iter(self.tickets.values())).end()
+                self.tickets.pop(next(iter(self.tickets)))
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
     def _hold(self, number: int, step: MemoryStep) -> None:
         """Lets tensors go, and the lower block where that ends here; allocates results."""
         shared = self.shared
+        self._let_go(number)
         if number == self.record.given and isinstance(self.kept, Block):
             self.kept.release()
         if step.chunk >= 0:
@@ -227,9 +177,18 @@ class Call:
             prefer_large(result.data_ptr(), result.nbytes)
             self.block[host.SLOTS + shared.slots[name]] = result.data_ptr()
 
-    def _extern(self, number: int, step: ExternStep, views: tuple[Any, ...]) -> None:
+    def _let_go(self, number: int) -> None:
+        """Lets go of what PyTorch made and no step from this one on reads."""
         for name in self.shared.drops[number]:
             self.externs.pop(name, None)
+        dropped = self.record.keeping.dropped
+        if dropped:
+            for name in self.shared.later[number]:
+                if name in dropped:
+                    self.externs.pop(name, None)
+
+    def _extern(self, number: int, step: ExternStep, views: tuple[Any, ...]) -> None:
+        self._let_go(number)
         events.count_extern_call()
         operands = [self.tensor(entry, view) if isinstance(entry, Window) else view
                     for entry, view in zip(step.inputs, views, strict=False)]
@@ -261,7 +220,8 @@ class Call:
                               where=step.where, why=f"it returned {found}; traced: {window.type}, {list(shape)} here",
                               do="compile the program again; if it stays, report this operator")
         buffer = self.shared.buffers[window.buffer]
-        if buffer.home != "extern":
+        again = self.shared.again.get(window.buffer) if buffer.home == "tape" else None
+        if buffer.home != "extern" and again is None:
             self.tensor(window, view).copy_(result)
             return
         result = restrided(result, strides)
@@ -269,8 +229,24 @@ class Call:
         if result.untyped_storage()._cdata in storages:
             result = _copied(result, shape, strides)
         storages.add(result.untyped_storage()._cdata)
+        if again is not None:
+            self._put_back(again, result)
+            return
         self.externs[window.buffer] = result
         self.block[host.SLOTS + self.shared.slots[window.buffer]] = result.data_ptr()
+
+    def _put_back(self, again: Again, result: torch.Tensor) -> None:
+        """Lets the tape's entries that lie in what the forward dropped be windows of `result`, unless it kept it."""
+        shared = self.shared
+        if again.saved not in self.record.keeping.dropped:
+            return
+        for name, byte in again.windows:
+            position = shared.plan.restored[shared.buffers[name].index]
+            shape, strides, _ = self.record.inputs[position]  # type: ignore[misc]
+            offset = result.storage_offset() + evaluate(byte, self.record.values) // result.itemsize
+            found = result.as_strided(shape, strides, offset)
+            self.inputs[position] = found
+            self.block[host.SLOTS + shared.slots[name]] = found.data_ptr()
 
     def _attention(self, step: LibraryStep, views: tuple[Any, ...]) -> None:
         """Attention that the host cannot do in place: odd strides."""
@@ -351,7 +327,8 @@ class Call:
             value: Any = None
             if not isinstance(entry, Window):
                 value = evaluate(entry, record.values) if isinstance(entry, Expr) else entry
-            elif entry.buffer in record.offsets and record.keeping != EVERYTHING:  # says what it is
+            elif (entry.buffer in record.offsets and record.keeping != EVERYTHING) or (
+                    entry.buffer in record.keeping.dropped):  # says what it is
                 shape, strides, _ = record.saved[i]
                 value = torch.empty_strided(shape, strides, dtype=TORCH_DTYPES[entry.type.dtype], device="meta")
             elif entry.buffer in record.offsets:

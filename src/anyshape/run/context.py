@@ -17,6 +17,7 @@ from anyshape.base.config import Config
 from anyshape.run.arena import Pool
 from anyshape.run.cache import cache_of
 from anyshape.run.convolution import PackedWeights
+from anyshape.run.store import Stores
 
 WORD = ctypes.c_int64
 # families of routines for products: the text of those of some dtypes, and all names in the order of the host's table
@@ -48,6 +49,7 @@ class Context:
         self.cache = cache
         self.temporary = Pool()
         self.kept = Pool()
+        self.stores = Stores()
         self.native = llvm_build.load(emit_host(), ("run_plan", "measure", "place"), limits.host(), cache)
         address = self.native.address
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])

@@ -1,8 +1,12 @@
-"""What a run touches of the arena, from the plan's windows: the counterpart of what a record predicts."""
+"""What a run touches of the arena, from the plan's windows, and what it holds beside: the counterparts of what a record
+and a limit predict."""
 from __future__ import annotations
 
 from anyshape.ir.types import size_of
+from anyshape.plan.alloc import saved_entry
+from anyshape.plan.hold import kept_outside
 from anyshape.plan.plan import CopyStep, KernelStep, MemoryStep, Plan, Window
+from anyshape.run.call import Call
 from anyshape.run.record import Record
 from anyshape.sym.expr import evaluate
 
@@ -23,6 +27,20 @@ def counted_peak(plan: Plan, record: Record) -> int:
             if isinstance(window, Window) and homes.get(window.buffer) in ("arena", "saved"):
                 top = max(top, record.offsets[window.buffer] + _extent(window, record.values))
     return -(-top // 64) * 64 - (record.kept if record.room >= 0 else 0)
+
+
+def counted_outside(call: Call, forward: Plan | None = None) -> int:
+    """The bytes of tensors outside the arena that a running call holds: results, what PyTorch made, and in a backward
+    what its tape alone kept (`forward`: the plan of the forward). Memory that several of them share counts once."""
+    plan = call.shared.plan
+    tensors = [*call.externs.values(), *call.outputs]
+    kept = {b.name for b in kept_outside(forward)} if forward is not None else set()
+    for buffer in plan.buffers:
+        entry = saved_entry(forward, buffer.index) if forward is not None and buffer.home == "tape" else None
+        if entry is not None and entry[0].name in kept:
+            tensors.append(call.inputs[plan.restored[buffer.index]])
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None and not tensor.is_meta]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 def _extent(window: Window, values: dict[str, int]) -> int:

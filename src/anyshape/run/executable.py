@@ -24,7 +24,8 @@ from anyshape.plan.plan import KernelStep, Plan, Window
 from anyshape.run import torch_api
 from anyshape.run.arena import Block, Chunks, Lease
 from anyshape.run.bind import Binder
-from anyshape.run.call import Call, Calls, restrided
+from anyshape.run.call import Call, restrided
+from anyshape.run.calls import Calls
 from anyshape.run.context import Context, shared_context
 from anyshape.run.counted import counted_peak
 from anyshape.run.dtypes import TORCH_DTYPES
@@ -103,13 +104,14 @@ class Executable:
             return self._backward(args)
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit)
         args.clear()
+        space = None
         if self.limit is not None:
-            record = self.limit.fit(record)
+            record, space = self.limit.fit(record)
         run = self._straight if self._is_straight(record, undo) else self._run
         if not self.plan.saved:
             return run(record, list(inputs), pointers, undo, self.context.kept.empty)
         pool = self.context.kept
-        lease = Lease(pool, Chunks(pool, record.chunks) if record.chunks else pool.take(record.kept), record,
+        lease = Lease(pool, Chunks(pool, record.chunks, space) if record.chunks else pool.take(record.kept), record,
                       None if self.limit is None else self.limit.held)
         try:
             return run(record, list(inputs), pointers, undo, lease.block, lease)
@@ -261,7 +263,8 @@ class Executable:
                 self.calls.begin(record)
                 call = Call(self.calls, record, inputs, outputs, kept, temporary)
                 context.calls[number] = call
-            clock = None if self.profiles is None else array("q", bytes(24 * (2 * _marks(self.plan) + 2)))
+            clock = None if self.profiles is None else array("q", bytes(24 * (2 * _marks(self.plan)
+                                                                                      + len(record.actions) + 2)))
             times = 0 if clock is None else clock.buffer_info()[0]
             block = array("q", (0, number, lower, temporary.address, threads, context.callback,
                                 self.functions_address, record.address, 0, times, spare, 0, *pointers,
@@ -273,7 +276,8 @@ class Executable:
                 call.block = block
             code = context.run_plan(block.buffer_info()[0])
             if clock is not None and self.profiles is not None:
-                self.profiles.append((record, _durations(clock)))
+                steps = [one for one in _durations(clock) if one[0] < len(self.plan.steps)]
+                self.profiles.append((record, steps))
             if code != host.DONE:
                 self._raise(code, block, call)
             for given, used in undo:
@@ -289,6 +293,8 @@ class Executable:
         finally:
             if graded:
                 torch_api.set_grad_enabled(True)
+            if call is not None and call.tickets:
+                call.settle()
             if number:
                 context.calls.pop(number, None)
             if temporary is not None:
@@ -343,9 +349,9 @@ class Executable:
                 return record, arguments
         symbols = self.binder.bind(arguments, known)
         if isinstance(origin, Record):
-            record = self.maker.make(symbols, origin.keeping)
+            record = self.maker.made(symbols, origin.keeping)
         elif self.limit is not None:
-            record = self.limit.record(symbols, self.limit.choose(symbols))
+            record = self.maker.made(symbols, self.limit.choose(symbols))
         else:
             record = self.maker.make(symbols)
         with self.lock:

@@ -13,6 +13,7 @@ import torch
 
 from anyshape.base.errors import DataError, VerifyError
 from anyshape.ir.graph import Attr
+from anyshape.run.draws import bernoulli
 from anyshape.run.dtypes import TORCH_DTYPES
 
 
@@ -57,8 +58,9 @@ def _asserted(condition: torch.Tensor, message: str) -> None:
         raise DataError(message)
 
 
-# what torch does in Python, in a quarter of a millisecond, and can do in its own code; what it says in other words
-STAND_INS: dict[str, Callable[..., Any]] = {"aten._assert_async.msg": _asserted,
+# what torch does in Python, in a quarter of a millisecond, and can do in its own code; what it says in other words; and
+# what no operator of torch does
+STAND_INS: dict[str, Callable[..., Any]] = {"aten._assert_async.msg": _asserted, "draws.bernoulli": bernoulli,
                                             "prims.convert_element_type.default": _converted}
 
 

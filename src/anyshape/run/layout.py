@@ -23,8 +23,8 @@ from anyshape.run.attention import OPS, AttentionSpec, attention_words
 from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import GroupedSpec, grouped_words
 from anyshape.run.words import Area, Shape, at_slots, copy_words, joined, matmul_words, series
-from anyshape.sym.expr import Call, Expr, Size, symbols_of
-from anyshape.sym.floats import float_of
+from anyshape.sym.expr import Size
+from anyshape.sym.formulas import Formulas, name_of
 
 STATUS_BUFFER = "status"
 NO_REGIME = -1
@@ -75,7 +75,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
         writer.tuple_of(plan.nonnegative),
     ]
     symbols = tuple(sorted(writer.symbols))
-    lines = [f"def shape({', '.join(_name(s) for s in symbols)}):", *writer.lines,
+    lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
     names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "grouped": grouped_words,
                              "copy": _copy, "joined": joined, "series": series, "specs": writer.specs}
@@ -131,56 +131,17 @@ def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
     return copy_words(spec.number, source, target)
 
 
-def _name(symbol: str) -> str:
-    return f"s_{symbol}"
-
-
-class _Writer:
-    """Prints sizes as Python source, each formula once."""
+class _Writer(Formulas):
+    """Prints what a call needs to know of a plan."""
 
     def __init__(self, plan: Plan, slots: Mapping[str, int], kernels: Mapping[str, int]) -> None:
+        super().__init__()
         self.plan = plan
         self.slots = slots
         self.kernels = kernels
-        self.lines: list[str] = []
-        self.known: dict[Size, str] = {}
-        self.symbols: set[str] = {entry for entry in plan.inputs if isinstance(entry, str)}
+        self.symbols |= {entry for entry in plan.inputs if isinstance(entry, str)}
         self.specs: list[_Spec | AttentionSpec | GroupedSpec] = []
         self.wide: list[str] = []  # dtypes of attention's scores
-
-    def number(self, size: Size | float) -> str:
-        """The name or literal that stands for `size`."""
-        if not isinstance(size, Expr):
-            return repr(size)
-        if size not in self.known:
-            self.symbols |= symbols_of(size)
-            source = self.source(size)
-            self.known[size] = f"v{len(self.known)}"
-            self.lines.append(f"    {self.known[size]} = {source}")
-        return self.known[size]
-
-    def source(self, size: Size) -> str:
-        if not isinstance(size, Expr):
-            return repr(size)
-        terms = []
-        for mono, coefficient in size.terms:
-            factors = [str(coefficient)] if coefficient != 1 or not mono else []
-            for atom, power in mono:
-                factors += [_name(atom) if isinstance(atom, str) else self.call(atom)] * power
-            terms.append("*".join(factors))
-        return "(" + " + ".join(terms) + ")"
-
-    def call(self, atom: Call) -> str:
-        a, b = (self.number(argument) for argument in atom.args)
-        if atom.op == "scaled":
-            return f"int({a} * {float_of(atom.args[1])!r})"
-        if atom.op == "floordiv":
-            # a divisor of 0 occurs only in sizes that a zero-sized program never uses
-            return f"({a} // ({b} or 1))"
-        return f"({a} if {a} {'>' if atom.op == 'max' else '<'} {b} else {b})"
-
-    def tuple_of(self, sizes: Any) -> str:
-        return "(" + "".join(self.number(size) + ", " for size in sizes) + ")"
 
     def window(self, window: Window) -> str:
         return self.type(window.type, window.offset)

@@ -15,6 +15,7 @@ import bisect
 import ctypes
 import itertools
 import sys
+import threading
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,11 +31,13 @@ from anyshape.run import pages
 from anyshape.run.context import Context
 from anyshape.run.keeping import EVERYTHING, Keeping, Keeps, without
 from anyshape.run.layout import NO_REGIME, Layout
+from anyshape.run.moving import Action, actions, with_actions
 from anyshape.run.placement import GOOD_ENOUGH, WORD, Item, Life, Places, best
 from anyshape.run.words import may_pack_over
 from anyshape.sym.expr import Size, evaluate, symbols_of
 
 ROOMY = 1.1  # of the bytes that values need at once, those they may lie in without being crowded
+REMEMBERED = 128  # records that somebody asked about, those of a limit
 LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is moved there
 # op -> the word of a step that says how much scratch a thread needs
 SCRATCH = {host.KERNEL: host.KERNEL_SCRATCH, host.PRODUCT: host.PACKED_SCRATCH, host.GROUPED: host.GROUPED_SCRATCH,
@@ -52,10 +55,11 @@ class Record:
     the output buffer, by slot, whose memory is the lower block, or -1: then that is the kept block. given: the lower
     block is the call's own, and is given back before results are taken at this step; or -1. bound: no layout of the
     arena needs fewer bytes. overwrites: steps write into the kept block of a backward's tape, so that it cannot run
-    again. keeping: see there; chunks: bytes of each chunk of the kept block, and parts: (slot, chunk, byte) of what
-    lies in them, where it is in chunks. allocations: (sizes, strides) of each output buffer, by slot; exact: these are
-    the outputs' own; large: (slot, bytes) of those on large pages. calls: some step is done by PyTorch. block: what is
-    the same in the blocks of all calls.
+    again. outside: bytes of PyTorch's tensors that its tape keeps, too. keeping: see there; chunks: bytes of each chunk
+    of the kept block, and parts: (slot, chunk, byte) of what lies in them, where it is in chunks. actions: what
+    moves values out or back, of `stored` bytes. allocations: (sizes, strides) of each output buffer, by slot; exact:
+    these are the outputs' own; large: (slot, bytes) of those on large pages. calls: Python has something to do between
+    steps. block: what is the same in the blocks of all calls.
     """
 
     values: dict[str, int]
@@ -71,9 +75,12 @@ class Record:
     spare_at: int
     bound: int
     overwrites: bool
+    outside: int
     keeping: Keeping
     chunks: tuple[int, ...]
     parts: tuple[tuple[int, int, int], ...]
+    actions: tuple[Action, ...]
+    stored: int
     inputs: tuple[View | None, ...]
     input_strides: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[Any, ...]
@@ -111,8 +118,11 @@ class Records:
         self.regions = kept_regions(plan, forward) if forward is not None else []
         self.keeps = Keeps(plan, forward, layout, context, self.lives, self.moving, self.saved, self.regions)
         self.beside = [b for b in plan.buffers if b.home == "extern"]
+        self.records: dict[Any, Record] = {}
+        self.latest: tuple[tuple[int, ...], tuple[Any, ...]] | None = None
+        self.lock = threading.Lock()
         # the largest result that is not written from the start on; of a call that a backward follows, none
-        free = [] if self.saved or forward is not None else [b for b in self.outputs if b.first > 0]
+        free = [] if plan.saved or forward is not None else [b for b in self.outputs if b.first > 0]
         self.room = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
         # the step that takes it; -1: it is there from the start
         self.taken = next((i for i, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
@@ -121,6 +131,20 @@ class Records:
         blocks = [_block_words(step) if isinstance(step, KernelStep) else 0 for step in plan.steps]
         series = [sum(blocks[first:last + 1]) for first, last in plan.together]
         self.workspace_words = max([*blocks, *series], default=0)
+
+    def made(self, values: dict[str, int], keeping: Keeping = EVERYTHING) -> Record:
+        """The record at the symbols' `values`, remembered: what is only asked about is made ready for its call. Errors
+        as of `make`."""
+        key = *[values.get(name) for name in self.layout.symbols], keeping
+        with self.lock:
+            record = self.records.get(key)
+        if record is None:
+            record = self.make(values, keeping)
+            with self.lock:
+                while len(self.records) >= REMEMBERED:
+                    self.records.pop(next(iter(self.records)))
+                self.records[key] = record
+        return record
 
     def make(self, values: dict[str, int], keeping: Keeping = EVERYTHING) -> Record:
         """The record at the symbols' `values`.
@@ -136,8 +160,8 @@ class Records:
             raise Unsupported(f"{self.plan.name} computes with the size {', '.join(missing)}",
                               why="neither its inputs nor its tape say what it is",
                               do="run the forward that was compiled with this backward")
-        (steps, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain) = layout.shape(
-            *[values[name] for name in layout.symbols])
+        (steps, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain) = self._shape(
+            tuple([values[name] for name in layout.symbols]))
         if min(uncertain, default=0) < 0:
             below = [f"{size} is {number}" for size, number in zip(self.plan.nonnegative, uncertain, strict=True)
                      if number < 0]
@@ -148,11 +172,14 @@ class Records:
         runs = self.keeps.runs(keeping)
         if self.keeps.optional:
             steps = without(steps, self.keeps.optional - runs)
-        if keeping.dropped or keeping.apart:
+        if keeping != EVERYTHING:
             place = self.keeps.places(list(sizes), list(offsets), values, keeping, runs)
         else:
             place = self._place(list(sizes), list(offsets), kept, arena, values, room)
         calls = self._check(steps)
+        acts = actions(self.keeps, keeping, runs, [(at - place.border, bytes_) for at, bytes_ in place.moved])
+        if acts:
+            steps, calls = with_actions(steps, acts, len(self.plan.steps)), True
         parts = []
         pairs = []
         for name, offset in zip(layout.placed, place.offsets, strict=True):
@@ -182,10 +209,19 @@ class Records:
             given=self.taken if place.lower == "early" else -1,
             scratch=program[host.HEAD_SCRATCH], spare=spare, spare_at=spare_at, bound=place.bound,
             overwrites=bool(self.regions) and any(place.offsets[i] < place.border for i in self.moving),
+            outside=sum(evaluate(b.bytes, values) for b in self.keeps.outside if b.name not in keeping.dropped),
             keeping=keeping, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)), parts=tuple(parts),
+            actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
             outputs=outputs, allocations=allocations, exact=exact, large=large, calls=calls, saved=saved,
             windows=windows, block=self._block(address))
+
+    def _shape(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
+        known = self.latest
+        if known is None or known[0] != sizes:
+            known = self.latest = sizes, self.layout.shape(*sizes)
+        return known[1]
 
     def _block(self, address: int) -> array[int]:
         block = array("q", bytes(8 * (host.SLOTS + len(self.layout.slots) + self.workspace_words)))
@@ -244,10 +280,10 @@ class Records:
         whose lower block is given back before that result is taken."""
         padded = [-(-size // 64) * 64 for size in sizes]
         items = [(padded[i], *self.lives[i], offsets[i]) for i in self.saved]
-        for region in self.regions:
+        regions = iter(self.keeps.region_sizes(values))
+        for region, size, offset in zip(self.regions, regions, regions, strict=True):
             if region.last >= 0:
-                size = -(-evaluate(region.bytes, values) // 64) * 64
-                items.append((size, 0, region.last, evaluate(region.offset, values)))
+                items.append((-(-size // 64) * 64, 0, region.last, offset))
         fixed = len(items)
         items += [(padded[i], *self.lives[i], 0) for i in self.moving]
         found = self._improved(items, fixed, Places(offsets, kept, arena, max(self._live(items), kept)))

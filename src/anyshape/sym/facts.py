@@ -3,14 +3,16 @@
 A proof looks for the least value of a size. Symbols are moved so that each starts at 0 (n >= 1 becomes n = n' + 1);
 then every term with a positive coefficient is least at 0. Where that does not settle it, one thing at a time is taken
 apart: a bounded symbol in which the size is linear (its least value is at an end), a maximum or minimum (it is one of
-its sides), a floor division q = a//b (b*q lies between a - b + 1 and a). The depth is limited, so an answer comes in
-bounded time; what it does not settle is None, never a guess.
+its sides), a floor division q = a//b (b*q lies between a - b + 1 and a). What is left is looked at as a polynomial
+(sym/positive.py), and where sizes are rounded term by term and by cases (sym/cases.py). Depths are limited, so answers
+come in bounded time; what is not settled is None, never a guess.
 """
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from anyshape.sym.cases import by_cases, by_terms, limits_of, weight
 from anyshape.sym.expr import (
     NUMBERS,
     Call,
@@ -24,8 +26,11 @@ from anyshape.sym.expr import (
     symbol,
     symbols_of,
 )
+from anyshape.sym.positive import nonnegative, poly_of
 
 _DEPTH = 2
+_WEIGHTY = 8  # calls in a size beyond which it is not taken apart term by term
+_HEAVY = 40  # and beyond which it is not taken apart at all
 _Interval = tuple[int | None, int | None]
 
 
@@ -70,12 +75,16 @@ class Facts:
 
     def prove_nonnegative(self, size: Size) -> bool | None:
         """Is `size >= 0` for every value in range? True, False (never), or None when it cannot be told."""
+        return self.nonnegative(size, _DEPTH)
+
+    def nonnegative(self, size: Size, depth: int) -> bool | None:
+        """As prove_nonnegative, for proofs that are made of others: `depth` is how many may stand on each other."""
         if isinstance(size, int):
             return size >= 0
         answers = self._memo.answers
-        if size not in answers:
-            answers[size] = self._prove(size)
-        return answers[size]
+        if (size, depth) not in answers:
+            answers[size, depth] = self._prove(size, depth)
+        return answers[size, depth]
 
     def prove_equal(self, a: Size, b: Size) -> bool | None:
         """Is `a == b` for every value in range? True, False (never), or None when it cannot be told."""
@@ -146,7 +155,7 @@ class Facts:
         low, high = self.range_of(whole)
         return -(-low // int(divisor)), None if high is None else high // int(divisor)
 
-    def _prove(self, size: Expr) -> bool | None:
+    def _prove(self, size: Expr, depth: int) -> bool | None:
         quick = self._shifted_interval(size)
         if quick[0] is not None and quick[0] >= 0:
             return True
@@ -172,7 +181,25 @@ class Facts:
             high = self.bounds(size + fact)[1]
             if high is not None and high < 0:
                 return False
+        if self._positive(other):
+            return True
+        if depth and 0 < weight(size) <= _WEIGHTY:
+            return by_terms(size, self, depth - 1) or by_cases(size, self, depth - 1) or None
         return None
+
+    def _positive(self, size: Size) -> bool:
+        """Is the size shown to be at least 0, with calls as variables of their own?"""
+        if isinstance(size, int):
+            return size >= 0
+        found = dict.fromkeys(atom for mono, _ in size.terms for atom, _ in mono)
+        atoms = {atom: number for number, atom in enumerate(found)}
+        box = []
+        for atom in atoms:
+            low, high = self._atom_interval(atom)
+            if low is None:
+                return False
+            box.append((low, high))
+        return nonnegative(poly_of(size.terms, atoms), tuple(box))
 
     def _low(self, size: Size, depth: int) -> int | None:
         """The best lower bound found."""
@@ -182,7 +209,7 @@ class Facts:
         if key in self._memo.lows:
             return self._memo.lows[key]
         best = self._shifted_interval(size)[0]
-        if depth > 0 and not (best is None and self._hopeless(size)):
+        if depth > 0 and weight(size) <= _HEAVY and not (best is None and self._hopeless(size)):
             for candidate in self._split(size, depth - 1):
                 if candidate is not None and (best is None or candidate > best):
                     best = candidate
@@ -319,6 +346,12 @@ class Facts:
                 start, end = self._symbol_range(atom[:-1])
                 return 0, None if end is None else end - start
             return self._symbol_range(atom)
+        if self._memo.limits is None:
+            self._memo.limits = limits_of(self.known)
+        found = self._call_interval(atom)
+        return _tighter(found, self._memo.limits[atom]) if atom in self._memo.limits else found
+
+    def _call_interval(self, atom: Call) -> _Interval:
         (al, ah), (bl, bh) = (self._interval(x) for x in atom.args)
         if atom.op == "scaled":
             assert bl is not None
@@ -341,13 +374,14 @@ class Facts:
 class _Memo:
     """Answers already found; no part of the facts' value."""
 
-    __slots__ = ("answers", "bounds", "hints", "intervals", "lows", "normal", "ranges")
+    __slots__ = ("answers", "bounds", "hints", "intervals", "limits", "lows", "normal", "ranges")
 
     def __init__(self) -> None:
         self.ranges: dict[str, tuple[int, int | None]] | None = None
         self.hints: dict[str, int] | None = None
         self.normal: dict[str, Size] | None = None
-        self.answers: dict[Expr, bool | None] = {}
+        self.limits: dict[Call, _Interval] | None = None
+        self.answers: dict[tuple[Expr, int], bool | None] = {}
         self.bounds: dict[Expr, _Interval] = {}
         self.intervals: dict[Expr, _Interval] = {}
         self.lows: dict[tuple[Expr, int], int | None] = {}

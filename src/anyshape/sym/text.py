@@ -2,11 +2,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from anyshape.base.errors import ParseError
 from anyshape.sym.expr import Size, floordiv, maximum, minimum, mod, product, scaled, symbol
-from anyshape.sym.floats import float_of
 
 _TOKEN = re.compile(r"\s*(//|\*\*|[-+*(),]|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|[%A-Za-z_][A-Za-z0-9_]*)")
 
@@ -115,24 +113,3 @@ class _Reader:
             raise ParseError(f"cannot read the size {self.text!r}", why=f"expected a name or number, found {token!r}",
                              do="write a polynomial such as 4*b*n + 8")
         return symbol(token)
-
-
-def to_python(size: Size, name: Callable[[str], str] = lambda symbol_name: symbol_name) -> str:
-    """Python source that computes `size`; `name` maps a symbol to the Python name that holds it."""
-    if isinstance(size, int):
-        return str(size)
-    parts = []
-    for mono, coefficient in size.terms:
-        factors = [str(coefficient)] if coefficient != 1 or not mono else []
-        for atom, power in mono:
-            if isinstance(atom, str):
-                text = name(atom)
-            else:
-                a, b = (to_python(argument, name) for argument in atom.args)
-                if atom.op == "scaled":
-                    text = f"int(({a})*{float_of(atom.args[1])!r})"
-                else:
-                    text = f"(({a})//({b}))" if atom.op == "floordiv" else f"{atom.op}({a},{b})"
-            factors.extend([text] * power)
-        parts.append("*".join(factors))
-    return "(" + "+".join(parts) + ")"

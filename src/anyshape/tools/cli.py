@@ -17,6 +17,7 @@ COMMANDS = {
     "demo": ("anyshape.tools.demo", "train a small language model on batches of every shape"),
     "bench": ("anyshape.tools.bench", "compare with eager PyTorch and Inductor"),
     "explain": ("anyshape.tools.explain", "compile a program and say what was decided"),
+    "report": ("anyshape.tools.report", "write the memory of a model, step by step, as a page, a picture or data"),
     "repro": ("anyshape.tools.repro", "run a program that failed to compile again"),
     "opt": ("anyshape.tools.passes", "run passes over the text form of a graph"),
     "cache": ("", "show or clear the compiled code kept on disk"),

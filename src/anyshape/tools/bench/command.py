@@ -52,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="measure functions bound by memory against a copy instead of models; NAME picks some")
     parser.add_argument("--techniques", action="store_true",
                         help="measure each model with all techniques of the compiler, and with one left out")
+    parser.add_argument("--memory", action="store_true",
+                        help="measure train steps under limits in bytes, beside PyTorch's ways to save memory (also: "
+                             "anyshape bench memory NAME ...)")
+    parser.add_argument("--calls", type=int, default=None, metavar="N",
+                        help="with --memory: random shapes that are run under six limits each (default: 20)")
     parser.add_argument("--list", action="store_true", help="list the models and end")
     parser.add_argument("--show", type=Path, default=None, metavar="FOLDER", help="show stored results, run nothing")
     parser.add_argument("--markdown", action="store_true", help="also print the table in Markdown")
@@ -79,6 +84,9 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.techniques:
         from . import techniques_command
         return techniques_command.main(arguments, console)
+    if arguments.memory or arguments.names[:1] == ["memory"]:
+        from . import limits_command
+        return limits_command.main(arguments, console)
     try:
         if arguments.list:
             console.print(listing())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from . import conformer as conformer_net
 from . import dlrm as dlrm_net
 from . import networks, padding
+from . import unet as unet_net
 from .padding import Inputs, Pad
 from .suite import SUITE, Shape
 
@@ -144,6 +145,14 @@ class CausalTrainStep(TrainStep):
         return self.compiled(input_ids=tokens, labels=labels).loss
 
 
+class TranslateTrainStep(TrainStep):
+    """A train step of an encoder and decoder of transformers; what is to be decoded are the labels."""
+
+    def _loss(self, inputs: Inputs) -> Tensor:
+        source, target = inputs
+        return self.compiled(input_ids=source, labels=target).loss
+
+
 def make_moments(optimizer: torch.optim.Optimizer) -> None:
     """Lets the optimiser make its state without moving a parameter: one step of learning rate 0 on zero gradients."""
     groups = optimizer.param_groups
@@ -197,6 +206,12 @@ def _decode_inputs(shape: Shape, draw: torch.Generator) -> Inputs:
 def llama() -> BenchModel:
     """Llama as transformers writes it; tokens int64[batch, length] are also the labels."""
     return _model("llama", lambda: networks.llama(512, 4, 8, 1408, 8192), _tokens(8192), CausalTrainStep,
+                  padding.tokens_and_labels)
+
+
+def llama_12() -> BenchModel:
+    """As `llama`, deeper."""
+    return _model("llama-12", lambda: networks.llama(512, 12, 8, 1408, 8192), _tokens(8192), CausalTrainStep,
                   padding.tokens_and_labels)
 
 
@@ -254,6 +269,16 @@ def t5() -> BenchModel:
     return _model("t5", lambda: networks.t5(384, 4, 6, 1024, 8192), _sentences(8192), TranslateStep)
 
 
+def t5_train() -> BenchModel:
+    """T5 in training; tokens int64[batch, source] and labels int64[batch, target]."""
+    return _model("t5-train", lambda: networks.t5(384, 4, 6, 1024, 8192), _sentences(8192), TranslateTrainStep)
+
+
+def unet() -> BenchModel:
+    """A U-Net in training; image and target float32[batch, 3, height, width]."""
+    return _model("unet", unet_net.UNet, lambda shape, draw: (*_image(shape, draw), *_image(shape, draw)), TrainStep)
+
+
 def dlrm() -> BenchModel:
     """A ranking model; float32[batch, 13] and int64[26, batch, bag]."""
     return _model("dlrm", dlrm_net.DLRM, _clicks)
@@ -272,6 +297,7 @@ def mlp() -> BenchModel:
 MODELS: dict[str, Callable[[], BenchModel]] = {
     "llama": llama, "bert": bert, "gpt2-decode": gpt2_decode, "resnet": resnet, "mlp": mlp, "vit": vit,
     "conformer": conformer, "t5": t5, "dlrm": dlrm, "mixtral": mixtral, "demo-llama": demo_llama,
+    "llama-12": llama_12, "t5-train": t5_train, "unet": unet,
 }
 
 

@@ -48,7 +48,7 @@ def t5(width: int, layers: int, heads: int, inner: int, vocabulary: int) -> nn.M
     package = _transformers()
     config = package.T5Config(
         d_model=width, num_layers=layers, num_heads=heads, d_kv=width // heads, d_ff=inner, vocab_size=vocabulary,
-        feed_forward_proj="gated-gelu", use_cache=False,
+        feed_forward_proj="gated-gelu", use_cache=False, decoder_start_token_id=0,
     )
     return package.T5ForConditionalGeneration(config)
 

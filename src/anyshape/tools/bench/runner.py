@@ -66,10 +66,13 @@ class Plan:
 
 
 class Runner:
-    """Holds the temporary folder of a run: cache folders per cell, the counter, jobs and logs."""
+    """Holds the temporary folder of a run: cache folders per cell, the counter, jobs and logs. module: what a process
+    runs."""
 
-    def __init__(self, folder: Path, out: Path, limit: float, threads: int) -> None:
+    def __init__(self, folder: Path, out: Path, limit: float, threads: int,
+                 module: str = "anyshape.tools.bench.worker") -> None:
         self.folder = folder
+        self.module = module
         self.logs = out / "logs"
         self.limit = limit
         self.threads = threads
@@ -88,17 +91,18 @@ class Runner:
         found["HF_HUB_OFFLINE"] = "1"
         if self.threads:
             found["OMP_NUM_THREADS"] = str(self.threads)
-        if job["mode"] == "memory" and self.counter is not None:
+        if job.get("mode", "memory") == "memory" and self.counter is not None:
             found["LD_PRELOAD"] = " ".join(filter(None, [str(self.counter), found.get("LD_PRELOAD", "")]))
         return found
 
     def run(self, job: dict[str, Any], progress: Progress) -> dict[str, Any]:
-        """Runs one process to its end and returns its record.
+        """Runs one process to its end and returns what it wrote.
 
-        A process that dies or takes longer than the limit gives a record with `error`. On Ctrl-C the process is ended
-        and the exception goes on.
+        A process that dies or takes longer than the limit gives an `error` alone. On Ctrl-C the process is ended and
+        the exception goes on. A job names its `model` and `backend`, and what tells it from others of these.
         """
-        name = f"{_file_name(job['model'])}.{job['backend']}.{job['number']}.{job['mode']}"
+        keys = [key for key in ("model", "backend", "number", "mode", "way") if key in job]
+        name = ".".join(_file_name(str(job[key])) for key in keys)
         request, answer = self.folder / f"{name}.job", self.folder / f"{name}.record"
         request.write_text(json.dumps(job))
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -109,11 +113,11 @@ class Runner:
             return json.loads(answer.read_text())
         why = f"took longer than {self.limit:g} s" if late else f"process ended with status {status}"
         tail = " | ".join(log_path.read_text().strip().splitlines()[-3:])
-        return empty_record(job) | {"error": f"{why}; see {log_path}. {tail}"[:1000]}
+        return {"error": f"{why}; see {log_path}. {tail}"[:1000]}
 
     def _watch(self, job: dict[str, Any], files: list[str], log: TextIO, progress: Progress) -> tuple[bool, int]:
         child = subprocess.Popen(
-            [sys.executable, "-m", "anyshape.tools.bench.worker", *files], stdout=subprocess.PIPE, stderr=log,
+            [sys.executable, "-m", self.module, *files], stdout=subprocess.PIPE, stderr=log,
             text=True, env=self.environment(job), start_new_session=True,
         )
         late = threading.Event()
@@ -185,7 +189,7 @@ def run(plan: Plan, results: Results, out: Path, progress: Callable[[dict[str, A
         results.options["memory_note"] = runner.why_no_counter
         try:
             for job in plan.jobs():
-                results.records.append(runner.run(job, progress(job)))
+                results.records.append(empty_record(job) | runner.run(job, progress(job)))
                 results.save(out)
         except KeyboardInterrupt:
             results.options["interrupted"] = True

@@ -194,6 +194,18 @@ SUITE: dict[str, Entry] = {
             apart=with_one(((1, 4), (16, 256)), "mixtral", (1,)),
         ),
         Entry(
+            "llama-12", "the same as llama with 12 layers; train step with AdamW",
+            ("batch", "length"), True, spread(((1, 4), (48, 256)), "llama-12"), repeats=1, in_default=False,
+        ),
+        Entry(
+            "t5-train", "the same as t5; train step with AdamW",
+            ("batch", "source", "target"), True, spread(((1, 4), (16, 256), (8, 128)), "t5-train"), in_default=False,
+        ),
+        Entry(
+            "unet", "U-Net of four levels with skip connections, 16 to 128 channels; train step with AdamW",
+            ("batch", "height", "width"), True, spread(((1, 4), (32, 160), (32, 160)), "unet"), in_default=False,
+        ),
+        Entry(
             "demo-llama", "transformers LlamaForCausalLM, hidden 64, 2 layers, vocabulary 256; train step with AdamW",
             ("batch", "length"), True, spread(((1, 4), (2, 96)), "demo-llama"), in_default=False,
         ),

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.passes.pipeline import ATTENTION, DOOR, REGIMES, ROOMS
+from anyshape.passes.pipeline import ATTENTION, DOOR, ORDER, REGIMES, ROOMS
 from anyshape.plan.show import show
 
 from . import models, own, stored
@@ -50,6 +50,7 @@ TECHNIQUES: dict[str, tuple[dict[str, Any], str]] = {
         ("simplify", "arithmetic that does nothing is left out"),
         ("cse", "equal equations are one"),
         (REGIMES, "versions of a kernel for short, long, few rows"),
+        (ORDER, "steps run in another order where that takes less memory"),
         (ROOMS, "values lie in results and over what dies"),
         (DOOR, "calls go past Dynamo's and AOTAutograd's wrappers"),
     )},

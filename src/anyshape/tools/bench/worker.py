@@ -6,6 +6,7 @@ import json
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -296,8 +297,13 @@ def measure_memory(model: models.BenchModel, record: Record, counter: Meter, com
 
 def step_peak(step: models.Step, model: models.BenchModel, shape: Shape, counter: Meter, baseline: int) -> int:
     """Peak bytes of one step, its inputs not counted."""
+    return peak_of(step, lambda: model.inputs(shape), counter, baseline)
+
+
+def peak_of(step: models.Step, make: Callable[[], models.Inputs], counter: Meter, baseline: int) -> int:
+    """The same, with inputs that `make` makes."""
     idle = settled(counter)[1] - baseline
-    inputs = model.inputs(shape)
+    inputs = make()
     before = settled(counter)[0]
     counter.reset()
     result = step(inputs)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import anyshape
+from anyshape.tools.demo.watch import Watch
 
 
 class Forward(Protocol):
@@ -18,11 +19,15 @@ class Forward(Protocol):
 
 
 class Backend:
-    """A way to run the model; `counters` gives what it compiled and holds so far."""
+    """A way to run the model; `counters` gives what it compiled and holds so far. `limit`: bytes that a step may take,
+    0 for no limit; `watch` then predicts what it takes."""
 
-    def __init__(self, name: str, forward: Forward, counters: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, name: str, forward: Forward, counters: Callable[[], Mapping[str, float]], limit: int = 0,
+                 watch: Watch | None = None) -> None:
         self.name = name
         self.forward = forward
+        self.limit = limit
+        self.watch = watch
         self._counters = counters
 
     def programs(self) -> int:
@@ -38,16 +43,17 @@ class Backend:
         return dict(self._counters())
 
 
-def make(name: str, model: nn.Module) -> Backend:
-    """The backend called `name`, "anyshape", "inductor" or "eager", on `model`, whose weights it shares."""
+def make(name: str, model: nn.Module, limit: int = 0) -> Backend:
+    """The backend called `name`, "anyshape", "inductor" or "eager", on `model`, whose weights it shares. `limit`: see
+    `Backend`; of "anyshape" only."""
     if name == "anyshape":
-        return _anyshape(model)
+        return _anyshape(model, limit)
     if name == "inductor":
         return _inductor(model)
     return Backend("eager", model, dict)
 
 
-def _anyshape(model: nn.Module) -> Backend:
+def _anyshape(model: nn.Module, limit: int) -> Backend:
     before = anyshape.stats()["programs"]
 
     def counters() -> Mapping[str, float]:
@@ -55,7 +61,10 @@ def _anyshape(model: nn.Module) -> Backend:
         now["programs"] -= before
         return now
 
-    return Backend("anyshape", anyshape.compile(model), counters)
+    if not limit:
+        return Backend("anyshape", anyshape.compile(model), counters)
+    fast = anyshape.compile(model, memory_limit=limit)
+    return Backend("anyshape", fast, counters, limit, Watch(fast))
 
 
 def _inductor(model: nn.Module) -> Backend:

@@ -10,7 +10,6 @@ disk or a lost process, the JSON still names the previous tensors, which are rem
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from anyshape.base.errors import AnyShapeError
+from anyshape.base.files import write_atomically
 
 FORMAT = "anyshape-demo-1"
 INDEX = "checkpoint.json"
@@ -39,20 +39,6 @@ class Checkpoint:
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write, flush to the disk, rename; on an OSError the half file is removed and what was there stays."""
-    temporary = path.with_name(f".{path.name}.writing")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def save(folder: Path, checkpoint: Checkpoint, step: int) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from anyshape.base.errors import AnyShapeError
 from anyshape.tools.demo import backends, checkpoint, data, display, report
 from anyshape.tools.demo.compare import compare
+from anyshape.tools.demo.limit import limit_bytes
 from anyshape.tools.demo.model import complete
 from anyshape.tools.demo.status import STOPPED
 from anyshape.tools.demo.training import (
@@ -57,15 +58,18 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     session = _session(args, stored, console)
     steps = args.steps or max(STEPS, session.step)
-    backend = backends.make(args.backend, session.model)
+    bytes_, told = _limit(args, session, steps)
+    backend = backends.make(args.backend, session.model, bytes_)
     if session.held_out_before is None:
         session.held_out_before = held_out_loss(session)
     _describe(console, session, backend.name, steps)
+    if told:
+        console.print(told, highlight=False, markup=False)
 
     shown = display.make(console, backend.name, session.step, steps)
     with shown, StopRequest(lambda: shown.note("stopping after this step; Ctrl-C again stops at once")) as stop:
         outcome = train(session, backend, steps, folder, args.save_every, stop,
-                        lambda now: shown.show(_status(now)))
+                        lambda now: shown.show(_status(now, bytes_)))
     if outcome.unsaved:
         Console(stderr=True).print(f"error: {outcome.unsaved}", highlight=False, markup=False, soft_wrap=True)
     if not outcome.finished:
@@ -77,7 +81,7 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     report.print_summary(console, summary)
     report.write_summary(folder, summary)
     if session.history.loss:
-        report.draw(folder / "training.png", session.history, backend.name)
+        report.draw(folder / "training.png", session.history, backend.name, bytes_)
     console.print(f"{folder / 'training.png'} and {folder / 'summary.json'} written; {summary.seconds:.0f} s in all",
                   highlight=False, markup=False, soft_wrap=True)
     return 1 if outcome.unsaved else 0
@@ -115,11 +119,23 @@ def _describe(console: Console, session: Session, backend: str, steps: int) -> N
     )
 
 
-def _status(session: Session) -> display.Status:
+def _limit(args: argparse.Namespace, session: Session, steps: int) -> tuple[int, str]:
+    """The limit in bytes, 0 for none, and a line that says how it was found."""
+    if not args.memory_limit:
+        return 0, ""
+    if args.backend != "anyshape":
+        raise AnyShapeError(f"--memory-limit does not go with --backend {args.backend}",
+                            why="only AnyShape knows what a step will take", do="leave one of them out")
+    return limit_bytes(args.memory_limit, session, steps)
+
+
+def _status(session: Session, bytes_: int) -> display.Status:
     history = session.history
+    peaks = display.Peaks(bytes_, history.predicted, history.counted, history.again[-1]) if bytes_ else None
     return display.Status(
         session.step, history.loss[-1], history.speed(), history.rows[-1], history.length[-1],
         report.shapes_of(history), history.programs[-1], history.arena[-1], history.resident[-1],
+        peaks,
     )
 
 
@@ -143,4 +159,7 @@ def _summarise(session: Session, backend: backends.Backend, begin: float) -> rep
         arena_peak=max(int(counters.get("arena_peak_bytes", 0)), max(history.arena, default=0)),
         comparison=compared,
         sample=session.tokenizer.decode(written),
+        limit=backend.limit,
+        counted_peak=max(history.counted, default=0),
+        limited_steps=sum(one > 0 for one in history.again),
     )

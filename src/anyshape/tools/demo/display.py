@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,12 +20,26 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from anyshape.tools.demo import chart
+
 PLAIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
+class Peaks:
+    """Bytes that forward and backward took, per step so far: predicted and counted. again: values that the last step
+    computed again to stay within the limit."""
+
+    limit: int
+    predicted: Sequence[int]
+    counted: Sequence[int]
+    again: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """One step's line. speed: tokens per second; arena, resident: bytes; arena 0 means that there is none."""
+    """One step's line. speed: tokens per second; arena, resident: bytes; arena 0 means that there is none. peaks: None
+    where no limit is set."""
 
     step: int
     loss: float
@@ -35,6 +50,7 @@ class Status:
     programs: int
     arena: int
     resident: int
+    peaks: Peaks | None = None
 
 
 class Display(Protocol):
@@ -80,7 +96,12 @@ class LiveDisplay:
     def show(self, status: Status) -> None:
         """Redraw with the numbers of the step just done."""
         self._progress.update(self._task, completed=status.step, description=f"training, {self._backend}")
-        self._live.update(Group(self._progress, status_table(status)))
+        parts: list[Any] = [self._progress, status_table(status)]
+        if status.peaks is not None:
+            peaks = status.peaks
+            label = f"limit {readable_bytes(peaks.limit)}"
+            parts.append(chart.peaks(peaks.predicted, peaks.counted, peaks.limit, label, self._console.width - 1))
+        self._live.update(Group(*parts))
 
     def note(self, text: str) -> None:
         """A line above the table."""
@@ -111,6 +132,8 @@ class PlainDisplay:
         memory = f"resident {readable_bytes(status.resident)}"
         if status.arena:
             memory = f"arena {readable_bytes(status.arena)}, {memory}"
+        if status.peaks is not None:
+            memory += f"  {peaks_text(status.peaks)}"
         self.note(
             f"step {status.step:>4}/{self._steps}  loss {status.loss:6.3f}  {status.speed:7,.0f} tokens/s  "
             f"shape {status.rows:>3} x {status.length:<4} shapes {status.shapes:<4} programs {status.programs}  "
@@ -125,14 +148,28 @@ class PlainDisplay:
 def status_table(status: Status) -> Table:
     """The live table: a row of names and a row of numbers."""
     table = Table(expand=True, box=None, padding=(0, 1))
-    for name in ("step", "loss", "tokens/s", "this shape", "shapes so far", "programs", "arena", "resident"):
+    cells = [
+        ("step", str(status.step)), ("loss", f"[bold]{status.loss:.3f}[/]"), ("tokens/s", f"{status.speed:,.0f}"),
+        ("this shape", f"{status.rows} x {status.length}"), ("shapes so far", str(status.shapes)),
+        ("programs", str(status.programs)), ("arena", readable_bytes(status.arena) if status.arena else "none"),
+        ("resident", readable_bytes(status.resident)),
+    ]
+    if status.peaks is not None:
+        peaks = status.peaks
+        cells[-2:] = [
+            ("predicted", readable_bytes(peaks.predicted[-1])), ("counted", readable_bytes(peaks.counted[-1])),
+            ("limit", readable_bytes(peaks.limit)), ("computed again", str(peaks.again)),
+        ]
+    for name, _ in cells:
         table.add_column(name, justify="right", header_style="dim", no_wrap=True)
-    table.add_row(
-        str(status.step), f"[bold]{status.loss:.3f}[/]", f"{status.speed:,.0f}", f"{status.rows} x {status.length}",
-        str(status.shapes), str(status.programs), readable_bytes(status.arena) if status.arena else "none",
-        readable_bytes(status.resident),
-    )
+    table.add_row(*(text for _, text in cells))
     return table
+
+
+def peaks_text(peaks: Peaks) -> str:
+    """The last step's peak in words."""
+    return (f"peak {readable_bytes(peaks.predicted[-1])} predicted, {readable_bytes(peaks.counted[-1])} counted, "
+            f"limit {readable_bytes(peaks.limit)}, {peaks.again} computed again")
 
 
 def make(console: Console, backend: str, done: int, steps: int) -> Display:

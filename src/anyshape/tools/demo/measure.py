@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+from anyshape.base import events
+from anyshape.run.torch_api import allocations
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
@@ -35,3 +41,17 @@ def resident_now() -> int:
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
     return resident_peak()
+
+
+@contextlib.contextmanager
+def counted_peak(asked: bool) -> Iterator[list[int]]:
+    """A list with one number, at the end the most bytes that torch's allocator had given at once beyond what was alive
+    before; blocks of the arena that wait for the next call count as taken by it. 0 if nobody asked."""
+    found = [0]
+    if not asked:
+        yield found
+        return
+    waiting = int(events.stats()["arena_bytes"])
+    with allocations() as changes:
+        yield found
+    found[0] = waiting + max(itertools.accumulate(changes), default=0)

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
 
-from anyshape.tools.demo import checkpoint
+from anyshape.base.files import write_atomically
 from anyshape.tools.demo.compare import Comparison
 from anyshape.tools.demo.display import readable_bytes
 from anyshape.tools.demo.training import History
@@ -20,7 +20,11 @@ from anyshape.tools.demo.training import History
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All that the last page says. Losses are mean nats per token; `sample` is text the model wrote."""
+    """All that the last page says. Losses are mean nats per token; `sample` is text the model wrote.
+
+    limit: bytes, 0 for none; counted_peak: most bytes of a forward and backward under it; limited_steps: those that
+    computed something again.
+    """
 
     backend: str
     steps: int
@@ -34,6 +38,9 @@ class Summary:
     arena_peak: int
     comparison: Comparison | None
     sample: str
+    limit: int = 0
+    counted_peak: int = 0
+    limited_steps: int = 0
 
 
 def shapes_of(history: History) -> int:
@@ -60,6 +67,10 @@ def print_summary(console: Console, summary: Summary) -> None:
     if summary.arena_peak:
         memory += f", arena at most {readable_bytes(summary.arena_peak)}"
     table.add_row("memory", memory)
+    if summary.limit:
+        table.add_row("limit", f"{readable_bytes(summary.limit)}; forward and backward took at most "
+                               f"{readable_bytes(summary.counted_peak)} by count, {summary.limited_steps} of "
+                               f"{summary.steps} steps computed values again")
     if summary.comparison:
         for name, text in comparison_rows(summary.backend, summary.comparison):
             table.add_row(name, text)
@@ -86,10 +97,10 @@ def comparison_rows(backend: str, comparison: Comparison) -> list[tuple[str, str
 
 def write_summary(folder: Path, summary: Summary) -> None:
     """`summary.json`; an OSError is the caller's."""
-    checkpoint.write_atomically(folder / "summary.json", (json.dumps(asdict(summary), indent=2) + "\n").encode())
+    write_atomically(folder / "summary.json", (json.dumps(asdict(summary), indent=2) + "\n").encode())
 
 
-def draw(path: Path, history: History, backend: str) -> None:
+def draw(path: Path, history: History, backend: str, limit: int = 0) -> None:
     """Three panels over the steps: the shapes, the memory, the throughput. Raises OSError when it cannot be written."""
     steps = range(1, len(history.loss) + 1)
     figure = Figure(figsize=(9, 8.5), layout="constrained")  # no pyplot: there may be no screen
@@ -102,12 +113,17 @@ def draw(path: Path, history: History, backend: str) -> None:
     shape.set_ylabel("size of the batch")
     shape.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
     resident = [value / 1e6 for value in history.resident]
-    memory.plot(steps, resident, color="tab:gray", label="resident, peak of the step")
+    if not limit:  # it is several times the limit, and would press the other lines together
+        memory.plot(steps, resident, color="tab:gray", label="resident, peak of the step")
     if any(history.arena):
         memory.plot(steps, [value / 1e6 for value in history.arena], color="tab:green", label="arena")
+    if limit:
+        memory.plot(steps, [value / 1e6 for value in history.predicted], ".", color="tab:cyan", label="peak predicted")
+        memory.plot(steps, [value / 1e6 for value in history.counted], "x", color="tab:green", label="peak counted")
+        memory.axhline(limit / 1e6, color="tab:red", label="limit")
     memory.set_ylim(bottom=0)
     memory.set_ylabel("memory, MB")
-    memory.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False)
+    memory.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False)
     each = [tokens / seconds for tokens, seconds in zip(history.tokens, history.seconds, strict=True)]
     speed.plot(steps, each, ".", color="tab:red", alpha=0.5, label="tokens/s")
     speed.set_ylim(bottom=0)

@@ -38,7 +38,8 @@ class Recipe:
 
 @dataclass(slots=True)
 class History:
-    """One value per step: loss, shape, targets that are no padding, seconds, and bytes."""
+    """One value per step: loss, shape, targets that are no padding, seconds, and bytes. Under a limit also the peak of
+    forward and backward, predicted and counted, and how many values were computed again; else zeros."""
 
     loss: list[float] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
@@ -48,6 +49,14 @@ class History:
     resident: list[int] = field(default_factory=list)
     arena: list[int] = field(default_factory=list)
     programs: list[int] = field(default_factory=list)
+    predicted: list[int] = field(default_factory=list)
+    counted: list[int] = field(default_factory=list)
+    again: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name in ("predicted", "counted", "again"):  # a checkpoint of an earlier version has none
+            found = getattr(self, name)
+            found.extend([0] * (len(self.loss) - len(found)))
 
     def speed(self, steps: int = 10) -> float:
         """Tokens per second over the last `steps` steps."""
@@ -153,9 +162,15 @@ def train_step(session: Session, backend: Backend) -> None:
     for group in session.optimizer.param_groups:
         group["lr"] = learning_rate(session.step, session.recipe.learning_rate)
     measure.forget_peak()
+    predicted = again = 0
+    with measure.counted_peak(backend.watch is not None) as counted:
+        begin = time.perf_counter()
+        loss = backend.forward(batch.tokens, batch.targets)
+        loss.backward()
+        seconds = time.perf_counter() - begin
+    if backend.watch is not None:
+        _, predicted, again = backend.watch.peak(*batch.tokens.shape)
     begin = time.perf_counter()
-    loss = backend.forward(batch.tokens, batch.targets)
-    loss.backward()
     arena = backend.arena_bytes()
     value = float(loss.detach())
     if not math.isfinite(value):
@@ -166,7 +181,7 @@ def train_step(session: Session, backend: Backend) -> None:
         )
     session.optimizer.step()
     session.optimizer.zero_grad(set_to_none=True)
-    seconds = time.perf_counter() - begin
+    seconds += time.perf_counter() - begin
     history = session.history
     history.loss.append(value)
     history.rows.append(batch.tokens.shape[0])
@@ -176,6 +191,9 @@ def train_step(session: Session, backend: Backend) -> None:
     history.resident.append(measure.resident_peak())
     history.arena.append(max(arena, backend.arena_bytes()))
     history.programs.append(backend.programs())
+    history.predicted.append(predicted)
+    history.counted.append(counted[0])
+    history.again.append(again)
     session.cursor = following
     session.step += 1
 

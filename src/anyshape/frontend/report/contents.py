@@ -1,0 +1,265 @@
+"""What a report shows, as plain data: formulas, lives, and at some sizes what the compiler would do there.
+
+    {"name": .., "limit": .., "programs": [{"symbols": .., "formulas": .., "steps": .., "lives": .., "points": ..}]}
+
+Formulas are lists of terms, [coefficient, [[symbol or call, power], ..]], so that a page can evaluate them. Everything
+that is decided (which values are dropped, what a layout needs) comes from `run/limit.py`.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anyshape.base.errors import InputError, LimitError
+from anyshape.frontend.compilation import Capture, Compilation
+from anyshape.frontend.explain import capture_of, given_values, native_programs, step_text
+from anyshape.frontend.fx_inputs import UNUSED
+from anyshape.frontend.program import NativeProgram
+from anyshape.frontend.report.spans import POINTS, Span, points, taken_apart
+from anyshape.plan.plan import Plan
+from anyshape.run.arena import Held
+from anyshape.run.executable import Executable
+from anyshape.run.keeping import EVERYTHING
+from anyshape.run.ladder import Rung
+from anyshape.run.limit import UNLIMITED, Limit
+from anyshape.run.timeline import Timeline, scratch, steps_again, timeline, used
+from anyshape.sym.expr import Call, Expr, Size, substitute, symbol, symbols_of
+from anyshape.sym.floats import float_of
+
+FORMAT = "anyshape-report-1"
+NO_LIMIT = UNLIMITED
+Json = dict[str, Any]
+
+
+def collect(name: str, compilation: Compilation, given: Mapping[str, Any], most: int = POINTS) -> Json:
+    """The data of a report.
+
+    Args:
+        given: sizes as for `memory`; a `range` in place of a number is what a slider goes over.
+        most: sets of sizes for which the compiler's choice is computed.
+
+    Raises:
+        InputError: nothing is compiled yet, or a size has a name that no program has.
+    """
+    sizes, ranges = taken_apart(given)
+    values = given_values(compilation, sizes)
+    pairs = _pairs(compilation)
+    if not pairs:
+        raise InputError(f"there is nothing to report of {name}", why="nothing is compiled yet, or all of it runs as "
+                         "PyTorch", do="call the program once (and its backward, if it is trained), and see explain()")
+    programs = [_program(one, limit, compilation, values, ranges, most) for one, limit in pairs]
+    notes = [{"name": one.name, "stage": one.stage, "reason": one.reason} for one in compilation.fallbacks]
+    limit = compilation.config.memory_limit
+    return {"format": FORMAT, "name": name, "limit": limit if limit < NO_LIMIT else 0, "programs": programs,
+            "notes": notes}
+
+
+def _pairs(compilation: Compilation) -> list[tuple[NativeProgram, Limit]]:
+    """Every program that is called, with its limit: a forward's has its backward."""
+    programs = {program.name: program for program in native_programs(compilation)}
+    limits = {name: _limit(program.executable, programs.get(_backward(name)) if "forward" in name else None)
+              for name, program in programs.items()}
+    taken = {_backward(name) for name, limit in limits.items() if limit.backward is not None}
+    return [(program, limits[name]) for name, program in programs.items() if name not in taken]
+
+
+def _backward(name: str) -> str:
+    return name.replace("forward", "backward")
+
+
+def _limit(program: Executable, partner: NativeProgram | None) -> Limit:
+    """A limit of a report's own, so that its questions do not push out what calls remember; of nothing, if none is set.
+    """
+    if program.limit is not None:
+        return Limit(program, program.limit.backward, program.limit.bytes, Held(), program.limit.total)
+    later = None if partner is None else partner.executable
+    # what is compiled in parts has backwards that read the tapes of several, or have sizes of their own
+    if later is not None and (later.maker.keeps.forward is not program.plan or any(
+            not name.startswith(UNUSED) for name in set(later.layout.symbols) - set(program.layout.symbols))):
+        later = None
+    return Limit(program, later, NO_LIMIT, Held())
+
+
+def _program(program: NativeProgram, limit: Limit, compilation: Compilation, values: Mapping[str, int],
+             ranges: Mapping[str, tuple[int, int]], most: int) -> Json:
+    capture = capture_of(program, compilation)
+    names = {old: name for old, _, name in capture.sizes}
+    line = timeline(limit)
+    formulas = _Formulas({old: symbol(name) for old, name in names.items()})
+    lives = [_life(one, formulas) for one in line.lives]
+    undecided = [formulas.number(one) for one in _undecided(limit)]
+    needs = [formulas.number(one) for one in program.executable.plan.nonnegative]
+    spans = _spans(limit, capture, values, ranges)
+    found: list[Json] = []
+    for point in points(spans, most):
+        at = dict(zip(limit.program.layout.symbols, point, strict=True))
+        one = _point(limit, line, at, names)
+        if one is not None:
+            found.append({**one, "curves": _curves(limit, line, at, one)} if not found else one)
+    matters = set().union(*(symbols_of(size) for size in formulas.sizes))
+    parts = [program.name, *([_backward(program.name)] if limit.backward is not None else [])]
+    return {
+        "name": program.name.partition(".")[0], "parts": parts, "where": capture.where,
+        "symbols": [_symbol(one, found, matters) for one in sorted(spans, key=lambda one: one.name)
+                    if not one.name.startswith(UNUSED)],
+        "formulas": [{"text": str(size), "terms": terms(size)} for size in formulas.sizes],
+        "steps": _steps(limit), "border": line.border, "lives": lives, "undecided": undecided, "nonnegative": needs,
+        "limited": limit.bytes if limit.bytes < NO_LIMIT else 0,
+        "again": bool(limit.backward is not None and limit.backward.plan.again), "points": found}
+
+
+def _spans(limit: Limit, capture: Capture, values: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]
+           ) -> list[Span]:
+    """The sizes of a program, in the order of its layout's symbols."""
+    facts = limit.program.plan.facts
+    seen = [record.values for record in list(limit.program.records.values())]
+    places = {old: (name, words) for old, words, name in capture.sizes}
+    spans = []
+    for old in limit.program.layout.symbols:
+        name, words = places.get(old, (old, "found while it runs"))
+        met = [one[old] for one in seen if old in one]
+        low, high = facts.range_of(old)
+        start = values.get(name, max(met, default=facts.hint(symbol(old))))
+        least, greatest = ranges.get(name, (max(low, 1), high or max([2 * start, *met])))
+        least, greatest = min(least, start), max(greatest, start)
+        spans.append(Span(name, words, least, greatest, start))
+    return spans
+
+
+def _symbol(span: Span, found: Sequence[Json], matters: set[str]) -> Json:
+    marks = sorted({one["values"][span.name] for one in found})
+    return {"name": span.name, "place": span.place, "least": span.least, "greatest": span.greatest,
+            "start": span.start, "marks": marks, "matters": span.name in matters}
+
+
+def _point(limit: Limit, line: Timeline, values: dict[str, int], names: Mapping[str, str]) -> Json | None:
+    """What the compiler does at these sizes; None where the program does not take them."""
+    try:
+        whole = limit.needed(values, EVERYTHING)
+        scratches = scratch(limit, values)
+        ladder = _rungs(limit, values)
+    except InputError:
+        return None
+    number = {one.name: i for i, one in enumerate(line.lives) if one.gap is not None}
+    only = {one.name: i for i, one in enumerate(line.lives) if one.only}
+    rungs: list[Json] = []
+    before: frozenset[str] = frozenset()
+    there: frozenset[str] = frozenset()
+    for rung in ladder:
+        assert limit.ladders is not None
+        now, new = used(limit.ladders, rung.dropped), rung.dropped - before
+        again = steps_again(limit.ladders, new)
+        rungs.append({
+            "drop": [[number[name], again.get(name, 0)] for name in sorted(new) if name in number],
+            "more": sorted(only[name] for name in now - there), "less": sorted(only[name] for name in there - now),
+            "peak": int(line.curve(values, scratches, rung.dropped, now).max()), "live": rung.live,
+            "seconds": rung.seconds, "needed": limit.needed(values, rung.keeping),
+            "steps": len(limit.ladders.keeps.runs(rung.keeping))})
+        before, there = rung.dropped, now
+    said = {names.get(old, old): value for old, value in values.items() if not old.startswith(UNUSED)}
+    return {"values": dict(sorted(said.items())), "scratch": list(scratches),
+            "needed": whole, "rungs": rungs, "chosen": _chosen(limit, values, names)}
+
+
+def _rungs(limit: Limit, values: dict[str, int]) -> list[Rung]:
+    """The whole ladder without moves; none of a program that was compiled without a limit, or has no backward."""
+    if limit.backward is None or not limit.backward.plan.again:
+        return []
+    return list(limit.ladder(values, moving=False) or ())
+
+
+def _curves(limit: Limit, line: Timeline, values: dict[str, int], point: Json) -> Json:
+    """Bytes alive at every position: with everything kept, and under the limit that was set."""
+    chosen = point["chosen"]
+    none: frozenset[str] = frozenset()
+    dropped = _rungs(limit, values)[chosen].dropped if isinstance(chosen, int) and chosen > 0 else none
+    return {name: line.curve(values, tuple(point["scratch"]), some, used(limit.ladders, some)).tolist()
+            for name, some in (("before", none), ("after", dropped))}
+
+
+def _chosen(limit: Limit, values: dict[str, int], names: Mapping[str, str]) -> Any:
+    """Under the limit that was set: the number of the rung, -1 for everything kept, or why there is none."""
+    try:
+        kept = limit.choose(values)
+    except LimitError as error:
+        said = {"what": error.what, "why": error.why, "do": error.do}
+        return {part: re.sub(r"\b\w+\b", lambda word: names.get(word[0], word[0]), text) for part, text in said.items()}
+    if kept == EVERYTHING:
+        return -1
+    if kept.moved:
+        return {"what": f"{len(kept.moved)} values are moved out",
+                "why": "there is a folder for them (memory_store), and the page shows only what is computed again",
+                "do": "memory(...) says how many bytes are moved"}
+    return next(i for i, rung in enumerate(_rungs(limit, values)) if rung.keeping == kept)
+
+
+def _steps(limit: Limit) -> list[Json]:
+    """A row per position of the line."""
+    rows: list[Json] = []
+    for part, one in (("forward" if limit.backward is not None else "", limit.program), ("backward", limit.backward)):
+        if one is None:
+            continue
+        optional = set(one.plan.optional)
+        rows += [{"part": part, "number": i, "what": step_text(step), "where": step.where, "optional": i in optional}
+                 for i, step in enumerate(one.plan.steps)]
+        rows.append({"part": part, "number": len(one.plan.steps), "what": "the end", "where": "", "optional": False})
+    return rows
+
+
+def _life(one: Any, formulas: _Formulas) -> Json:
+    return {"name": one.name, "kind": one.kind, "bytes": formulas.number(one.bytes), "first": one.first,
+            "last": one.last, "where": one.where, "gap": None if one.gap is None else list(one.gap),
+            "only": one.only}
+
+
+class _Formulas:
+    """Sizes in the user's names, each kept once."""
+
+    def __init__(self, names: Mapping[str, Size]) -> None:
+        self.names = names
+        self.sizes: list[Size] = []
+        self.numbers: dict[Size, int] = {}
+
+    def number(self, size: Size) -> int:
+        """The place of a size among all."""
+        size = substitute(size, self.names)
+        if size not in self.numbers:
+            self.numbers[size] = len(self.sizes)
+            self.sizes.append(size)
+        return self.numbers[size]
+
+
+def terms(size: Size) -> list[Any]:
+    """A size as data: see the head of this file. A call is {"op": .., "args": [terms, ..]}, of "scaled" with a
+    "factor"."""
+    if isinstance(size, int):
+        return [[size, []]]
+    return [[coefficient, [[_atom(atom), power] for atom, power in mono]] for mono, coefficient in size.terms]
+
+
+def _atom(atom: str | Call) -> Any:
+    if isinstance(atom, str):
+        return atom
+    if atom.op == "scaled":
+        return {"op": atom.op, "args": [terms(atom.args[0])], "factor": float_of(atom.args[1])}
+    return {"op": atom.op, "args": [terms(argument) for argument in atom.args]}
+
+
+def _undecided(limit: Limit) -> list[Size]:
+    """The maxima in the layouts' formulas: sizes of which the facts do not say which is the larger."""
+    plans: list[Plan] = [limit.program.plan, *([limit.backward.plan] if limit.backward is not None else [])]
+    found: dict[Size, None] = {}
+    for plan in plans:
+        for size in (plan.arena, plan.kept, *(offset for _, offset in plan.offsets)):
+            for atom in _calls(size):
+                if atom.op == "max":
+                    found[Expr(((((atom, 1),), 1),))] = None
+    return list(found)
+
+
+def _calls(size: Size) -> list[Call]:
+    if isinstance(size, int):
+        return []
+    calls = [atom for mono, _ in size.terms for atom, _ in mono if isinstance(atom, Call)]
+    return [*calls, *(inner for call in calls for argument in call.args for inner in _calls(argument))]

@@ -1,0 +1,37 @@
+"""Who is alive at the fullest step, and which line of the model makes it."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from anyshape.plan.hold import births
+from anyshape.plan.plan import Buffer, Plan
+from anyshape.sym.formulas import function_of
+
+if TYPE_CHECKING:
+    from anyshape.run.executable import Executable
+
+
+def alone(program: Executable, values: Mapping[str, int]) -> list[tuple[str, int]]:
+    """What is alive at the fullest step of a program that no backward follows, the largest first."""
+    end = len(program.plan.steps)
+    buffers = [b for b in program.plan.buffers if b.home in ("arena", "saved", "output", "extern")]
+    sizes = function_of([b.bytes for b in buffers], f"bytes of {program.name}")(values)
+    there = births(program.plan)
+    lives = [(b, size, there.get(b.name, b.first), end if b.home in ("saved", "output") else b.last)
+             for b, size in zip(buffers, sizes, strict=True)]
+    curve = np.zeros(end + 2, np.int64)
+    for _, size, first, last in lives:
+        curve[first:last + 1] += size
+    at = int(curve.argmax())
+    found = [(named(b, program.plan), size) for b, size, first, last in lives if first <= at <= last]
+    return sorted(found, key=lambda one: -one[1])
+
+
+def named(buffer: Buffer, plan: Plan) -> str:
+    """The buffer with the line of the model that makes it."""
+    step = plan.steps[min(buffer.first, len(plan.steps) - 1)]
+    where = getattr(step, "where", "").split("; ")[0]
+    return f"{buffer.name} ({where})" if where else buffer.name

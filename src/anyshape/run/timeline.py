@@ -1,0 +1,143 @@
+"""What is alive at every step of a forward and then of its backward, with bytes as formulas: what reports show.
+
+    forward  0 1 2 .. F | backward  0 1 2 .. B     one line of positions for both
+
+The lives are those that the ladders of `run/ladder.py` are made of; there they stand in numbers, at one set of sizes. A
+report evaluates them at any sizes.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from anyshape.plan.again import written
+from anyshape.plan.hold import births
+from anyshape.plan.plan import Plan
+from anyshape.run.alive import named
+from anyshape.run.executable import Executable
+from anyshape.run.keeping import Keeping
+from anyshape.run.ladder import Ladders
+from anyshape.run.limit import Limit
+from anyshape.sym.expr import Size, ceildiv, evaluate
+
+KINDS = {"arena": "temporary", "again": "temporary", "saved": "saved", "output": "result", "extern": "made by PyTorch",
+         "tape": "made by PyTorch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A value in memory between two positions of the line, both inclusive.
+
+    kind: saved (for the backward), temporary, result, or made by PyTorch. bytes: as they count, a formula. gap: of a
+    value that can be dropped, the positions between which it then is not there. only: alive in calls that compute
+    something again with it. where: the line of the model that makes it.
+    """
+
+    name: str
+    kind: str
+    bytes: Size
+    first: int
+    last: int
+    where: str
+    gap: tuple[int, int] | None = None
+    only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The lives of a program, or of a forward with its backward. border: the position where the backward begins, or the
+    length where there is none."""
+
+    lives: tuple[Life, ...]
+    border: int
+    length: int
+
+    def curve(self, values: Mapping[str, int], scratch: tuple[int, int], dropped: frozenset[str] = frozenset(),
+              used: frozenset[str] = frozenset()) -> np.ndarray:
+        """Bytes alive at every position at the symbols' `values`. scratch: bytes that all threads take in the forward,
+        and in the backward. used: names of lives that are `only` there to compute again, and are."""
+        change = np.zeros(self.length + 1, np.int64)
+        for life in self.lives:
+            if life.only and life.name not in used:
+                continue
+            size = evaluate(life.bytes, values)
+            change[life.first] += size
+            change[life.last + 1] -= size
+            if life.gap is not None and life.name in dropped:
+                change[life.gap[0]] -= size
+                change[life.gap[1] + 1] += size
+        curve = np.cumsum(change[:-1])
+        curve[:self.border] += scratch[0]
+        curve[self.border:] += scratch[1]
+        return curve
+
+
+def timeline(limit: Limit) -> Timeline:
+    """The lives of the programs of a limit."""
+    ladders = limit.ladders
+    if ladders is None:
+        return _alone(limit.program)
+    forward, backward = ladders.forward, ladders.plan
+    homes = {True: {b.name: b.home for b in forward.buffers}, False: {b.name: b.home for b in backward.buffers}}
+    lives = []
+    for life in ladders.fixed:
+        name, _, where = life.name.partition(" (")
+        kind = KINDS[homes[life.first < ladders.border][name]]
+        lives.append(Life(name, kind, ladders.bytes[life.number], life.first, life.last, where.removesuffix(")")))
+    gaps = {name: (first, last - 1) for name, (first, last) in zip(ladders.names, ladders.gaps, strict=True)
+            if first < last}
+    sources = _sources(forward)
+    for name, life in ladders.held.items():
+        size = 64 * ceildiv(ladders.bytes[life.number], 64)
+        lives.append(Life(name, "saved", size, life.first, life.last, sources[name], gaps.get(name)))
+    sources = _sources(backward)
+    for life in ladders.temporaries:
+        lives.append(Life(life.name, KINDS[homes[False][life.name]], ladders.bytes[life.number], life.first, life.last,
+                          sources[life.name], only=True))
+    return Timeline(tuple(life for life in lives if life.first <= life.last), ladders.border, ladders.length)
+
+
+def _alone(program: Executable) -> Timeline:
+    plan = program.plan
+    end = len(plan.steps)
+    there, sources = births(plan), _sources(plan)
+    lives = tuple(Life(b.name, KINDS[b.home], b.bytes, there.get(b.name, b.first),
+                       end if b.home in ("saved", "output") else b.last, sources[b.name])
+                  for b in plan.buffers if b.home in ("arena", "saved", "output", "extern"))
+    return Timeline(lives, end + 1, end + 1)
+
+
+def _sources(plan: Plan) -> dict[str, str]:
+    """By buffer, the line of the model that makes it."""
+    return {b.name: named(b, plan).removeprefix(b.name).strip()[1:-1] for b in plan.buffers} if plan.steps else {
+        b.name: "" for b in plan.buffers}
+
+
+def scratch(limit: Limit, values: dict[str, int]) -> tuple[int, int]:
+    """Bytes of all threads' scratch in the forward, and in the backward."""
+    threads = limit.threads()
+    later = 0
+    if limit.backward is not None:
+        later = limit.backward.maker.made(limit.later(values)).scratch
+    return limit.program.maker.made(values).scratch * threads, later * threads
+
+
+def used(ladders: Ladders | None, dropped: frozenset[str]) -> frozenset[str]:
+    """The lives that are only there to compute again what is dropped."""
+    if ladders is None or not dropped:
+        return frozenset()
+    return frozenset(ladders.keeps.used(Keeping(dropped)) & ladders.keeps.made)
+
+
+def steps_again(ladders: Ladders, dropped: frozenset[str]) -> dict[str, int]:
+    """Per value that is dropped, how many steps of the backward write it again."""
+    buffers = {one.buffer: one.saved for one in ladders.plan.again if one.saved in dropped}
+    found: dict[str, int] = {}
+    for number in ladders.keeps.runs(Keeping(dropped)):
+        for window in written(ladders.plan.steps[number]):
+            if window.buffer in buffers:
+                name = buffers[window.buffer]
+                found[name] = found.get(name, 0) + 1
+    return found

@@ -1,0 +1,72 @@
+"""Prints sizes as lines of Python source, each formula once: where many are needed at each new shape, they are computed
+by one generated function.
+
+    4*b*n, 4*b*n + 64  -->  v0 = (4*s_b*s_n)
+                            v1 = (64 + 4*s_b*s_n)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from anyshape.sym.expr import Call, Expr, Size, symbols_of
+from anyshape.sym.floats import float_of
+
+
+def name_of(symbol: str) -> str:
+    """The Python name that holds a symbol's value."""
+    return f"s_{symbol}"
+
+
+class Formulas:
+    """lines: what has been printed, indented by four; symbols: those that occur in it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.known: dict[Size, str] = {}
+        self.symbols: set[str] = set()
+
+    def number(self, size: Size | float) -> str:
+        """The name or literal that stands for `size`."""
+        if not isinstance(size, Expr):
+            return repr(size)
+        if size not in self.known:
+            self.symbols |= symbols_of(size)
+            source = self._source(size)
+            self.known[size] = f"v{len(self.known)}"
+            self.lines.append(f"    {self.known[size]} = {source}")
+        return self.known[size]
+
+    def tuple_of(self, sizes: Iterable[Size]) -> str:
+        """A tuple of them."""
+        return "(" + "".join(self.number(size) + ", " for size in sizes) + ")"
+
+    def _source(self, size: Expr) -> str:
+        terms = []
+        for mono, coefficient in size.terms:
+            factors = [str(coefficient)] if coefficient != 1 or not mono else []
+            for atom, power in mono:
+                factors += [name_of(atom) if isinstance(atom, str) else self._call(atom)] * power
+            terms.append("*".join(factors))
+        return "(" + " + ".join(terms) + ")"
+
+    def _call(self, atom: Call) -> str:
+        a, b = (self.number(argument) for argument in atom.args)
+        if atom.op == "scaled":
+            return f"int({a} * {float_of(atom.args[1])!r})"
+        if atom.op == "floordiv":
+            # a divisor of 0 occurs only in sizes that a zero-sized program never uses
+            return f"({a} // ({b} or 1))"
+        return f"({a} if {a} {'>' if atom.op == 'max' else '<'} {b} else {b})"
+
+
+def function_of(sizes: Iterable[Size], title: str) -> Callable[[Mapping[str, int]], tuple[int, ...]]:
+    """A function that returns what `sizes` are when every symbol has the value in its argument (KeyError if one is
+    missing). `title` is what a traceback calls its source."""
+    formulas = Formulas()
+    result = formulas.tuple_of(sizes)
+    given = [f"    {name_of(symbol)} = values[{symbol!r}]" for symbol in sorted(formulas.symbols)]
+    names: dict[str, Any] = {}
+    exec(compile("\n".join(["def sizes(values):", *given, *formulas.lines, f"    return {result}"]), f"<{title}>",
+                 "exec"), names)
+    return names["sizes"]  # type: ignore[no-any-return]

@@ -1,0 +1,90 @@
+"""`anyshape bench memory`: train steps under limits, each way in a process, under a progress bar; Ctrl-C keeps what is
+finished."""
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from anyshape.base.errors import AnyShapeError, ConfigError
+
+from . import limits, limits_report
+from .results import machine
+from .runner import Runner
+from .suite import check_name
+
+INTERRUPTED = 130
+
+
+def main(arguments: argparse.Namespace, console: Console) -> int:
+    """Runs the command, or shows what one has stored.
+
+    Returns:
+        0; 1 when a process failed or a limit was not held; 2 for wrong arguments; 130 after Ctrl-C.
+    """
+    try:
+        if arguments.show is not None:
+            found, finished = limits.load(arguments.show), True
+        else:
+            found, finished = measure(arguments, console)
+    except AnyShapeError as error:
+        print(error, file=sys.stderr)
+        return 2
+    limits_report.show(found, console)
+    if arguments.markdown:
+        print(limits_report.markdown(found))
+    if arguments.write_document is not None:
+        limits_report.write_document(found, arguments.write_document)
+        console.print(f"Wrote {arguments.write_document}", markup=False)
+    return INTERRUPTED if not finished else 1 if limits_report.problems(found) else 0
+
+
+def measure(arguments: argparse.Namespace, console: Console) -> tuple[limits.Limits, bool]:
+    """Measures the models that are named; False: Ctrl-C came first.
+
+    Raises:
+        ConfigError: no model is named, or one that is not there.
+    """
+    names = [name for name in (*arguments.names, *filter(None, arguments.models.split(","))) if name != "memory"]
+    if not names:
+        raise ConfigError("no model to measure under limits", why="each takes minutes",
+                          do="name some that train: demo-llama llama llama-12 t5-train unet, or your own")
+    for name in names:
+        check_name(name)
+    out = arguments.out or Path(time.strftime("memory-%Y%m%d-%H%M%S"))
+    options = {"shapes": arguments.shapes or limits.SHAPES, "rounds": arguments.rounds or limits.ROUNDS,
+               "calls": limits.CALLS if arguments.calls is None else arguments.calls,
+               "threads": arguments.threads, "autocast": arguments.autocast}
+    found = limits.Limits(machine=machine(), options=dict(options))
+    total = len(names) * (len(limits.WAYS) + 1)
+    with (Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                   console=console) as bars, tempfile.TemporaryDirectory(prefix="anyshape-bench-",
+                                                                         ignore_cleanup_errors=True) as folder):
+        whole, inner = bars.add_task("processes", total=total), bars.add_task("", total=1)
+        runner = Runner(Path(folder), out, arguments.limit, arguments.threads, limits.MODULE)
+        found.options["memory_note"] = runner.why_no_counter
+        # asked to end by another program is the same as Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            for job in limits.jobs(names, options, found):
+                name = f"{job['model']}: {job['way']}"
+
+                def tell(event: str, done: int, total: int, name: str = name) -> None:
+                    bars.update(inner, description=f"{name}: {event}", completed=done, total=total)
+
+                bars.reset(inner, description=name, total=1)
+                found.take(job, runner.run(job, tell))
+                found.save(out)
+                bars.advance(whole)
+        except KeyboardInterrupt:
+            found.options["interrupted"] = True
+            found.save(out)
+            return found, False
+    console.print(f"Results are in {out}", markup=False)
+    return found, True

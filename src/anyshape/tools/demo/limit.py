@@ -1,0 +1,59 @@
+"""The demo under a limit in bytes: what half of its peak is.
+
+The peak without a limit is that of the largest of the coming batches: bytes that a forward and its backward take beyond
+what is alive before, as the compiler computes them for the batches' shapes before any of them runs.
+"""
+from __future__ import annotations
+
+import anyshape
+from anyshape.base.config import bytes_of
+from anyshape.base.errors import AnyShapeError, LimitError
+from anyshape.run.context import shared_context
+from anyshape.tools.demo.display import readable_bytes
+from anyshape.tools.demo.training import Session
+from anyshape.tools.demo.watch import Watch
+
+HALF = "half"
+NO_LIMIT = 1 << 62
+TRIED = 8  # of the coming shapes with the highest peaks, for which the limit is tried before the first step
+
+
+def limit_bytes(text: str, session: Session, steps: int) -> tuple[int, str]:
+    """The limit that `text` means for the coming steps, and a line that says how it was found.
+
+    Raises:
+        ConfigError: it is no number of bytes. AnyShapeError: the largest batches cannot be done within half.
+    """
+    if text != HALF:
+        return bytes_of("--memory-limit", text), ""
+    shapes = coming_shapes(session, steps)
+    watch = Watch(anyshape.compile(session.model, memory_limit=NO_LIMIT))
+    batch, _ = session.stream.take(session.cursor)
+    watch.fast(batch.tokens, batch.targets).backward()
+    session.model.zero_grad(set_to_none=True)
+    for pool in (shared_context().kept, shared_context().temporary):
+        pool.release_idle()
+    anyshape.stats(reset=True)  # as if nothing had run before
+    found = sorted(((watch.peak(*shape)[0], shape) for shape in shapes), reverse=True)
+    highest, (rows, length) = found[0]
+    half = highest // 2
+    told = f"without a limit the peak of the coming steps is {readable_bytes(highest)}, at {rows} x {length}"
+    for peak, shape in found[:TRIED]:
+        try:
+            watch.peak(*shape, half)
+        except LimitError as error:
+            raise AnyShapeError(f"the demo cannot run within half of its peak, {readable_bytes(half)}",
+                                why=f"{told}; a batch of {shape[0]} x {shape[1]} takes {readable_bytes(peak)}: "
+                                    f"{error.why}",
+                                do=f"{error.do.split(',')[0]}, by --memory-limit") from error
+    return half, f"{told}; the limit is half of it, {readable_bytes(half)}"
+
+
+def coming_shapes(session: Session, steps: int) -> list[tuple[int, int]]:
+    """The shapes of the batches up to step `steps`, each once; one at least."""
+    cursor = session.cursor
+    found: dict[tuple[int, int], None] = {}
+    for _ in range(max(steps - session.step, 1)):
+        batch, cursor = session.stream.take(cursor)
+        found[tuple(batch.tokens.shape)] = None  # type: ignore[index]
+    return list(found)

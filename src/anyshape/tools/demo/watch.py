@@ -1,0 +1,44 @@
+"""The peak of each step under a limit in bytes: predicted by the compiler, and counted by torch's allocator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anyshape.run.arena import Held
+from anyshape.run.keeping import EVERYTHING
+from anyshape.run.limit import Limit
+
+
+class Watch:
+    """Predicts the peaks of a compiled model's steps."""
+
+    def __init__(self, fast: Any) -> None:
+        self.fast = fast
+
+    def limits(self) -> list[tuple[Limit, dict[str, str]]]:
+        """The limits of the forwards compiled so far, each with the names of its symbols: old to new."""
+        compilation = self.fast._anyshape.compilation
+        found = []
+        for program in compilation.programs:
+            limit = getattr(getattr(program, "executable", None), "limit", None)
+            if limit is not None and limit.backward is not None:
+                capture = compilation.captures[int(program.name.partition(".")[0])]
+                found.append((limit, {old: name for old, _, name in capture.sizes}))
+        return found
+
+    def peak(self, rows: int, length: int, bytes_: int = 0) -> tuple[int, int, int]:
+        """Bytes of a step at this shape with everything kept, bytes under the limit of `bytes_` (0: the program's), and
+        how many values are then computed again; zeros while no program serves it.
+
+        Raises:
+            LimitError: it cannot be done within the limit.
+        """
+        given = {f"{name}_{dim}": size for name in ("tokens", "targets") for dim, size in enumerate((rows, length))}
+        for limit, names in self.limits():
+            if all(names.get(old, old) in given for old in limit.program.layout.symbols):
+                values = {old: given[names[old]] for old in limit.program.layout.symbols}
+                if bytes_:
+                    limit = Limit(limit.program, limit.backward, bytes_, Held())
+                keeping = limit.choose(values)
+                return limit.needed(values, EVERYTHING), limit.needed(values, keeping), len(keeping.dropped)
+        return 0, 0, 0

@@ -1,0 +1,361 @@
+"""A limit in bytes over what PyTorch's operators make: convolutions, poolings with their positions, masks of dropouts.
+
+Their tensors lie outside the arena. What a call holds is counted tensor by tensor, and is what was predicted.
+"""
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import anyshape
+from anyshape.base.errors import LimitError
+from anyshape.run.arena import Pool
+from anyshape.run.call import Call
+from anyshape.run.context import shared_context
+from anyshape.run.counted import counted_outside
+from anyshape.run.keeping import EVERYTHING, Keeping
+from limits import limit_of, same, sizes, under
+
+pytestmark = pytest.mark.unguarded
+NO_LIMIT = 1 << 40
+
+
+class Double(nn.Sequential):
+    def __init__(self, given: int, made: int) -> None:
+        super().__init__(nn.Conv2d(given, made, 3, padding=1, bias=False), nn.BatchNorm2d(made), nn.ReLU(),
+                         nn.Conv2d(made, made, 3, padding=1, bias=False), nn.GroupNorm(2, made), nn.ReLU())
+
+
+class UNet(nn.Module):
+    def __init__(self, width: int = 4, levels: int = 2) -> None:
+        super().__init__()
+        sizes = [width << i for i in range(levels + 1)]
+        self.first = Double(3, width)
+        self.down = nn.ModuleList(Double(a, b) for a, b in itertools.pairwise(sizes))
+        self.up = nn.ModuleList(Double(a + b, b) for a, b in zip(sizes[:0:-1], sizes[-2::-1], strict=True))
+        self.last = nn.Conv2d(width, 5, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = [self.first(x)]
+        for down in self.down:
+            skips.append(down(F.max_pool2d(skips[-1], 2)))
+        x = skips.pop()
+        for up in self.up:
+            skip = skips.pop()
+            x = up(torch.cat([F.interpolate(x, size=skip.shape[-2:], mode="nearest"), skip], 1))
+        return self.last(x)
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, share: float) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.share = share
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, rows, width = x.shape
+        q, k, v = self.qkv(self.norms[0](x)).view(batch, rows, 3, 2, width // 2).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, rows, width)
+        x = x + F.dropout(self.out(y), self.share)
+        return x + F.dropout(self.down(F.dropout(F.gelu(self.up(self.norms[1](x))), self.share)), self.share)
+
+
+def unet() -> nn.Module:
+    torch.manual_seed(0)
+    return UNet()
+
+
+def transformer() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Layer(32, 0.2) for _ in range(4)))
+
+
+def step(run, module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """The loss, all gradients, and what else a step changes; the same at each call."""
+    for norm in module.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.reset_running_stats()
+    module.zero_grad(set_to_none=True)
+    x = x.clone().requires_grad_()
+    torch.manual_seed(3)
+    loss = run(x).square().mean()
+    loss.backward()
+    return [loss.detach(), x.grad, *[p.grad for p in module.parameters()], *[b.clone() for b in module.buffers()],
+            torch.get_rng_state()]
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[int]]:
+    """A list that receives the most bytes at once: blocks of the arena, tensors outside it, results of the forward."""
+    context = shared_context()
+    context.kept.release_idle()
+    context.temporary.release_idle()
+    gc.collect()
+    found = [0]
+    forward: list[tuple[object, int]] = []
+    new, do = Pool._new, Call.step
+
+    def note(call: Call | None) -> None:
+        bytes_ = context.kept.held + context.temporary.held
+        if call is not None and call.shared.plan.saved:
+            plan = call.shared.plan
+            names = {entry.buffer for entry in plan.outputs if hasattr(entry, "buffer")}
+            results = [call._base(call.shared.buffers[name]) for name in names if name in call.externs
+                       or call.shared.buffers[name].home == "output"]
+            forward[:] = [(plan, sum(one.nbytes for one in results if one is not None))]
+            bytes_ += counted_outside(call)
+        elif call is not None:
+            plan, results = forward[0]
+            bytes_ += counted_outside(call, plan) + results
+        found[0] = max(found[0], bytes_)
+
+    def making(pool, bytes_):
+        block = new(pool, bytes_)
+        note(None)
+        return block
+
+    def doing(call, number):
+        note(call)
+        do(call, number)
+        note(call)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pool, "_new", making)
+        patch.setattr(Call, "step", doing)
+        yield found
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What was trained without a limit; by input: the results of a step, and the sizes of the program."""
+
+    module: nn.Module
+    run: Any
+    inputs: list[torch.Tensor]
+    wanted: list[list[torch.Tensor]]
+    values: list[dict[str, int]]
+
+    @property
+    def limit(self):
+        return limit_of(self.run)
+
+    def least(self, i: int) -> int:
+        return self.limit.least(self.values[i])
+
+
+CASES = ((unet, ((2, 3, 24, 40), (3, 3, 37, 29), (1, 3, 65, 64))), (transformer, ((2, 70, 32), (3, 129, 32))))
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case[0].__name__)
+def trained(request):
+    make, shapes = request.param
+    module = make()
+    run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
+    inputs = [torch.randn(shape) for shape in shapes]
+    wanted = [step(run, module, x) for x in inputs]
+    return Trained(module, run, inputs, wanted, [sizes(run, x) for x in inputs])
+
+
+def test_limits_hold_and_change_no_bit(trained):
+    module, run, limit = trained.module, trained.run, trained.limit
+    tight = 0
+    for part in (0.9, 0.75, 0.6, 0.5):
+        for x, values, wanted in zip(trained.inputs, trained.values, trained.wanted, strict=True):
+            bytes_ = int(part * limit.needed(values, EVERYTHING))
+            with under(run, bytes_), counted() as most:
+                try:
+                    found = step(run, module, x)
+                except LimitError:
+                    assert most[0] == 0 and limit.least(values) > bytes_  # before its first step
+                    continue
+            assert same(found, wanted)
+            assert most[0] <= bytes_
+            tight += most[0] > 0.9 * bytes_
+    assert tight >= 3
+
+
+def test_what_is_counted_is_what_was_predicted(trained):
+    module, run, limit = trained.module, trained.run, trained.limit
+    x, values, wanted = trained.inputs[1], trained.values[1], trained.wanted[1]
+    rungs = list(limit.ladder(values))
+    assert len(rungs) > 5
+    dropped = set()
+    needs = [limit.needed(values, Keeping(rung.dropped, apart=True)) for rung in rungs]
+    for needed in [need for need in needs if need < limit.needed(values, EVERYTHING)][::len(rungs) // 5]:
+        with under(run, needed):
+            with counted() as most:
+                assert same(step(run, module, x), wanted)
+            assert most[0] == needed
+            assert "computed again" in str(run.memory(**values))
+            for record in limit.program.records.values():
+                dropped |= record.keeping.dropped
+    outside = {b.name for b in limit.program.maker.keeps.outside}
+    assert bool(dropped & outside) == any(isinstance(part, nn.Conv2d) for part in module.modules())
+
+
+def test_the_least_limit_is_below_what_keeping_everything_takes(trained):
+    part = 0.9 if isinstance(trained.module, UNet) else 0.7
+    for i, values in enumerate(trained.values):
+        assert trained.least(i) < part * trained.limit.needed(values, EVERYTHING)
+
+
+def test_a_backward_may_run_twice(trained):
+    module = trained.module
+    module.zero_grad(set_to_none=True)
+    torch.manual_seed(3)
+    with under(trained.run, trained.least(0)):
+        loss = trained.run(trained.inputs[0].clone().requires_grad_()).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    for p, gradient in zip(module.parameters(), trained.wanted[0][2:], strict=False):
+        assert torch.equal(p.grad, 2 * gradient)
+
+
+def test_tapes_in_flight_count_what_lies_outside(trained):
+    run, limit, x = trained.run, trained.limit, trained.inputs[0].clone().requires_grad_()
+    record = limit.program.maker.make(trained.values[0])
+    kept = record.kept + record.outside
+    assert limit.held.bytes == 0 and record.outside > 0
+    with under(run, kept + trained.least(0)):
+        first = run(x).square().mean()
+        assert limit.held.bytes == kept
+        second = run(x).square().mean()
+        assert kept < limit.held.bytes < 1.8 * kept
+        second.backward()
+        first.backward()
+    assert limit.held.bytes == 0
+
+
+@pytest.mark.parametrize("error", (KeyboardInterrupt, ValueError))
+def test_what_ends_a_backward_leaves_nothing_held(trained, error):
+    module, run, limit, x = trained.module, trained.run, trained.limit, trained.inputs[0]
+    least = trained.least(0)
+    optional = set(limit.backward.plan.optional)
+    do, receive = Call.step, Call._receive
+    made: list[weakref.ref] = []
+
+    def receiving(call, step_, window, view, result, storages):
+        made.append(weakref.ref(result))
+        receive(call, step_, window, view, result, storages)
+
+    for count in (1, 3, 4):
+        left = count
+
+        def doing(call, number):
+            nonlocal left
+            do(call, number)
+            if call.shared.plan is limit.backward.plan and number in optional:
+                left -= 1
+                if left == 0:
+                    raise error("now")
+
+        with pytest.MonkeyPatch.context() as patch, under(run, least):
+            patch.setattr(Call, "step", doing)
+            patch.setattr(Call, "_receive", receiving)
+            loss = run(x.clone().requires_grad_()).square().mean()
+            with pytest.raises(error):
+                loss.backward()
+        del loss
+        module.zero_grad(set_to_none=True)
+        gc.collect()
+        context = shared_context()
+        context.kept.release_idle()
+        context.temporary.release_idle()
+        assert made and all(one() is None for one in made)
+        assert limit.held.bytes == 0 and not context.calls
+        assert context.kept.held == context.temporary.held == 0
+    with under(run, least):
+        assert same(step(run, module, x), trained.wanted[0])
+
+
+def test_views_of_what_pytorch_made_come_back():
+    """Patches of an image: what follows reads windows of the convolution's result, one of them from its middle on."""
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cut = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+            self.mix = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x):
+            for cut, mix in zip(self.cut, self.mix, strict=True):
+                y = cut(x)
+                first, second = y.flatten(2).transpose(1, 2).chunk(2, 1)
+                x = x + (mix(torch.tanh(first)) * second.sin()).mean(1)[:, :, None, None] * y.exp().tanh()
+            return x
+
+    torch.manual_seed(0)
+    module, x = Patches(), torch.randn(2, 8, 20, 14)
+    run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
+    wanted = step(run, module, x)
+    limit, values = limit_of(run), sizes(run, x)
+    outside = {b.name for b in limit.program.maker.keeps.outside}
+    assert any(one.saved in outside for one in limit.backward.plan.again)
+    seen = 0
+    for rung in list(limit.ladder(values))[1:]:
+        bytes_ = limit.needed(values, Keeping(rung.dropped, apart=True))
+        with under(run, bytes_), counted() as most:
+            assert same(step(run, module, x), wanted)
+        assert most[0] <= bytes_
+        seen += bool(rung.dropped & outside)
+    assert seen
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16, torch.float16))
+@pytest.mark.parametrize("share", (0.0, 0.3, 1.0))
+def test_a_dropout_is_that_of_the_operator(dtype, share):
+    """Each bit, also where it meets infinities, and the state of the generator after it."""
+    run = anyshape.compile(lambda x: torch.native_dropout(x, share, True), strict=True)
+    for shape in ((7, 33), (1, 1), (0, 5), (128, 300)):
+        x = torch.randn(shape).to(dtype)
+        if x.numel() > 20:
+            x.view(-1)[:4] = torch.tensor((float("inf"), float("-inf"), float("nan"), -0.0)).to(dtype)
+        torch.manual_seed(5)
+        y, mask = torch.native_dropout(x, share, True)
+        wanted = [y, mask.bool(), torch.rand(3)]  # of nothing, its mask has the dtype of x
+        torch.manual_seed(5)
+        found = [*run(x), torch.rand(3)]
+        for a, b in zip(found, wanted, strict=True):
+            assert a.dtype == b.dtype and a.shape == b.shape
+            whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(a.itemsize)
+            here = ~(a.isnan() & b.isnan())
+            assert torch.equal(a.isnan(), b.isnan())
+            assert torch.equal(a.view(whole)[here], b.view(whole)[here]) if whole else torch.equal(a, b)
+
+
+def test_of_a_dropout_the_mask_is_kept():
+    module = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.25), nn.Linear(64, 16))
+    run = anyshape.compile(module, strict=True)
+    x = torch.randn(50, 16)
+    step(run, module, x)
+    forward = next(p.executable if hasattr(p, "executable") else p for p in run.programs if "forward" in p.name)
+    [record] = forward.records.values()
+    wide = 50 * 64
+    assert record.outside == wide  # a byte an element
+    assert record.kept == 4 * wide  # what goes into the activation; its result and the dropout's are made again
+
+
+@pytest.mark.parametrize("rows", (3, 900))
+def test_a_tape_may_hold_tensors_of_pytorch_alone(rows):
+    """The memory of a large result is no room for what a backward follows: its block would be the tape's."""
+    x = torch.randn(rows, 300)
+    run = anyshape.compile(lambda x: F.dropout(x, 0.3), strict=True)
+    leaf = x.clone().requires_grad_()
+    torch.manual_seed(2)
+    y = run(leaf)
+    y.square().sum().backward()
+    torch.manual_seed(2)
+    wanted, mask = torch.native_dropout(x, 0.3, True)
+    assert torch.equal(y, wanted)
+    torch.testing.assert_close(leaf.grad, 2 * wanted * mask / 0.7)
