@@ -74,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: takes minutes; run with -m full")
     config.addinivalue_line("markers", "unguarded: counts bytes of the arena, or calls; no guards behind its pieces")
     os.environ.setdefault("ANYSHAPE_DEFER", "0")  # tests of sizes of 1 want programs for them
+    os.environ.setdefault("ANYSHAPE_CALIBRATE", "0")  # what is computed again is the same everywhere
     if "ANYSHAPE_CACHE_DIR" not in os.environ:
         folder = tempfile.mkdtemp(prefix="anyshape-tests-")
         os.environ["ANYSHAPE_CACHE_DIR"] = folder

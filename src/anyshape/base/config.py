@@ -47,6 +47,8 @@ class Config:
                                   "forward and backward; empty: they are only computed again")
     memory_store_limit: int = _knob(0, "bytes that may lie there at once, as a number or such as \"100GiB\"; 0: as "
                                        "many as the disk has", bytes_=True)
+    calibrate: bool = _knob(True, "measure once how fast this machine multiplies and copies, when a call under a limit "
+                                  "first has to choose what to compute again; off: the usual speeds")
     dynamic: bool = _knob(True, "make every size symbolic from the first call")
     defer: bool = _knob(True, "calls whose sizes of 0 or 1 need one more program run as PyTorch does until they "
                               "have taken as long as tracing it takes")

@@ -24,6 +24,7 @@ from anyshape.passes.stages import check_edit
 from anyshape.plan.plan import Window
 from anyshape.road import Compiled, compile_graph
 from anyshape.run import torch_api
+from anyshape.run.calibrate import calibration_of
 from anyshape.run.limit import pair
 from anyshape.run.store import check_folder
 from anyshape.sym.expr import Expr, Size, symbols_of
@@ -125,7 +126,8 @@ def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None
     """Puts the limit on a program. That of a forward has to know its backward, which is compiled with it."""
     if request.role == "backward":
         if forward is not None:
-            pair(forward.executable, compiled.executable, request.config, request.compilation.held)
+            pair(forward.executable, compiled.executable, request.config, request.compilation.held,
+                 calibration_of(request.config))
         return
     backward = None
     if request.role == "forward" and request.partner is not None and compiled.plan.saved:
@@ -142,7 +144,7 @@ def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None
         except Unsupported as error:
             request.compilation.record(name, "limit", f"nothing is computed again: {error.what}")
     pair(compiled.executable, None if backward is None else backward.executable, request.config,
-         request.compilation.held)
+         request.compilation.held, calibration_of(request.config))
 
 
 def _needed(request: ProgramRequest, graph: Graph, notes: Notes) -> tuple[Size, ...]:

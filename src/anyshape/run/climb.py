@@ -31,8 +31,8 @@ SHORTEST = 1e-9  # seconds, so that nothing is for free
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """What is dropped, the most bytes alive at once, and seconds that computing it again takes, by estimate; what is
-    moved out to a store, and its bytes."""
+    """What is dropped, the most bytes alive at once, and seconds that all threads together take to compute it again, by
+    estimate; what is moved out to a store, and its bytes."""
 
     dropped: frozenset[str]
     live: int

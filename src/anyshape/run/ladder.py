@@ -27,7 +27,8 @@ from anyshape.run.climb import Rung, climb
 from anyshape.run.keeping import Keeping
 from anyshape.run.moving import USUAL, Clock
 from anyshape.run.store import HostStore
-from anyshape.run.work import BYTES, OPERATIONS, Work, work_of
+from anyshape.run.work import USUAL as USUAL_SPEEDS
+from anyshape.run.work import Speeds, Work
 from anyshape.sym.expr import Size
 from anyshape.sym.formulas import function_of
 
@@ -109,32 +110,30 @@ class Ladders:
         self.chunk_ends = self._chunk_ends()
         self.last = np.array([gap[1] - 1 if name in self.outside else self.chunk_ends[name]
                               for name, gap in zip(self.names, self.gaps, strict=True)], np.int64)
-        works = [work_of(self.plan.steps[number]) for number in self.optional]
-        sizes = [*self.bytes, *(work for work, _ in works), *(traffic for _, traffic in works)]
-        self.sizes = function_of(sizes, f"bytes of {self.plan.name}")
+        self.sizes = function_of(self.bytes, f"bytes of {self.plan.name}")
+        self.costs = Work([self.plan.steps[number] for number in self.optional], f"{self.plan.name}, computed again")
         self.parts: dict[tuple[int, frozenset[int]], tuple[np.ndarray, np.ndarray]] = {}
         self.work: Work | None = None  # of all steps that are not optional, made when somebody moves values
 
     def at(self, values: Mapping[str, int], scratch: tuple[int, int], threads: int = 1,
-           store: HostStore | None = None) -> Ladder:
+           store: HostStore | None = None, speeds: Speeds = USUAL_SPEEDS) -> Ladder:
         """The ladder at the backward's sizes. scratch: bytes that all threads take in the forward, in the backward;
-        store: where values may be moved out to."""
-        found = np.array(self.sizes(values), np.float64)
-        bytes_ = found[:len(self.bytes)].astype(np.int64)
-        works, traffic = found[len(self.bytes):].reshape(2, -1)
-        ladder = Ladder(self, bytes_, works / OPERATIONS + traffic / BYTES, scratch)
+        store: where values may be moved out to; speeds: of one of the threads."""
+        bytes_ = np.array(self.sizes(values), np.int64)
+        ladder = Ladder(self, bytes_, self.costs.seconds(values, speeds), scratch)
         if store is not None:
-            ladder.climbing = climb(ladder, self._clocks(values, threads, store), threads, store.limit)
+            ladder.climbing = climb(ladder, self._clocks(values, threads, store, speeds), threads, store.limit)
         return ladder
 
-    def _clocks(self, values: Mapping[str, int], threads: int, store: HostStore) -> tuple[Clock, ...]:
+    def _clocks(self, values: Mapping[str, int], threads: int, store: HostStore, speeds: Speeds
+                ) -> tuple[Clock, ...]:
         """When steps and copies begin: as fast as the store is; where copies are waited for at once; the same where
         only bytes count."""
         steps = (*self.forward.steps, *self.plan.steps)
         if self.work is None:
             self.work = Work([None if k - len(self.forward.steps) in self.keeps.optional else step
                               for k, step in enumerate(steps)], self.plan.name)
-        seconds = self.work.seconds(values) / threads
+        seconds = self.work.seconds(values, speeds) / threads
         count = len(self.forward.steps)
         both = self.program.maker.keeps, self.keeps, seconds[:count], seconds[count:]
         return (Clock(*both, store.seconds(1, out=True), store.seconds(1, out=False)),

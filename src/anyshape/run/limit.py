@@ -20,14 +20,17 @@ from anyshape.run import pages
 from anyshape.run.alive import alone
 from anyshape.run.arena import Held, whole
 from anyshape.run.calls import held_bytes
+from anyshape.run.climb import Rung
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.ladder import Ladder, Ladders
 from anyshape.run.record import Record
 from anyshape.run.store import HostStore, Space
+from anyshape.run.work import USUAL, Speeds
 from anyshape.sym.expr import evaluate
 from anyshape.sym.formulas import function_of
 
 if TYPE_CHECKING:
+    from anyshape.run.calibrate import Calibration
     from anyshape.run.executable import Executable
 
 REMEMBERED = 512  # ladders and needs, of the shapes met last
@@ -45,11 +48,14 @@ class Limit:
         held: what tapes of earlier forwards keep of that, of all programs that share the limit.
         total: bytes that the whole process may have meanwhile.
         store: where values may be moved out to; None: nowhere.
+        calibration: how fast the machine is; None: as usual.
     """
 
     def __init__(self, program: Executable, backward: Executable | None, bytes_: int, held: Held,
-                 total: int = UNLIMITED, store: HostStore | None = None) -> None:
+                 total: int = UNLIMITED, store: HostStore | None = None,
+                 calibration: Calibration | None = None) -> None:
         self.store = store
+        self.calibration = calibration
         self.program = program
         self.backward = backward
         self.bytes = bytes_
@@ -66,6 +72,12 @@ class Limit:
         self.needs: dict[tuple[tuple[int, ...], Keeping, int], int] = {}
         self.lock = threading.Lock()
 
+    def apart(self, bytes_: int = 0) -> Limit:
+        """The same limit (of `bytes_` if there are any) as an object of its own, so that questions to it do not push
+        out what calls remember."""
+        return Limit(self.program, self.backward, bytes_ or self.bytes, Held(), self.total, self.store,
+                     self.calibration)
+
     def says(self, values: dict[str, int]) -> str:
         """What a call at these sizes does to stay within the limit, in words."""
         all_kept = self.needed(values, EVERYTHING)
@@ -81,7 +93,7 @@ class Limit:
         saved = len(self.program.maker.keeps.kept_buffers) + len(self.program.maker.keeps.outside)
         return (f"limit {limit}: {_mega(all_kept)} with everything kept, "
                 f"{_mega(self.needed(values, keeping))} with {len(rung.dropped)} of {saved} saved values computed "
-                f"again{moved}, some {rung.seconds * 1e3:.1f} ms of work")
+                f"again{moved}, some {self.seconds(rung) * 1e3:.1f} ms of work")
 
     def fit(self, record: Record) -> tuple[Record, Space | None]:
         """The record of a call at the same sizes that fits beside what earlier forwards keep, and its place in the
@@ -136,6 +148,10 @@ class Limit:
     def threads(self) -> int:
         """How many run a call."""
         return self.program.threads or torch.get_num_threads()
+
+    def seconds(self, rung: Rung) -> float:
+        """What computing again and moving takes longer, by estimate, on the threads that run."""
+        return rung.seconds / self.threads()
 
     def choose(self, values: dict[str, int], room: int | None = None, full: StoreError | None = None) -> Keeping:
         """What a call at the symbols' `values` keeps. `room`: bytes that it may take; left out, the whole limit.
@@ -223,7 +239,13 @@ class Limit:
                    self.backward.maker.made(self.later(values)).scratch * threads)
         store = self.store if moving and self.store is not None and self.store.works() else None
         return self._remembered(self.known, (_key(values), threads, store is not None),  # type: ignore[no-any-return]
-                                lambda: ladders.at(self.later(values), scratch, threads, store))
+                                lambda: ladders.at(self.later(values), scratch, threads, store, self.speeds(threads)))
+
+    def speeds(self, threads: int) -> Speeds:
+        """What each of so many threads does in a second; measured when it is first asked for."""
+        if self.calibration is None or self.ladders is None:
+            return USUAL
+        return self.calibration.speeds(self.ladders.costs.dtypes, threads)
 
     def _error(self, values: dict[str, int], room: int, full: StoreError | None) -> LimitError:
         shape = ", ".join(f"{name}={value}" for name, value in sorted(values.items())[:8])
@@ -253,13 +275,14 @@ def _mega(bytes_: int) -> str:
     return f"{bytes_ / 1e6:.1f} MB"
 
 
-def pair(program: Executable, backward: Executable | None, config: Config, held: Held) -> Limit:
-    """Puts the limits of `config` on a forward and its backward, or on a program alone; `held`: see `Limit`."""
+def pair(program: Executable, backward: Executable | None, config: Config, held: Held,
+         calibration: Calibration | None) -> Limit:
+    """Puts the limits of `config` on a forward and its backward, or on a program alone; the others: see `Limit`."""
     store = None
     if config.memory_store:
         store = program.context.stores.at(config.memory_store, config.memory_store_limit)
     limit = Limit(program, backward, config.memory_limit or UNLIMITED, held, config.memory_limit_total or UNLIMITED,
-                  store)
+                  store, calibration)
     if backward is not None:
         program.maker.keeps.chunks = backward.plan.chunks
     program.limit = limit

@@ -1,7 +1,11 @@
-"""What a step costs, by estimate: the operations of products and the bytes that are read and written, as formulas."""
+"""What a step costs, by estimate: the operations of products and the bytes that are read and written, as formulas.
+
+    matmul 256x512 @ 512x512, f32    134 million operations / 95e9 a second + 2 MB / 24e9 a second = 1.5 ms
+"""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,7 +14,20 @@ from anyshape.run.attention import OPS as ATTENTION
 from anyshape.sym.expr import Size, product
 from anyshape.sym.formulas import function_of
 
-OPERATIONS, BYTES = 80e9, 10e9  # a second, on one core (docs/performance.md)
+CONVOLUTION = "aten.convolution.default"
+FLOATS = ("f32", "f64", "bf16", "f16")  # dtypes whose products have a speed of their own; others count as the first
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What each thread that runs does in a second: operations of products by dtype, and bytes read and written."""
+
+    products: Mapping[str, float]
+    bytes: float
+
+
+# where nothing is measured (run/calibrate.py): a core of docs/performance.md beside others that use the memory
+USUAL = Speeds({"f32": 80e9, "f64": 40e9, "bf16": 80e9, "f16": 80e9}, 10e9)
 
 
 def work_of(step: Step) -> tuple[Size, Size]:
@@ -19,7 +36,7 @@ def work_of(step: Step) -> tuple[Size, Size]:
     for window in touched(step):
         traffic = traffic + window.type.bytes
     work: Size = 0
-    if isinstance(step, ExternStep) and step.target == "aten.convolution.default":
+    if isinstance(step, ExternStep) and step.target == CONVOLUTION:
         weights, result = step.inputs[1], step.outputs[0]
         if isinstance(weights, Window) and result is not None:
             work = 2 * result.type.count * product(weights.type.shape[1:])
@@ -32,14 +49,22 @@ def work_of(step: Step) -> tuple[Size, Size]:
     return work, traffic
 
 
+def product_dtype(step: Step | None) -> str:
+    """One of `FLOATS`: the dtype of a step's products, the first where it has none."""
+    dtypes = [window.type.dtype for window in touched(step)[:1]] if isinstance(step, (LibraryStep, ExternStep)) else []
+    return next((dtype for dtype in dtypes if dtype in FLOATS), FLOATS[0])
+
+
 class Work:
     """What steps cost one after another, at any sizes; None: nothing. `title`: of what they are."""
 
     def __init__(self, steps: Sequence[Step | None], title: str) -> None:
         works = [(0, 0) if step is None else work_of(step) for step in steps]
         self.sizes = function_of([size for both in works for size in both], f"work of {title}")
+        self.dtypes = [product_dtype(step) for step in steps]
 
-    def seconds(self, values: Mapping[str, int]) -> np.ndarray:
-        """Seconds of each on one core, float64."""
+    def seconds(self, values: Mapping[str, int], speeds: Speeds) -> np.ndarray:
+        """Seconds of each, of all threads together, float64."""
         found = np.array(self.sizes(values), np.float64).reshape(-1, 2)
-        return np.asarray(found[:, 0] / OPERATIONS + found[:, 1] / BYTES)
+        rates = np.array([speeds.products[dtype] for dtype in self.dtypes], np.float64)
+        return np.asarray(found[:, 0] / rates + found[:, 1] / speeds.bytes)

@@ -72,7 +72,7 @@ def _limit(program: Executable, partner: NativeProgram | None) -> Limit:
     """A limit of a report's own, so that its questions do not push out what calls remember; of nothing, if none is set.
     """
     if program.limit is not None:
-        return Limit(program, program.limit.backward, program.limit.bytes, Held(), program.limit.total)
+        return program.limit.apart()
     later = None if partner is None else partner.executable
     # what is compiled in parts has backwards that read the tapes of several, or have sizes of their own
     if later is not None and (later.maker.keeps.forward is not program.plan or any(

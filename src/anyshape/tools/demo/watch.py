@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyshape.run.arena import Held
 from anyshape.run.keeping import EVERYTHING
 from anyshape.run.limit import Limit
 
@@ -38,7 +37,7 @@ class Watch:
             if all(names.get(old, old) in given for old in limit.program.layout.symbols):
                 values = {old: given[names[old]] for old in limit.program.layout.symbols}
                 if bytes_:
-                    limit = Limit(limit.program, limit.backward, bytes_, Held())
+                    limit = limit.apart(bytes_)
                 keeping = limit.choose(values)
                 return limit.needed(values, EVERYTHING), limit.needed(values, keeping), len(keeping.dropped)
         return 0, 0, 0
