@@ -17,6 +17,7 @@ import torch
 import anyshape
 from anyshape.base.errors import ConfigError, InputError, LimitError, OutputError
 from anyshape.frontend import report
+from anyshape.frontend.memory import pairs
 from anyshape.frontend.report import contents, spans
 from anyshape.frontend.report.page import FOLDER, page
 from anyshape.plan.plan import MemoryStep
@@ -68,7 +69,7 @@ def data(fast):
 
 
 def limits(fast):
-    return [limit for _, limit in contents._pairs(fast._anyshape.compilation)]
+    return [limit for _, limit in pairs(fast._anyshape.compilation)]
 
 
 def old_names(limit, fast, values):

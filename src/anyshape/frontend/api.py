@@ -28,8 +28,9 @@ from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred
 from anyshape.frontend.direct import MISS, Door, watched
 from anyshape.frontend.dynamo import FallbackWarning, compile_fx
-from anyshape.frontend.explain import explain, memory
+from anyshape.frontend.explain import explain
 from anyshape.frontend.explanation import Explanation, MemoryNote
+from anyshape.frontend.memory import memory
 from anyshape.frontend.program import check_stages, compile_program
 from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program

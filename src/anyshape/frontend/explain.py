@@ -1,4 +1,4 @@
-"""Collects what `explain()` and `memory()` say from the records of a compilation."""
+"""Collects what `explain()` says from the records of a compilation."""
 from __future__ import annotations
 
 import dataclasses
@@ -12,7 +12,6 @@ from anyshape.frontend.explanation import (
     CallNote,
     Explanation,
     KernelNote,
-    MemoryNote,
     ProgramNote,
     RefusalNote,
     RegimeNote,
@@ -37,37 +36,13 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
     Raises:
         InputError: a name that no program has.
     """
-    programs = tuple(_program(one, compilation) for one in native_programs(compilation))
+    programs = tuple(program_note(one, compilation) for one in native_programs(compilation))
     values = given_values(compilation, sizes)
-    places = zip(programs, _placed(compilation, values), strict=True)
-    programs = tuple(dataclasses.replace(program, placed=placed) for program, placed in places)
+    places = zip(programs, placed(compilation, values), strict=True)
+    programs = tuple(dataclasses.replace(program, placed=bytes_) for program, bytes_ in places)
     fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting))
     return Explanation(name, programs, fallbacks, compilation.graphs, tuple(sorted(values.items())),
                        _attentions(compilation))
-
-
-def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
-    """The memory of each program. `sizes`: symbol=number, such as ids_0=8; or input=shape, such as ids=(8, 128).
-
-    Raises:
-        InputError: a name that no program has.
-    """
-    programs = tuple(_program(one, compilation) for one in native_programs(compilation))
-    values = given_values(compilation, sizes)
-    notes = tuple((one.name, one.arena, one.saved, one.outputs) for one in programs)
-    return MemoryNote(notes, tuple(sorted(values.items())), _placed(compilation, values), _limits(compilation, values))
-
-
-def _limits(compilation: Compilation, values: Mapping[str, int]) -> tuple[tuple[str, str], ...]:
-    """What calls at `values` do to stay within the limit, for programs that have one and whose sizes are known."""
-    found = []
-    for program in native_programs(compilation):
-        limit = program.executable.limit
-        known = {**values, **{old: values[name] for old, _, name in capture_of(program, compilation).sizes
-                              if name in values}}
-        if limit is not None and all(name in known for name in program.executable.layout.symbols):
-            found.append((program.name, limit.says({name: known[name] for name in program.executable.layout.symbols})))
-    return tuple(found)
 
 
 def _attentions(compilation: Compilation) -> tuple[AttentionUse, ...]:
@@ -76,7 +51,7 @@ def _attentions(compilation: Compilation) -> tuple[AttentionUse, ...]:
                  for number, notes in sorted(compilation.attentions.items()) for note in dict.fromkeys(notes))
 
 
-def _placed(compilation: Compilation, values: Mapping[str, int]) -> tuple[int | None, ...]:
+def placed(compilation: Compilation, values: Mapping[str, int]) -> tuple[int | None, ...]:
     """Per program, the bytes of the arena of a call at `values`: where the formula's layout is far from the least, the
     run time makes a better one for these sizes."""
     return tuple(program.compiled.executable.maker.arena({
@@ -124,7 +99,8 @@ def given_values(compilation: Compilation, sizes: Mapping[str, Any]) -> dict[str
     return values
 
 
-def _program(program: NativeProgram, compilation: Compilation) -> ProgramNote:
+def program_note(program: NativeProgram, compilation: Compilation) -> ProgramNote:
+    """What is known of a program."""
     compiled, capture = program.compiled, capture_of(program, compilation)
     plan = compiled.plan
     names = {old: symbol(name) for old, _, name in capture.sizes}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyshape.frontend.compilation import Fallback
-from anyshape.frontend.size_text import arena_text, bytes_text, number, said
+from anyshape.frontend.size_text import number
 from anyshape.sym.expr import Expr, Size, symbols_of
 
 
@@ -149,18 +149,72 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class AliveNote:
+    """A value in memory. kind: saved (for the backward), temporary, result, or made by PyTorch; where: the line of the
+    model that makes it."""
+
+    name: str
+    bytes: int
+    kind: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class WayBack:
+    """A value that is not kept for the backward. way: "computed again" or "moved out"; first, last: the positions of
+    the line between which its memory is free; of a value whose copies take too long, none. seconds: of computing it
+    again on the threads that run, or of copying it out and back, beside the steps; by estimate."""
+
+    name: str
+    bytes: int
+    way: str
+    first: int
+    last: int
+    seconds: float
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCurve:
+    """Bytes alive at every position of one line: the steps of a program, or of a forward, then of its backward.
+
+    name: of the program, or of both. kept: bytes with everything kept; chosen: what a call does under the limit.
+    border: the position where the backward begins; the length, where there is none. limit: bytes that a call may take,
+    0: any number. needed, needs: what the layouts take with everything kept, and as chosen. peak: the fullest position,
+    step: what happens there, alive: who is. back: what is not kept, and how it comes back. seconds: that this takes in
+    all, by estimate. refused: what to do where no choice stays within the limit; the curve is that of the lowest.
+    """
+
+    name: str
+    kept: tuple[int, ...]
+    chosen: tuple[int, ...]
+    border: int
+    limit: int
+    needed: int
+    needs: int
+    peak: int
+    step: str
+    alive: tuple[AliveNote, ...]
+    back: tuple[WayBack, ...] = ()
+    seconds: float = 0.0
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class MemoryNote:
     """What `memory()` returns. programs: (name, arena formula, saved formula, outputs formula).
 
     values: the sizes given. placed: per program, bytes of the arena of a call at these sizes, at most what the formula
     says; None while a size is not given. `bytes` is the predicted peak over the programs, or None. limits: (program,
-    what a call at these sizes does to stay within the limit), where one is set.
+    what a call at these sizes does to stay within the limit), where one is set. curves: of the programs whose sizes are
+    given.
     """
 
     programs: tuple[tuple[str, Size, Size, Size], ...]
     values: tuple[tuple[str, int], ...]
     placed: tuple[int | None, ...] = ()
     limits: tuple[tuple[str, str], ...] = ()
+    curves: tuple[MemoryCurve, ...] = ()
 
     @property
     def bytes(self) -> int | None:
@@ -178,17 +232,14 @@ class MemoryNote:
         return tuple(sorted(names - dict(self.values).keys()))
 
     def __str__(self) -> str:
-        if not self.programs:
-            return "nothing is compiled yet: call the program first"
-        lines = []
-        for (name, arena, saved, outputs), placed in zip(self.programs, self.placed, strict=True):
-            lines.append(f"{name}: arena {arena_text(arena, placed, self.values)}, "
-                         f"of it saved {said(saved, self.values)}, outputs {said(outputs, self.values)}")
-        if self.bytes is not None:
-            lines.append(f"peak {bytes_text(self.bytes)}")
-        elif self.missing():
-            lines.append(f"peak: give {', '.join(self.missing())}")
-        return "\n".join([*lines, *(f"{name}: {what}" for name, what in self.limits)])
+        from anyshape.frontend import memory_view
+        return memory_view.text(self)
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Any:
+        from anyshape.frontend import memory_view
+        return memory_view.view(self)
 
 
 def _plain(value: Any, values: Mapping[str, int]) -> Any:

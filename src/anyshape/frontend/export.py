@@ -13,8 +13,9 @@ from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend import decompositions
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest
 from anyshape.frontend.dynamo import compile_or_interpret
-from anyshape.frontend.explain import explain, memory
+from anyshape.frontend.explain import explain
 from anyshape.frontend.explanation import Explanation, MemoryNote
+from anyshape.frontend.memory import memory
 from anyshape.frontend.reasons import name_sizes
 
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)

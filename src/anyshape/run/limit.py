@@ -170,9 +170,9 @@ class Limit:
 
     def least(self, values: dict[str, int], moving: bool = True) -> int:
         """The smallest limit that works at these sizes; `moving`: with values moved out, if there is a store."""
-        return min(self.needed(values, keeping) for keeping in (EVERYTHING, self._lowest(values, moving)))
+        return min(self.needed(values, keeping) for keeping in (EVERYTHING, self.lowest(values, moving)))
 
-    def _lowest(self, values: dict[str, int], moving: bool) -> Keeping:
+    def lowest(self, values: dict[str, int], moving: bool = True) -> Keeping:
         """With all dropped or moved out that helps."""
         rungs = list(self.ladder(values, moving) or ())
         return rungs[-1].keeping if rungs else EVERYTHING
@@ -249,7 +249,7 @@ class Limit:
 
     def _error(self, values: dict[str, int], room: int, full: StoreError | None) -> LimitError:
         shape = ", ".join(f"{name}={value}" for name, value in sorted(values.items())[:8])
-        ladder, lowest = self.ladder(values, full is None), self._lowest(values, full is None)
+        ladder, lowest = self.ladder(values, full is None), self.lowest(values, full is None)
         curve = alone(self.program, values) if ladder is None else ladder.alive(lowest)
         least = self.least(values, full is None)
         largest = "; ".join(f"{name} {_mega(size)}" for name, size in curve[:NAMED])

@@ -7,23 +7,24 @@ report evaluates them at any sizes.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
 from anyshape.plan.again import written
-from anyshape.plan.hold import births
 from anyshape.plan.plan import Plan
 from anyshape.run.alive import named
 from anyshape.run.executable import Executable
-from anyshape.run.keeping import Keeping
+from anyshape.run.keeping import Keeping, Move
 from anyshape.run.ladder import Ladders
 from anyshape.run.limit import Limit
 from anyshape.sym.expr import Size, ceildiv, evaluate
 
 KINDS = {"arena": "temporary", "again": "temporary", "saved": "saved", "output": "result", "extern": "made by PyTorch",
          "tape": "made by PyTorch"}
+Span = tuple[int, int]  # first and last position
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,19 @@ class Life:
     first: int
     last: int
     where: str
-    gap: tuple[int, int] | None = None
+    gap: Span | None = None
     only: bool = False
+
+    def spans(self, dropped: frozenset[str], used: frozenset[str], moved: Mapping[str, Span]) -> list[Span]:
+        """From where to where it is in memory, under the choice that `Timeline.curve` describes."""
+        if self.only and self.name not in used:
+            return []
+        gap = moved.get(self.name) if self.kind == "saved" else None
+        if gap is None and self.name in dropped:
+            gap = self.gap
+        if gap is None:
+            return [(self.first, self.last)]
+        return [(first, last) for first, last in ((self.first, gap[0] - 1), (gap[1] + 1, self.last)) if first <= last]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +67,32 @@ class Timeline:
     length: int
 
     def curve(self, values: Mapping[str, int], scratch: tuple[int, int], dropped: frozenset[str] = frozenset(),
-              used: frozenset[str] = frozenset()) -> np.ndarray:
-        """Bytes alive at every position at the symbols' `values`. scratch: bytes that all threads take in the forward,
-        and in the backward. used: names of lives that are `only` there to compute again, and are."""
+              used: frozenset[str] = frozenset(), moved: Mapping[str, Span] = MappingProxyType({})) -> np.ndarray:
+        """Bytes alive at every position at the symbols' `values`.
+
+        Args:
+            scratch: bytes that all threads take in the forward, and in the backward.
+            used: names of lives that are `only` there to compute again, and are.
+            moved: values that are moved out, with the first and last position where they are away.
+        """
         change = np.zeros(self.length + 1, np.int64)
         for life in self.lives:
-            if life.only and life.name not in used:
-                continue
-            size = evaluate(life.bytes, values)
-            change[life.first] += size
-            change[life.last + 1] -= size
-            if life.gap is not None and life.name in dropped:
-                change[life.gap[0]] -= size
-                change[life.gap[1] + 1] += size
+            spans = life.spans(dropped, used, moved)
+            size = evaluate(life.bytes, values) if spans else 0
+            for first, last in spans:
+                change[first] += size
+                change[last + 1] -= size
         curve = np.cumsum(change[:-1])
         curve[:self.border] += scratch[0]
         curve[self.border:] += scratch[1]
         return curve
+
+    def alive(self, position: int, values: Mapping[str, int], dropped: frozenset[str], used: frozenset[str],
+              moved: Mapping[str, Span]) -> list[tuple[Life, int]]:
+        """What is in memory at a position, with its bytes, the largest first; see `curve`."""
+        found = [(life, evaluate(life.bytes, values)) for life in self.lives
+                 if any(first <= position <= last for first, last in life.spans(dropped, used, moved))]
+        return sorted([one for one in found if one[1]], key=lambda one: -one[1])
 
 
 def timeline(limit: Limit) -> Timeline:
@@ -102,8 +123,9 @@ def timeline(limit: Limit) -> Timeline:
 def _alone(program: Executable) -> Timeline:
     plan = program.plan
     end = len(plan.steps)
-    there, sources = births(plan), _sources(plan)
-    lives = tuple(Life(b.name, KINDS[b.home], b.bytes, there.get(b.name, b.first),
+    sources = _sources(plan)
+    # results count from when they are written: before that, other values may lie in their memory
+    lives = tuple(Life(b.name, KINDS[b.home], b.bytes, b.first,
                        end if b.home in ("saved", "output") else b.last, sources[b.name])
                   for b in plan.buffers if b.home in ("arena", "saved", "output", "extern"))
     return Timeline(lives, end + 1, end + 1)
@@ -129,6 +151,34 @@ def used(ladders: Ladders | None, dropped: frozenset[str]) -> frozenset[str]:
     if ladders is None or not dropped:
         return frozenset()
     return frozenset(ladders.keeps.used(Keeping(dropped)) & ladders.keeps.made)
+
+
+def away(ladders: Ladders | None, moved: Sequence[Move]) -> dict[str, Span]:
+    """The values of `moved`, with the positions between which their memory is free."""
+    return {} if ladders is None else {
+        move.saved: (move.gone + 1, ladders.border + move.back - 1) for move in moved}
+
+
+def seconds_again(limit: Limit, values: dict[str, int], dropped: frozenset[str]) -> dict[str, float]:
+    """Per value that is dropped, what computing it again takes, by estimate: its own steps, and what is made on the way
+    to it alone, that is since the value before it."""
+    ladders = limit.ladders
+    if ladders is None or not dropped:
+        return {}
+    threads = limit.threads()
+    seconds = ladders.costs.seconds(limit.later(values), limit.speeds(threads)) / threads
+    runs = ladders.keeps.runs(Keeping(dropped))
+    buffers = {one.buffer: one.saved for one in ladders.plan.again if one.saved in dropped}
+    found = dict.fromkeys(dropped, 0.0)
+    before = 0.0
+    for number, cost in zip(ladders.optional, seconds.tolist(), strict=True):
+        if number in runs:
+            names = [buffers[one.buffer] for one in written(ladders.plan.steps[number]) if one.buffer in buffers]
+            before += cost
+            for name in names:
+                found[name] += before / len(names)
+            before = 0.0 if names else before
+    return found
 
 
 def steps_again(ladders: Ladders, dropped: frozenset[str]) -> dict[str, int]:

@@ -13,13 +13,12 @@ from typing import Any
 
 from anyshape.base.errors import InputError, LimitError
 from anyshape.frontend.compilation import Capture, Compilation
-from anyshape.frontend.explain import capture_of, given_values, native_programs, step_text
+from anyshape.frontend.explain import capture_of, given_values, step_text
 from anyshape.frontend.fx_inputs import UNUSED
+from anyshape.frontend.memory import backward_name, pairs
 from anyshape.frontend.program import NativeProgram
 from anyshape.frontend.report.spans import POINTS, Span, points, taken_apart
 from anyshape.plan.plan import Plan
-from anyshape.run.arena import Held
-from anyshape.run.executable import Executable
 from anyshape.run.keeping import EVERYTHING
 from anyshape.run.ladder import Rung
 from anyshape.run.limit import UNLIMITED, Limit
@@ -44,41 +43,15 @@ def collect(name: str, compilation: Compilation, given: Mapping[str, Any], most:
     """
     sizes, ranges = taken_apart(given)
     values = given_values(compilation, sizes)
-    pairs = _pairs(compilation)
-    if not pairs:
+    found = pairs(compilation)
+    if not found:
         raise InputError(f"there is nothing to report of {name}", why="nothing is compiled yet, or all of it runs as "
                          "PyTorch", do="call the program once (and its backward, if it is trained), and see explain()")
-    programs = [_program(one, limit, compilation, values, ranges, most) for one, limit in pairs]
+    programs = [_program(one, limit, compilation, values, ranges, most) for one, limit in found]
     notes = [{"name": one.name, "stage": one.stage, "reason": one.reason} for one in compilation.fallbacks]
     limit = compilation.config.memory_limit
     return {"format": FORMAT, "name": name, "limit": limit if limit < NO_LIMIT else 0, "programs": programs,
             "notes": notes}
-
-
-def _pairs(compilation: Compilation) -> list[tuple[NativeProgram, Limit]]:
-    """Every program that is called, with its limit: a forward's has its backward."""
-    programs = {program.name: program for program in native_programs(compilation)}
-    limits = {name: _limit(program.executable, programs.get(_backward(name)) if "forward" in name else None)
-              for name, program in programs.items()}
-    taken = {_backward(name) for name, limit in limits.items() if limit.backward is not None}
-    return [(program, limits[name]) for name, program in programs.items() if name not in taken]
-
-
-def _backward(name: str) -> str:
-    return name.replace("forward", "backward")
-
-
-def _limit(program: Executable, partner: NativeProgram | None) -> Limit:
-    """A limit of a report's own, so that its questions do not push out what calls remember; of nothing, if none is set.
-    """
-    if program.limit is not None:
-        return program.limit.apart()
-    later = None if partner is None else partner.executable
-    # what is compiled in parts has backwards that read the tapes of several, or have sizes of their own
-    if later is not None and (later.maker.keeps.forward is not program.plan or any(
-            not name.startswith(UNUSED) for name in set(later.layout.symbols) - set(program.layout.symbols))):
-        later = None
-    return Limit(program, later, NO_LIMIT, Held())
 
 
 def _program(program: NativeProgram, limit: Limit, compilation: Compilation, values: Mapping[str, int],
@@ -98,7 +71,7 @@ def _program(program: NativeProgram, limit: Limit, compilation: Compilation, val
         if one is not None:
             found.append({**one, "curves": _curves(limit, line, at, one)} if not found else one)
     matters = set().union(*(symbols_of(size) for size in formulas.sizes))
-    parts = [program.name, *([_backward(program.name)] if limit.backward is not None else [])]
+    parts = [program.name, *([backward_name(program.name)] if limit.backward is not None else [])]
     return {
         "name": program.name.partition(".")[0], "parts": parts, "where": capture.where,
         "symbols": [_symbol(one, found, matters) for one in sorted(spans, key=lambda one: one.name)
