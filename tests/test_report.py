@@ -20,6 +20,7 @@ from anyshape.frontend import report
 from anyshape.frontend.memory import pairs
 from anyshape.frontend.report import contents, spans
 from anyshape.frontend.report.page import FOLDER, page
+from anyshape.frontend.report.picture import choice_text
 from anyshape.plan.plan import MemoryStep
 from anyshape.run.keeping import EVERYTHING
 from anyshape.run.timeline import scratch, timeline, used
@@ -120,7 +121,7 @@ def test_the_data_name_sizes_as_people_do(data) -> None:
     assert "x_0*x_1" in texts and "s" not in re.sub(r"scaled", "", texts)
     lines = {life["where"] for life in program["lives"]}
     assert any("torch.sin(torch.tanh(up(norm(x))))" in line for line in lines)
-    dropped = [life for point in program["points"] for rung in point["rungs"] for life, _ in rung["drop"]]
+    dropped = [life for point in program["points"] for rung in point["rungs"] for life, *_ in rung["drop"]]
     assert dropped and all(program["lives"][life]["gap"] for life in dropped)
 
 
@@ -133,7 +134,7 @@ def test_the_choice_under_a_limit_is_that_of_a_call(fast) -> None:
     point = program["points"][0]
     record = limits(other)[0].choose(old_names(limits(other)[0], other, {"x_0": 16, "x_1": 100}))
     rungs = point["rungs"][:point["chosen"] + 1]
-    names = {program["lives"][life]["name"] for rung in rungs for life, _ in rung["drop"]}
+    names = {program["lives"][life]["name"] for rung in rungs for life, *_ in rung["drop"]}
     assert point["chosen"] > 0 and names == record.dropped
     assert max(point["curves"]["after"]) == point["rungs"][point["chosen"]]["peak"] <= bytes_
     tight, = data_of(compiled(300_000), 1, x=(16, 100, 32))["programs"]
@@ -261,6 +262,72 @@ def test_who_is_alive_and_what_relieves(data) -> None:
     assert all(one["freed"] > 0 and one["seconds"] > 0 for one in found["gone"])
     assert sum(one["freed"] for one in found["gone"]) == point["rungs"][0]["live"] - point["rungs"][-1]["live"]
     assert sum(one["seconds"] for one in found["gone"]) == pytest.approx(point["rungs"][-1]["seconds"])
+
+
+# ---- values that are moved out
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The model with a store, under half of what it needs at the sizes that a report begins with, and its data there.
+    """
+    torch.manual_seed(0)
+    model, x = Layers(count=5), torch.randn(8, 160, 32)
+    folder = str(tmp_path_factory.mktemp("store"))
+    fast = anyshape.compile(model, memory_limit=NO_LIMIT, memory_store=folder, strict=True)
+    fast(x).square().mean().backward()
+    program = fast.programs[0].executable
+    values = next(iter(program.records.values())).values
+    program.limit.move(program.limit.needed(values, EVERYTHING) // 2)
+    return fast, data_of(fast, 1, x=(8, 160, 32))
+
+
+def test_moves_are_in_the_data(stored) -> None:
+    fast, data = stored
+    program, = data["programs"]
+    limit, = limits(fast)
+    point = program["points"][0]
+    values = old_names(limit, fast, point["values"])
+    keeping = limit.choose(values)
+    rung = point["rungs"][point["chosen"]]
+    assert keeping.moved and program["moves"] and rung["moved"] == len(keeping.moved) and rung["away"] > 0
+    assert point["curves"]["after"] == limit.ladder(values).curve(keeping).tolist()
+    assert max(point["curves"]["after"]) == rung["peak"] <= rung["needed"] <= program["limited"]
+    assert rung["away"] == sum(limit.ladder(values).kept[move.saved] for move in keeping.moved)
+    assert "moved out" in choice_text(rung)
+
+
+@needs_node
+def test_the_page_knows_what_is_moved(stored) -> None:
+    fast, data = stored
+    program, = data["programs"]
+    limit, = limits(fast)
+    point = program["points"][0]
+    assert node("return Curves.check(given[0])", program) == {"compared": len(point["rungs"]), "wrong": 0}
+    keeping = limit.choose(old_names(limit, fast, point["values"]))
+    script = """const [program, point, limit] = given, what = Curves.state(point, Curves.choose(point, limit));
+      const bytes = Curves.sizes(program, point.values), curve = Curves.curve(program, bytes, point.scratch, what);
+      const sums = curve.map((_, i) => Curves.alive(program, bytes, what, i).reduce((sum, [, size]) => sum + size,
+        point.scratch[i < program.border ? 0 : 1]));
+      return { moved: [...what.moved], dropped: [...what.dropped], curve, sums };"""
+    found = node(script, program, point, program["limited"])
+    assert found["curve"] == found["sums"] == point["curves"]["after"]
+    lives = program["lives"]
+    assert {lives[i]["name"]: (first - 1, last + 1 - program["border"]) for i, (first, last, *_) in found["moved"]} == {
+        move.saved: (move.gone, move.back) for move in keeping.moved}
+    assert {lives[i]["name"] for i, _ in found["dropped"]} == keeping.dropped
+    for i, (_, _, copies, again) in found["moved"]:
+        assert copies > 0 and (again is None) == (lives[i]["gap"] is None)
+
+
+@needs_browser
+def test_the_page_shows_what_is_moved(stored, tmp_path) -> None:
+    path = tmp_path / "memory.html"
+    path.write_text(page(stored[1]), encoding="utf-8")
+    text, complaints = browse(path, "", "--dump-dom")
+    found = Elements(text).found
+    assert not complaints and found["check"]["data-wrong"] == "0"
+    assert "copied to the store" in found["moved"]["text"] and "torch.tanh" in found["moved"]["text"]
 
 
 # ---- the page

@@ -89,8 +89,8 @@ def multiplied(dtype: str) -> float:
         windows, ("input", "input", "output"), (0, 1, 0), (0, 0, 1), strict=True))
     step = LibraryStep("matmul", tuple(windows[:2]), (windows[2],))
     plan = Plan("speed of products", (left, right), (windows[2],), (), buffers, (step,), (), 0, Facts())
-    seconds = _fastest(plan, [torch.ones(one.shape, dtype=TORCH_DTYPES[dtype]) for one in (left, right)], 1)
-    return 2.0 * ROWS * INNER * COLUMNS / seconds
+    inputs = [torch.ones(one.shape, dtype=TORCH_DTYPES[dtype], device="cpu") for one in (left, right)]
+    return 2.0 * ROWS * INNER * COLUMNS / _fastest(plan, inputs, 1)
 
 
 def copied(threads: int) -> float:

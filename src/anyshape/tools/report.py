@@ -35,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="what to write: a page (.html), a picture (.png), data (.json) (default memory.html)")
     parser.add_argument("--limit", default="", metavar="BYTES", help="the limit in bytes, such as 64MB (default: none "
                         "is set, and the page tries any)")
+    parser.add_argument("--store", default="", metavar="FOLDER", help="where values may be moved out to (default: they "
+                        "are only computed again)")
     parser.add_argument("--size", action="append", default=[], metavar="NAME=N or NAME=LOW-HIGH",
                         help="where a slider stands, or what it goes over; may be repeated")
     parser.add_argument("--points", type=int, default=POINTS, metavar="N",
@@ -56,7 +58,7 @@ def main(arguments: argparse.Namespace) -> int:
                           do="give 1 or more")
     check_name(arguments.name)
     bench = models.load(arguments.name) if arguments.name in SUITE else own.load(arguments.name)
-    asked = _Asked(limit)
+    asked = _Asked(limit, arguments.store)
     step = bench.make(asked.compile)
     step(bench.inputs(bench.shapes[0]))  # an ordinary one: without sizes of 1 where there are others
     ranges = _ranges(asked, step, bench)
@@ -86,8 +88,9 @@ class _Call(Exception):
 class _Asked:
     """A compiled model; after `asking` is set it raises what it is called with."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, store: str) -> None:
         self.limit = limit
+        self.store = store
         self.asking = False
         self.module: nn.Module = nn.Identity()
         self.fast: Any = None
@@ -95,7 +98,7 @@ class _Asked:
     def compile(self, module: nn.Module) -> Any:
         """As a benchmark has its model compiled."""
         self.module = module
-        self.fast = anyshape.compile(module, memory_limit=self.limit)
+        self.fast = anyshape.compile(module, memory_limit=self.limit, memory_store=self.store)
         return self
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:

@@ -3,7 +3,7 @@
     {"name": .., "limit": .., "programs": [{"symbols": .., "formulas": .., "steps": .., "lives": .., "points": ..}]}
 
 Formulas are lists of terms, [coefficient, [[symbol or call, power], ..]], so that a page can evaluate them. Everything
-that is decided (which values are dropped, what a layout needs) comes from `run/limit.py`.
+that is decided (which values are dropped or moved out, what a layout needs) comes from `run/limit.py`.
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from anyshape.plan.plan import Plan
 from anyshape.run.keeping import EVERYTHING
 from anyshape.run.ladder import Rung
 from anyshape.run.limit import UNLIMITED, Limit
-from anyshape.run.timeline import Timeline, scratch, steps_again, timeline, used
-from anyshape.sym.expr import Call, Expr, Size, substitute, symbol, symbols_of
+from anyshape.run.timeline import Life, Timeline, away, scratch, seconds_again, steps_again, timeline, used
+from anyshape.sym.expr import Call, Expr, Size, evaluate, substitute, symbol, symbols_of
 from anyshape.sym.floats import float_of
 
 FORMAT = "anyshape-report-1"
@@ -79,7 +79,7 @@ def _program(program: NativeProgram, limit: Limit, compilation: Compilation, val
         "formulas": [{"text": str(size), "terms": terms(size)} for size in formulas.sizes],
         "steps": _steps(limit), "border": line.border, "lives": lives, "undecided": undecided, "nonnegative": needs,
         "limited": limit.bytes if limit.bytes < NO_LIMIT else 0,
-        "again": bool(limit.backward is not None and limit.backward.plan.again), "points": found}
+        "again": _chooses(limit), "moves": limit.store is not None, "points": found}
 
 
 def _spans(limit: Limit, capture: Capture, values: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]
@@ -114,41 +114,70 @@ def _point(limit: Limit, line: Timeline, values: dict[str, int], names: Mapping[
         ladder = _rungs(limit, values)
     except InputError:
         return None
-    number = {one.name: i for i, one in enumerate(line.lives) if one.gap is not None}
-    only = {one.name: i for i, one in enumerate(line.lives) if one.only}
     rungs: list[Json] = []
-    before: frozenset[str] = frozenset()
-    there: frozenset[str] = frozenset()
+    before = Rung(frozenset(), 0, 0.0)
     for rung in ladder:
-        assert limit.ladders is not None
-        now, new = used(limit.ladders, rung.dropped), rung.dropped - before
-        again = steps_again(limit.ladders, new)
-        rungs.append({
-            "drop": [[number[name], again.get(name, 0)] for name in sorted(new) if name in number],
-            "more": sorted(only[name] for name in now - there), "less": sorted(only[name] for name in there - now),
-            "peak": int(line.curve(values, scratches, rung.dropped, now).max()), "live": rung.live,
-            "seconds": rung.seconds, "needed": limit.needed(values, rung.keeping),
-            "steps": len(limit.ladders.keeps.runs(rung.keeping))})
-        before, there = rung.dropped, now
+        rungs.append(_rung(limit, line, values, scratches, before, rung))
+        before = rung
     said = {names.get(old, old): value for old, value in values.items() if not old.startswith(UNUSED)}
     return {"values": dict(sorted(said.items())), "scratch": list(scratches),
             "needed": whole, "rungs": rungs, "chosen": _chosen(limit, values, names)}
 
 
+def _rung(limit: Limit, line: Timeline, values: dict[str, int], scratches: tuple[int, int], before: Rung, rung: Rung
+          ) -> Json:
+    """A rung, as what is other than on the one before."""
+    ladders = limit.ladders
+    assert ladders is not None
+    can = {one.name: i for i, one in enumerate(line.lives) if one.gap is not None}
+    saved = {one.name: i for i, one in enumerate(line.lives) if one.kind == "saved"}
+    only = {one.name: i for i, one in enumerate(line.lives) if one.only}
+    there, now = used(ladders, before.dropped), used(ladders, rung.dropped)
+    new = rung.dropped - before.dropped
+    steps = steps_again(ladders, new)
+    costs = seconds_again(limit, values, rung.dropped) if new else {}
+    home, gone = away(ladders, before.moved), away(ladders, rung.moved)
+    return {
+        "drop": [[can[name], steps.get(name, 0), costs[name]] for name in sorted(new) if name in can],
+        "keep": sorted(can[name] for name in before.dropped - rung.dropped if name in can),
+        "move": [[saved[name], *span, *_copies(limit, line.lives[saved[name]], values)]
+                 for name, span in sorted(gone.items()) if home.get(name) != span],
+        "stay": sorted(saved[name] for name in home.keys() - gone.keys()),
+        "more": sorted(only[name] for name in now - there), "less": sorted(only[name] for name in there - now),
+        "peak": int(line.curve(values, scratches, rung.dropped, now, gone).max()), "live": rung.live,
+        "seconds": limit.seconds(rung), "needed": limit.needed(values, rung.keeping),
+        "steps": len(ladders.keeps.runs(rung.keeping)),
+        "dropped": len(rung.dropped), "moved": len(rung.moved), "away": rung.away}
+
+
+def _copies(limit: Limit, life: Life, values: dict[str, int]) -> tuple[float, float | None]:
+    """Seconds that copying a value out and back takes, and that computing it alone again would take, if it can be."""
+    assert limit.store is not None
+    bytes_ = evaluate(life.bytes, values)
+    copies = limit.store.seconds(bytes_, out=True) + limit.store.seconds(bytes_, out=False)
+    return copies, None if life.gap is None else seconds_again(limit, values, frozenset([life.name]))[life.name]
+
+
 def _rungs(limit: Limit, values: dict[str, int]) -> list[Rung]:
-    """The whole ladder without moves; none of a program that was compiled without a limit, or has no backward."""
-    if limit.backward is None or not limit.backward.plan.again:
-        return []
-    return list(limit.ladder(values, moving=False) or ())
+    """The whole ladder; none of a program that was compiled without a limit, or has no backward."""
+    return list(limit.ladder(values) or ()) if _chooses(limit) else []
+
+
+def _chooses(limit: Limit) -> bool:
+    """Whether something can be computed again, or moved out."""
+    return limit.backward is not None and bool(limit.backward.plan.again or limit.store is not None)
 
 
 def _curves(limit: Limit, line: Timeline, values: dict[str, int], point: Json) -> Json:
     """Bytes alive at every position: with everything kept, and under the limit that was set."""
-    chosen = point["chosen"]
-    none: frozenset[str] = frozenset()
-    dropped = _rungs(limit, values)[chosen].dropped if isinstance(chosen, int) and chosen > 0 else none
-    return {name: line.curve(values, tuple(point["scratch"]), some, used(limit.ladders, some)).tolist()
-            for name, some in (("before", none), ("after", dropped))}
+    chosen, around = point["chosen"], tuple(point["scratch"])
+    before = line.curve(values, around)
+    after = before
+    if isinstance(chosen, int) and chosen > 0:
+        rung = _rungs(limit, values)[chosen]
+        after = line.curve(values, around, rung.dropped, used(limit.ladders, rung.dropped),
+                           away(limit.ladders, rung.moved))
+    return {"before": before.tolist(), "after": after.tolist()}
 
 
 def _chosen(limit: Limit, values: dict[str, int], names: Mapping[str, str]) -> Any:
@@ -160,10 +189,6 @@ def _chosen(limit: Limit, values: dict[str, int], names: Mapping[str, str]) -> A
         return {part: re.sub(r"\b\w+\b", lambda word: names.get(word[0], word[0]), text) for part, text in said.items()}
     if kept == EVERYTHING:
         return -1
-    if kept.moved:
-        return {"what": f"{len(kept.moved)} values are moved out",
-                "why": "there is a folder for them (memory_store), and the page shows only what is computed again",
-                "do": "memory(...) says how many bytes are moved"}
     return next(i for i, rung in enumerate(_rungs(limit, values)) if rung.keeping == kept)
 
 
@@ -180,7 +205,7 @@ def _steps(limit: Limit) -> list[Json]:
     return rows
 
 
-def _life(one: Any, formulas: _Formulas) -> Json:
+def _life(one: Life, formulas: _Formulas) -> Json:
     return {"name": one.name, "kind": one.kind, "bytes": formulas.number(one.bytes), "first": one.first,
             "last": one.last, "where": one.where, "gap": None if one.gap is None else list(one.gap),
             "only": one.only}

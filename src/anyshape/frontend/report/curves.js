@@ -25,17 +25,25 @@ const Curves = (() => {
   // every formula of a program at these sizes
   const sizes = (program, values) => program.formulas.map((formula) => evaluate(formula.terms, values));
 
-  // what is dropped on a rung of a point, and what is then there only to compute it again; rung -1: nothing is dropped
+  // what is dropped on a rung of a point (life -> steps, seconds), what is then there only to compute it again, and what
+  // is moved out (life -> first and last position away, seconds of copies, seconds of computing it again or null); rung
+  // -1: everything is kept
   function state(point, rung) {
-    const dropped = new Set(), there = new Set();
+    const dropped = new Map(), there = new Set(), moved = new Map();
     for (let i = 0; i <= rung; i++) {
       const one = point.rungs[i];
-      one.drop.forEach(([life]) => dropped.add(life));
+      one.keep.forEach((life) => dropped.delete(life));
+      one.stay.forEach((life) => moved.delete(life));
+      one.drop.forEach(([life, ...what]) => dropped.set(life, what));
+      one.move.forEach(([life, ...what]) => moved.set(life, what));
       one.less.forEach((life) => there.delete(life));
       one.more.forEach((life) => there.add(life));
     }
-    return { dropped, there };
+    return { dropped, there, moved };
   }
+
+  // the first and the last position where a life is not in memory, or null
+  const away = (life, i, what) => what.moved.has(i) ? what.moved.get(i) : life.gap && what.dropped.has(i) ? life.gap : null;
 
   // bytes alive at every position; bytes: of `sizes`; scratch: of the forward and of the backward
   function curve(program, bytes, scratch, what) {
@@ -44,7 +52,8 @@ const Curves = (() => {
     program.lives.forEach((life, i) => {
       if (life.only && !what.there.has(i)) return;
       add(life.first, life.last, bytes[life.bytes]);
-      if (life.gap && what.dropped.has(i)) add(life.gap[0], life.gap[1], -bytes[life.bytes]);
+      const gap = away(life, i, what);
+      if (gap) add(gap[0], gap[1], -bytes[life.bytes]);
     });
     let now = 0;
     return Array.from(change.subarray(0, program.steps.length), (step, i) => {
@@ -66,7 +75,8 @@ const Curves = (() => {
     program.lives.forEach((life, i) => {
       if (life.only && !what.there.has(i)) return;
       if (position < life.first || position > life.last) return;
-      if (life.gap && what.dropped.has(i) && life.gap[0] <= position && position <= life.gap[1]) return;
+      const gap = away(life, i, what);
+      if (gap && gap[0] <= position && position <= gap[1]) return;
       if (bytes[life.bytes] > 0) found.push([i, bytes[life.bytes]]);
     });
     return found.sort((a, b) => b[1] - a[1]);

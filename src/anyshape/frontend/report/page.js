@@ -48,7 +48,7 @@
     const bytes = Curves.sizes(program, here);
     const refused = program.nonnegative.some((one) => bytes[one] < 0) || point === null;
     const scratch = point === null ? [0, 0] : point.scratch;
-    const none = { dropped: new Set(), there: new Set() };
+    const none = { dropped: new Map(), there: new Set(), moved: new Map() };
     const rung = point === null ? -1 : Curves.choose(point, now.limit);
     const shown = rung === null ? point.rungs.length - 1 : rung;
     const what = point === null ? none : Curves.state(point, shown);
@@ -200,8 +200,9 @@
     const made = [tile("before", limits(found.program) ? "Everything kept, at the peak" : "Alive, at the peak", high, `${bytesText(point.needed)} with the layout${near}`)];
     if (limits(found.program)) {
       const needed = shown < 0 ? point.needed : point.rungs[shown].needed;
+      const moved = found.what.moved.size ? `${found.what.moved.size} moved out, ` : "";
       const work = shown < 0 ? "nothing is computed again" : `${count(found.what.dropped.size, "value")} computed again, `
-        + `about ${time(point.rungs[shown].seconds)} of work`;
+        + `${moved}about ${time(point.rungs[shown].seconds)} longer`;
       const told = rung === null ? `no choice stays within it: ${bytesText(Curves.least(point))} is the least`
         : now.limit >= point.needed ? "everything fits" : `${percent(now.limit, point.needed)} of what everything needs`;
       made.push(tile("after", rung === null ? "With all dropped that can be" : "Under the limit, at the peak", low,
@@ -257,7 +258,8 @@
   }
 
   function evictionTable(found) {
-    const { program, bytes, point, shown, rung } = found;
+    const { program, bytes, point, shown, rung, what } = found;
+    if (shown >= 1 && rung !== null && what.moved.size) return stateTable(found);
     if (shown < 1 || rung === null) {
       const said = !program.again ? "Nothing of this program can be computed again: it has no backward, or was compiled without a limit."
         : rung === null ? "No choice stays within this limit, so a call is refused before it begins." : shown === 0
@@ -280,6 +282,36 @@
           count(row.drop.reduce((sum, [, steps]) => sum + steps, 0), "step")))]);
   }
 
+  // beside values that are moved out, rung by rung says little: one may be dropped first, and moved out later
+  function stateTable({ program, bytes, what }) {
+    if (!what.dropped.size) {
+      at("evictions").replaceChildren(element("p", {}, "Nothing is computed again: moving values out is enough."));
+      return;
+    }
+    const rows = largest(program, bytes, what.dropped);
+    table("evictions", `${count(rows.length, "value")}, the largest first.`,
+      [["value and the line that makes it", ""], ["bytes", "number"], ["not there from", "wide"], ["costs", "number"]], rows, ([i, [steps, seconds]]) => [
+        cell("", ...named(program.lives[i])), cell("number", bytesText(bytes[program.lives[i].bytes])), cell("wide", between(program, program.lives[i].gap)),
+        cell("number", time(seconds), element("br"), element("span", { class: "soft" }, count(steps, "step")))]);
+  }
+  const largest = (program, bytes, some) => [...some].sort(([a], [b]) => bytes[program.lives[b].bytes] - bytes[program.lives[a].bytes]);
+  const between = (program, [first, last]) => first > last ? "never: its copies take too long" : `${place(program, first)} to ${place(program, last)}`;
+
+  function movedTable({ program, bytes, what }) {
+    if (!what.moved.size) {
+      at("moved").replaceChildren(element("p", {}, program.moves ? "Nothing is moved out under this limit."
+        : "There is no folder for values (memory_store), so nothing is moved out."));
+      return;
+    }
+    const rows = largest(program, bytes, what.moved);
+    const total = rows.reduce((sum, [i]) => sum + bytes[program.lives[i].bytes], 0);
+    table("moved", `${count(rows.length, "value")}, ${bytesText(total)}: copied to the store after the last use in the forward, and back before the first `
+      + "in the backward, while the steps go on.", [["value and the line that makes it", ""], ["bytes", "number"], ["its memory is free from", ""], ["copies", "number"], ["why", "wide"]],
+      rows, ([i, [first, last, copies, again]]) => [
+        cell("", ...named(program.lives[i])), cell("number", bytesText(bytes[program.lives[i].bytes])), cell("", between(program, [first, last])), cell("number", time(copies)),
+        cell("wide", again === null ? "it cannot be computed again" : `computing it again takes ${time(again)}, or memory where it is short`)]);
+  }
+
   function open(found) {
     const { program, bytes } = found;
     const items = program.undecided.map((one) => element("li", {}, "Which is larger depends on the sizes: ",
@@ -298,7 +330,7 @@
       return;
     }
     if (now.sync) now.sync();
-    status(found); tiles(found); legend(found.program); chart(found); stepping(found); stepText(found); aliveTable(found); evictionTable(found); open(found);
+    status(found); tiles(found); legend(found.program); chart(found); stepping(found); stepText(found); aliveTable(found); evictionTable(found); movedTable(found); open(found);
     document.body.dataset.fullest = Curves.fullest(found.after);
     document.body.dataset.rung = found.rung === null ? "none" : found.rung;
   }
