@@ -214,7 +214,7 @@ SUITE: dict[str, Entry] = {
         ),
         Entry(
             "llama-small", "transformers LlamaForCausalLM, hidden 128, 6 layers, vocabulary 512; train step with AdamW",
-            ("batch", "length"), True, spread(((1, 4), (16, 192)), "llama-small"), in_default=False, calls=200,
+            ("batch", "length"), True, spread(((1, 6), (32, 224)), "llama-small"), in_default=False, calls=200,
         ),
         Entry(
             "llama-32", "transformers LlamaForCausalLM, hidden 64, 32 layers, vocabulary 256; train step with AdamW",
