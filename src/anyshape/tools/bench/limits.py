@@ -28,7 +28,7 @@ PARTS = {"calls": OWN, "epochs": 8, "planning": 50, "layouts": 50, "orders": 60}
 APART = ("orders",)  # measured only where it is asked for
 SHAPES, ROUNDS, CALLS = 2, 5, 20
 SHARES = (0.6, 0.4)  # of what a step takes without a limit, timed
-COUNTS, EPOCH_SHARE = (0.5, 0.75, 1.0), 0.6  # of the greatest batch, its sentences; and what its need the limit is
+COUNTS, EPOCH_SHARE = (0.5, 0.75, 1.0), 0.6  # of the greatest batch, its sentences; and of its greatest need, the limit
 EPOCHS = ("no limit", "padded", "limit")
 CALL_SHARES = (1.0, 0.9, 0.75, 0.6, 0.5, 0.4)  # at many shapes
 PLANNED_SHARES = (1.0, 0.6, 0.4)  # of what each shape takes, for shapes never seen
@@ -80,8 +80,9 @@ class Row:
 
 @dataclass(slots=True)
 class Call:
-    """One step at one shape under one limit. need: what the record says; peak: counted; arena: whether the bytes of
-    the arena that forward and backward wrote are the predicted ones; refused: a LimitError came first."""
+    """One step at one shape under one limit. need: what the record says; peak: what it takes, counted; arena: whether
+    the bytes of the arena that forward and backward wrote are the predicted ones; refused: a LimitError came first,
+    where no way to drop values needs less than `bound`."""
 
     shape: list[int]
     limit: int
@@ -89,6 +90,7 @@ class Call:
     peak: int = 0
     arena: bool = True
     refused: bool = False
+    bound: int = 0
 
 
 @dataclass(slots=True)

@@ -7,6 +7,8 @@ import random
 from typing import Any
 
 from anyshape.base.errors import ConfigError, LimitError
+from anyshape.run.limit import Limit
+from anyshape.run.timeline import scratch, timeline
 from anyshape.run.watch import watched
 
 from . import models, padding
@@ -14,7 +16,7 @@ from .limits import CALL_SHARES, COUNTS, EPOCH_SHARE, EPOCHS, Call, Epoch, Ours
 from .limits_switch import NEVER, Switch, Tell, need, needed, random_shapes
 from .memory import Meter, settled
 from .suite import WARM_UP_CALLS, Shape
-from .worker import peak_of, timed
+from .worker import timed
 
 MIDDLE, SPREAD = -1.6, 0.7  # of the logarithm of a length, of the longest
 
@@ -62,12 +64,31 @@ def _calls(model: models.BenchModel, step: models.Step, switch: Switch, shape: S
         try:
             for limit, sizes in values.items():
                 limit.choose(sizes)  # what is remembered of a choice is not the step's own memory
-            call.peak = peak_of(step, lambda: inputs, counter, switch.compiler.held)
+            call.peak = _counted(switch, step, inputs, counter)
             call.need, _ = needed(switch)
             call.arena = _as_predicted(switch, step, inputs)
         except LimitError:
             call.refused = True
+            call.bound = max(bound(limit, sizes) for limit, sizes in values.items())
         found.append(call)
+
+
+def _counted(switch: Switch, step: models.Step, inputs: models.Inputs, counter: Meter) -> int:
+    """Bytes of the C library's blocks that a step takes beyond those that are there. No block of an earlier step lies
+    idle, which this one could use or would have to give back."""
+    switch.release_idle()
+    before, _ = settled(counter)
+    counter.reset()
+    step(inputs)
+    return counter.peak() - before
+
+
+def bound(limit: Limit, values: dict[str, int]) -> int:
+    """Bytes that no choice of what is dropped needs less than: what is alive at the fullest step if all that can be
+    dropped is gone wherever it could be, and computing it again takes nothing. Values are not moved out."""
+    assert limit.backward is not None
+    names = frozenset(one.saved for one in limit.backward.plan.again)
+    return int(timeline(limit).curve(values, scratch(limit, values), names).max())
 
 
 def _as_predicted(switch: Switch, step: models.Step, inputs: models.Inputs) -> bool:
@@ -83,8 +104,8 @@ def _as_predicted(switch: Switch, step: models.Step, inputs: models.Inputs) -> b
 
 def epochs(model: models.BenchModel, job: dict[str, Any], found: Ours, counter: Meter, tell: Tell) -> None:
     """Batches of three counts of sentences, with lengths from a log-normal distribution (such as that of the characters
-    of CodeAlpaca-20K: from 100 to 3,000, here scaled to the model's longest); the limit is a share of what the greatest
-    batch takes. Padded ones have lengths of buckets; what they run and how they keep to the limit is ours, too."""
+    of CodeAlpaca-20K: from 100 to 3,000, here scaled to the model's longest); the limit is a share of the greatest need
+    of a batch. Padded ones have lengths of buckets; what they run and how they keep to the limit is ours, too."""
     if model.pad is None or model.dims != ("batch", "length"):
         return  # no sentences
     tell("compiling", 0, 1)
@@ -93,25 +114,32 @@ def epochs(model: models.BenchModel, job: dict[str, Any], found: Ours, counter: 
     longest = max(lengths)
     draw = random.Random(model.name)
     counts = list(dict.fromkeys(max(min(2, max(batches)), int(max(batches) * share)) for share in COUNTS))
-    limit = int(_taken(model, step, switch, (counts[-1], longest)) * EPOCH_SHARE)
-    for place, batch in enumerate(counts):
-        shapes = [(batch, max(min(longest, max(longest // 30, int(draw.lognormvariate(MIDDLE, SPREAD) * longest)))
-                              for _ in range(batch))) for _ in range(job["epochs"])]
-        free = max(_taken(model, step, switch, shape) for shape in dict.fromkeys(shapes))
+    every: dict[int, list[Shape]] = {batch: [(batch, max(_length(draw, longest) for _ in range(batch)))
+                                             for _ in range(job["epochs"])] for batch in counts}
+    free = {batch: max(_taken(model, step, switch, shape) for shape in dict.fromkeys(shapes))
+            for batch, shapes in every.items()}
+    limit = int(free[counts[-1]] * EPOCH_SHARE)
+    for place, (batch, shapes) in enumerate(every.items()):
         for turn, way in enumerate(EPOCHS):
             tell(f"batches of {batch}, {way}", place * len(EPOCHS) + turn, len(counts) * len(EPOCHS))
             epoch = Epoch(way, batch, limit, sum(rows * length for rows, length in shapes))
             switch.set(NEVER if way == "no limit" else limit)
-            _run(model, step, epoch, shapes, counter, switch.compiler.held)
+            switch.release_idle()
+            _run(model, step, epoch, shapes, counter)
             if way == "no limit":
-                epoch.fits = free <= limit
+                epoch.fits = free[batch] <= limit
             found.epochs.append(epoch)
     tell("batches", 1, 1)
 
 
-def _run(model: models.BenchModel, step: models.Step, epoch: Epoch, shapes: list[Shape], counter: Meter,
-         held: int) -> None:
+def _length(draw: random.Random, longest: int) -> int:
+    """The words of one sentence."""
+    return min(longest, max(longest // 30, int(draw.lognormvariate(MIDDLE, SPREAD) * longest), 2))
+
+
+def _run(model: models.BenchModel, step: models.Step, epoch: Epoch, shapes: list[Shape], counter: Meter) -> None:
     """Once to see the shapes, then twice on the clock."""
+    before, _ = settled(counter)
     makers = [functools.partial(_made, model, shape, epoch.way == "padded") for shape in shapes]
     try:
         for make in makers:
@@ -119,10 +147,9 @@ def _run(model: models.BenchModel, step: models.Step, epoch: Epoch, shapes: list
     except LimitError:
         epoch.fits = False
         return
-    live, idle = settled(counter)
     counter.reset()
     epoch.seconds = min(sum(timed(step, make()) for make in makers) for _ in range(2))
-    epoch.peak = max(0, idle - held) + counter.peak() - live
+    epoch.peak = counter.peak() - before
 
 
 def _made(model: models.BenchModel, shape: Shape, padded: bool) -> models.Inputs:

@@ -72,11 +72,17 @@ def _calls(known: Ours) -> list[tuple[str, str, str]]:
     over = sum(call.need > call.limit for call in calls)
     counted = sum(call.peak > call.limit + SLACK for call in calls)
     shapes = len({tuple(call.shape) for call in known.calls})
+    refused = [call for call in known.calls if call.refused]
+    proved = sum(call.bound > call.limit for call in refused)
     return [
         ("arena: predicted and counted", "equal in every call", f"{len(calls) - wrong} of {len(calls)} calls"),
         ("steps over the limit, by the records", "0",
-         f"{over} of {len(calls)} at {shapes} shapes, {len(known.calls) - len(calls)} refused before they began"),
+         f"{over} of {len(calls)} at {shapes} shapes"),
+        ("refused before they began", "only what is impossible",
+         f"{len(refused)}, {proved} of them impossible by a bound"),
         ("steps over the limit, by the C library's blocks", "0", f"{counted} of {len(calls)}"),
+        ("such blocks, of what was predicted, at most", "1.00x",
+         ratio(max((call.peak / call.need for call in calls if call.need), default=None))),
     ]
 
 
@@ -133,7 +139,7 @@ def _decided(known: Ours) -> list[tuple[str, str, str]]:
         count = len({tuple(laid.shape) for laid in known.layouts})
         rows += [(f"layouts above the bytes alive, mean over {count} shapes", "at most 1 %",
                   f"{sum(above) / len(above) * 100:.2f} %"),
-                 ("the same, worst", "at most 3 %", f"{max(above) * 100:.2f} %")]
+                 ("layouts above the bytes alive, worst", "at most 3 %", f"{max(above) * 100:.2f} %")]
     if known.orders:
         worst = max(known.orders, key=lambda order: order.ours / max(order.best, 1))
         rows.append(("bytes alive in our order, of the best of four searches", "at most 1.02x",
@@ -168,7 +174,7 @@ def _percent(known: Ours) -> str:
 
 
 def models_of(found: Limits) -> list[str]:
-    return list(dict.fromkeys(one.model for one in (*found.rows, *found.ours)))
+    return list(dict.fromkeys([*(row.model for row in found.rows), *(known.model for known in found.ours)]))
 
 
 def shapes(found: Limits, model: str) -> str:
@@ -239,10 +245,9 @@ idles between steps. *step*: median of {rounds} steps, the optimiser's included.
 again. A line "as ..." has that way's peak as its limit. Ratios are geometric means over the shapes. Calls were counted
 at random shapes under {shares} of what each takes without a limit; no size of random shapes is 1.
 
-*Batches of sentences*: lengths from a log-normal distribution, three counts, under {share} of what the greatest
-possible batch takes; words are real ones, padding is none; the better of two passes over shapes seen before. "fits" of
-the first way says whether it would. What is padded (lengths, to those of buckets) runs in our program too, under the
-same limit.
+*Batches of sentences*: lengths from a log-normal distribution, three counts, under {share} of the greatest need of a
+batch; words are real ones, padding is none; the better of two passes over shapes seen before. "fits" of the first way
+says whether it would. What is padded (lengths, to those of buckets) runs in our program too, under the same limit.
 
 *Planning*: processor time of choosing what to keep at a shape never seen, with all layouts, under {planned} of what
 it takes without a limit. *Layouts*: bytes of the arena of forward and backward, without a limit, above the most bytes

@@ -47,6 +47,13 @@ class Switch:
         limits = [getattr(one, "limit", None) for one in found]
         return [limit for limit in limits if limit is not None and limit.backward is not None]
 
+    def release_idle(self) -> None:
+        """Gives blocks back that wait for the next call."""
+        for limit in self.limits():
+            context = limit.program.context
+            context.kept.release_idle()
+            context.temporary.release_idle()
+
     def set(self, bytes_: int) -> None:
         """Puts the limit elsewhere."""
         for limit in self.limits():

@@ -6,6 +6,7 @@ import gc
 import json
 import random
 import sys
+import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,7 @@ from .results import median
 from .suite import SUITE, Shape
 from .worker import Compiler, report, step_peak, timed
 
+COST_SECONDS, MOST_TURNS = 10.0, 300
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attention_for_cpu")
 
 
@@ -106,18 +108,34 @@ def ours(model: models.BenchModel, job: dict[str, Any], rows: dict[str, Row], fo
             row.peaks.append(step_peak(step, model, shape, counter, switch.compiler.held))
             row.predicted.append(need(switch, step, inputs)[0])
             row.again.append(sum(len(record_of(limit).keeping.dropped) for limit in switch.limits()))
-        times: dict[str, list[float]] = {name: [] for name in (*fits, FREE, FIXED)}
+        times: dict[str, list[float]] = {name: [] for name in fits}
         for turn in range(job["rounds"]):
             tell(f"{shape}: in turn", place * job["rounds"] + turn, len(shapes) * job["rounds"])
             for name in random.Random(turn).sample(list(times), len(times)):
-                switch.current = FREE if name == FREE else FIXED
-                switch.set(fits.get(name, NEVER))
+                switch.set(fits[name])
                 step(inputs)
                 times[name].append(timed(step, inputs))
-        switch.current = FIXED
         for name in fits:
             rows[name].seconds.append(middle(times[name]))
-        found.unlimited.append([middle(times[FIXED]), middle(times[FREE])])
+        tell(f"{shape}: with a limit, and without", place, len(shapes))
+        found.unlimited.append(_cost(switch, step, inputs, job["rounds"]))
+
+
+def _cost(switch: Switch, step: models.Step, inputs: models.Inputs, rounds: int) -> list[float]:
+    """Seconds of a step where a limit is set that is never reached, and where none is: medians of as many as fit into
+    some seconds, in turn."""
+    switch.set(NEVER)
+    times: dict[str, list[float]] = {FIXED: [], FREE: []}
+    for switch.current in (FREE, FIXED):
+        step(inputs)
+    begun = time.perf_counter()
+    turn = 0
+    while turn < rounds or (turn < MOST_TURNS and time.perf_counter() - begun < COST_SECONDS):
+        for switch.current in (FIXED, FREE) if turn % 2 else (FREE, FIXED):
+            times[switch.current].append(timed(step, inputs))
+        turn += 1
+    switch.current = FIXED
+    return [middle(times[FIXED]), middle(times[FREE])]
 
 
 def run(job: dict[str, Any], answer: Path | None = None) -> dict[str, Any]:

@@ -35,7 +35,7 @@ Order = list[int]
 
 
 @dataclass(slots=True)
-class _Clock:
+class Clock:
     """Processor time until a search ends, which it also does where its order needs no more than `least` bytes."""
 
     begun: float
@@ -70,7 +70,7 @@ def best(plan: Plan, ours: Plan, forward: Plan | None, values: Mapping[str, int]
         return alive(at(ours, values), forward, values), BOUND, time.process_time() - begun
     found = []
     for name, search in SEARCHES.items():
-        one = search(problem, _Clock(time.process_time(), seconds, least), random.Random(name))
+        one = search(problem, Clock(time.process_time(), seconds, least), random.Random(name))
         found.append((alive(permuted(plan, one), forward, values), name))
     most, name = min(found, key=lambda pair: pair[0])
     return most, name, time.process_time() - begun
@@ -136,8 +136,8 @@ def _order(state: _State) -> Order:
     return found[::-1]
 
 
-def _beams(key: Callable[[_State], tuple[int, int]]) -> Callable[[Problem, _Clock, random.Random], Order]:
-    def search(problem: Problem, clock: _Clock, draw: random.Random) -> Order:
+def _beams(key: Callable[[_State], tuple[int, int]]) -> Callable[[Problem, Clock, random.Random], Order]:
+    def search(problem: Problem, clock: Clock, draw: random.Random) -> Order:
         found = list(range(len(problem.before)))
         peak = problem.peak(found)
         width = FIRST_WIDTH
@@ -151,7 +151,7 @@ def _beams(key: Callable[[_State], tuple[int, int]]) -> Callable[[Problem, _Cloc
     return search
 
 
-def _beam(problem: Problem, width: int, key: Callable[[_State], tuple[int, int]], peak: int, clock: _Clock,
+def _beam(problem: Problem, width: int, key: Callable[[_State], tuple[int, int]], peak: int, clock: Clock,
           draw: random.Random) -> _State | None:
     """The best of the `width` first states of each size by `key`, the same ones by chance; None: none is below
     `peak`."""
@@ -172,7 +172,7 @@ def _beam(problem: Problem, width: int, key: Callable[[_State], tuple[int, int]]
     return states[0] if states[0].total < peak else None
 
 
-def _restarts(problem: Problem, clock: _Clock, draw: random.Random) -> Order:
+def _restarts(problem: Problem, clock: Clock, draw: random.Random) -> Order:
     """Unit by unit the one that raises the peak least and leaves the least alive, but for chance."""
     found = list(range(len(problem.before)))
     peak = problem.peak(found)
@@ -187,7 +187,7 @@ def _restarts(problem: Problem, clock: _Clock, draw: random.Random) -> Order:
     return found
 
 
-def _moves(problem: Problem, clock: _Clock, draw: random.Random) -> Order:
+def _moves(problem: Problem, clock: Clock, draw: random.Random) -> Order:
     """A unit before or at the fullest one is done later, or one after it earlier, as far as chance says."""
     order = list(range(len(problem.before)))
     now = lowest = problem.peak(order)
@@ -228,6 +228,6 @@ def _by_alive(state: _State) -> tuple[int, int]:
     return sum(state.now), state.total
 
 
-SEARCHES: dict[str, Callable[[Problem, _Clock, random.Random], Order]] = {
+SEARCHES: dict[str, Callable[[Problem, Clock, random.Random], Order]] = {
     "a beam, by peak": _beams(_by_peak), "a beam, by bytes alive": _beams(_by_alive), "restarts": _restarts,
     "moves": _moves}
