@@ -58,7 +58,8 @@ def test_a_way_of_pytorch_is_measured(job) -> None:
     assert len(row["peaks"]) == len(row["seconds"]) == 1 and row["seconds"][0] > 0
 
 
-def test_ours_keep_to_every_limit(job) -> None:
+def test_ours_keep_to_every_limit(job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits_worker, "COST_SECONDS", 0.0)
     found = limits_worker.run(job | {"way": limits.OURS, "peaks": {"eager": [1 << 40], "nothing": [1 << 10]}})
     taken = Limits()
     taken.take(job | {"way": limits.OURS}, found)

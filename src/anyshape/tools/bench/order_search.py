@@ -94,9 +94,9 @@ def alive(plan: Plan, forward: Plan | None, values: Mapping[str, int]) -> int:
     elsewhere = owned_elsewhere(plan, forward)
     beside = [(b.bytes, 0 if b.home in ("tape", "input") else b.first, b.last) for b in plan.buffers
               if b.home == "output" or b.name in elsewhere]
-    most = [live_bytes([evaluate(size, values) for size, _, _ in some], [life for _, *life in some], end)  # type: ignore
-            for some in (inside, beside)]
-    return max(most[0], kept) + most[1]
+    arena, others = (live_bytes([evaluate(size, values) for size, _, _ in some],
+                                [(first, last) for _, first, last in some], end) for some in (inside, beside))
+    return max(arena, kept) + others
 
 
 @dataclass(slots=True)
