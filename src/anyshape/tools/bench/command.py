@@ -14,7 +14,7 @@ from rich.table import Table
 
 from anyshape.base.errors import AnyShapeError, ConfigError
 
-from . import charts, report, roofline_results, runner
+from . import charts, limits_options, report, roofline_results, runner
 from .results import Results, failed, load, machine
 from .suite import AUTOCAST, BACKENDS, QUICK_SHAPES, SUITE, check_name, default_names
 
@@ -55,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", action="store_true",
                         help="measure train steps under limits in bytes, beside PyTorch's ways to save memory (also: "
                              "anyshape bench memory NAME ...)")
-    parser.add_argument("--calls", type=int, default=None, metavar="N",
-                        help="with --memory: random shapes that are run under six limits each (default: 20)")
+    limits_options.add_arguments(parser)
     parser.add_argument("--list", action="store_true", help="list the models and end")
     parser.add_argument("--show", type=Path, default=None, metavar="FOLDER", help="show stored results, run nothing")
     parser.add_argument("--markdown", action="store_true", help="also print the table in Markdown")

@@ -1,10 +1,12 @@
-"""Train steps under a limit in bytes, beside PyTorch's ways to save memory: peaks and times, each in a fresh process.
+"""Train steps under a limit in bytes, beside PyTorch's ways to save memory: what is measured, and what was found.
 
     anyshape bench memory llama t5-train unet
+    anyshape bench memory llama-32 --planning
 
-Peaks are counted by the C library's blocks (memory.py), above parameters and optimiser state. Of every way the same
-shapes are run. Ours then runs without a limit, at shares of what it takes then, at what each other way took, and, to be
-sure, at many shapes with six limits each.
+The *ways* are timed, and their peaks counted by the C library's blocks (memory.py), above parameters and optimiser
+state, at the same shapes: PyTorch's, then ours without a limit, at shares of what it takes then, and at what each other
+way took. The other parts are of ours alone: calls at many shapes with six limits each, epochs of batches of sentences,
+planning, layouts and orders. Each way and each part is a process.
 """
 from __future__ import annotations
 
@@ -14,15 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from . import stored
+from .suite import SUITE
 
 FILE = "memory.json"
 MODULE = "anyshape.tools.bench.limits_worker"
 OURS = "anyshape"
+OWN = -1  # as many as the suite has for the model
+# part -> how much of it there is where nothing is said: random shapes, batches of each count of sentences, shapes never
+# seen, shapes that are laid out, seconds for each search of an order
+PARTS = {"calls": OWN, "epochs": 8, "planning": 50, "layouts": 50, "orders": 60}
+APART = ("orders",)  # measured only where it is asked for
 SHAPES, ROUNDS, CALLS = 2, 5, 20
 SHARES = (0.6, 0.4)  # of what a step takes without a limit, timed
-EPOCH, EPOCH_SHARE = 12, 0.6  # steps, and what share of the greatest batch's need the limit is
+COUNTS, EPOCH_SHARE = (0.5, 0.75, 1.0), 0.6  # of the greatest batch, its sentences; and of its greatest need, the limit
 EPOCHS = ("no limit", "padded", "limit")
 CALL_SHARES = (1.0, 0.9, 0.75, 0.6, 0.5, 0.4)  # at many shapes
+PLANNED_SHARES = (1.0, 0.6, 0.4)  # of what each shape takes, for shapes never seen
+SEARCHES = 4  # that look for an order
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +80,9 @@ class Row:
 
 @dataclass(slots=True)
 class Call:
-    """One step at one shape under one limit. need: what the record says; peak: counted; arena: whether the bytes of
-    the arena that forward and backward wrote are the predicted ones; refused: a LimitError came first."""
+    """One step at one shape under one limit. need: what the record says; peak: what it takes, counted; arena: whether
+    the bytes of the arena that forward and backward wrote are the predicted ones; refused: a LimitError came first,
+    where no way to drop values needs less than `bound`."""
 
     shape: list[int]
     limit: int
@@ -79,6 +90,7 @@ class Call:
     peak: int = 0
     arena: bool = True
     refused: bool = False
+    bound: int = 0
 
 
 @dataclass(slots=True)
@@ -101,22 +113,70 @@ class Epoch:
 
 
 @dataclass(slots=True)
+class Choice:
+    """What a forward and its backward keep at a shape never seen, under a share of what they take there without a
+    limit. seconds: of the processor, until it is chosen and laid out, or refused."""
+
+    shape: list[int]
+    share: float
+    seconds: float
+    refused: bool = False
+
+
+@dataclass(slots=True)
+class Laid:
+    """The arena of a program at one shape, and the most bytes of it alive at one step. No limit is set."""
+
+    program: str
+    shape: list[int]
+    arena: int
+    alive: int
+
+
+@dataclass(slots=True)
+class Order:
+    """The order of a program's steps at one shape: the most bytes alive at one step, in the arena and beside it.
+
+    Attributes:
+        ours: in the order that serves every shape; best: in the best that was found for this one.
+        by: the search that found it, or that none could, since `ours` is at the bound.
+        seconds: of the processor, of all searches.
+    """
+
+    program: str
+    shape: list[int]
+    ours: int
+    best: int
+    by: str
+    seconds: float
+
+
+@dataclass(slots=True)
 class Ours:
     """What is known of our programs of a model beside their rows.
 
     Attributes:
         least: the smallest limit that works, by shape. unlimited: seconds of a step where a limit is set that is never
-            reached, and where none is, by shape. calls: at many shapes. planning: seconds until a step at a shape
-            never seen begins to run, forward and backward together, by shape of `calls`, under the limit that is a
-            share of CALL_SHARES in turn. epochs: of a model of words, those of three counts of sentences.
+            reached, and where none is, by shape. The others: see their classes.
     """
 
     model: str
     least: list[int] = field(default_factory=list)
     unlimited: list[list[float]] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    planning: list[float] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
+    planning: list[Choice] = field(default_factory=list)
+    layouts: list[Laid] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
+
+    def add(self, more: Ours) -> None:
+        """Adds what another process found of the same model."""
+        for name in LISTS:
+            getattr(self, name).extend(getattr(more, name))
+
+
+KINDS: dict[str, Any] = {"calls": Call, "epochs": Epoch, "planning": Choice, "layouts": Laid, "orders": Order}
+LISTS = ("least", "unlimited", *KINDS)
 
 
 @dataclass(slots=True)
@@ -137,18 +197,39 @@ class Limits:
         return next((row for row in self.rows if (row.model, row.way) == (model, way)), None)
 
     def take(self, job: dict[str, Any], answer: dict[str, Any]) -> None:
-        """Adds what a process found; one that died has only an `error`."""
-        if "rows" not in answer:
-            self.rows.append(Row(job["model"], job["way"], error=answer["error"]))
-            return
-        self.rows += [Row(**row) for row in answer["rows"]]
-        if answer["ours"] is not None:
-            self.ours.append(_ours(answer["ours"]))
+        """Puts what a process found in the place of what was known of its job; of one that died, or was ended, what it
+        had by then."""
+        self._forget(job)
+        rows = [Row(**row) for row in answer.get("rows", ())]
+        if "error" in answer:
+            row = next((row for row in rows if row.way == job["way"]), None) or Row(job["model"], job["way"])
+            row.error = answer["error"]
+            rows = [row, *(one for one in rows if one is not row)]
+        elif not answer.get("finished", True):
+            self.options["unfinished"].append(f"{job['model']}: {job['way']}")
+        self.rows += rows
+        if answer.get("ours") is not None:
+            more = _ours(answer["ours"])
+            known = next((one for one in self.ours if one.model == more.model), None)
+            if known is None:
+                self.ours.append(more)
+            else:
+                known.add(more)
+
+    def _forget(self, job: dict[str, Any]) -> None:
+        model, way = job["model"], job["way"]
+        self.rows = [row for row in self.rows if row.model != model or (
+            row.way in WAYS or row.way in PARTS if way == OURS else row.way != way)]
+        for one in self.ours:
+            if one.model == model:
+                for name in ("least", "unlimited") if way == OURS else (way,) if way in PARTS else ():
+                    getattr(one, name).clear()
+        unfinished = self.options.get("unfinished", [])
+        self.options["unfinished"] = [name for name in unfinished if name != f"{model}: {way}"]
 
 
 def _ours(data: dict[str, Any]) -> Ours:
-    return Ours(**{**data, "calls": [Call(**call) for call in data["calls"]],
-                   "epochs": [Epoch(**epoch) for epoch in data["epochs"]]})
+    return Ours(**data | {name: [kind(**one) for one in data[name]] for name, kind in KINDS.items()})
 
 
 def load(path: Path) -> Limits:
@@ -164,9 +245,31 @@ def load(path: Path) -> Limits:
 
 
 def jobs(models: list[str], options: dict[str, Any], found: Limits) -> Iterator[dict[str, Any]]:
-    """The processes in order; those of ours are told what the others, by then in `found`, took."""
+    """The processes in order; the one of our ways is told what the others, by then in `found`, took."""
     for model in models:
-        for way in WAYS:
-            yield {"model": model, "backend": WAYS[way].backend, "way": way, "settings": asdict(WAYS[way])} | options
-        peaks = {row.way: row.peaks for row in found.rows if row.model == model and row.peaks}
-        yield {"model": model, "backend": OURS, "way": OURS, "peaks": peaks} | options
+        if options["ways"]:
+            for way in WAYS:
+                yield {"model": model, "backend": WAYS[way].backend, "way": way,
+                       "settings": asdict(WAYS[way])} | options
+            peaks = {row.way: row.peaks for row in found.rows if row.model == model and row.peaks}
+            yield {"model": model, "backend": OURS, "way": OURS, "peaks": peaks} | options
+        for part in parts_of(options):
+            number = options[part]
+            if number == OWN:
+                number = SUITE[model].calls if model in SUITE else CALLS
+            yield {"model": model, "backend": OURS, "way": part} | options | {part: number}
+
+
+def parts_of(options: dict[str, Any]) -> list[str]:
+    """Those that are measured beside the ways: the ones that have a number."""
+    return [part for part in PARTS if options[part] is not None]
+
+
+def processes(options: dict[str, Any]) -> int:
+    """How many there are for each model."""
+    return (len(WAYS) + 1 if options["ways"] else 0) + len(parts_of(options))
+
+
+def seconds_of(options: dict[str, Any], job: dict[str, Any], limit: float) -> float:
+    """After which time a process is ended: `limit`, beside the time that searches are given, of two programs."""
+    return limit + (2 * SEARCHES * options["shapes"] * job["orders"] if job["way"] == "orders" else 0)

@@ -8,16 +8,17 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from anyshape.base.errors import AnyShapeError, ConfigError
 
-from . import limits, limits_report
+from . import limits, limits_options, limits_report
 from .results import machine
 from .runner import Runner
-from .suite import check_name
+from .suite import SUITE, check_name
 
 INTERRUPTED = 130
 
@@ -46,23 +47,27 @@ def main(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def measure(arguments: argparse.Namespace, console: Console) -> tuple[limits.Limits, bool]:
-    """Measures the models that are named; False: Ctrl-C came first.
+    """Measures the models that are named; False: Ctrl-C came first. What the folder has of others, and of other parts,
+    stays.
 
     Raises:
         ConfigError: no model is named, or one that is not there.
     """
     names = [name for name in (*arguments.names, *filter(None, arguments.models.split(","))) if name != "memory"]
+    chosen = limits_options.options(arguments)
+    if not names and limits_options.hardly_run(chosen):
+        names = list(SUITE)
     if not names:
         raise ConfigError("no model to measure under limits", why="each takes minutes",
-                          do="name some that train: demo-llama llama llama-12 t5-train unet, or your own")
+                          do="name some that train: demo-llama llama-small llama llama-12 llama-32 llama-1b-like "
+                             "t5-train unet, or your own")
     for name in names:
         check_name(name)
     out = arguments.out or Path(time.strftime("memory-%Y%m%d-%H%M%S"))
-    options = {"shapes": arguments.shapes or limits.SHAPES, "rounds": arguments.rounds or limits.ROUNDS,
-               "calls": limits.CALLS if arguments.calls is None else arguments.calls,
-               "threads": arguments.threads, "autocast": arguments.autocast}
-    found = limits.Limits(machine=machine(), options=dict(options))
-    total = len(names) * (len(limits.WAYS) + 1)
+    found = limits.load(out) if (out / limits.FILE).exists() else limits.Limits()
+    found.machine = machine()
+    found.options |= chosen | {"interrupted": False}
+    total = len(names) * limits.processes(chosen)
     with (Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                    console=console) as bars, tempfile.TemporaryDirectory(prefix="anyshape-bench-",
                                                                          ignore_cleanup_errors=True) as folder):
@@ -71,18 +76,22 @@ def measure(arguments: argparse.Namespace, console: Console) -> tuple[limits.Lim
         found.options["memory_note"] = runner.why_no_counter
         # asked to end by another program is the same as Ctrl-C
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        job: dict[str, Any] = {}
         try:
-            for job in limits.jobs(names, options, found):
+            for job in limits.jobs(names, chosen, found):
                 name = f"{job['model']}: {job['way']}"
 
                 def tell(event: str, done: int, total: int, name: str = name) -> None:
                     bars.update(inner, description=f"{name}: {event}", completed=done, total=total)
 
                 bars.reset(inner, description=name, total=1)
+                runner.limit = limits.seconds_of(chosen, job, arguments.limit)
                 found.take(job, runner.run(job, tell))
                 found.save(out)
                 bars.advance(whole)
         except KeyboardInterrupt:
+            if job:
+                found.take(job, {"finished": False} | runner.found(job))
             found.options["interrupted"] = True
             found.save(out)
             return found, False

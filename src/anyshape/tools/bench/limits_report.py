@@ -7,16 +7,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from .limits import CALL_SHARES, EPOCH, EPOCH_SHARE, WAYS, Limits, Ours, Row
+from .limits import CALL_SHARES, EPOCH_SHARE, PLANNED_SHARES, SEARCHES, WAYS, Epoch, Limits, Ours, Row
 from .report import MISSING, facts, ratio, seconds, size
 from .results import geometric_mean, median
 
 HEAD = ("way", "peak", "of eager's", "limit", "again", "step", "of eager's")
 EPOCHS_HEAD = ("sentences", "how", "fits", "peak", "words a second")
-WORDS = {"no limit": "dynamic, nothing computed again", "padded": "padded into buckets, under the limit",
+WORDS = {"no limit": "dynamic, nothing computed again", "padded": "lengths padded into buckets, under the limit",
          "limit": "dynamic, under the limit"}
 AIMS = ("measure", "aim", "found")
 NO_LIMIT = "no limit"
+REFUSED = "refused"
 CHECKPOINTED = "eager, layers checkpointed"
 BUDGETS = ("inductor, budget 0.5", "inductor, budget 0.25", "eager, products kept", CHECKPOINTED)
 SLACK = 64 * 1024  # bytes of the step outside of what the compiled program takes: the loss, its gradient, autograd's
@@ -33,11 +34,15 @@ def _cells(row: Row, eager: Row | None) -> tuple[str, ...]:
     peaks, times = (eager.peaks, eager.seconds) if eager is not None else ([], [])
     name = row.way if row.way in WAYS else f"anyshape, {row.way}"
     if row.error:
-        what = "refused" if row.error.startswith("set memory_limit") else "failed"
+        what = REFUSED if _is_refused(row) else "failed"
         return name, what, *[MISSING] * (len(HEAD) - 2)
     return (name, _all(size(one) for one in row.peaks), ratio(_times(row.peaks, peaks)),
             _all(size(one) if one else MISSING for one in row.limits), _all(map(str, row.again)),
             _all(map(seconds, row.seconds)), ratio(_times(row.seconds, times)))
+
+
+def _is_refused(row: Row) -> bool:
+    return row.error.startswith("set memory_limit")
 
 
 def _all(texts: Iterable[str]) -> str:
@@ -50,32 +55,96 @@ def _times(some: list[int] | list[float], base: list[int] | list[float]) -> floa
 
 
 def aims(found: Limits, model: str) -> list[tuple[str, str, str]]:
-    """What is aimed at, and what was found, as AIMS names them."""
+    """What is aimed at, and what was found, as AIMS names them; only what was measured."""
     known = next((one for one in found.ours if one.model == model), None)
-    free = found.of(model, NO_LIMIT)
-    if known is None or free is None:
+    if known is None:
         return []
+    free = found.of(model, NO_LIMIT)
+    rows = [] if free is None else _ways(found, known, free)
+    return [*_calls(known), *rows, *_figure(known), *_decided(known)]
+
+
+def _calls(known: Ours) -> list[tuple[str, str, str]]:
     calls = [call for call in known.calls if not call.refused]
+    if not known.calls:
+        return []
     wrong = sum(not call.arena for call in calls)
     over = sum(call.need > call.limit for call in calls)
     counted = sum(call.peak > call.limit + SLACK for call in calls)
-    refused = len(known.calls) - len(calls)
-    lowest = median(least / peak for least, peak in zip(known.least, _peaks(found, model, CHECKPOINTED), strict=False))
+    shapes = len({tuple(call.shape) for call in known.calls})
+    refused = [call for call in known.calls if call.refused]
+    proved = sum(call.bound > call.limit for call in refused)
     return [
         ("arena: predicted and counted", "equal in every call", f"{len(calls) - wrong} of {len(calls)} calls"),
-        ("steps over the limit, by the records", "0", f"{over} of {len(calls)}, {refused} refused before they began"),
+        ("steps over the limit, by the records", "0",
+         f"{over} of {len(calls)} at {shapes} shapes"),
+        ("refused before they began", "only what is impossible",
+         f"{len(refused)}, {proved} of them impossible by a bound"),
         ("steps over the limit, by the C library's blocks", "0", f"{counted} of {len(calls)}"),
-        ("peak without a limit, of Inductor's", "at most 0.75x", ratio(_times(free.peaks, _peaks(found, model,
-                                                                                                "inductor")))),
-        *((f"throughput at {share} of the peak", aim, ratio(_times(free.seconds, row.seconds)))
-          for share, aim in (("60%", "at least 0.92x"), ("40%", "at least 0.80x"))
-          if (row := found.of(model, f"{share} of that")) is not None and row.seconds),
-        ("smallest limit, of the peak with layers checkpointed", "at most 0.80x", ratio(lowest)),
-        *((f"time at the peak of {way}", "below 1.00x", _beside(found, model, way)) for way in BUDGETS),
-        ("cost of a limit that is not reached", "at most 1 %", _percent(known)),
-        ("planning of a shape never seen, median", "at most 1 ms", seconds(median(known.planning))),
-        ("the same, worst", "at most 10 ms", seconds(max(known.planning, default=None))),
+        ("such blocks, of what was predicted, at most", "1.00x",
+         ratio(max((call.peak / call.need for call in calls if call.need), default=None))),
     ]
+
+
+def _ways(found: Limits, known: Ours, free: Row) -> list[tuple[str, str, str]]:
+    lowest = median(least / peak for least, peak in zip(known.least, _peaks(found, CHECKPOINTED, known), strict=False))
+    return [
+        ("peak without a limit, of Inductor's", "at most 0.75x",
+         ratio(_times(free.peaks, _peaks(found, "inductor", known)))),
+        *((f"throughput at {share} of the peak", aim,
+           REFUSED if _is_refused(row) else ratio(_times(free.seconds, row.seconds)))
+          for share, aim in (("60%", "at least 0.92x"), ("40%", "at least 0.80x"))
+          if (row := found.of(known.model, f"{share} of that")) is not None),
+        ("smallest limit, of the peak with layers checkpointed", "at most 0.80x", ratio(lowest)),
+        *((f"time at the peak of {way}", "below 1.00x", _beside(found, known.model, way)) for way in BUDGETS),
+        ("cost of a limit that is not reached", "at most 1 %", _percent(known)),
+    ]
+
+
+def _figure(known: Ours) -> list[tuple[str, str, str]]:
+    """By count of sentences, ours beside what fits without a limit, or else beside what is padded."""
+    rows = []
+    for batch in dict.fromkeys(epoch.batch for epoch in known.epochs):
+        ways = {epoch.way: epoch for epoch in known.epochs if epoch.batch == batch}
+        ours, padded, free = ways.get("limit"), ways.get("padded"), ways.get(NO_LIMIT)
+        if ours is None or padded is None or free is None:
+            continue  # interrupted
+        if free.fits:
+            rows.append((f"words a second in batches of {batch}, of what is done without a limit", "at least 1.00x",
+                         _faster(ours, free)))
+        else:
+            rows += [(f"words a second in batches of {batch}, of padded ones", "at least 1.20x", _faster(ours, padded)),
+                     (f"peak in batches of {batch}, of padded ones", "at most 1.00x",
+                      ratio(ours.peak / padded.peak if padded.peak and ours.peak else None))]
+    return rows
+
+
+def _faster(one: Epoch, other: Epoch) -> str:
+    if not one.seconds or not other.seconds:
+        return "; ".join(f"{WORDS[epoch.way]}: {REFUSED}" for epoch in (one, other) if not epoch.seconds)
+    return ratio(one.words / one.seconds / (other.words / other.seconds))
+
+
+def _decided(known: Ours) -> list[tuple[str, str, str]]:
+    """What programs decide before they run."""
+    rows = []
+    if known.planning:
+        done = [choice.seconds for choice in known.planning if not choice.refused]
+        refused = [choice.seconds for choice in known.planning if choice.refused]
+        most = f"; a refusal {seconds(max(refused))} at most" if refused else ""
+        rows += [("planning of a shape never seen, median", "at most 1 ms", seconds(median(done))),
+                 ("the same, worst", "at most 10 ms", f"{seconds(max(done, default=None))}{most}")]
+    above = [laid.arena / laid.alive - 1 for laid in known.layouts if laid.alive]
+    if above:
+        count = len({tuple(laid.shape) for laid in known.layouts})
+        rows += [(f"layouts above the bytes alive, mean over {count} shapes", "at most 1 %",
+                  f"{sum(above) / len(above) * 100:.2f} %"),
+                 ("layouts above the bytes alive, worst", "at most 3 %", f"{max(above) * 100:.2f} %")]
+    if known.orders:
+        worst = max(known.orders, key=lambda order: order.ours / max(order.best, 1))
+        rows.append(("bytes alive in our order, of the best of four searches", "at most 1.02x",
+                     f"{worst.ours / max(worst.best, 1):.3f}x ({worst.program}, {worst.by})"))
+    return rows
 
 
 def epochs(found: Limits, model: str) -> list[tuple[str, ...]]:
@@ -85,8 +154,8 @@ def epochs(found: Limits, model: str) -> list[tuple[str, ...]]:
              f"{one.words / one.seconds:.0f}" if one.seconds else MISSING) for one in every]
 
 
-def _peaks(found: Limits, model: str, way: str) -> list[int]:
-    row = found.of(model, way)
+def _peaks(found: Limits, way: str, known: Ours) -> list[int]:
+    row = found.of(known.model, way)
     return row.peaks if row is not None else []
 
 
@@ -95,7 +164,7 @@ def _beside(found: Limits, model: str, way: str) -> str:
     if ours is None or theirs is None or theirs.error:
         return MISSING
     if ours.error:
-        return "refused"
+        return REFUSED
     return ratio(_times(ours.seconds, theirs.seconds))
 
 
@@ -105,7 +174,7 @@ def _percent(known: Ours) -> str:
 
 
 def models_of(found: Limits) -> list[str]:
-    return list(dict.fromkeys(row.model for row in found.rows))
+    return list(dict.fromkeys([*(row.model for row in found.rows), *(known.model for known in found.ours)]))
 
 
 def shapes(found: Limits, model: str) -> str:
@@ -116,8 +185,11 @@ def shapes(found: Limits, model: str) -> str:
 def problems(found: Limits) -> list[str]:
     """Processes that failed, and limits that were not held."""
     said = [f"FAILED: {row.model}, {row.way}: {row.error}" for row in found.rows
-            if row.error and not row.error.startswith("set memory_limit")]
+            if row.error and not _is_refused(row)]
     for known in found.ours:
+        for laid in known.layouts:
+            if laid.arena < laid.alive:
+                said.append(f"WRONG: {laid.program} at {laid.shape} has {laid.arena} bytes for {laid.alive}")
         for call in known.calls:
             if call.need > call.limit and not call.refused:
                 said.append(f"OVER: {known.model} at {call.shape} needs {call.need} of {call.limit}")
@@ -129,7 +201,8 @@ def problems(found: Limits) -> list[str]:
 def show(found: Limits, console: Console) -> None:
     """Prints two tables per model, and what failed."""
     for model in models_of(found):
-        for title, head, rows in ((f"{model} at {shapes(found, model)}", HEAD, lines(found, model)),
+        at = shapes(found, model)
+        for title, head, rows in ((f"{model} at {at}" if at else model, HEAD, lines(found, model)),
                                   (f"{model}: aims", AIMS, aims(found, model)),
                                   (f"{model}: batches of sentences", EPOCHS_HEAD, epochs(found, model))):
             if not rows:
@@ -141,7 +214,8 @@ def show(found: Limits, console: Console) -> None:
                 shown.add_row(*cells)
             console.print(shown)
     if found.options.get("interrupted"):
-        console.print("Interrupted: only what had finished is shown.", style="yellow")
+        part = ", ".join(found.options["unfinished"])
+        console.print(f"Interrupted: what was known by then is shown (a part of {part}).", style="yellow", markup=False)
     for text in problems(found):
         console.print(text, style="bold red", markup=False, highlight=False)
 
@@ -150,7 +224,8 @@ def markdown(found: Limits) -> str:
     """A section with two tables per model."""
     parts = []
     for model in models_of(found):
-        parts.append(f"## `{model}`\n\nShapes {shapes(found, model)}.\n\n")
+        at = shapes(found, model)
+        parts.append(f"## `{model}`\n\n" + (f"Shapes {at}.\n\n" if at else ""))
         for head, rows in ((HEAD, lines(found, model)), (AIMS, aims(found, model)),
                            (EPOCHS_HEAD, epochs(found, model))):
             if rows:
@@ -168,19 +243,30 @@ This file is written by `anyshape bench memory ... --write-document` from stored
 Every way runs in a fresh process. *peak*: blocks of the C library above parameters and optimiser state, with what
 idles between steps. *step*: median of {rounds} steps, the optimiser's included. *again*: saved values that are computed
 again. A line "as ..." has that way's peak as its limit. Ratios are geometric means over the shapes. Calls were counted
-at {calls} random shapes under {shares} of what each takes without a limit. *Batches of sentences*: {epoch} batches
-each, of three counts, with lengths from a log-normal distribution, under {share} of what the greatest possible batch
-takes; words are real ones, padding is none; the better of two passes over shapes seen before. "fits" of the first way
-says whether it would.
+at random shapes under {shares} of what each takes without a limit; no size of random shapes is 1.
+
+*Batches of sentences*: lengths from a log-normal distribution, three counts, under {share} of the greatest need of a
+batch; words are real ones, padding is none; the better of two passes over shapes seen before. "fits" of the first way
+says whether it would. What is padded (lengths, to those of buckets) runs in our program too, under the same limit.
+
+*Planning*: processor time of choosing what to keep at a shape never seen, with all layouts, under {planned} of what
+it takes without a limit. *Layouts*: bytes of the arena of forward and backward, without a limit, above the most bytes
+alive at one step; the mean over programs and shapes. *Orders*: the most bytes alive at one step, in the arena and
+beside it, in the order that serves all shapes, of those in the best order that {searches} searches found for one shape;
+none is made where a bound for all orders is reached.
 
 """
 
 
+def _percents(shares: Iterable[float]) -> str:
+    return ", ".join(f"{share:.0%}" for share in shares)
+
+
 def document(found: Limits) -> str:
     """The text of docs/benchmarks-memory.md."""
-    parts = [INTRODUCTION.format(rounds=found.options.get("rounds", MISSING), calls=found.options.get("calls", MISSING),
-                                 shares=", ".join(f"{share:.0%}" for share in CALL_SHARES), epoch=EPOCH,
-                                 share=f"{EPOCH_SHARE:.0%}"),
+    parts = [INTRODUCTION.format(rounds=found.options.get("rounds", MISSING), shares=_percents(CALL_SHARES),
+                                 share=f"{EPOCH_SHARE:.0%}", planned=_percents(PLANNED_SHARES),
+                                 searches=SEARCHES),
              facts(found.machine, str(found.options.get("threads") or MISSING)), "\n", markdown(found)]
     wrong = problems(found)
     if wrong:

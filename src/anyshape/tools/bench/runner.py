@@ -98,22 +98,32 @@ class Runner:
     def run(self, job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         """Runs one process to its end and returns what it wrote.
 
-        A process that dies or takes longer than the limit gives an `error` alone. On Ctrl-C the process is ended and
-        the exception goes on. A job names its `model` and `backend`, and what tells it from others of these.
+        A process that dies or takes longer than the limit gives an `error`, beside what it had written by then. On
+        Ctrl-C the process is ended and the exception goes on. A job names its `model` and `backend`, and what tells it
+        from others of these.
         """
-        keys = [key for key in ("model", "backend", "number", "mode", "way") if key in job]
-        name = ".".join(_file_name(str(job[key])) for key in keys)
-        request, answer = self.folder / f"{name}.job", self.folder / f"{name}.record"
+        name = _name(job)
+        request, answer = self.folder / f"{name}.job", self.answer(job)
         request.write_text(json.dumps(job))
         self.logs.mkdir(parents=True, exist_ok=True)
         log_path = self.logs / f"{name}.txt"
         with log_path.open("w") as log:
             late, status = self._watch(job, [str(request), str(answer)], log, progress)
-        if answer.exists():
-            return json.loads(answer.read_text())
+        found = self.found(job)
+        if found and found.get("finished", True):
+            return found
         why = f"took longer than {self.limit:g} s" if late else f"process ended with status {status}"
         tail = " | ".join(log_path.read_text().strip().splitlines()[-3:])
-        return {"error": f"{why}; see {log_path}. {tail}"[:1000]}
+        return found | {"error": f"{why}; see {log_path}. {tail}"[:1000]}
+
+    def answer(self, job: dict[str, Any]) -> Path:
+        """The file that a job's process writes."""
+        return self.folder / f"{_name(job)}.record"
+
+    def found(self, job: dict[str, Any]) -> dict[str, Any]:
+        """What a job's process has written; empty if there is nothing."""
+        answer = self.answer(job)
+        return json.loads(answer.read_text()) if answer.exists() else {}
 
     def _watch(self, job: dict[str, Any], files: list[str], log: TextIO, progress: Progress) -> tuple[bool, int]:
         child = subprocess.Popen(
@@ -160,6 +170,11 @@ def _event(line: str) -> dict[str, Any] | None:
         return json.loads(line)
     except ValueError:
         return None
+
+
+def _name(job: dict[str, Any]) -> str:
+    keys = [key for key in ("model", "backend", "number", "mode", "way") if key in job]
+    return ".".join(_file_name(str(job[key])) for key in keys)
 
 
 def _file_name(model: str) -> str:

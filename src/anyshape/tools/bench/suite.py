@@ -31,6 +31,8 @@ class Entry:
             again for them.
         repeats: passes over all shapes when repeated shapes are measured, in one process.
         in_default: measured when no name is given.
+        calls: random shapes that are run under six limits each, where no other number is asked for; the fewer, the
+            longer a step takes.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Entry:
     repeats: int = 2
     in_default: bool = True
     apart: tuple[Shape, ...] = ()
+    calls: int = 6
 
 
 def primes(low: int, high: int) -> list[int]:
@@ -207,7 +210,20 @@ SUITE: dict[str, Entry] = {
         ),
         Entry(
             "demo-llama", "transformers LlamaForCausalLM, hidden 64, 2 layers, vocabulary 256; train step with AdamW",
-            ("batch", "length"), True, spread(((1, 4), (2, 96)), "demo-llama"), in_default=False,
+            ("batch", "length"), True, spread(((1, 4), (2, 96)), "demo-llama"), in_default=False, calls=200,
+        ),
+        Entry(
+            "llama-small", "transformers LlamaForCausalLM, hidden 128, 6 layers, vocabulary 512; train step with AdamW",
+            ("batch", "length"), True, spread(((1, 6), (32, 224)), "llama-small"), in_default=False, calls=200,
+        ),
+        Entry(
+            "llama-32", "transformers LlamaForCausalLM, hidden 64, 32 layers, vocabulary 256; train step with AdamW",
+            ("batch", "length"), True, spread(((1, 4), (16, 256)), "llama-32"), repeats=1, in_default=False, calls=20,
+        ),
+        Entry(
+            "llama-1b-like", "Llama-2-7B with 4 layers, half as wide (hidden 2048, vocabulary 16000); train step with "
+            "AdamW", ("batch", "length"), True, spread(((1, 4), (32, 512)), "llama-1b-like"), repeats=1,
+            in_default=False, calls=1,
         ),
     )
 }

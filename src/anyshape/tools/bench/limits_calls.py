@@ -1,0 +1,165 @@
+"""Calls under limits, for `anyshape bench memory`: many shapes with six limits each, and epochs of batches."""
+from __future__ import annotations
+
+import functools
+import gc
+import random
+from typing import Any
+
+from anyshape.base.errors import ConfigError, LimitError
+from anyshape.run.limit import Limit
+from anyshape.run.timeline import scratch, timeline
+from anyshape.run.watch import watched
+
+from . import models, padding
+from .limits import CALL_SHARES, COUNTS, EPOCH_SHARE, EPOCHS, Call, Epoch, Ours
+from .limits_switch import NEVER, Switch, Tell, need, needed, random_shapes
+from .memory import Meter, settled
+from .suite import WARM_UP_CALLS, Shape
+from .worker import timed
+
+MIDDLE, SPREAD = -1.6, 0.7  # of the logarithm of a length, of the longest
+
+
+def started(model: models.BenchModel, autocast: str, counter: Meter | None = None) -> tuple[Switch, models.Step]:
+    """The model, compiled and warm.
+
+    Raises:
+        ConfigError: there is no backward, and so nothing to decide on.
+    """
+    switch = Switch(autocast, counter)
+    step = model.make(switch)
+    for shape in model.shapes[:WARM_UP_CALLS]:
+        for _ in range(2):
+            step(model.inputs(shape))
+    if not switch.limits():
+        raise ConfigError(f"{model.name} has nothing to keep or to compute again", why="no forward of it that was "
+                          "compiled has a backward", do="name a model that trains")
+    # what is there by now stays: looking through it again before every call would take longer than most calls
+    gc.collect()
+    gc.freeze()
+    return switch, step
+
+
+def calls(model: models.BenchModel, job: dict[str, Any], found: Ours, counter: Meter, tell: Tell) -> None:
+    """Random shapes, each under all limits of CALL_SHARES."""
+    tell("compiling", 0, 1)
+    switch, step = started(model, job["autocast"], counter)
+    shapes = random_shapes(model, job["calls"], "calls")
+    for number, shape in enumerate(shapes):
+        _calls(model, step, switch, shape, found.calls, counter)
+        tell("calls under limits", (number + 1) * len(CALL_SHARES), len(shapes) * len(CALL_SHARES))
+
+
+def _calls(model: models.BenchModel, step: models.Step, switch: Switch, shape: Shape, found: list[Call],
+           counter: Meter) -> None:
+    inputs = model.inputs(shape)
+    switch.set(NEVER)
+    most, values = need(switch, step, inputs)
+    if not values:
+        return  # it ran as PyTorch would
+    for share in CALL_SHARES:
+        call = Call(list(shape), int(most * share))
+        switch.set(call.limit)
+        try:
+            for limit, sizes in values.items():
+                limit.choose(sizes)  # what is remembered of a choice is not the step's own memory
+            call.peak = _counted(switch, step, inputs, counter)
+            call.need, _ = needed(switch)
+            call.arena = _as_predicted(switch, step, inputs)
+        except LimitError:
+            call.refused = True
+            call.bound = max(bound(limit, sizes) for limit, sizes in values.items())
+        found.append(call)
+
+
+def _counted(switch: Switch, step: models.Step, inputs: models.Inputs, counter: Meter) -> int:
+    """Bytes of the C library's blocks that a step takes beyond those that are there. No block of an earlier step lies
+    idle, which this one could use or would have to give back."""
+    switch.release_idle()
+    before, _ = settled(counter)
+    counter.reset()
+    step(inputs)
+    return counter.peak() - before
+
+
+def bound(limit: Limit, values: dict[str, int]) -> int:
+    """Bytes that no choice of what is dropped needs less than: what is alive at the fullest step if all that can be
+    dropped is gone wherever it could be, and computing it again takes nothing. Values are not moved out."""
+    assert limit.backward is not None
+    names = frozenset(one.saved for one in limit.backward.plan.again)
+    return int(timeline(limit).curve(values, scratch(limit, values), names).max())
+
+
+def _as_predicted(switch: Switch, step: models.Step, inputs: models.Inputs) -> bool:
+    """Whether a step writes as many bytes of the arena as its records say."""
+    programs = [one for limit in switch.limits() for one in (limit.program, limit.backward) if one is not None]
+    seen: list[Any] = []
+    for program in programs:  # one at a time: a backward reads what its forward wrote
+        with watched(program) as runs:
+            step(inputs)
+        seen += runs
+    return bool(seen) and all(run.record.arena == run.counted for run in seen)
+
+
+def epochs(model: models.BenchModel, job: dict[str, Any], found: Ours, counter: Meter, tell: Tell) -> None:
+    """Batches of three counts of sentences, with lengths from a log-normal distribution (such as that of the characters
+    of CodeAlpaca-20K: from 100 to 3,000, here scaled to the model's longest); the limit is a share of the greatest need
+    of a batch. Padded ones have lengths of buckets; what they run and how they keep to the limit is ours, too."""
+    if model.pad is None or model.dims != ("batch", "length"):
+        return  # no sentences
+    tell("compiling", 0, 1)
+    switch, step = started(model, job["autocast"], counter)
+    batches, lengths = zip(*model.shapes, strict=True)
+    longest = max(lengths)
+    draw = random.Random(model.name)
+    counts = list(dict.fromkeys(max(min(2, max(batches)), int(max(batches) * share)) for share in COUNTS))
+    every: dict[int, list[Shape]] = {batch: [(batch, max(_length(draw, longest) for _ in range(batch)))
+                                             for _ in range(job["epochs"])] for batch in counts}
+    free = {batch: max(_taken(model, step, switch, shape) for shape in dict.fromkeys(shapes))
+            for batch, shapes in every.items()}
+    limit = int(free[counts[-1]] * EPOCH_SHARE)
+    for place, (batch, shapes) in enumerate(every.items()):
+        for turn, way in enumerate(EPOCHS):
+            tell(f"batches of {batch}, {way}", place * len(EPOCHS) + turn, len(counts) * len(EPOCHS))
+            epoch = Epoch(way, batch, limit, sum(rows * length for rows, length in shapes))
+            switch.set(NEVER if way == "no limit" else limit)
+            switch.release_idle()
+            _run(model, step, epoch, shapes, counter)
+            if way == "no limit":
+                epoch.fits = free[batch] <= limit
+            found.epochs.append(epoch)
+    tell("batches", 1, 1)
+
+
+def _length(draw: random.Random, longest: int) -> int:
+    """The words of one sentence."""
+    return min(longest, max(longest // 30, int(draw.lognormvariate(MIDDLE, SPREAD) * longest), 2))
+
+
+def _run(model: models.BenchModel, step: models.Step, epoch: Epoch, shapes: list[Shape], counter: Meter) -> None:
+    """Once to see the shapes, then twice on the clock."""
+    before, _ = settled(counter)
+    makers = [functools.partial(_made, model, shape, epoch.way == "padded") for shape in shapes]
+    try:
+        for make in makers:
+            step(make())
+    except LimitError:
+        epoch.fits = False
+        return
+    counter.reset()
+    epoch.seconds = min(sum(timed(step, make()) for make in makers) for _ in range(2))
+    epoch.peak = counter.peak() - before
+
+
+def _made(model: models.BenchModel, shape: Shape, padded: bool) -> models.Inputs:
+    inputs = model.inputs(shape)
+    if not padded or model.pad is None:
+        return inputs
+    return model.pad(inputs, (shape[0], padding.bucket(shape, model.dims)[1]))
+
+
+def _taken(model: models.BenchModel, step: models.Step, switch: Switch, shape: Shape) -> int:
+    """What a step takes without a limit."""
+    switch.set(NEVER)
+    return need(switch, step, model.inputs(shape))[0]

@@ -1,0 +1,92 @@
+"""One module compiled with and without a limit, for the processes of `anyshape bench memory`: which is called, what the
+limit is, and what calls take by their records."""
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+import anyshape
+from anyshape.run.executable import Executable
+from anyshape.run.limit import Limit
+from anyshape.run.record import Record
+
+from . import models
+from .memory import Meter
+from .suite import Shape
+from .worker import Compiler
+
+NEVER = 1 << 50  # a limit that is never reached
+FREE, FIXED = "without", "with"  # programs that know no limit, and those that do
+Tell = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+
+
+class Switch:
+    """One module, compiled without a limit and with one; `current` names the one that is called."""
+
+    def __init__(self, autocast: str, counter: Meter | None = None) -> None:
+        self.compiler = Compiler("eager", autocast, counter)
+        self.current = FIXED
+        self.compiled: dict[str, Any] = {}
+
+    def __call__(self, module: nn.Module) -> Callable[..., Any]:
+        self.compiler(module)  # notes what is held
+        self.compiled = {FREE: anyshape.compile(module), FIXED: anyshape.compile(module, memory_limit=NEVER)}
+        return lambda *arguments, **keywords: self.compiled[self.current](*arguments, **keywords)
+
+    def programs(self) -> list[Executable]:
+        """Those that were compiled, of the one that is called."""
+        found = [getattr(one, "executable", one) for one in self.compiled[self.current].programs]
+        return [one for one in found if isinstance(one, Executable)]
+
+    def limits(self) -> list[Limit]:
+        """Those of the forwards."""
+        found = [getattr(one, "executable", one) for one in self.compiled[FIXED].programs]
+        limits = [getattr(one, "limit", None) for one in found]
+        return [limit for limit in limits if limit is not None and limit.backward is not None]
+
+    def release_idle(self) -> None:
+        """Gives blocks back that wait for the next call."""
+        for limit in self.limits():
+            context = limit.program.context
+            context.kept.release_idle()
+            context.temporary.release_idle()
+
+    def set(self, bytes_: int) -> None:
+        """Puts the limit elsewhere."""
+        for limit in self.limits():
+            limit.move(bytes_)
+
+
+def record_of(limit: Limit) -> Record:
+    """That of the call that ran last."""
+    return list(limit.program.records.values())[-1]
+
+
+def need(switch: Switch, step: models.Step, inputs: models.Inputs) -> tuple[int, dict[Limit, dict[str, int]]]:
+    """What the programs of a step take by their records, at most, and the sizes of each."""
+    for limit in switch.limits():
+        limit.program.records.clear()
+    step(inputs)
+    return needed(switch)
+
+
+def needed(switch: Switch) -> tuple[int, dict[Limit, dict[str, int]]]:
+    """The same of the step that ran last, where no record was there before."""
+    ran = [limit for limit in switch.limits() if limit.program.records]
+    values = {limit: record_of(limit).values for limit in ran}
+    return sum(limit.needed(values[limit], record_of(limit).keeping) for limit in ran), values
+
+
+def random_shapes(model: models.BenchModel, number: int, salt: str) -> list[Shape]:
+    """Different shapes within the ranges of the model's, the same ones each time. No size is 1 unless it has to be:
+    those have programs of their own, and run as PyTorch until that pays."""
+    draw = random.Random(f"{model.name} {salt}")
+    ranges = [(min(max(min(column), 2), max(column)), max(column)) for column in zip(*model.shapes, strict=True)]
+    found: dict[Shape, None] = {}
+    for _ in range(20 * number):
+        if len(found) < number:
+            found[tuple(draw.randint(*bounds) for bounds in ranges)] = None
+    return list(found)
