@@ -93,8 +93,11 @@ def counted(programs: Sequence[Any], apart: bool = False) -> Iterator[dict[str, 
 
 def _steps(plan: Plan, number: int, apart: bool) -> Sequence[Step]:
     """The step of this number; apart: all kernels that run as one with it."""
-    last = dict(plan.together).get(number, number)
-    return plan.steps[number:last + 1 if apart and isinstance(plan.steps[number], KernelStep) else number + 1]
+    end = number + 1
+    for first, last in plan.together:
+        if apart and first <= number <= last:
+            end = last + 1
+    return [step for step in plan.steps[number:end] if step is plan.steps[number] or isinstance(step, KernelStep)]
 
 
 @contextlib.contextmanager
