@@ -1,8 +1,8 @@
 """Counts what one step launches: kernels, products of a library, single calls of PyTorch, copies. Never while timing.
 
 Ours are counted from what ran: the clock of `run/executable.py` makes a mark for every step of the host that was
-reached. Kernels that follow each other are one such step, for which threads are called together once
-(backend/host_series.py). Inductor's are counted in the Python that it generates, whose lines run one after another:
+reached. Kernels that follow each other are one such step, for which threads are called together once, and so are a
+product and the kernels that read its result, which counts as a product (backend/host_series.py). Inductor's are counted in the Python that it generates, whose lines run one after another:
 what calls a kernel of its own or an operator of PyTorch is one; allocations, views of memory and checks are none. Its
 kernels too are all loops between two calls, in one function that calls threads together once.
 """
@@ -56,7 +56,7 @@ KINDS: dict[type, Launches] = {KernelStep: Launches(kernels=1), LibraryStep: Lau
 def of_step(backend: str, compiled: Any, step: Callable[[], object], apart: bool = False) -> dict[str, int] | None:
     """What one step launches, by kind, in all programs of a backend together; None where nothing can be counted. The
     step is run once before, so that it compiles nothing while it is counted. apart: every kernel of ours
-    counts, also those that run as one step."""
+    counts, also those that run as one step with others, or with a product."""
     if backend not in (*OURS, *INDUCTORS):
         return None
     step()
