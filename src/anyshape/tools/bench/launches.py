@@ -2,9 +2,10 @@
 
 Ours are counted from what ran: the clock of `run/executable.py` makes a mark for every step of the host that was
 reached. Kernels that follow each other are one such step, for which threads are called together once, and so are a
-product and the kernels that read its result, which counts as a product (backend/host_series.py). Inductor's are counted in the Python that it generates, whose lines run one after another:
-what calls a kernel of its own or an operator of PyTorch is one; allocations, views of memory and checks are none. Its
-kernels too are all loops between two calls, in one function that calls threads together once.
+product and the kernels that read its result, which counts as a product (backend/host_series.py). Inductor's are counted
+in the Python that it generates, whose lines run one after another: what calls a kernel of its own or an operator of
+PyTorch is one; allocations, views of memory and checks are none. Its kernels too are all loops between two calls, in
+one function that calls threads together once.
 """
 from __future__ import annotations
 
