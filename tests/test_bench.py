@@ -730,7 +730,10 @@ def test_our_launches_are_those_that_ran() -> None:
         with launches.counted([*one.programs, *two.programs]) as seen:
             one(x, w), one(x[:2], w)
         alone = launches.of_step("anyshape", two, lambda: two(x, w))
-    assert seen == {"0.inference": launches.Launches(kernels=2, products=2, calls=2)}
+        with launches.counted(one.programs, apart=True) as apart:
+            one(x, w)
+    assert seen == {"0.inference": launches.Launches(products=2, calls=2)}  # kernels run with the products before them
+    assert apart == {"0.inference": launches.Launches(kernels=1, products=1, calls=1)}
     assert alone == {"kernels": 0, "products": 1, "calls": 0, "copies": 0}
     assert all(program.executable.profiles is None for program in one.programs)
     assert launches.of_step("eager", None, lambda: None) is None
@@ -739,7 +742,7 @@ def test_our_launches_are_those_that_ran() -> None:
 def test_launches_of_training_are_of_both_programs() -> None:
     fast = anyshape.compile(lambda x, w: torch.relu(x @ w).sum())
     x, w = torch.randn(5, 7, requires_grad=True), torch.randn(7, 3, requires_grad=True)
-    found = launches.of_step("anyshape", fast, lambda: fast(x, w).backward())
+    found = launches.of_step("anyshape", fast, lambda: fast(x, w).backward(), apart=True)
     assert found is not None and found["products"] == 3 and found["kernels"] >= 2 and found["calls"] == 0
 
 

@@ -48,7 +48,7 @@ def test_side_by_side(dtype, threads):
                 assert found.shape == exact.shape
                 assert ((found.double() - exact).abs() <= one * exact.abs() + (inner + 2) * 2.0**-23 * size
                         + 2.0**-25).all()
-        assert fast.programs[0].compiled.plan.together == ((0, 2),)
+        assert fast.programs[0].compiled.plan.together == ((0, 3),)  # and the kernel behind them
     finally:
         torch.set_num_threads(before)
 
@@ -61,10 +61,10 @@ def test_the_host_gets_one_step(dtype):
     executable = fast.programs[0].compiled.executable
     (record,) = executable.records.values()
     ops, at = [], record.program[host_words.HEAD_FIRST]
-    while record.program[at] != host_words.END:
+    while record.program[at] != host_words.END:  # the head of a series, then what is in it
         ops.append((record.program[at], record.program[at + 1] // host_words.MATMUL_DIMS))
         at += record.program[at + 1]
-    assert ops[0] == (host_words.PRODUCT, 3) and host_words.PRODUCT not in [op for op, _ in ops[1:]]
+    assert ops == [(host_words.SERIES, 0), (host_words.PRODUCT, 3), (host_words.KERNEL, 0)]
     assert executable.counted_peak(record) == record.arena
 
 

@@ -114,7 +114,8 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     plan = dataclasses.replace(assemble(graph, fusion, store, regimes), nonnegative=nonnegative)
     if pipeline.ORDER not in config.disabled():
         plan, fusion = _reordered(plan, fusion, before)
-    plan = together(plan if pipeline.ROOMS in config.disabled() else share(plan, before))
+    plan = together(plan if pipeline.ROOMS in config.disabled() else share(plan, before),
+                    pipeline.EPILOGUES not in config.disabled())
     if config.limited and forward is not None and before is not None:
         plan = _with_again(plan, graph, again, forward)
     plan = hold_less(allocate(plan, before), before, config.limited)

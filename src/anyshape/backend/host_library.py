@@ -81,6 +81,18 @@ def address(block: int, place: int) -> int:
 def run_matmul(block: int, step: int) -> int:
     """A batch of matrix products: in parallel over the batch, over the rows of a matrix that meets few vectors, or
     inside the library."""
+    data = words(4)
+    threads = matmul_threads(block, step, data)
+    if threads == 1:
+        matmul_range(data, 0, word(step, MATMUL_BATCHES), 0, word(step, MATMUL_THIN_ROWS))
+    elif threads > 1:
+        call_void(word(word(block, FUNCTIONS), GOMP_PARALLEL), matmul_part, data, threads, 0)
+    return 0
+
+
+def matmul_threads(block: int, step: int, data: int) -> int:
+    """On how many threads such products are worth to run, 0 where there is nothing to do; writes to `data` (4 words)
+    how they are shared out."""
     batches = word(step, MATMUL_BATCHES)
     m = word(step, MATMUL_M)
     n = word(step, MATMUL_N)
@@ -89,7 +101,6 @@ def run_matmul(block: int, step: int) -> int:
     functions = word(block, FUNCTIONS)
     threads = minimum(word(block, THREADS), batches)
     cost = m * n * maximum(word(step, MATMUL_K), 1)
-    data = words(4)
     set_word(data, 0, functions)
     set_word(data, 1, block)
     set_word(data, 2, step)
@@ -101,18 +112,21 @@ def run_matmul(block: int, step: int) -> int:
         threads = 1
     set_word(data, 3, threads)
     if threads < 2 or word(functions, GOMP_PARALLEL) == 0 or cost * batches < PARALLEL_FLOPS:
-        matmul_range(data, 0, batches, 0, rows)
-        return 0
-    call_void(word(functions, GOMP_PARALLEL), matmul_part, data, threads, 0)
-    return 0
+        return 1
+    return threads
 
 
 def matmul_part(data: int) -> int:
-    """One thread's share: of the batch, or of the rows of a matrix that meets few vectors."""
+    """What one thread does."""
     functions = word(data, 0)
-    step = word(data, 2)
     number = call(word(functions, THREAD_NUMBER)) & 4294967295
-    team = call(word(functions, TEAM_SIZE)) & 4294967295
+    matmul_share(data, number, call(word(functions, TEAM_SIZE)) & 4294967295)
+    return 0
+
+
+def matmul_share(data: int, number: int, team: int) -> int:
+    """The share of thread `number`: of the batch, or of the rows of a matrix that meets few vectors."""
+    step = word(data, 2)
     batches = word(step, MATMUL_BATCHES)
     rows = word(step, MATMUL_THIN_ROWS)
     if word(step, MATMUL_THIN) != 0 and batches < word(data, 3):
@@ -328,5 +342,5 @@ def copy_range(data: int, begin: int, end: int) -> int:
     return 0
 
 
-LIBRARY_ROUTINES = (address, run_matmul, matmul_part, matmul_range, multiply, multiply_thin, clear_matrix,
-                    spread_bias, copy_run, run_copy, copy_part, copy_range)
+LIBRARY_ROUTINES = (address, run_matmul, matmul_threads, matmul_part, matmul_share, matmul_range, multiply,
+                    multiply_thin, clear_matrix, spread_bias, copy_run, run_copy, copy_part, copy_range)

@@ -71,6 +71,18 @@ from anyshape.backend.native import call, call_void, maximum, minimum, set_word,
 def run_packed(block: int, step: int) -> int:
     """A batch of products, or several ones with the same rows, whose words follow each other; shared out by panels of
     columns of blocks of rows."""
+    data = words(7)
+    threads = packed_threads(block, step, data)
+    if threads == 1:
+        packed_share(data, 0, 1)
+    elif threads > 1:
+        call_void(word(word(block, FUNCTIONS), GOMP_PARALLEL), packed_part, data, threads, 0)
+    return 0
+
+
+def packed_threads(block: int, step: int, data: int) -> int:
+    """On how many threads such products are worth to run, 0 where there is nothing to do; writes to `data` (7 words)
+    how they are shared out."""
     batches = word(step, MATMUL_BATCHES)
     rows = word(step, MATMUL_N)
     members = word(step, 1) // MATMUL_DIMS if word(step, MATMUL_RANK) == 0 else 1
@@ -92,7 +104,6 @@ def run_packed(block: int, step: int) -> int:
     while down * high < rows and down * batches < threads and (
             panels * down * batches < threads or FLAT * batches * columns * down * down < threads * rows):
         down += 1
-    data = words(7)
     set_word(data, 0, functions)
     set_word(data, 1, block)
     set_word(data, 2, step)
@@ -100,11 +111,7 @@ def run_packed(block: int, step: int) -> int:
     set_word(data, 4, parts(parts(rows, down), high) * high)
     set_word(data, 5, parts(rows, word(data, 4)))
     set_word(data, 6, members)
-    if threads < 2:
-        packed_range(data, 0, batches * panels * word(data, 5), 0)
-        return 0
-    call_void(word(functions, GOMP_PARALLEL), packed_part, data, threads, 0)
-    return 0
+    return maximum(threads, 1)
 
 
 def parts(size: int, part: int) -> int:
@@ -113,10 +120,15 @@ def parts(size: int, part: int) -> int:
 
 
 def packed_part(data: int) -> int:
-    """One thread's share of the panels."""
+    """What one thread does."""
     functions = word(data, 0)
     number = call(word(functions, THREAD_NUMBER)) & 4294967295
-    team = call(word(functions, TEAM_SIZE)) & 4294967295
+    packed_share(data, number, call(word(functions, TEAM_SIZE)) & 4294967295)
+    return 0
+
+
+def packed_share(data: int, number: int, team: int) -> int:
+    """The share of thread `number` of the panels."""
     panels = word(word(data, 2), MATMUL_BATCHES) * word(data, 3) * word(data, 5)
     packed_range(data, panels * number // team, panels * (number + 1) // team, number)
     return 0
@@ -393,5 +405,5 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     return 0
 
 
-PACKED_ROUTINES = (run_packed, parts, packed_part, packed_range, packed_members, aim, packed_tile, look_ahead,
-                   batch_place, pack, multiply_panels)
+PACKED_ROUTINES = (run_packed, packed_threads, parts, packed_part, packed_share, packed_range, packed_members, aim,
+                   packed_tile, look_ahead, batch_place, pack, multiply_panels)

@@ -1,18 +1,26 @@
-"""Kernels that follow each other run as one step of the host: the threads are called together once for all of them.
+"""Kernels that follow each other, and the product that they follow, run as one step of the host: the threads are called
+together once for all of them.
 
-A step of a series is a head (op, length of the head, number of its first step, words of its kernels) and the steps of
-the kernels as they are. Every thread goes through them and does its part of each; all meet before the next one begins.
+A step of a series is a head (op, length of the head, number of its first step, words of what follows) and the steps as
+they are: perhaps a product, then kernels. Every thread goes through them and does its part of each; all meet before the
+next one begins. A product that the library shares out itself, or that packs its rows over themselves, goes before.
 The first kernel whose check fails is the last one that runs: each has a status of its own, in front of its block.
 """
 from __future__ import annotations
 
-from anyshape.backend.host_library import address
+from anyshape.backend.host_library import address, matmul_share, matmul_threads, run_matmul
+from anyshape.backend.host_over import run_over
+from anyshape.backend.host_packed import packed_share, packed_threads, run_packed
 from anyshape.backend.host_words import (
     BARRIER,
     FUNCTIONS,
     GOMP_PARALLEL,
     HEAD_SCRATCH,
+    KERNEL,
+    MATMUL_THIN,
+    OVER,
     PARALLEL_WORK,
+    PRODUCT,
     SCRATCH,
     SERIES_HEAD,
     SERIES_WORDS,
@@ -26,10 +34,14 @@ from anyshape.backend.native import call, call_void, copy_bytes, maximum, minimu
 
 
 def run_series(block: int, step: int, workspace: int, program: int) -> int:
-    """The kernels of a series, in order."""
+    """The steps of a series, in order."""
     functions = word(block, FUNCTIONS)
     first = step + 8 * SERIES_HEAD
     end = first + 8 * word(step, SERIES_WORDS)
+    product = 0
+    if word(first, 0) != KERNEL:
+        product = first
+        first += 8 * word(first, 1)
     one = first
     at = workspace
     team = 1
@@ -37,15 +49,25 @@ def run_series(block: int, step: int, workspace: int, program: int) -> int:
         team = maximum(team, kernel_threads(block, one))
         at = kernel_block(block, one, at)
         one += 8 * word(one, 1)
-    data = words(7)
+    data = words(9)
     set_word(data, 0, functions)
     set_word(data, 1, first)
     set_word(data, 2, end)
     set_word(data, 3, workspace)
     set_word(data, 4, word(block, SCRATCH))
     set_word(data, 5, word(program, HEAD_SCRATCH))
-    set_word(data, 6, team)
-    if team < 2 or word(functions, GOMP_PARALLEL) == 0 or word(functions, BARRIER) == 0:
+    meets = 0 if word(functions, GOMP_PARALLEL) == 0 or word(functions, BARRIER) == 0 else 1
+    if product != 0:
+        shared = words(7)
+        threads = product_threads(block, product, shared) if meets != 0 else 0
+        if threads < 2:
+            run_product(block, product)
+        else:
+            set_word(data, 6, product)
+            set_word(data, 7, shared)
+            set_word(data, 8, threads)
+            team = maximum(team, threads)
+    if team < 2 or meets == 0:
         series_alone(data)
     else:
         call_void(word(functions, GOMP_PARALLEL), series_part, data, team, 0)
@@ -57,6 +79,26 @@ def run_series(block: int, step: int, workspace: int, program: int) -> int:
             set_word(block, STEP, word(one, 2))
         at = after_block(one, at)
         one += 8 * word(one, 1)
+    return 0
+
+
+def product_threads(block: int, step: int, data: int) -> int:
+    """On how many threads the product of a series is shared out, as `data` says; 0 or 1: it goes before."""
+    if word(step, 0) == PRODUCT:
+        return packed_threads(block, step, data)
+    if word(step, 0) != OVER and word(step, MATMUL_THIN) != 0:
+        return matmul_threads(block, step, data)
+    return 0
+
+
+def run_product(block: int, step: int) -> int:
+    """A product by itself."""
+    if word(step, 0) == PRODUCT:
+        run_packed(block, step)
+    elif word(step, 0) == OVER:
+        run_over(block, step)
+    else:
+        run_matmul(block, step)
     return 0
 
 
@@ -86,7 +128,7 @@ def after_block(step: int, at: int) -> int:
 
 
 def series_alone(data: int) -> int:
-    """A series on one thread."""
+    """The kernels of a series on one thread."""
     one = word(data, 1)
     at = word(data, 3)
     while one < word(data, 2):
@@ -100,10 +142,19 @@ def series_alone(data: int) -> int:
 
 
 def series_part(data: int) -> int:
-    """What one thread of a series does: an equal part of the row blocks of each kernel that is worth it."""
+    """What one thread of a series does: its share of the product, and an equal part of the row blocks of each kernel
+    that is worth it."""
     functions = word(data, 0)
     number = call(word(functions, THREAD_NUMBER)) & 4294967295
     team = call(word(functions, TEAM_SIZE)) & 4294967295
+    product = word(data, 6)
+    if product != 0:
+        shares = minimum(word(data, 8), team)
+        if number < shares and word(product, 0) == PRODUCT:
+            packed_share(word(data, 7), number, shares)
+        elif number < shares:
+            matmul_share(word(data, 7), number, shares)
+        call_void(word(functions, BARRIER))
     scratch = word(data, 4) + number * word(data, 5)
     one = word(data, 1)
     at = word(data, 3)
@@ -125,4 +176,5 @@ def series_part(data: int) -> int:
     return 0
 
 
-SERIES_ROUTINES = (run_series, kernel_threads, kernel_block, after_block, series_alone, series_part)
+SERIES_ROUTINES = (run_series, product_threads, run_product, kernel_threads, kernel_block, after_block, series_alone,
+                   series_part)

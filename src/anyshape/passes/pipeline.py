@@ -37,8 +37,10 @@ ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, pieces, cau
 
 # what `disable` names beside passes: the fused operator in place of attention that is written out
 # (frontend/attention.py), versions of kernels (kernel/regimes.py), another order of steps (plan/order.py), values in
-# rooms (plan/rooms.py), and calls past torch's wrappers (frontend/direct.py, frontend/training.py)
-ATTENTION, REGIMES, ORDER, ROOMS, DOOR = TECHNIQUES = ("attention", "regimes", "order", "rooms", "door")
+# rooms (plan/rooms.py), kernels that run with the product before them (plan/together.py), and calls past torch's
+# wrappers (frontend/direct.py, frontend/training.py)
+ATTENTION, REGIMES, ORDER, ROOMS, EPILOGUES, DOOR = TECHNIQUES = (
+    "attention", "regimes", "order", "rooms", "epilogues", "door")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from anyshape.plan.again import written
 from anyshape.plan.alloc import kept_regions, tape_entry
 from anyshape.plan.hold import owned_elsewhere
 from anyshape.plan.inplace import pairs
-from anyshape.plan.plan import Buffer, ExternStep, KernelStep, LibraryStep, Plan, Step, Window, touched
+from anyshape.plan.plan import Buffer, ExternStep, KernelStep, Plan, Step, Window, touched
 from anyshape.plan.rooms import share
 from anyshape.plan.search import Problem, search
-from anyshape.plan.together import together
+from anyshape.plan.together import kernels_from, together
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
 
@@ -96,10 +96,10 @@ def _units(plan: Plan) -> list[list[int]]:
     """Steps that stay together: products side by side."""
     units = [[k] for k in range(len(plan.steps))]
     for first, last in together(plan).together:
-        if isinstance(plan.steps[first], LibraryStep):
-            units[first] = list(range(first, last + 1))
-            for k in range(first + 1, last + 1):
-                units[k] = []
+        end = kernels_from(plan.steps, first, last)
+        for k in range(first + 1, end):
+            units[first].append(k)
+            units[k] = []
     return [unit for unit in units if unit]
 
 

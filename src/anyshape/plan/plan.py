@@ -161,7 +161,7 @@ class Plan:
         the backward program has run. The rest, [kept, arena), is free after the call. No buffer crosses the border.
     nonnegative: sizes of tensors inside that the facts do not show to be at least 0, and what a backward needs to be;
         where one is below, the program does not apply.
-    together: runs of steps, first and last, that the host may do as one: products side by side, kernels one after
+    together: runs of steps, first and last, that the host may do as one: products side by side, then kernels one after
         another (plan/together.py).
     again: (backward) what can be computed again in place of being kept; optional: the steps that do (plan/again.py).
     chunks: (backward) the forward's saved buffers by chunk: the chunks can be given back one after another.

@@ -21,6 +21,7 @@ from anyshape.plan.plan import (
     Step,
     Window,
 )
+from anyshape.plan.together import kernels_from
 
 
 def show(plan: Plan) -> str:
@@ -44,7 +45,9 @@ def show(plan: Plan) -> str:
         mark = "?" if number in optional else " "
         lines.append(f"  {number:>{width}} {mark}{_step(step)}{where}")
     for first, last in plan.together:
-        lines.append(f"  {'in a row' if isinstance(plan.steps[first], KernelStep) else 'side by side'}  {first}-{last}")
+        middle = kernels_from(plan.steps, first, last)
+        lines += [f"  side by side  {first}-{middle - 1}"] if middle > first + 1 else []
+        lines += [f"  in a row  {max(first, middle - 1)}-{last}"] if middle <= last else []
     lines += [f"  again   {one.buffer} in place of {one.saved}: {', '.join(name for name, _ in one.windows)}"
               for one in plan.again]
     lines.append(f"  out     {', '.join(_entry(entry) for entry in plan.outputs)}")

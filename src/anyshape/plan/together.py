@@ -5,10 +5,11 @@
     2 matmul(x, wv) -> v
     3 k0(q) -> a                          together 3-4: threads are called together once, and meet between the two
     4 k1(a) -> b
+                                          together 0-4: where k0 reads what the products made
 
 Products run side by side. So what they touch is kept from the first of them to the last, and none reads or writes what
 another one writes. Whether the host can is seen when sizes are known (`joined` in run/words.py). Kernels run one after
-another (backend/host_series.py): they may touch what they like.
+another, and after the products (backend/host_series.py): they may touch what they like.
 """
 from __future__ import annotations
 
@@ -21,20 +22,20 @@ MOST = 4  # products in a run
 DTYPES = ("bf16", "f16", "f32")  # of products that the host has panels for
 
 
-def together(plan: Plan) -> Plan:
-    """`plan` (not allocated) with its runs of such steps, and the lives of what products side by side touch."""
+def together(plan: Plan, epilogues: bool = True) -> Plan:
+    """`plan` (not allocated) with its runs of such steps, and the lives of what products side by side touch.
+    epilogues: kernels run with the products before them."""
     runs: list[tuple[int, int]] = []
     first = 0
     for position in range(1, len(plan.steps) + 1):
-        if position < len(plan.steps) and _joins(plan.steps[first:position], plan.steps[position]):
+        if position < len(plan.steps) and _joins(plan.steps[first:position], plan.steps[position], epilogues):
             continue
         if is_run(plan.steps[first:position]):
             runs.append((first, position - 1))
         first = position
     lives = {b.name: (b.first, b.last) for b in plan.buffers}
-    for begin, end in runs:
-        if isinstance(plan.steps[begin], KernelStep):
-            continue
+    for begin, last in runs:
+        end = kernels_from(plan.steps, begin, last) - 1
         for name in {window.buffer for step in plan.steps[begin:end + 1] for window in touched(step)}:
             lives[name] = min(lives[name][0], begin), max(lives[name][1], end)
     buffers = tuple(dataclasses.replace(b, first=lives[b.name][0], last=lives[b.name][1]) for b in plan.buffers)
@@ -47,11 +48,18 @@ def is_run(steps: Sequence[Step]) -> bool:
     return len(steps) > 1 or chain
 
 
-def _joins(before: Sequence[Step], step: Step) -> bool:
-    """Whether a step can be done with those before it: a kernel with kernels, a product beside products."""
+def kernels_from(steps: Sequence[Step], first: int, last: int) -> int:
+    """Where the kernels of a run of steps begin; behind it where there are none."""
+    return next((k for k in range(first, last + 1) if isinstance(steps[k], KernelStep)), last + 1)
+
+
+def _joins(before: Sequence[Step], step: Step, epilogues: bool) -> bool:
+    """Whether a step can be done with those before it: a kernel with kernels, or with products that it reads, a product
+    beside products."""
     first = before[0]
-    if isinstance(first, KernelStep) and isinstance(step, KernelStep):
-        return True
+    if isinstance(before[-1], KernelStep) or isinstance(step, KernelStep):
+        return isinstance(step, KernelStep) and (isinstance(before[-1], KernelStep) or (
+            epilogues and _reads(step, before)))
     if not (isinstance(first, LibraryStep) and isinstance(step, LibraryStep)) or len(before) >= MOST:
         return False
     if not first.op.startswith("matmul") or not step.op.startswith("matmul") or first.inputs[0] != step.inputs[0]:
@@ -62,3 +70,10 @@ def _joins(before: Sequence[Step], step: Step) -> bool:
     seen = {window.buffer for one in before for window in touched(one)}
     return not (written & {window.buffer for window in touched(step)}
                 or seen & {window.buffer for window in step.outputs})
+
+
+def _reads(kernel: KernelStep, before: Sequence[Step]) -> bool:
+    """Whether a kernel reads what products write."""
+    made = {window.buffer for step in before if isinstance(step, LibraryStep) and step.op.startswith("matmul")
+            for window in step.outputs}
+    return any(window.buffer in made for window in kernel.params)

@@ -19,10 +19,11 @@ from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType, size_of
 from anyshape.ops.attention import wide
 from anyshape.plan.plan import Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
+from anyshape.plan.together import kernels_from
 from anyshape.run.attention import OPS, AttentionSpec, attention_words
 from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import GroupedSpec, grouped_words
-from anyshape.run.words import Area, Shape, at_slots, copy_words, joined, matmul_words, series
+from anyshape.run.words import Area, Shape, at_slots, copy_words, finished, joined, matmul_words, series
 from anyshape.sym.expr import Size
 from anyshape.sym.formulas import Formulas, name_of
 
@@ -78,7 +79,8 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
     lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
     names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "grouped": grouped_words,
-                             "copy": _copy, "joined": joined, "series": series, "specs": writer.specs}
+                             "copy": _copy, "joined": joined, "series": series, "finished": finished,
+                             "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
     dtypes = tuple(dict.fromkeys((*(spec.dtype for spec in writer.specs if spec.dtype), *writer.wide)))
     return Layout(symbols, slots, placed, names["shape"], dtypes)
@@ -171,11 +173,16 @@ class _Writer(Formulas):
         """The words of all steps; those of a run are joined."""
         parts = [self.step(number, step) for number, step in enumerate(self.plan.steps)]
         for first, last in reversed(self.plan.together):
-            if isinstance(self.plan.steps[first], KernelStep):
-                parts[first:last + 1] = [f"*series({first}, [{', '.join(parts[first:last + 1])}])"]
-                continue
-            members = ", ".join(f"[{part}]" for part in parts[first:last + 1])
-            parts[first:last + 1] = [f"*joined([{members}])"]
+            middle = kernels_from(self.plan.steps, first, last)
+            kernels = ", ".join(parts[middle:last + 1])
+            products = parts[first:middle]
+            if len(products) > 1:
+                products = [f"*joined([{', '.join(f'[{part}]' for part in products)}])"]
+            if not products:
+                joint = f"*series({first}, [{kernels}])"
+            else:
+                joint = f"*finished([{products[0]}], {middle}, [{kernels}])" if kernels else products[0]
+            parts[first:last + 1] = [joint]
         return parts
 
     def step(self, number: int, step: Step) -> str:

@@ -283,13 +283,31 @@ def joined(products: Sequence[list[int]]) -> list[int]:
 
 def series(number: int, kernels: Sequence[int]) -> list[int]:
     """The words of kernel steps as one step; as they are where there is only one, or one that no version of fits."""
-    at, several = 0, False
-    while at < len(kernels):
-        if kernels[at] != host.KERNEL:
-            return list(kernels)
-        several = several or at > 0
-        at += kernels[at + 1]
-    return [host.SERIES, host.SERIES_HEAD, number, len(kernels), *kernels] if several else list(kernels)
+    count = _kernels(kernels)
+    return [host.SERIES, host.SERIES_HEAD, number, len(kernels), *kernels] if count > 1 else list(kernels)
+
+
+def finished(products: Sequence[int], number: int, kernels: Sequence[int]) -> list[int]:
+    """The words of products and of the kernels that follow, from step `number` on: the last product, if it is the
+    host's, and the kernels are one step."""
+    at = last = 0
+    while at < len(products):
+        last, at = at, at + products[at + 1]
+    if not _kernels(kernels) or not products or products[last] not in (host.PRODUCT, host.MATMUL):
+        return [*products, *series(number, kernels)]
+    words = [*products[last:], *kernels]
+    return [*products[:last], host.SERIES, host.SERIES_HEAD, products[last + 2], len(words), *words]
+
+
+def _kernels(words: Sequence[int]) -> int:
+    """How many kernel steps there are; 0 where no version of one fits."""
+    at = count = 0
+    while at < len(words):
+        if words[at] != host.KERNEL:
+            return 0
+        count += 1
+        at += words[at + 1]
+    return count
 
 
 def may_pack_over(words: Sequence[int] | ctypes.Array[ctypes.c_int64], at: int) -> bool:

@@ -1,10 +1,11 @@
 """Counts what one step launches: kernels, products of a library, single calls of PyTorch, copies. Never while timing.
 
 Ours are counted from what ran: the clock of `run/executable.py` makes a mark for every step of the host that was
-reached. Kernels that follow each other are one such step, for which threads are called together once
-(backend/host_series.py). Inductor's are counted in the Python that it generates, whose lines run one after another:
-what calls a kernel of its own or an operator of PyTorch is one; allocations, views of memory and checks are none. Its
-kernels too are all loops between two calls, in one function that calls threads together once.
+reached. Kernels that follow each other are one such step, for which threads are called together once, and so are a
+product and the kernels that read its result, which counts as a product (backend/host_series.py). Inductor's are counted
+in the Python that it generates, whose lines run one after another: what calls a kernel of its own or an operator of
+PyTorch is one; allocations, views of memory and checks are none. Its kernels too are all loops between two calls, in
+one function that calls threads together once.
 """
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ KINDS: dict[type, Launches] = {KernelStep: Launches(kernels=1), LibraryStep: Lau
 def of_step(backend: str, compiled: Any, step: Callable[[], object], apart: bool = False) -> dict[str, int] | None:
     """What one step launches, by kind, in all programs of a backend together; None where nothing can be counted. The
     step is run once before, so that it compiles nothing while it is counted. apart: every kernel of ours
-    counts, also those that run as one step."""
+    counts, also those that run as one step with others, or with a product."""
     if backend not in (*OURS, *INDUCTORS):
         return None
     step()
@@ -93,8 +94,11 @@ def counted(programs: Sequence[Any], apart: bool = False) -> Iterator[dict[str, 
 
 def _steps(plan: Plan, number: int, apart: bool) -> Sequence[Step]:
     """The step of this number; apart: all kernels that run as one with it."""
-    last = dict(plan.together).get(number, number)
-    return plan.steps[number:last + 1 if apart and isinstance(plan.steps[number], KernelStep) else number + 1]
+    end = number + 1
+    for first, last in plan.together:
+        if apart and first <= number <= last:
+            end = last + 1
+    return [step for step in plan.steps[number:end] if step is plan.steps[number] or isinstance(step, KernelStep)]
 
 
 @contextlib.contextmanager

@@ -201,8 +201,8 @@ METHOD = """\
 - *launches*: kernels, matrix products, attention, single operators of PyTorch and copies that one step runs, forward
   and backward, at the first shape, in a pass that is not timed; behind it the ratio to Inductor's. Ours are counted
   from what ran, Inductor's in the Python that it generates. Kernels that follow each other, with no call between, are
-  one, ours as Inductor's: threads are called together once for all of them. Views, allocations and the optimiser do not
-  count.
+  one, ours as Inductor's: threads are called together once for all of them. Of ours, so are a product and the kernels
+  that read its result, one product. Views, allocations and the optimiser do not count.
 - *peak memory*: most bytes alive during a step above parameters and optimiser state, the greatest over the shapes;
   what a backend keeps between steps is included. {memory}
 - *arena predicted*: the peak that the compiler predicts for its arena from its formulas, the greatest over all shapes;

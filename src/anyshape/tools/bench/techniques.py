@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.passes.pipeline import ATTENTION, DOOR, ORDER, REGIMES, ROOMS
+from anyshape.passes.pipeline import ATTENTION, DOOR, EPILOGUES, ORDER, REGIMES, ROOMS
 from anyshape.plan.show import show
 
 from . import models, own, stored
@@ -52,6 +52,7 @@ TECHNIQUES: dict[str, tuple[dict[str, Any], str]] = {
         (REGIMES, "versions of a kernel for short, long, few rows"),
         (ORDER, "steps run in another order where that takes less memory"),
         (ROOMS, "values lie in results and over what dies"),
+        (EPILOGUES, "kernels run with the product before them"),
         (DOOR, "calls go past Dynamo's and AOTAutograd's wrappers"),
     )},
 }
