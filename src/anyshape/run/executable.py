@@ -127,10 +127,10 @@ class Executable:
                              why=f"got {type(args[0]).__name__ if args else 'no argument'}",
                              do="pass what the forward returned last")
         tape = args.pop(0)
-        values = tape.open()
         lease = tape.owner if isinstance(tape.owner, Lease) else None
         if lease is not None and lease.limit is not None:
             begin(lease, lease.limit)
+        values = tape.open()
         origin = tape.owner.record if lease is not None else tuple(
             (v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit, values, origin)

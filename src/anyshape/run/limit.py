@@ -74,6 +74,7 @@ class Limit:
         self.needs: dict[tuple[tuple[int, ...], Keeping, int], tuple[int, int]] = {}
         self.alone: bool | None = None  # no other call came before the backward; None: not known
         self.learnt: dict[tuple[int, tuple[int, ...]], Keeping] = {}  # what tapes had to drop for later calls
+        self.settled: dict[tuple[Any, ...], Keeping] = {}  # what calls keep that began beside certain tapes
         self.lock = threading.Lock()
 
     def apart(self, bytes_: int = 0) -> Limit:
@@ -154,6 +155,7 @@ class Limit:
         """Calls that begin from now on keep to another limit."""
         self.bytes = bytes_
         self.learnt.clear()
+        self.settled.clear()
         with self.program.lock:
             self.program.records.clear()
 
@@ -163,6 +165,7 @@ class Limit:
             self.known.clear()
             self.needs.clear()
             self.learnt.clear()
+            self.settled.clear()
 
     def threads(self) -> int:
         """How many run a call."""

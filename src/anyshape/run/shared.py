@@ -15,7 +15,7 @@ import itertools
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,6 +31,7 @@ from anyshape.sym.expr import evaluate
 if TYPE_CHECKING:
     from anyshape.run.limit import Limit
 
+REMEMBERED = 256  # choices, for the sizes met last
 SHORTEST = 1e-9  # seconds, so that nothing is for free
 
 
@@ -88,6 +89,10 @@ def make_room(limit: Limit, values: dict[str, int], room: int) -> Keeping:
     Raises:
         LimitError: it does not fit whatever they drop.
     """
+    situation = _situation(limit, values, room)
+    known = limit.settled.get(situation)
+    if known is not None:
+        return known
     fixed: set[Lease | None] = set()
     while True:
         sides = [_waiting(lease) for lease in limit.held.leases if lease not in fixed]
@@ -95,7 +100,7 @@ def make_room(limit: Limit, values: dict[str, int], room: int) -> Keeping:
         freed = sum(side.options[0].bytes - side.options[-1].bytes for side in sides)
         keeping = limit.choose(values, room + freed, freed=freed)
         if not sides:
-            return keeping
+            return _noted(limit.settled, _situation(limit, values, room), keeping)
         own = Side(limit, values, [Option(EVERYTHING, limit.needed(values, EVERYTHING), 0.0), *_rungs(limit, values)])
         if not _settled([own, *sides], room + sum(side.options[0].bytes for side in sides)):
             return limit.choose(values, room)
@@ -104,7 +109,20 @@ def make_room(limit: Limit, values: dict[str, int], room: int) -> Keeping:
             pages.give_back()
         room = limit.room()
         if limit.needed(values, own.chosen.keeping) <= room:
-            return own.chosen.keeping
+            return _noted(limit.settled, _situation(limit, values, room), own.chosen.keeping)
+
+
+def _situation(limit: Limit, values: dict[str, int], room: int) -> tuple[Any, ...]:
+    """What a choice depends on."""
+    return key_of(values), room, limit.threads(), *(lease.record for lease in limit.held.leases)
+
+
+def _noted(table: dict[Any, Keeping], key: Any, keeping: Keeping) -> Keeping:
+    """Notes a choice, in the place of an old one if there are many."""
+    while len(table) >= REMEMBERED:
+        table.pop(next(iter(table)))
+    table[key] = keeping
+    return keeping
 
 
 def joined(held: Held, need: int) -> None:
@@ -134,26 +152,36 @@ def begin(lease: Lease, limit: Limit) -> None:
 
 def _fit(lease: Lease, limit: Limit) -> None:
     """Has a backward fit, and gives memory back that nobody uses if it would be beside the limit."""
-    values, keeping = lease.record.values, lease.record.keeping
-    key = lease.number, key_of(values)
+    values = lease.record.values
+    kept, temporary = limit.program.context.kept, limit.program.context.temporary
     others = limit.held.bytes - lease.bytes
-    if limit.learnt.get(key) == keeping and lease.beside + _kept(limit, values, EVERYTHING) <= limit.bytes \
-            and others + limit.needed(values, EVERYTHING) <= limit.bytes:
-        limit.learnt.pop(key)  # nobody needed it this time
+    if limit.learnt:
+        _forget(lease, limit, others)
+    if _needed(lease, limit) + others + kept.idle_after(0) + temporary.idle_after(0) <= limit.bytes:
+        return
     if _needed(lease, limit) + others > limit.bytes:
         _make_room_for_backward(lease, limit)
         others = limit.held.bytes - lease.bytes
     assert limit.backward is not None
-    kept, temporary = limit.program.context.kept, limit.program.context.temporary
     threads = limit.threads()
     record = limit.backward.maker.made(limit.later(values), lease.record.keeping)
-    block = record.temporary + record.scratch * threads
+    block = whole(record.temporary + record.scratch * threads)
     # that of the forward is part of what the backward needs
-    larger = max(whole(lease.record.temporary + lease.record.scratch * threads) - whole(block), 0)
+    larger = max(whole(lease.record.temporary + lease.record.scratch * threads) - block, 0)
     idle = kept.idle_after(0) + max(temporary.idle_after(block) - larger, 0)
     if idle and _needed(lease, limit) + others + idle > limit.bytes:
         kept.release_idle()
         temporary.release_idle()
+
+
+def _forget(lease: Lease, limit: Limit, others: int) -> None:
+    """Forgets what a tape had to drop, if nobody needed it this time."""
+    values = lease.record.values
+    key = lease.number, key_of(values)
+    if limit.learnt.get(key) == lease.record.keeping:
+        everything = _kept(limit, _sizes(limit, values), EVERYTHING)
+        if lease.beside + everything <= limit.bytes and others + limit.needed(values, EVERYTHING) <= limit.bytes:
+            limit.learnt.pop(key)
 
 
 def _needed(lease: Lease, limit: Limit) -> int:
@@ -195,7 +223,8 @@ def _rungs(limit: Limit, values: dict[str, int]) -> list[Option]:
 
 
 def _waiting(lease: Lease) -> Side:
-    """A tape that waits. The seconds of each option are those that it adds; what is copied is left out, for the next step knows."""
+    """A tape that waits. The seconds of each option are those that it adds; copying is left out, for it is done once.
+    """
     record = lease.record
     assert lease.limit is not None
     limit, now = lease.limit, record.keeping
@@ -205,9 +234,10 @@ def _waiting(lease: Lease) -> Side:
     choices = [(rung.dropped, rung.seconds) for rung in limit.ladder(record.values, moving=False) or ()]
     done = max((seconds for dropped, seconds in choices if dropped <= now.dropped), default=0.0)
     most = choices[-1][1] if choices else 0.0
+    sizes = _sizes(limit, record.values)
     for dropped, seconds in (*choices, (frozenset(limit.ladders.names), 2 * most)):
         keeping = _with(limit, now, dropped)
-        bytes_ = _kept(limit, record.values, keeping)
+        bytes_ = _kept(limit, sizes, keeping)
         if bytes_ < found[-1].bytes:
             found.append(Option(keeping, bytes_, max(seconds - done, 0.0)))
     return Side(limit, record.values, found, lease)
@@ -226,12 +256,17 @@ def _with(limit: Limit, keeping: Keeping, dropped: frozenset[str]) -> Keeping:
     return found
 
 
-def _kept(limit: Limit, values: dict[str, int], keeping: Keeping) -> int:
-    """Bytes that a tape keeps."""
+def _sizes(limit: Limit, values: dict[str, int]) -> tuple[list[int], dict[str, int]]:
+    """Bytes of what a forward saves in the arena, padded, and outside it."""
     keeps = limit.program.maker.keeps
-    sizes = [-(-evaluate(b.bytes, values) // 64) * 64 for b in keeps.kept_buffers]
-    _, starts = keeps.kept(sizes, keeping)
-    return whole(starts[-1]) + sum(evaluate(b.bytes, values) for b in keeps.outside if b.name not in keeping.dropped)
+    return ([-(-evaluate(b.bytes, values) // 64) * 64 for b in keeps.kept_buffers],
+            {b.name: evaluate(b.bytes, values) for b in keeps.outside})
+
+
+def _kept(limit: Limit, sizes: tuple[list[int], dict[str, int]], keeping: Keeping) -> int:
+    """Bytes that a tape keeps."""
+    _, starts = limit.program.maker.keeps.kept(sizes[0], keeping)
+    return whole(starts[-1]) + sum(bytes_ for name, bytes_ in sizes[1].items() if name not in keeping.dropped)
 
 
 def _settled(sides: Sequence[Side], room: int) -> bool:
@@ -365,7 +400,7 @@ class _Move:
         lease.block, lease.record, lease.bytes = found, new, sum(new.chunks) + new.outside
         if isinstance(block, Block):
             pool.give(block)
-        self.limit.learnt[lease.number, key_of(new.values)] = new.keeping
+        _noted(self.limit.learnt, (lease.number, key_of(new.values)), new.keeping)
 
     def _describe(self) -> None:
         """Has the tape hold what is not kept, and what lies in the chunks, as what says what it is."""
