@@ -16,7 +16,7 @@ from anyshape.base.errors import LimitError
 from anyshape.run import shared
 from anyshape.run.arena import Chunks
 from anyshape.run.context import shared_context
-from anyshape.run.keeping import EVERYTHING
+from anyshape.run.keeping import EVERYTHING, Keeping
 from limits import NO_LIMIT, counted, net, same, step
 
 pytestmark = pytest.mark.unguarded
@@ -60,7 +60,6 @@ def move(run, bytes_: int) -> None:
     for limit in limits(run):
         limit.move(bytes_)
         limit.alone = None
-    gc.collect()
 
 
 def met(run, x: torch.Tensor) -> list[tuple[Any, dict[str, int]]]:
@@ -70,7 +69,7 @@ def met(run, x: torch.Tensor) -> list[tuple[Any, dict[str, int]]]:
 
 
 def least_kept(limit, values: dict[str, int]) -> int:
-    keeping = limit.program.limit._lowest(values, False)
+    keeping = limit.program.limit.lowest(values, False)
     record = limit.program.maker.made(values, keeping)
     return record.kept + record.outside
 
@@ -105,7 +104,7 @@ def broken():
 def single():
     module = net(count=4)
     run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
-    xs = [torch.randn(rows, 32, requires_grad=True) for rows in (701, 1, 353, 7, 600)]
+    xs = [torch.randn(rows, 32, requires_grad=True) for rows in (701, 1, 353, 0, 7, 600)]
     for x in xs:
         run(x).square().sum().backward()
     return list(module.parameters()), run, xs, [met(run, x)[0] for x in xs]
@@ -203,7 +202,7 @@ def test_a_backward_that_would_not_fit_is_refused_before_it_runs(single):
     wanted = torch.autograd.grad(run(xs[0]).square().sum(), parameters)
     move(run, limit.least(values) + least_kept(limit, values) // 2)
     first = run(xs[0]).square().sum()
-    second = run(xs[3]).square().sum()  # small
+    second = run(xs[4]).square().sum()  # small
     third = torch.autograd.grad(second, parameters, retain_graph=True)
     limit.bytes = limit.needed(values, EVERYTHING) // 4
     with pytest.raises(LimitError, match="the backward of") as caught:
@@ -268,6 +267,19 @@ def test_a_tape_that_is_kept_for_another_backward_stays(single):
         del other
     second = torch.autograd.grad(loss, parameters)
     assert same(first, wanted) and same(second, wanted)
+
+
+@pytest.mark.parametrize("number", (1, 3))
+def test_chunks_of_nothing_and_of_one_row_are_kept_for_another_backward(single, number):
+    parameters, run, xs, programs = single
+    limit, values = programs[number]
+    move(run, NO_LIMIT)
+    wanted = torch.autograd.grad(run(xs[number]).square().sum(), parameters)
+    limit.learnt[0, shared.key_of(values)] = Keeping(apart=True)
+    loss = run(xs[number]).square().sum()
+    assert isinstance(limit.held.leases[0].block, Chunks)
+    for again in (True, False):
+        assert same(torch.autograd.grad(loss, parameters, retain_graph=again), wanted)
 
 
 def test_tensors_of_pytorch_go_too():
