@@ -19,7 +19,7 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import LimitError
-from anyshape.run.arena import Pool
+from anyshape.run.arena import Pool, whole
 from anyshape.run.call import Call
 from anyshape.run.context import shared_context
 from anyshape.run.counted import counted_outside
@@ -226,13 +226,14 @@ def test_a_backward_may_run_twice(trained):
 def test_tapes_in_flight_count_what_lies_outside(trained):
     run, limit, x = trained.run, trained.limit, trained.inputs[0].clone().requires_grad_()
     record = limit.program.maker.make(trained.values[0])
-    kept = record.kept + record.outside
+    kept = whole(record.kept) + record.outside
     assert limit.held.bytes == 0 and record.outside > 0
+    shared_context().kept.release_idle()  # a larger block would count as it is
     with under(run, kept + trained.least(0)):
         first = run(x).square().mean()
         assert limit.held.bytes == kept
         second = run(x).square().mean()
-        assert kept < limit.held.bytes < 1.8 * kept
+        assert kept < limit.held.bytes < 1.9 * kept
         second.backward()
         first.backward()
     assert limit.held.bytes == 0

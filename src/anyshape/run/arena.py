@@ -8,8 +8,9 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +18,10 @@ from anyshape.base import events
 from anyshape.base.errors import AnyShapeError
 from anyshape.run.pages import prefer_large
 from anyshape.run.store import Space
+
+if TYPE_CHECKING:
+    from anyshape.run.limit import Limit
+    from anyshape.run.tape import Tape
 
 PAGE = 4096  # blocks are whole pages
 WINDOW = 256  # takes over which the need is observed
@@ -209,33 +214,54 @@ class Chunks:
 
 
 class Held:
-    """Bytes that the tapes of several programs keep together, which share one limit."""
+    """The kept blocks of tapes whose backward has not run, of several programs that share one limit, the oldest first.
+    lock: held by who decides what they keep."""
 
     def __init__(self) -> None:
-        self.bytes = 0
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        self.known: tuple[weakref.ref[Lease], ...] = ()  # replaced, never changed: who reads it needs no lock
 
-    def add(self, bytes_: int) -> None:
-        """Notes that as many more are kept, or fewer."""
+    @property
+    def leases(self) -> list[Lease]:
+        """Those that keep something."""
+        found = (one() for one in self.known)
+        return [lease for lease in found if lease is not None and lease.held is not None]
+
+    @property
+    def bytes(self) -> int:
+        """What they keep together."""
+        return sum(lease.bytes for lease in self.leases)
+
+    def add(self, lease: Lease) -> int:
+        """One more; returns how many there were."""
         with self.lock:
-            self.bytes += bytes_
+            before = self.leases
+            self.known = (*map(weakref.ref, before), weakref.ref(lease))
+        return len(before)
 
 
 class Lease:
     """The kept block of one forward run, owned by its tape; see run/tape.py.
 
-    record: the forward's sizes and layout. held: told what is kept, until it is given back.
+    record: the forward's sizes and layout. limit: of the forward; None: there is none. bytes: what is kept, there
+    and outside. number: how many tapes there were before it. tape: set when there is one. begun: a backward has begun,
+    so that nothing may change. beside: the most bytes that later calls and what else was held took meanwhile.
     """
 
-    __slots__ = ("block", "held", "pool", "record")
+    __slots__ = ("__weakref__", "begun", "beside", "block", "bytes", "held", "limit", "number", "pool", "record",
+                 "tape")
 
-    def __init__(self, pool: Pool, block: Block | Chunks, record: Any, held: Held | None = None) -> None:
+    def __init__(self, pool: Pool, block: Block | Chunks, record: Any, limit: Limit | None = None) -> None:
         self.pool = pool
         self.block = block
         self.record = record
-        self.held = held
-        if held is not None:
-            held.add(record.kept + record.outside)
+        self.limit = limit
+        self.tape: weakref.ref[Tape] | None = None
+        self.begun = False
+        self.beside = 0
+        self.bytes = record.outside + (block.bytes if isinstance(block, Block) else sum(record.chunks))
+        self.held = None if limit is None else limit.held
+        self.number = 0 if self.held is None else self.held.add(self)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor lies in the block."""
@@ -245,9 +271,7 @@ class Lease:
 
     def release(self) -> None:
         """Gives the block back to the pool; a second time it does nothing."""
-        held, self.held = self.held, None
-        if held is not None:
-            held.add(-self.record.kept - self.record.outside)
+        self.held = None  # no lock: the collector of garbage may call this anywhere
         block, self.block = self.block, self.pool.empty
         if isinstance(block, Block):
             self.pool.give(block)

@@ -9,6 +9,7 @@ import ctypes
 import itertools
 import struct
 import threading
+import weakref
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +35,7 @@ from anyshape.run.layout import layout_of
 from anyshape.run.limit import Limit
 from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, Records
+from anyshape.run.shared import begin
 from anyshape.run.tape import Tape
 
 FIRST = 8 * (host.SLOTS + 1)  # byte of a call's block where the addresses of buffers begin
@@ -112,7 +114,7 @@ class Executable:
             return run(record, list(inputs), pointers, undo, self.context.kept.empty)
         pool = self.context.kept
         lease = Lease(pool, Chunks(pool, record.chunks, space) if record.chunks else pool.take(record.kept), record,
-                      None if self.limit is None else self.limit.held)
+                      self.limit)
         try:
             return run(record, list(inputs), pointers, undo, lease.block, lease)
         except BaseException:
@@ -125,8 +127,10 @@ class Executable:
                              why=f"got {type(args[0]).__name__ if args else 'no argument'}",
                              do="pass what the forward returned last")
         tape = args.pop(0)
-        values = tape.open()
         lease = tape.owner if isinstance(tape.owner, Lease) else None
+        if lease is not None and lease.limit is not None:
+            begin(lease, lease.limit)
+        values = tape.open()
         origin = tape.owner.record if lease is not None else tuple(
             (v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit, values, origin)
@@ -221,7 +225,7 @@ class Executable:
             call = Call(self.calls, record, inputs, outputs, kept, temporary)
             results = call.in_order()
             if self.plan.saved:
-                results.append(Tape(call.saved(), lease, self.calls.checked))
+                results.append(self._tape(call, lease))
             return results
         finally:
             pool.give(temporary)
@@ -288,7 +292,7 @@ class Executable:
                 call = Call(self.calls, record, inputs, outputs, kept, temporary)
             results = call.in_order() if self.calls.order is not None and record.exact else call.results()
             if self.plan.saved:
-                results.append(Tape(call.saved(), lease, self.calls.checked))
+                results.append(self._tape(call, lease))
             return results
         finally:
             if graded:
@@ -300,6 +304,13 @@ class Executable:
             if temporary is not None:
                 context.temporary.give(temporary)
             events.count_run()
+
+    def _tape(self, call: Call, lease: Lease | None) -> Tape:
+        """The tape of a forward that has run."""
+        tape = Tape(call.saved(), lease, self.calls.checked)
+        if lease is not None and lease.limit is not None:
+            lease.tape = weakref.ref(tape)
+        return tape
 
     def _above(self, record: Record, scratch: int) -> tuple[Block, int, Block | None]:
         """The temporary block, the address of scratch that the lower one has no room for, and its block if it has its

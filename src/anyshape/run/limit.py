@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +24,7 @@ from anyshape.run.climb import Rung
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.ladder import Ladder, Ladders
 from anyshape.run.record import Record
+from anyshape.run.shared import joined, key_of, make_room, mega
 from anyshape.run.store import HostStore, Space
 from anyshape.run.work import USUAL, Speeds
 from anyshape.sym.expr import evaluate
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 REMEMBERED = 512  # ladders and needs, of the shapes met last
 UNLIMITED = sys.maxsize
+APART = Keeping(apart=True)
 NAMED = 4  # values that an error names
 
 
@@ -69,7 +71,10 @@ class Limit:
         self.sizes = function_of([] if self.ladders is None else [
             self.ladders.bytes[life.number] for life in self.ladders.elsewhere], f"results of {program.name}")
         self.known: dict[tuple[tuple[int, ...], int, bool], Ladder] = {}
-        self.needs: dict[tuple[tuple[int, ...], Keeping, int], int] = {}
+        self.needs: dict[tuple[tuple[int, ...], Keeping, int], tuple[int, int]] = {}
+        self.alone: bool | None = None  # no other call came before the backward; None: not known
+        self.learnt: dict[tuple[int, tuple[int, ...]], Keeping] = {}  # what tapes had to drop for later calls
+        self.settled: dict[tuple[Any, ...], Keeping] = {}  # what calls keep that began beside certain tapes
         self.lock = threading.Lock()
 
     def apart(self, bytes_: int = 0) -> Limit:
@@ -81,18 +86,18 @@ class Limit:
     def says(self, values: dict[str, int]) -> str:
         """What a call at these sizes does to stay within the limit, in words."""
         all_kept = self.needed(values, EVERYTHING)
-        limit = _mega(self.bytes) if self.bytes <= self.total else f"{_mega(self.total)} of the whole process"
+        limit = mega(self.bytes) if self.bytes <= self.total else f"{mega(self.total)} of the whole process"
         try:
             keeping = self.choose(values, self.room() if self.total < UNLIMITED else None)
         except LimitError as error:
-            return f"limit {limit}: too low for {_mega(all_kept)}; {error.do}"
+            return f"limit {limit}: too low for {mega(all_kept)}; {error.do}"
         if keeping == EVERYTHING:
-            return f"limit {limit}: {_mega(all_kept)} are needed, everything is kept"
+            return f"limit {limit}: {mega(all_kept)} are needed, everything is kept"
         rung = next(rung for rung in self.ladder(values) or () if rung.keeping == keeping)
-        moved = f", {len(rung.moved)} moved out ({_mega(rung.away)})" if rung.moved else ""
+        moved = f", {len(rung.moved)} moved out ({mega(rung.away)})" if rung.moved else ""
         saved = len(self.program.maker.keeps.kept_buffers) + len(self.program.maker.keeps.outside)
-        return (f"limit {limit}: {_mega(all_kept)} with everything kept, "
-                f"{_mega(self.needed(values, keeping))} with {len(rung.dropped)} of {saved} saved values computed "
+        return (f"limit {limit}: {mega(all_kept)} with everything kept, "
+                f"{mega(self.needed(values, keeping))} with {len(rung.dropped)} of {saved} saved values computed "
                 f"again{moved}, some {self.seconds(rung) * 1e3:.1f} ms of work")
 
     def fit(self, record: Record) -> tuple[Record, Space | None]:
@@ -102,26 +107,39 @@ class Limit:
         Raises:
             LimitError: there is none.
         """
-        need, room = self.needed(record.values, record.keeping), self.room()
+        with self.held.lock:
+            return self._fit(record, record.values)
+
+    def _fit(self, record: Record, values: dict[str, int]) -> tuple[Record, Space | None]:
+        made = self.program.maker.made
+        learnt = self.learnt.get((len(self.held.leases), key_of(values))) if self.learnt else None
+        if learnt is not None and self.needed(values, learnt) <= self.room():
+            record = made(values, learnt)
+        need, room = self.needed(values, record.keeping), self.room()
         if need > room and self.total < UNLIMITED:
             pages.give_back()
             room = self.room()
         if need > room:
-            record = self.program.maker.made(record.values, self.choose(record.values, room))
-            need = self.needed(record.values, record.keeping)
+            record = made(values, make_room(self, values, room))
+            need, room = self.needed(values, record.keeping), self.room()
+        elif 2 * record.kept > room and record.keeping == EVERYTHING and self.ladders is not None and not self.alone \
+                and self.needed(values, APART) <= room:
+            record = made(values, APART)  # a later call may want some of it
+            need = self.needed(values, APART)
         space = None
         if record.stored and self.store is not None:
             try:
                 space = self.store.reserve(record.stored)
             except StoreError as error:
-                record = self.program.maker.made(record.values, self.choose(record.values, room, error))
-                need = self.needed(record.values, record.keeping)
+                record = made(values, self.choose(values, room, error))
+                need = self.needed(values, record.keeping)
         kept, temporary = self.program.context.kept, self.program.context.temporary
         idle = kept.idle_after(0 if record.chunks else record.kept) + temporary.idle_after(
             record.temporary + record.scratch * self.threads())
         if idle and need + idle > room:
             kept.release_idle()
             temporary.release_idle()
+        joined(self.held, need)
         return record, space
 
     def room(self) -> int:
@@ -136,6 +154,8 @@ class Limit:
     def move(self, bytes_: int) -> None:
         """Calls that begin from now on keep to another limit."""
         self.bytes = bytes_
+        self.learnt.clear()
+        self.settled.clear()
         with self.program.lock:
             self.program.records.clear()
 
@@ -144,6 +164,8 @@ class Limit:
         with self.lock:
             self.known.clear()
             self.needs.clear()
+            self.learnt.clear()
+            self.settled.clear()
 
     def threads(self) -> int:
         """How many run a call."""
@@ -153,9 +175,10 @@ class Limit:
         """What computing again and moving takes longer, by estimate, on the threads that run."""
         return rung.seconds / self.threads()
 
-    def choose(self, values: dict[str, int], room: int | None = None, full: StoreError | None = None) -> Keeping:
+    def choose(self, values: dict[str, int], room: int | None = None, full: StoreError | None = None,
+               freed: int = 0) -> Keeping:
         """What a call at the symbols' `values` keeps. `room`: bytes that it may take; left out, the whole limit.
-        `full`: why nothing can be moved out, if something could.
+        `full`: why nothing can be moved out, if something could. `freed`: of the room, what tapes can still drop.
 
         Raises:
             LimitError: the call cannot be done within that.
@@ -166,7 +189,7 @@ class Limit:
         for rung in self.ladder(values, full is None) or ():
             if rung.live <= room and self.needed(values, rung.keeping) <= room:
                 return rung.keeping
-        raise self._error(values, room, full)
+        raise self._error(values, room, full, freed)
 
     def least(self, values: dict[str, int], moving: bool = True) -> int:
         """The smallest limit that works at these sizes; `moving`: with values moved out, if there is a store."""
@@ -179,8 +202,12 @@ class Limit:
 
     def needed(self, values: dict[str, int], keeping: Keeping) -> int:
         """The most bytes that a forward and its backward take, exactly: by the layouts that they will use."""
+        return max(self.needs_of(values, keeping))
+
+    def needs_of(self, values: dict[str, int], keeping: Keeping) -> tuple[int, int]:
+        """The most bytes that the forward takes, and its backward with what is kept and the forward's results."""
         threads = self.threads()
-        return self._remembered(self.needs, (_key(values), keeping, threads),
+        return self._remembered(self.needs, (key_of(values), keeping, threads),  # type: ignore[no-any-return]
                                 lambda: self._needed(values, keeping, threads))
 
     def _remembered(self, table: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
@@ -194,7 +221,7 @@ class Limit:
                 table[key] = known
         return known
 
-    def _needed(self, values: dict[str, int], keeping: Keeping, threads: int) -> int:
+    def _needed(self, values: dict[str, int], keeping: Keeping, threads: int) -> tuple[int, int]:
         maker = self.program.maker
         record = maker.made(values, keeping)
         ends = {name: last for name, last in maker.keeps.ends.items() if name in keeping.dropped}
@@ -202,7 +229,7 @@ class Limit:
         temporary = whole(record.temporary + record.scratch * threads)
         found = kept + temporary + held_bytes(maker.plan, values, ends)
         if self.backward is None or self.ladders is None:
-            return found
+            return found, 0
         later = self.backward.maker
         values = self.later(values)
         record = later.made(values, keeping)
@@ -223,7 +250,7 @@ class Limit:
             lives.append((whole(record.kept), 0, end))
         most = live_bytes([one[0] for one in lives], [one[1:] for one in lives], end)
         # the backward takes the forward's temporary block, if that is large enough
-        return max(found, most + max(temporary, whole(record.temporary + record.scratch * threads)))
+        return found, most + max(temporary, whole(record.temporary + record.scratch * threads))
 
     def later(self, values: dict[str, int]) -> dict[str, int]:
         """The backward's sizes: the forward's, and numbers that nothing depends on."""
@@ -238,7 +265,7 @@ class Limit:
         scratch = (self.program.maker.made(values).scratch * threads,
                    self.backward.maker.made(self.later(values)).scratch * threads)
         store = self.store if moving and self.store is not None and self.store.works() else None
-        return self._remembered(self.known, (_key(values), threads, store is not None),  # type: ignore[no-any-return]
+        return self._remembered(self.known, (key_of(values), threads, store is not None),  # type: ignore[no-any-return]
                                 lambda: ladders.at(self.later(values), scratch, threads, store, self.speeds(threads)))
 
     def speeds(self, threads: int) -> Speeds:
@@ -247,32 +274,25 @@ class Limit:
             return USUAL
         return self.calibration.speeds(self.ladders.costs.dtypes, threads)
 
-    def _error(self, values: dict[str, int], room: int, full: StoreError | None) -> LimitError:
+    def _error(self, values: dict[str, int], room: int, full: StoreError | None, freed: int) -> LimitError:
         shape = ", ".join(f"{name}={value}" for name, value in sorted(values.items())[:8])
         ladder, lowest = self.ladder(values, full is None), self.lowest(values, full is None)
         curve = alone(self.program, values) if ladder is None else ladder.alive(lowest)
         least = self.least(values, full is None)
-        largest = "; ".join(f"{name} {_mega(size)}" for name, size in curve[:NAMED])
-        name, bytes_ = ("memory_limit", self.bytes) if self.bytes - self.held.bytes <= room else (
+        largest = "; ".join(f"{name} {mega(size)}" for name, size in curve[:NAMED])
+        name, bytes_ = ("memory_limit", self.bytes) if self.bytes - self.held.bytes <= room - freed else (
             "memory_limit_total", self.total)
         taken = bytes_ - room
         why = "kept for backwards that have not run" if name == "memory_limit" else "taken by what is alive"
+        why += ", with all dropped that can be" if freed else ""
         moved = "moved out or " if lowest.moved else ""
         nowhere = "" if full is None else f"; nothing can be moved out: {full.what} ({full.why})"
-        others = f", and {_mega(taken)} are {why}" if taken else ""
+        others = f", and {mega(taken)} are {why}" if taken else ""
         return LimitError(
-            f"{self.program.name} cannot run within {_mega(bytes_)} at {shape}",
-            why=f"it needs {_mega(least)} at least, with all {moved}computed again that can be{others}; at its fullest "
+            f"{self.program.name} cannot run within {mega(bytes_)} at {shape}",
+            why=f"it needs {mega(least)} at least, with all {moved}computed again that can be{others}; at its fullest "
                 f"step there are {largest}{nowhere}",
-            do=f"set {name} to {least + taken} ({_mega(least + taken)}) or more, or call with smaller sizes")
-
-
-def _key(values: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(values[name] for name in sorted(values))
-
-
-def _mega(bytes_: int) -> str:
-    return f"{bytes_ / 1e6:.1f} MB"
+            do=f"set {name} to {least + taken} ({mega(least + taken)}) or more, or call with smaller sizes")
 
 
 def pair(program: Executable, backward: Executable | None, config: Config, held: Held,

@@ -208,7 +208,8 @@ class Records:
             room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
             given=self.taken if place.lower == "early" else -1,
             scratch=program[host.HEAD_SCRATCH], spare=spare, spare_at=spare_at, bound=place.bound,
-            overwrites=bool(self.regions) and any(place.offsets[i] < place.border for i in self.moving),
+            overwrites=bool(self.regions) and not keeping.apart and any(
+                place.offsets[i] < place.border for i in self.moving),
             outside=sum(evaluate(b.bytes, values) for b in self.keeps.outside if b.name not in keeping.dropped),
             keeping=keeping, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)), parts=tuple(parts),
             actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
