@@ -48,6 +48,25 @@ def test_every_rung_gives_the_same_numbers_and_fits(without, rows):
         assert bytes_ // 2 < most[0] <= bytes_  # the rest: results and gradients
 
 
+def test_blocks_that_a_limit_finds_are_those_of_the_record(without):
+    """A limit lays out without the words of steps."""
+    module, run = without
+    x = torch.randn(901, 32)
+    step(run, module, x)
+    limit, values = limit_of(run), sizes(run, x)
+    ladder = limit.ladder(values)
+    for keeping in (EVERYTHING, *(rung.keeping for rung in ladder)):
+        for sizing, program, at in ((limit.sizing, limit.program, values),
+                                    (limit.later_sizing, limit.backward, limit.later(values))):
+            found = sizing.at(at, keeping)
+            program.maker.laid.clear()
+            record = program.maker.make(at, keeping)
+            assert (found.kept, found.temporary, found.scratch, found.chunks, found.room) == (
+                record.kept, record.temporary, record.scratch, record.chunks, record.room)
+    for rung in ladder:  # as the native loop adds it up, and again from the lives
+        assert ladder.curve(rung.keeping).max() <= rung.live <= limit.needed(values, rung.keeping)
+
+
 def test_the_least_limit_is_named_and_works(without):
     module, run = without
     x = torch.randn(1000, 32)

@@ -48,6 +48,19 @@ def at(run, bytes_):
     return run
 
 
+def test_the_last_rung_does_not_depend_on_measured_speeds(plain, tmp_path, monkeypatch):
+    """Else the least limit of one process is too low in the next one."""
+    module, x, _, _ = plain
+    run = compiled(module, tmp_path)
+    step(run, module, x)
+    last = set()
+    for speeds in ((0.4e-9, 0.7e-9), (1e-7, 1e-7)):  # back, out: seconds a byte
+        monkeypatch.setattr(HostStore, "seconds", lambda self, bytes_, out, speeds=speeds: bytes_ * speeds[out])
+        limit_of(run).forget()
+        last.add(ladder_of(run, x)[-1].keeping)
+    assert len(last) == 1
+
+
 def begun(run, x) -> torch.Tensor:
     """The loss; its backward has not run."""
     return run(x.clone().requires_grad_()).square().mean()

@@ -108,7 +108,7 @@ def test_the_curve_is_the_one_that_the_limit_decides_by(fast) -> None:
             curve = line.curve(values, around, rung.dropped, used(limit.ladders, rung.dropped))
             assert curve.tolist() == ladder.curve(rung.keeping).tolist()
             assert curve.max() <= rung.live  # a layout takes no less than what is alive
-        assert limit.needed(values, EVERYTHING) >= ladder.base.max()
+        assert limit.needed(values, EVERYTHING) >= ladder.curve(EVERYTHING).max()
 
 
 def test_the_data_name_sizes_as_people_do(data) -> None:

@@ -9,7 +9,16 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Protocol
 
-from anyshape.backend import host_words, limits, llvm_attention, llvm_build, llvm_digest, llvm_packed, llvm_thin
+from anyshape.backend import (
+    host_climb,
+    host_words,
+    limits,
+    llvm_attention,
+    llvm_build,
+    llvm_digest,
+    llvm_packed,
+    llvm_thin,
+)
 from anyshape.backend.base import Kernel, ObjectCache, Routines
 from anyshape.backend.host import emit_host
 from anyshape.backend.torchlib import library
@@ -37,6 +46,15 @@ class Running(Protocol):
     block: Any
 
 
+class Climbing:
+    """The native loop of run/climb.py; both take the address of a frame."""
+
+    def __init__(self, cache: ObjectCache | None) -> None:
+        self.native = llvm_build.load(host_climb.emit_climb(), ("begin", "climb"), limits.host(), cache)
+        routine = ctypes.CFUNCTYPE(WORD, WORD)
+        self.begin, self.climb = routine(self.native.address["begin"]), routine(self.native.address["climb"])
+
+
 class Context:
     """Everything that outlives a call and is not the program: give the same one to all programs of a process.
 
@@ -57,12 +75,21 @@ class Context:
         self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, *[WORD] * 3)(address["place"])
         self.lock = threading.Lock()
         self.products: dict[str, list[Routines]] = {}
+        self._climbing: Climbing | None = None
         self.digests = llvm_build.load(llvm_digest.emit_digest(), ("digest",), limits.host(), cache)
         self.packed = PackedWeights(ctypes.CFUNCTYPE(None, *[WORD] * 3)(self.digests.address["digest"]))
         self.calls: dict[int, Running] = {}
         self.numbers = itertools.count(1)
         self._callback = ctypes.CFUNCTYPE(WORD, WORD, WORD)(self._step)
         self.callback = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
+
+    @property
+    def climbing(self) -> Climbing:
+        """The search under a limit, compiled when it is first needed."""
+        with self.lock:
+            if self._climbing is None:
+                self._climbing = Climbing(self.cache)
+            return self._climbing
 
     def products_of(self, dtype: str) -> dict[str, int]:
         """Addresses of the routines for products of a dtype, which are compiled when they are first asked for."""

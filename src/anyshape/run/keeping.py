@@ -10,18 +10,21 @@ begins to bring them back.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from anyshape.ir.types import size_of
 from anyshape.plan.again import written
-from anyshape.plan.alloc import Region, live_bytes, tape_entry
+from anyshape.plan.alloc import Region, tape_entry
 from anyshape.plan.hold import kept_outside
 from anyshape.plan.plan import ExternStep, MemoryStep, Plan, touched
 from anyshape.run.arena import PAGE
 from anyshape.run.context import Context
 from anyshape.run.layout import Layout
-from anyshape.run.placement import Item, Places, best
+from anyshape.run.placement import Places, best
+from anyshape.run.sizes import Lives, Sizes
 from anyshape.sym.expr import Size, evaluate
 from anyshape.sym.formulas import function_of
 
@@ -53,6 +56,7 @@ class Keeping:
 
 
 EVERYTHING = Keeping()
+REMEMBERED = 64  # sets of dropped values of which it is known what computes them again
 
 
 def without(steps: Sequence[int], left_out: frozenset[int]) -> list[int]:
@@ -91,6 +95,7 @@ class Keeps:
         # their bytes and offsets, in turn
         self.region_sizes = function_of([size for region in regions for size in (region.bytes, region.offset)],
                                         f"saved by the forward of {plan.name}")
+        self.region_bytes = Sizes([region.bytes for region in regions], f"bytes saved by the forward of {plan.name}")
         by_name = {b.name: b for b in plan.buffers}
         self.homes = homes = {name: by_name[name] for name in layout.placed}
         self.kept_buffers = [b for b in (forward or plan).buffers if b.home == "saved"]
@@ -111,7 +116,22 @@ class Keeps:
                 home, window = entry
                 before = window.offset * size_of(window.type.dtype) if buffer.home == "tape" else 0
                 self.shown[i] = home.name, before
+        self.life_table = np.array(lives, np.int64).reshape(-1, 2)
+        self.places_of = {name: i for i, name in enumerate(layout.placed)}
+        self.numbers = {b.name: i for i, b in enumerate(self.kept_buffers)}
+        # what lies in the arena where optional steps touch it: all of "again", and of "kept" what is dropped
+        self.brought = {b.name: (i, "" if b.home == "again" else self.shown.get(i, ("-", 0))[0])
+                        for i, b in enumerate(homes.values()) if b.home in ("again", "kept")}
         self.reads = self._reads()
+        # the optional steps from the last on, with what they write and touch; none: a memory step
+        self.repeats = [(number, None if isinstance(step, MemoryStep) else frozenset(w.buffer for w in written(step)),
+                         frozenset(w.buffer for w in touched(step)))
+                        for number in sorted(self.optional, reverse=True) for step in (plan.steps[number],)]
+        # by optional step, what PyTorch makes that does not only serve others
+        self.externs = [(number, window.buffer, by_name[window.buffer].bytes) for number in sorted(plan.optional)
+                        for step in (plan.steps[number],) if isinstance(step, ExternStep)
+                        for window in step.outputs if window is not None and window.buffer not in self.made]
+        self.known: dict[tuple[frozenset[str], bool], tuple[frozenset[int], frozenset[str]]] = {}
         last = {window.buffer: number for number, step in enumerate(plan.steps) for window in touched(step)}
         self.ends = {b.name: last.get(b.name, 0)
                      for b in (*(b for b in plan.buffers if b.home == "saved"), *self.outside)}
@@ -128,30 +148,41 @@ class Keeps:
 
     def runs(self, keeping: Keeping) -> frozenset[int]:
         """The optional steps that compute what was dropped, from what was not, and that give chunks back."""
-        dropped = keeping.dropped
-        wanted = {one.buffer for one in self.plan.again if one.saved in dropped}
-        made = self.made | wanted
-        found = set()
-        for number in sorted(self.optional, reverse=True):
-            step = self.plan.steps[number]
-            if isinstance(step, MemoryStep):
-                if keeping.apart:
-                    found.add(number)
-            elif {window.buffer for window in written(step)} & wanted:
-                found.add(number)
-                wanted |= {window.buffer for window in touched(step)} & made
-        return frozenset(found)
+        return self._repeated(keeping)[0]
 
-    def used(self, keeping: Keeping) -> set[str]:
+    def used(self, keeping: Keeping) -> frozenset[str]:
         """What the optional steps that run touch."""
-        return {window.buffer for number in self.runs(keeping) for window in touched(self.plan.steps[number])}
+        return self._repeated(keeping)[1]
 
-    def spilled(self, keeping: Keeping) -> list[tuple[str, int]]:
-        """What PyTorch makes beside what is wanted of it, or to be copied into its place: (buffer, step)."""
+    def _repeated(self, keeping: Keeping) -> tuple[frozenset[int], frozenset[str]]:
+        """Both; those of the last ones are at hand."""
+        key = keeping.dropped, keeping.apart
+        known = self.known.get(key)
+        if known is not None:
+            return known
+        wanted = {one.buffer for one in self.plan.again if one.saved in keeping.dropped}
+        found: list[int] = []
+        used: set[str] = set()
+        for number, writes, touches in self.repeats:
+            if writes is None:
+                if keeping.apart:
+                    found.append(number)
+            elif not writes.isdisjoint(wanted):
+                found.append(number)
+                used |= touches
+                wanted |= touches & self.made
+        if len(self.known) >= REMEMBERED:
+            self.known.clear()
+        result = self.known[key] = frozenset(found), frozenset(used)
+        return result
+
+    def spilled(self, keeping: Keeping) -> list[tuple[Size, int]]:
+        """What PyTorch makes beside what is wanted of it, or to be copied into its place: (bytes, step)."""
+        if not self.externs:
+            return []
+        runs = self.runs(keeping)
         wanted = {one.buffer for one in self.plan.again if one.saved in keeping.dropped and one.saved in self.begins}
-        return [(window.buffer, number) for number in sorted(self.runs(keeping))
-                for step in (self.plan.steps[number],) if isinstance(step, ExternStep) for window in step.outputs
-                if window is not None and window.buffer not in self.made and window.buffer not in wanted]
+        return [(size, number) for number, name, size in self.externs if number in runs and name not in wanted]
 
     def kept(self, sizes: Sequence[int], keeping: Keeping) -> tuple[dict[str, int], list[int]]:
         """Where saved buffers lie in the kept block, and where its chunks begin and end. sizes: of the buffers in the
@@ -169,53 +200,72 @@ class Keeps:
             starts.append(-(-border // PAGE) * PAGE if keeping.apart else border)
         return places, starts
 
-    def places(self, sizes: list[int], offsets: list[int], values: dict[str, int], keeping: Keeping,
-                 runs: frozenset[int]) -> Places:
-        """The layout of a forward that does not keep everything, or not in one piece, or of its backward."""
-        padded = [-(-size // 64) * 64 for size in sizes]
-        lives = [*self.lives]
+    def starts(self, sizes: np.ndarray, away: frozenset[str]) -> list[int]:
+        """Where chunks of the kept block begin, and its end, as `kept` has them."""
+        there = sizes.copy()
+        there[[self.numbers[name] for name in away if name in self.numbers]] = 0
+        totals = there.tolist()
+        starts = [0]
+        for chunk in self.chunks or [tuple(self.numbers)]:
+            border = starts[-1] + sum([totals[self.numbers[name]] for name in chunk])
+            starts.append(-(-border // PAGE) * PAGE)
+        return starts
+
+    def places(self, sizes: np.ndarray, values: Mapping[str, int], keeping: Keeping) -> Places:
+        """The layout of a forward that does not keep everything, or not in one piece, or of its backward, but for the
+        offsets (`complete`). sizes: of the buffers that have a place."""
+        padded = -(-sizes // 64) * 64
+        lives = self.life_table.copy()
         dropped = keeping.dropped
         moving = [*self.moving]
-        back: list[tuple[str, Item]] = []  # what a backward brings back
         if self.forward is None:
-            places, starts = self.kept([padded[i] for i in self.saved], keeping)
+            bytes_ = padded[self.saved]
             ends = {**{name: self.ends[name] for name in dropped}, **{one.saved: one.gone for one in keeping.moved}}
-            for i in self.saved:
-                name = self.layout.placed[i]
-                if name in ends:
-                    moving.append(i)
-                    lives[i] = lives[i][0], ends[name]
-            spans = {self.layout.placed[i]: (padded[i], *lives[i]) for i in self.saved}
+            away = sorted(self.places_of[name] for name in ends if name in self.places_of)
+            moving += away
+            lives[away, 1] = [ends[self.layout.placed[i]] for i in away]
+            firsts, lasts = lives[self.saved].T
         else:
-            bytes_ = [-(-size // 64) * 64 for size in self.region_sizes(values)[::2]]
-            places, starts = self.kept(bytes_, keeping)
-            used = {window.buffer for number in runs for window in touched(self.plan.steps[number])}
-            moving += [i for i, b in enumerate(self.homes.values())
-                       if b.name in used and (b.home == "again" or (b.home == "kept" and self.shown[i][0] in dropped))]
-            spans = {b.name: (size, 0, region.last)
-                     for b, size, region in zip(self.kept_buffers, bytes_, self.regions, strict=True)}
-            back = [(one.saved, (spans[one.saved][0], one.back, spans[one.saved][2], 0)) for one in keeping.moved]
-        border = starts[-1]
+            bytes_ = -(-self.region_bytes(values) // 64) * 64
+            found = [self.brought[name] for name in self.used(keeping) if name in self.brought]
+            moving += sorted(i for i, shown in found if not shown or shown in dropped)
+            firsts, lasts = np.zeros(len(bytes_), np.int64), np.array([one.last for one in self.regions], np.int64)
+        back = keeping.moved if self.forward is not None else ()
         if keeping.apart:  # nothing else lies in the chunks
-            items: list[Item] = [(border, 0, len(self.plan.steps), 0)]
+            starts = self.starts(bytes_, keeping.away)
+            fixed = np.array([[starts[-1], 0, len(self.plan.steps), 0]], np.int64)
         else:
-            items = [(*spans[name], place) for name, place in places.items()]
-        fixed = len(items)
-        items += [(padded[i], *lives[i], 0) for i in moving]
-        items += [item for _, item in back]
-        bound = max(self.live(items), border)
-        top, placed = best(self.context, items, fixed, border, bound, sys.maxsize)
-        places |= {name: offset for (name, _), offset in zip(back, placed[len(moving):], strict=True)}
-        for i, offset in zip(moving, placed, strict=False):
+            places, starts = self.kept(bytes_.tolist(), keeping)
+            at = [self.numbers[name] for name in places]
+            fixed = np.stack([bytes_[at], firsts[at], lasts[at], np.array([*places.values()], np.int64)], axis=1)
+        border = starts[-1]
+        returned = [self.numbers[one.saved] for one in back]
+        free = np.zeros((len(moving) + len(back), 4), np.int64)
+        free[:len(moving), 0] = padded[moving]
+        free[:len(moving), 1:3] = lives[moving]
+        free[len(moving):, 0] = bytes_[returned]
+        free[len(moving):, 1] = [one.back for one in back]
+        free[len(moving):, 2] = lasts[returned]
+        items = np.concatenate((fixed, free))
+        bound = max(Lives(items[:, 1:3], len(self.plan.steps)).most(items[:, 0]), border)
+        top, placed = best(self.context, items, len(fixed), border, bound, sys.maxsize)
+        return Places([], border, max(top, border), bound, starts=starts if keeping.apart else [], moving=moving,
+                      placed=placed)
+
+    def complete(self, found: Places, sizes: np.ndarray, values: Mapping[str, int], keeping: Keeping) -> None:
+        """Fills in the offsets of a layout. What no step touches lies where the upper block begins."""
+        bytes_ = sizes[self.saved] if self.forward is None else self.region_bytes(values)
+        padded = (-(-bytes_ // 64) * 64).tolist()
+        places, _ = self.kept(padded, keeping)
+        if self.forward is not None:
+            places |= zip([one.saved for one in keeping.moved], found.placed[len(found.moving):], strict=True)
+        offsets = [found.border] * len(sizes)
+        for i, offset in zip(found.moving, found.placed, strict=False):
             offsets[i] = offset
             if i in self.shown:
                 places[self.shown[i][0]] = offset
         for i, (name, before) in self.shown.items():
             if name in places:
-                offsets[i] = places[name] + evaluate(before, values)
-        return Places(offsets, border, max(top, border), bound, starts=starts if keeping.apart else [],
-                      moved=[(places[one.saved], spans[one.saved][0]) for one in keeping.moved])
-
-    def live(self, items: Sequence[Item]) -> int:
-        """The most bytes of items at one step."""
-        return live_bytes([i[0] for i in items], [i[1:3] for i in items], len(self.plan.steps))
+                offsets[i] = places[name] + (evaluate(before, values) if before else 0)
+        found.moved = [(places[one.saved], padded[self.numbers[one.saved]]) for one in keeping.moved]
+        found.offsets = offsets

@@ -5,15 +5,19 @@
       __/        \\__                                              _/^        \\_/\\_
 
 Rung by rung the value that relieves the fullest step and costs least time for its bytes is dropped, too (a greedy
-covering), so that each rung's peak is below that of the one before. What is alive is counted from the very lives and
-sizes that the layouts are made of. What does not depend on sizes is worked out once (`Ladders`), and a ladder is
-climbed only as far as somebody asks.
+covering, run/climb.py), or moved out where there is a store, so that each rung's peak is below that of the one before.
+What is alive is counted from the very lives and sizes that the layouts are made of. What does not depend on sizes is
+worked out once (`Ladders`), and a ladder is climbed only as far as somebody asks.
+
+When values are copied depends on how fast the disk was so far. The last rungs do not: their copies are waited for at
+once, which takes more time and less memory, at usual costs, and in the end at none. So the least limit that works is
+the same in every process.
 """
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,20 +27,17 @@ from anyshape.plan.alloc import saved_entry
 from anyshape.plan.hold import births, given_away
 from anyshape.plan.plan import Buffer, MemoryStep, Plan
 from anyshape.run.alive import named
-from anyshape.run.climb import Rung, climb
+from anyshape.run.climb import Choices, Climb, Rung
 from anyshape.run.keeping import Keeping
 from anyshape.run.moving import USUAL, Clock
+from anyshape.run.sizes import Sizes
 from anyshape.run.store import HostStore
 from anyshape.run.work import USUAL as USUAL_SPEEDS
 from anyshape.run.work import Speeds, Work
 from anyshape.sym.expr import Size
-from anyshape.sym.formulas import function_of
 
 if TYPE_CHECKING:
     from anyshape.run.executable import Executable
-
-MOST_PARTS = 1 << 14  # sets of dropped values, by segment, of which it is remembered what computes them again
-SHORTEST = 1e-9  # seconds, so that nothing is for free
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +53,13 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
+class Segment:
     """What can be dropped of a segment (positions among all that can be), the optional steps that compute it again
-    (positions among all of those), and the temporary values of these, with the numbers of their bytes.
-
-    inside: one row per temporary value, one column per step from `start` on, 1 where it is alive and in the arena;
-    beside: the same of what is elsewhere; own: of the members, once they are computed again.
-    """
+    (positions among all of those), and the temporary values of these."""
 
     members: tuple[int, ...]
     steps: tuple[int, ...]
     temporaries: tuple[int, ...]
-    numbers: list[int]
-    start: int
-    inside: np.ndarray
-    beside: np.ndarray
-    own: np.ndarray
 
 
 class Ladders:
@@ -97,33 +89,27 @@ class Ladders:
         self.elsewhere = [life for life in (*self.fixed, *self.temporaries)
                           if not life.inside and life.last >= self.border]
         self.optional = sorted(self.keeps.runs(Keeping(frozenset(self.names))))
-        self.segments = self._segments(homes)
-        # those that have values elsewhere, and those that change the arena at the same steps as another
-        self.outer = [number for number, segment in enumerate(self.segments) if segment.beside.any()]
-        windows = [(segment.start, segment.start + segment.own.shape[1]) for segment in self.segments]
-        self.overlaps = [[other for other, (first, last) in enumerate(windows) if first < end and start < last]
-                         for start, end in windows]
-        # by value: from where to where the forward needs it, and the backward's last step that has what was kept
-        ends = program.maker.keeps.ends
-        self.spans = np.array([(self.held[name].first, max(ends[name], self.held[name].first) + 1)
-                               for name in self.names], np.int64).reshape(-1, 2)
+        self.segments = self._segments()
+        # by value: from its first step in the backward to the one after the last, once it is computed again
+        self.own = [(self.border + homes[one.buffer].first, self.border + homes[one.buffer].last + 1)
+                    for one in self.again]
         self.chunk_ends = self._chunk_ends()
-        self.last = np.array([gap[1] - 1 if name in self.outside else self.chunk_ends[name]
-                              for name, gap in zip(self.names, self.gaps, strict=True)], np.int64)
-        self.sizes = function_of(self.bytes, f"bytes of {self.plan.name}")
+        self.sizes = Sizes(self.bytes, f"bytes of {self.plan.name}")
         self.costs = Work([self.plan.steps[number] for number in self.optional], f"{self.plan.name}, computed again")
-        self.parts: dict[tuple[int, frozenset[int]], tuple[np.ndarray, np.ndarray]] = {}
+        self.choices: dict[bool, Choices] = {}  # without moves and with them, made when somebody asks
         self.work: Work | None = None  # of all steps that are not optional, made when somebody moves values
 
     def at(self, values: Mapping[str, int], scratch: tuple[int, int], threads: int = 1,
            store: HostStore | None = None, speeds: Speeds = USUAL_SPEEDS) -> Ladder:
         """The ladder at the backward's sizes. scratch: bytes that all threads take in the forward, in the backward;
         store: where values may be moved out to; speeds: of one of the threads."""
-        bytes_ = np.array(self.sizes(values), np.int64)
-        ladder = Ladder(self, bytes_, self.costs.seconds(values, speeds), scratch)
-        if store is not None:
-            ladder.climbing = climb(ladder, self._clocks(values, threads, store, speeds), threads, store.limit)
-        return ladder
+        moving = store is not None
+        clocks = (None,) if store is None else self._clocks(values, threads, store, speeds)
+        choices = self.choices.get(moving)
+        if choices is None:
+            choices = self.choices[moving] = Choices(self, moving)
+        return Ladder(choices, self.sizes(values), self.costs.seconds(values, speeds), scratch, clocks, threads,
+                      0 if store is None else store.limit)
 
     def _clocks(self, values: Mapping[str, int], threads: int, store: HostStore, speeds: Speeds
                 ) -> tuple[Clock, ...]:
@@ -138,21 +124,6 @@ class Ladders:
         both = self.program.maker.keeps, self.keeps, seconds[:count], seconds[count:]
         return (Clock(*both, store.seconds(1, out=True), store.seconds(1, out=False)),
                 Clock(*both, *USUAL, at_once=True), Clock(*both, 0.0, 0.0, at_once=True))
-
-    def part(self, number: int, dropped: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Which of a segment's steps and of its temporary values computing `dropped` again takes: two rows of 0 and
-        1."""
-        known = self.parts.get((number, dropped))
-        if known is None:
-            segment = self.segments[number]
-            keeping = Keeping(frozenset(self.names[i] for i in dropped))
-            runs, used = self.keeps.runs(keeping), self.keeps.used(keeping)
-            known = (np.array([self.optional[i] in runs for i in segment.steps], np.int64),
-                     np.array([self.temporaries[i].name in used for i in segment.temporaries], np.int64))
-            if len(self.parts) >= MOST_PARTS:
-                self.parts.clear()
-            self.parts[number, dropped] = known
-        return known
 
     def _size(self, size: Size) -> int:
         self.bytes.append(size)
@@ -187,7 +158,7 @@ class Ladders:
         lasts = [(b, region.last) for b, region in zip(saved, self.backward.maker.regions, strict=True)]
         return {b.name: self._life(b, b.name, 0, self.border + max(last, -1)) for b, last in (*lasts, *self.beside)}
 
-    def _segments(self, homes: Mapping[str, Buffer]) -> list[_Segment]:
+    def _segments(self) -> list[Segment]:
         members: dict[int, list[int]] = {}
         for i, one in enumerate(self.again):
             members.setdefault(one.segment, []).append(i)
@@ -197,19 +168,8 @@ class Ladders:
         for some in members.values():
             keeping = Keeping(frozenset(self.names[i] for i in some))
             made = sorted(temporaries[name] for name in self.keeps.used(keeping) if name in temporaries)
-            lives = [self.temporaries[i] for i in made]
-            own = [Life(self.names[i], 0, self.gaps[i][1], self.gaps[i][1]) if self.names[i] in self.outside else
-                   self._life(homes[self.again[i].buffer], self.names[i], self.border) for i in some]
-            start = min(life.first for life in (*lives, *own))
-            width = max(life.last + 1 for life in (*lives, *own)) - start
-            inside, beside, mine = (np.zeros((len(rows), width), np.int64) for rows in (lives, lives, own))
-            for i, life in enumerate(lives):
-                (inside if life.inside else beside)[i, life.first - start:life.last + 1 - start] = 1
-            for i, life in enumerate(own):
-                mine[i, life.first - start:life.last + 1 - start] = life.name not in self.outside
             steps = tuple(places[number] for number in sorted(self.keeps.runs(keeping)))
-            numbers = [life.number for life in lives]
-            found.append(_Segment(tuple(some), steps, tuple(made), numbers, start, inside, beside, mine))
+            found.append(Segment(tuple(some), steps, tuple(made)))
         return found
 
 
@@ -217,31 +177,66 @@ class Ladder:
     """See the head of this file. May be climbed from several threads.
 
     Args:
-        bytes_: what the formulas of `ladders` say; seconds: of its optional steps.
+        bytes_: what the formulas of the ladders say, int64; seconds: of their optional steps, float64.
+        clocks: when steps and copies begin, first as fast as the store is; None: nothing is moved.
+        threads: how many compute.
+        most: bytes that may be moved out; 0: any number.
     """
 
-    def __init__(self, ladders: Ladders, bytes_: np.ndarray, seconds: np.ndarray, scratch: tuple[int, int]) -> None:
-        self.ladders = ladders
+    def __init__(self, choices: Choices, bytes_: np.ndarray, seconds: np.ndarray, scratch: tuple[int, int],
+                 clocks: Sequence[Clock | None] = (None,), threads: int = 1, most: int = 0) -> None:
+        self.choices, self.ladders = choices, choices.ladders
         self.bytes = bytes_
         self.seconds = seconds
-        self.kept = {name: -(-int(bytes_[life.number]) // 64) * 64 for name, life in ladders.held.items()}
         self.scratch = scratch
-        self.base = self._base()
+        self.clocks = clocks
+        self.threads, self.most = threads, most
         self.lock = threading.Lock()
-        self.rungs: list[Rung] = []
-        self.climbing = self._climb()
+        # one after another, of which so many are at their end; of the next one so many rungs are among the found
+        self.climbs: list[Climb] = []
+        self.done = self.read = 0
+        self.found: list[tuple[int, Climb, int]] = []  # live bytes, by which climb, and its rung
+        self.rungs: dict[int, Rung] = {}
 
     def __iter__(self) -> Iterator[Rung]:
+        return self.below(sys.maxsize)
+
+    def below(self, bytes_: int) -> Iterator[Rung]:
+        """The rungs of at most so many bytes."""
         number = 0
         while True:
             with self.lock:
-                if number == len(self.rungs):
-                    rung = next(self.climbing, None)
-                    if rung is None:
+                while number == len(self.found) or self.found[number][0] > bytes_:
+                    if number < len(self.found):
+                        number += 1
+                    elif not self._climb(bytes_):
                         return
-                    self.rungs.append(rung)
-            yield self.rungs[number]
+                if number not in self.rungs:
+                    _, climb, at = self.found[number]
+                    self.rungs[number] = climb.rung(at)
+                rung = self.rungs[number]
+            yield rung
             number += 1
+
+    def _climb(self, bytes_: int) -> bool:
+        """Climbs on, up to a rung of at most so many bytes; whether there may be more."""
+        if not self.climbs:
+            self.climbs = [Climb(self.choices, self, clock, self.threads, self.most) for clock in self.clocks]
+        if self.done == len(self.climbs):
+            return False
+        climb = self.climbs[self.done]
+        lives = climb.climb(bytes_)
+        lowest = self.found[-1][0] if self.found else sys.maxsize
+        # below what usual speeds come to, measured ones choose nothing: so the last rung does not depend on them
+        floor = min((other.climb(-1)[-1] for other in self.climbs[1:] if self.done == 0), default=-1)
+        for number in range(self.read, len(lives)):
+            if floor < lives[number] < lowest:
+                lowest = lives[number]
+                self.found.append((lowest, climb, number))
+        self.read = len(lives)
+        if climb.done:
+            self.done, self.read = self.done + 1, 0
+        return True
 
     def alive(self, keeping: Keeping) -> list[tuple[str, int]]:
         """What is alive at the fullest step, with its bytes, the largest first."""
@@ -256,165 +251,32 @@ class Ladder:
         for name, life in ladders.held.items():
             gone = name in gaps and gaps[name][0] <= at < gaps[name][1]
             if life.first <= at <= life.last and not gone:
-                found.append((named(homes[name], ladders.forward), self.kept[name]))
+                found.append((named(homes[name], ladders.forward), self.kept(name)))
         return sorted(found, key=lambda one: -one[1])
 
     def curve(self, keeping: Keeping) -> np.ndarray:
         """Bytes alive at each step of the forward, then of the backward."""
-        curve = self.base.copy()
-        for number, segment in enumerate(self.ladders.segments):
-            here = frozenset(i for i in segment.members if self.ladders.names[i] in keeping.dropped)
-            if here:
-                _, used = self.ladders.part(number, here)
-                curve[segment.start:segment.start + segment.own.shape[1]] += (
-                    used * self.bytes[segment.numbers]) @ (segment.inside + segment.beside)
-            for i in here:
-                first, last = self.ladders.gaps[i]
-                curve[first:last] -= self.kept[self.ladders.names[i]]
-        for move in keeping.moved:
-            curve[move.gone + 1:self.ladders.border + move.back] -= self.kept[move.saved]
-        return curve
-
-    def _base(self) -> np.ndarray:
-        """With everything kept."""
         ladders = self.ladders
+        used = ladders.keeps.used(keeping)
+        lives = [(life.first, life.last + 1, int(self.bytes[life.number]))
+                 for life in (*ladders.fixed, *(life for life in ladders.temporaries if life.name in used))]
+        lives += [(life.first, life.last + 1, self.kept(name)) for name, life in ladders.held.items()]
+        lives += [(*gap, -self.kept(name)) for name, gap in zip(ladders.names, ladders.gaps, strict=True)
+                  if name in keeping.dropped]
+        lives += [(move.gone + 1, ladders.border + move.back, -self.kept(move.saved)) for move in keeping.moved]
         change = np.zeros(ladders.length + 1, np.int64)
-        lives = [(life.first, life.last, int(self.bytes[life.number])) for life in ladders.fixed]
-        lives += [(life.first, life.last, self.kept[name]) for name, life in ladders.held.items()]
-        for first, last, size in lives:
-            if first <= last:
+        for first, end, size in lives:
+            if first < end:
                 change[first] += size
-                change[last + 1] -= size
+                change[end] -= size
         curve = np.cumsum(change[:-1])
         curve[:ladders.border] += self.scratch[0]
         curve[ladders.border:] += self.scratch[1]
         return curve
 
-    def _climb(self) -> Iterator[Rung]:
-        """The rungs, the first of which drops nothing."""
-        ladders, border = self.ladders, self.ladders.border
-        count = len(ladders.names)
-        sizes = np.array([self.kept[name] for name in ladders.names], np.int64)
-        homes = np.zeros(count, np.int64)
-        for number, segment in enumerate(ladders.segments):
-            homes[list(segment.members)] = number
-        left = sizes > 0
-        taken = [frozenset[int]() for _ in ladders.segments]
-        outside = np.array([name in ladders.outside for name in ladders.names], bool)
-        gone = np.array([first for first, _ in ladders.gaps], np.int64)  # in the forward
-        arena, rest, kept = self.separate()
-        rows: dict[int, tuple[list[int], np.ndarray, np.ndarray]] = {}
-        cost, inner = np.zeros(count), np.zeros(count, np.int64)
-
-        def look(number: int) -> None:
-            """What dropping each value that is left of a segment would add, and cost."""
-            segment = ladders.segments[number]
-            members = [i for i in segment.members if left[i]]
-            parts = [ladders.part(number, taken[number] | {i}) for i in members]
-            ran, used = ladders.part(number, taken[number])
-            if members:
-                cost[members] = (np.array([part[0] for part in parts]) - ran) @ self.seconds[list(segment.steps)]
-                more = (np.array([part[1] for part in parts]) - used) * self.bytes[segment.numbers]
-                own = [segment.members.index(i) for i in members]
-                rows[number] = members, more @ segment.inside + sizes[members, None] * segment.own[own], \
-                    more @ segment.beside
-            else:
-                rows.pop(number, None)
-
-        def refresh(number: int) -> None:
-            """The top of the arena there, with each of them dropped."""
-            if number in rows:
-                members, more, _ = rows[number]
-                start = ladders.segments[number].start
-                inner[members] = (arena[start:start + more.shape[1]] + more).max(axis=1, initial=0)
-
-        for number in range(len(ladders.segments)):
-            look(number)
-            refresh(number)
-        seconds, lowest = 0.0, sys.maxsize
-        while True:
-            top = int(arena[border:].max())
-            at = border + int(rest[border:].argmax())
-            forward = kept + int(arena[:border].max()) + int(rest[:border].max()) + self.scratch[0]
-            backward = int(rest[at]) + top + self.scratch[1]
-            if max(forward, backward) < lowest:
-                lowest = max(forward, backward)
-                yield Rung(frozenset(ladders.names[i] for some in taken for i in some), lowest, seconds)
-            if not left.any():
-                return
-            if backward >= forward:
-                share = sizes * (ladders.last >= at)
-                gain = share - self._beside_at(at, rows)
-                gain -= np.maximum(self._outside(arena)[homes], inner) - top
-            else:
-                # a value that is dropped lies in the arena as long as the forward needs it
-                inside = np.maximum.reduceat(arena, ladders.spans.ravel())[::2] + sizes
-                gain = np.where(outside, sizes * (gone <= int(rest[:border].argmax())),
-                                sizes - np.maximum(inside - int(arena[:border].max()), 0))
-                share = np.where(outside, gain, sizes)
-            score = np.where(left & (gain > 0), gain / np.maximum(cost, SHORTEST), 0.0)
-            best = int(score.argmax())
-            if score[best] <= 0:  # none helps by itself: what the first takes to be computed again serves the next ones
-                score = np.where(left & (share > 0), share / np.maximum(cost, SHORTEST), 0.0)
-                best = int(score.argmax())
-                if score[best] <= 0:
-                    return
-            number = int(homes[best])
-            members, more, beside = rows[number]
-            place, start = members.index(best), ladders.segments[number].start
-            arena[start:start + more.shape[1]] += more[place]
-            rest[start:start + more.shape[1]] += beside[place]
-            if outside[best]:
-                rest[gone[best]:ladders.last[best] + 1] -= sizes[best]
-            else:
-                rest[border:ladders.last[best] + 1] -= sizes[best]
-                arena[ladders.spans[best, 0]:ladders.spans[best, 1]] += sizes[best]
-                kept -= int(sizes[best])
-            seconds += float(cost[best])
-            taken[number] |= {best}
-            left[best] = False
-            look(number)
-            for other in ladders.overlaps[number]:
-                refresh(other)
-
-    def separate(self) -> tuple[np.ndarray, np.ndarray, int]:
-        """With nothing dropped and the kept block in chunks: what lies in the upper block of the arena at each step,
-        what lies elsewhere, in the backward with the chunks, and the bytes of these."""
-        ladders = self.ladders
-        curves = np.zeros((2, ladders.length + 1), np.int64)
-        lives = [(0 if life.inside else 1, life.first, life.last, int(self.bytes[life.number]))
-                 for life in ladders.fixed]
-        chunks = {name: size for name, size in self.kept.items() if name not in ladders.outside}
-        lives += [(1, ladders.border, ladders.chunk_ends[name], size) for name, size in chunks.items()]
-        lives += [(1, ladders.held[name].first, ladders.held[name].last, self.kept[name]) for name in ladders.outside]
-        for which, first, last, size in lives:
-            if first <= last:
-                curves[which, first] += size
-                curves[which, last + 1] -= size
-        arena, rest = np.cumsum(curves[:, :-1], axis=1)
-        return arena, rest, sum(chunks.values())
-
-    def _outside(self, arena: np.ndarray) -> np.ndarray:
-        """By segment, the top of the backward's arena at steps where it changes nothing."""
-        border = self.ladders.border
-        before = np.maximum.accumulate(arena[border:])
-        after = np.maximum.accumulate(arena[:border - 1:-1])[::-1]
-        found = np.zeros(len(self.ladders.segments), np.int64)
-        for number, segment in enumerate(self.ladders.segments):
-            start, end = segment.start - border, segment.start - border + segment.own.shape[1]
-            found[number] = max(int(before[start - 1]) if start > 0 else 0, int(after[end]) if end < len(after) else 0)
-        return found
-
-    def _beside_at(self, at: int, rows: Mapping[int, tuple[list[int], np.ndarray, np.ndarray]]) -> np.ndarray:
-        """What dropping each value adds beside the arena at a step."""
-        found = np.zeros(len(self.ladders.names), np.int64)
-        for number in self.ladders.outer:
-            if number in rows:
-                members, _, beside = rows[number]
-                place = at - self.ladders.segments[number].start
-                if 0 <= place < beside.shape[1]:
-                    found[members] = beside[:, place]
-        return found
+    def kept(self, name: str) -> int:
+        """Bytes of a saved value, as the kept block has it."""
+        return -(-int(self.bytes[self.ladders.held[name].number]) // 64) * 64
 
 
 def _beside(program: Executable, plan: Plan) -> list[tuple[Buffer, int]]:

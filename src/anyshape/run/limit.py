@@ -14,21 +14,20 @@ import torch
 
 from anyshape.base.config import Config
 from anyshape.base.errors import LimitError, StoreError
-from anyshape.plan.alloc import live_bytes
 from anyshape.plan.plan import MemoryStep
 from anyshape.run import pages
 from anyshape.run.alive import alone
 from anyshape.run.arena import Held, whole
-from anyshape.run.calls import held_bytes
+from anyshape.run.blocks import Sizing
 from anyshape.run.climb import Rung
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.ladder import Ladder, Ladders
 from anyshape.run.record import Record
 from anyshape.run.shared import joined, key_of, make_room, mega
+from anyshape.run.sizes import Lives, Sizes
 from anyshape.run.store import HostStore, Space
 from anyshape.run.work import USUAL, Speeds
 from anyshape.sym.expr import evaluate
-from anyshape.sym.formulas import function_of
 
 if TYPE_CHECKING:
     from anyshape.run.calibrate import Calibration
@@ -64,12 +63,21 @@ class Limit:
         self.held = held
         self.total = total
         self.ladders = None if backward is None else Ladders(program, backward)
-        # tensors that are not in the arena while the backward runs, each with its first and last step there
-        self.elsewhere = [] if self.ladders is None else [
-            (life.name, max(life.first - self.ladders.border, 0), life.last - self.ladders.border)
-            for life in self.ladders.elsewhere]
-        self.sizes = function_of([] if self.ladders is None else [
-            self.ladders.bytes[life.number] for life in self.ladders.elsewhere], f"results of {program.name}")
+        self.sizing = Sizing(program)
+        self.later_sizing = None if backward is None else Sizing(backward)
+        # tensors that are not in the arena while the backward runs, with their first and last steps there; some are
+        # there only if they are needed to compute something again
+        lives = [] if self.ladders is None else self.ladders.elsewhere
+        self.sizes = Sizes([self.ladders.bytes[life.number] for life in lives] if self.ladders is not None else [],
+                           f"results of {program.name}")
+        self.elsewhere = Lives([(max(life.first - self.ladders.border, 0), life.last - self.ladders.border)
+                                for life in lives] if self.ladders is not None else [],
+                               0 if backward is None else len(backward.plan.steps))
+        self.only = [(i, life.name) for i, life in enumerate(lives)
+                     if backward is not None and life.name in backward.maker.keeps.made]
+        # by chunk of the kept block, the step of the backward that gives it back
+        self.gone = {} if backward is None else {step.chunk: number for number, step in enumerate(backward.plan.steps)
+                                                 if isinstance(step, MemoryStep)}
         self.known: dict[tuple[tuple[int, ...], int, bool], Ladder] = {}
         self.needs: dict[tuple[tuple[int, ...], Keeping, int], tuple[int, int]] = {}
         self.alone: bool | None = None  # no other call came before the backward; None: not known
@@ -186,8 +194,9 @@ class Limit:
         room = min(self.bytes, self.total) if room is None else room
         if self.needed(values, EVERYTHING) <= room:
             return EVERYTHING
-        for rung in self.ladder(values, full is None) or ():
-            if rung.live <= room and self.needed(values, rung.keeping) <= room:
+        ladder = self.ladder(values, full is None)
+        for rung in () if ladder is None else ladder.below(room):
+            if self.needed(values, rung.keeping) <= room:
                 return rung.keeping
         raise self._error(values, room, full, freed)
 
@@ -223,34 +232,34 @@ class Limit:
 
     def _needed(self, values: dict[str, int], keeping: Keeping, threads: int) -> tuple[int, int]:
         maker = self.program.maker
-        record = maker.made(values, keeping)
-        ends = {name: last for name, last in maker.keeps.ends.items() if name in keeping.dropped}
-        kept = whole(record.kept) if record.room < 0 else 0
-        temporary = whole(record.temporary + record.scratch * threads)
-        found = kept + temporary + held_bytes(maker.plan, values, ends)
-        if self.backward is None or self.ladders is None:
+        blocks = self.sizing.at(values, keeping)
+        ends = {name: maker.keeps.ends[name] for name in keeping.dropped}
+        kept = whole(blocks.kept) if blocks.room < 0 else 0
+        temporary = whole(blocks.temporary + blocks.scratch * threads)
+        found = kept + temporary + self.sizing.held.most(values, ends)
+        if self.backward is None or self.ladders is None or self.later_sizing is None:
             return found, 0
         later = self.backward.maker
         values = self.later(values)
-        record = later.made(values, keeping)
-        plan = later.plan
-        end = len(plan.steps)
+        blocks = self.later_sizing.at(values, keeping)
+        end = len(later.plan.steps)
         used = later.keeps.used(keeping)
-        everything = zip(self.elsewhere, self.sizes(values), strict=True)
-        lives = [(size, first, last) for (name, first, last), size in everything
-                 if name not in later.keeps.made or name in used]
-        begins, sizes = later.keeps.begins, {b.name: b.bytes for b in plan.buffers}
-        lives += [(evaluate(b.bytes, values), begins[b.name] if b.name in keeping.dropped else 0, last)
-                  for b, last in self.ladders.beside]
-        lives += [(evaluate(sizes[name], values), number, number) for name, number in later.keeps.spilled(keeping)]
-        if record.chunks:
-            gone = {step.chunk: number for number, step in enumerate(plan.steps) if isinstance(step, MemoryStep)}
-            lives += [(size, 0, gone.get(chunk, end + 1) - 1) for chunk, size in enumerate(record.chunks)]
+        there = self.sizes(values)
+        there[[i for i, name in self.only if name not in used]] = 0
+        curve = self.elsewhere.curve(there)
+        begins = later.keeps.begins
+        lives = [(evaluate(b.bytes, values), begins[b.name] if b.name in keeping.dropped else 0, last)
+                 for b, last in self.ladders.beside]
+        lives += [(evaluate(size, values), number, number) for size, number in later.keeps.spilled(keeping)]
+        if blocks.chunks:
+            lives += [(size, 0, self.gone.get(chunk, end + 1) - 1) for chunk, size in enumerate(blocks.chunks)]
         else:
-            lives.append((whole(record.kept), 0, end))
-        most = live_bytes([one[0] for one in lives], [one[1:] for one in lives], end)
+            lives.append((whole(blocks.kept), 0, end))
+        for size, first, last in lives:
+            curve[first:last + 1] += size
+        most = int(curve.max(initial=0))
         # the backward takes the forward's temporary block, if that is large enough
-        return found, most + max(temporary, whole(record.temporary + record.scratch * threads))
+        return found, most + max(temporary, whole(blocks.temporary + blocks.scratch * threads))
 
     def later(self, values: dict[str, int]) -> dict[str, int]:
         """The backward's sizes: the forward's, and numbers that nothing depends on."""
@@ -262,8 +271,9 @@ class Limit:
         if self.backward is None or self.ladders is None:
             return None
         ladders, threads = self.ladders, self.threads()
-        scratch = (self.program.maker.made(values).scratch * threads,
-                   self.backward.maker.made(self.later(values)).scratch * threads)
+        assert self.later_sizing is not None
+        scratch = (self.sizing.at(values, EVERYTHING).scratch * threads,
+                   self.later_sizing.at(self.later(values), EVERYTHING).scratch * threads)
         store = self.store if moving and self.store is not None and self.store.works() else None
         return self._remembered(self.known, (key_of(values), threads, store is not None),  # type: ignore[no-any-return]
                                 lambda: ladders.at(self.later(values), scratch, threads, store, self.speeds(threads)))

@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+import numpy as np
 
 from anyshape.run.context import Context
 
@@ -19,7 +20,8 @@ class Places:
     """Offsets of all placed buffers, in a lower block up to `border` and an upper one up to `top`; bound: no layout has
     a lower top (or, in the end, needs fewer bytes of arena). lower: what the lower block is: "kept", the "room" (a
     result's memory), or the call's own, given back "early". starts: where the chunks of the kept block begin, and its
-    end. moved: offset and bytes of the values that are moved out and back, in order."""
+    end. moved: offset and bytes of the values that are moved out and back, in order. moving, placed: the buffers that
+    were placed for these sizes, and their offsets, with those of values that come back."""
 
     offsets: list[int]
     border: int
@@ -28,91 +30,100 @@ class Places:
     lower: str = "kept"
     starts: list[int] = field(default_factory=list)
     moved: list[tuple[int, int]] = field(default_factory=list)
+    moving: list[int] = field(default_factory=list)
+    placed: list[int] = field(default_factory=list)
 
 
 Item = tuple[int, int, int, int]  # bytes, first, last, offset
 Life = tuple[int, int, int]  # bytes, first, last
+Weight = Callable[[np.ndarray], np.ndarray]  # items -> their positions in the order in which they are placed
 
 
-def _size(item: Item) -> tuple[int, ...]:
-    return -item[0], item[1] - item[2]
+def _size(items: np.ndarray) -> np.ndarray:
+    return np.lexsort((items[:, 1] - items[:, 2], -items[:, 0]))
 
 
-def _area(item: Item) -> tuple[int, ...]:
-    return (-item[0] * (item[2] - item[1] + 1),)
+def _area(items: np.ndarray) -> np.ndarray:
+    return np.lexsort((-items[:, 0] * (items[:, 2] - items[:, 1] + 1),))
 
 
-def _about(item: Item) -> tuple[int, ...]:
+def _about(items: np.ndarray) -> np.ndarray:
     """By the power of two of the area, so that one layer's values come after those of the layer before."""
-    return -_area(item)[0].bit_length(), item[1], -item[0]
+    return _by_power(items, items[:, 0] * (items[:, 2] - items[:, 1] + 1))
 
 
-def _between(item: Item) -> tuple[int, ...]:
+def _between(items: np.ndarray) -> np.ndarray:
     """The same, with the borders between the powers elsewhere."""
-    return -(3 * _area(item)[0] // 2).bit_length(), item[1], -item[0]
+    return _by_power(items, (3 * items[:, 0] * (items[:, 2] - items[:, 1] + 1) + 1) // 2)
 
 
-def _birth(item: Item) -> tuple[int, ...]:
-    return item[1], -item[0]
+def _by_power(items: np.ndarray, areas: np.ndarray) -> np.ndarray:
+    return np.lexsort((-items[:, 0], items[:, 1], -np.frexp(areas.astype(np.float64))[1]))
+
+
+def _birth(items: np.ndarray) -> np.ndarray:
+    return np.lexsort((-items[:, 0], items[:, 1]))
 
 
 class _Greedy:
     """Greedy placement by the host's routine `place`; the first `fixed` items have their offsets already."""
 
-    def __init__(self, context: Context, items: Sequence[Item], fixed: int, wall: int) -> None:
+    def __init__(self, context: Context, items: np.ndarray, fixed: int, wall: int) -> None:
         self.context = context
         self.items = items
         self.fixed = fixed
         self.wall = wall
-        self.array = WORD * len(items)
-        self.columns = [self.array(*column) for column in zip(*[item[:3] for item in items], strict=True)]
+        self.columns = np.ascontiguousarray(items.T)
+        self.room = np.empty(len(items), np.int64)
+        address, step = self.columns.ctypes.data, 8 * len(items)
+        self.addresses = [address, address + step, address + 2 * step]
 
-    def run(self, weight: Any, lowest: bool, ceiling: int) -> tuple[int, list[int]]:
-        """The top, and the offsets of the items that are not fixed, placed in the order of `weight` into the gaps that
-        fit best, or the lowest ones, or down from a ceiling (see the host's routine)."""
-        items = self.items
-        return self.placed(sorted(range(self.fixed, len(items)), key=lambda i: weight(items[i])), lowest, ceiling)
+    def order(self, weight: Weight) -> np.ndarray:
+        """The items that are not fixed, in an order."""
+        return np.asarray(weight(self.items[self.fixed:]) + self.fixed)
 
-    def placed(self, moving: Sequence[int], lowest: bool, ceiling: int) -> tuple[int, list[int]]:
-        """The same, of the items that are not fixed in the order `moving`."""
+    def placed(self, moving: np.ndarray, lowest: bool, ceiling: int) -> tuple[int, np.ndarray]:
+        """The top, and the offsets of the items that are not fixed, placed in the order `moving` into the gaps that fit
+        best, or the lowest ones, or down from a ceiling (see the host's routine)."""
         count = len(self.items)
-        order = self.array(*range(self.fixed), *moving)
-        offsets = self.array(*[item[3] for item in self.items])
-        placed = self.array()
-        top = self.context.place(count, self.fixed, order, *self.columns, offsets, placed, self.wall, lowest,
-                                 ceiling // 64 * 64)
+        order = np.concatenate((np.arange(self.fixed), moving))
+        offsets = self.columns[3].copy()
+        top = self.context.place(count, self.fixed, order.ctypes.data, *self.addresses, offsets.ctypes.data,
+                                 self.room.ctypes.data, self.wall, lowest, ceiling // 64 * 64)
         return top, offsets[self.fixed:]
 
 
-def best(context: Context, items: Sequence[Item], fixed: int, wall: int, bound: int,
+def best(context: Context, items: Sequence[Item] | np.ndarray, fixed: int, wall: int, bound: int,
          top: int) -> tuple[int, list[int]]:
     """The lowest top of some ways to place the items from `fixed` on, and their offsets; none below `top`."""
-    place = _Greedy(context, items, fixed, wall)
-    least: list[int] = []
+    place = _Greedy(context, np.asarray(items, np.int64).reshape(-1, 4), fixed, wall)
+    least = np.zeros(0, np.int64)
     for weight, lowest, ceiling in ((_size, False, 0), (_area, False, 0), (_about, False, bound),
                                     (_between, False, bound), (_birth, False, 0), (_birth, True, 0),
                                     (_size, True, 0)):
-        found, places = place.run(weight, lowest, ceiling)
+        found, places = place.placed(place.order(weight), lowest, ceiling)
         if found < top:
             top, least = found, places
         if top <= GOOD_ENOUGH * bound:
-            return top, least
-    return _repaired(place, bound, top, least)
+            return top, least.tolist()
+    top, least = _repaired(place, bound, top, least)
+    return top, least.tolist()
 
 
-def _repaired(place: _Greedy, bound: int, top: int, least: list[int]) -> tuple[int, list[int]]:
+def _repaired(place: _Greedy, bound: int, top: int, least: np.ndarray) -> tuple[int, np.ndarray]:
     """The same, or better: what lies at the top comes first, again and again."""
-    fixed, items = place.fixed, place.items
+    fixed, sizes = place.fixed, place.columns[0]
     for first, lowest in ((_size, False), (_size, True), (_area, False), (_birth, True)):
-        order = sorted(range(fixed, len(items)), key=lambda i: first(items[i]))  # noqa: B023
-        for _ in range(min(REPAIRS, MOST_REPAIRED // (4 * len(items)))):
+        order = place.order(first)
+        for _ in range(min(REPAIRS, MOST_REPAIRED // (4 * len(sizes)))):
             found, places = place.placed(order, lowest, 0)
             if found < top:
                 top, least = found, places
             if top <= GOOD_ENOUGH * bound:
                 return top, least
-            highest = {i for i in order if places[i - fixed] + items[i][0] >= found}
-            if not highest or order[:len(highest)] == [i for i in order if i in highest]:
+            highest = (places + sizes[fixed:] >= found)[order - fixed]
+            count = int(highest.sum())
+            if not count or highest[:count].all():
                 break
-            order = [*(i for i in order if i in highest), *(i for i in order if i not in highest)]
+            order = np.concatenate((order[highest], order[~highest]))
     return top, least

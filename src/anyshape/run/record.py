@@ -33,10 +33,12 @@ from anyshape.run.keeping import EVERYTHING, Keeping, Keeps, without
 from anyshape.run.layout import NO_REGIME, Layout
 from anyshape.run.moving import Action, actions, with_actions
 from anyshape.run.placement import GOOD_ENOUGH, WORD, Item, Life, Places, best
+from anyshape.run.sizes import Sizes
 from anyshape.run.words import may_pack_over
 from anyshape.sym.expr import Size, evaluate, symbols_of
 
 ROOMY = 1.1  # of the bytes that values need at once, those they may lie in without being crowded
+LAID = 32  # layouts that are remembered: some rungs of some shapes, until one of them is a record
 REMEMBERED = 128  # records that somebody asked about, those of a limit
 LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is moved there
 # op -> the word of a step that says how much scratch a thread needs
@@ -119,6 +121,9 @@ class Records:
         self.keeps = Keeps(plan, forward, layout, context, self.lives, self.moving, self.saved, self.regions)
         self.beside = [b for b in plan.buffers if b.home == "extern"]
         self.records: dict[Any, Record] = {}
+        self.sizes = Sizes([b.bytes for b in homes.values()], f"values of {plan.name}")
+        self.offsets: Sizes | None = None  # the plan's, kept and arena, made when a limit asks
+        self.laid: dict[Any, Places] = {}
         self.latest: tuple[tuple[int, ...], tuple[Any, ...]] | None = None
         self.lock = threading.Lock()
         # the largest result that is not written from the start on; of a call that a backward follows, none
@@ -146,6 +151,28 @@ class Records:
                 self.records[key] = record
         return record
 
+    def places(self, values: dict[str, int], keeping: Keeping) -> Places:
+        """The layout of a call of a program without a room. Those of the last ones are at hand: what a limit lays out
+        is what its call uses. Offsets are filled in when there is a record (`Keeps.complete`)."""
+        key = *[values[name] for name in self.layout.symbols], keeping
+        with self.lock:
+            known = self.laid.get(key)
+        if known is None:
+            if keeping == EVERYTHING:
+                if self.offsets is None:
+                    plan, places = self.plan, dict(self.plan.offsets)
+                    self.offsets = Sizes([*(places[name] for name in self.homes), plan.kept, plan.arena],
+                                         f"offsets of {plan.name}")
+                *offsets, kept, arena = self.offsets(values).tolist()
+                known = self._place(self.sizes(values).tolist(), offsets, kept, arena, values, 0)
+            else:
+                known = self.keeps.places(self.sizes(values), values, keeping)
+            with self.lock:
+                while len(self.laid) >= LAID:
+                    self.laid.pop(next(iter(self.laid)))
+                self.laid[key] = known
+        return known
+
     def make(self, values: dict[str, int], keeping: Keeping = EVERYTHING) -> Record:
         """The record at the symbols' `values`.
 
@@ -172,8 +199,10 @@ class Records:
         runs = self.keeps.runs(keeping)
         if self.keeps.optional:
             steps = without(steps, self.keeps.optional - runs)
-        if keeping != EVERYTHING:
-            place = self.keeps.places(list(sizes), list(offsets), values, keeping, runs)
+        if keeping != EVERYTHING or (*[values[name] for name in layout.symbols], keeping) in self.laid:
+            place = self.places(values, keeping)
+            if not place.offsets:
+                self.keeps.complete(place, self.sizes(values), values, keeping)
         else:
             place = self._place(list(sizes), list(offsets), kept, arena, values, room)
         calls = self._check(steps)

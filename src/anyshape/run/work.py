@@ -11,8 +11,8 @@ import numpy as np
 
 from anyshape.plan.plan import ExternStep, LibraryStep, Step, Window, touched
 from anyshape.run.attention import OPS as ATTENTION
+from anyshape.run.sizes import Sizes
 from anyshape.sym.expr import Size, product
-from anyshape.sym.formulas import function_of
 
 CONVOLUTION = "aten.convolution.default"
 FLOATS = ("f32", "f64", "bf16", "f16")  # dtypes whose products have a speed of their own; others count as the first
@@ -60,11 +60,11 @@ class Work:
 
     def __init__(self, steps: Sequence[Step | None], title: str) -> None:
         works = [(0, 0) if step is None else work_of(step) for step in steps]
-        self.sizes = function_of([size for both in works for size in both], f"work of {title}")
+        self.sizes = Sizes([size for both in works for size in both], f"work of {title}")
         self.dtypes = [product_dtype(step) for step in steps]
 
     def seconds(self, values: Mapping[str, int], speeds: Speeds) -> np.ndarray:
         """Seconds of each, of all threads together, float64."""
-        found = np.array(self.sizes(values), np.float64).reshape(-1, 2)
+        found = self.sizes(values).astype(np.float64).reshape(-1, 2)
         rates = np.array([speeds.products[dtype] for dtype in self.dtypes], np.float64)
         return np.asarray(found[:, 0] / rates + found[:, 1] / speeds.bytes)
