@@ -26,6 +26,7 @@ from anyshape.run.arena import Block, Pool
 from anyshape.run.calls import _written
 from anyshape.run.context import Context
 from anyshape.run.executable import Executable
+from anyshape.run.keeping import Keeps
 from anyshape.run.record import Record, Records
 from anyshape.sym.expr import evaluate
 
@@ -178,6 +179,8 @@ def install() -> None:
         native = context.run_plan
         context.run_plan = lambda block: _run(native, block)  # type: ignore[assignment]
 
+    # every value of the arena has memory of its own, so that nothing is gained by giving some of it back
+    Keeps._in_phases = lambda *args: None  # type: ignore[method-assign]
     Records.__init__, Records.make = without_room, made  # type: ignore[method-assign,assignment]
     Pool.give, Executable._above = give_fenced, above  # type: ignore[method-assign,assignment]
     Context.__init__ = started  # type: ignore[method-assign,assignment]

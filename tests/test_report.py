@@ -293,7 +293,7 @@ def test_moves_are_in_the_data(stored) -> None:
     assert keeping.moved and program["moves"] and rung["moved"] == len(keeping.moved) and rung["away"] > 0
     assert point["curves"]["after"] == limit.ladder(values).curve(keeping).tolist()
     assert max(point["curves"]["after"]) == rung["peak"] <= rung["needed"] <= program["limited"]
-    assert rung["away"] == sum(limit.ladder(values).kept[move.saved] for move in keeping.moved)
+    assert rung["away"] == sum(limit.ladder(values).kept(move.saved) for move in keeping.moved)
     assert "moved out" in choice_text(rung)
 
 

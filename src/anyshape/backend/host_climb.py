@@ -5,13 +5,16 @@
       2. the best is taken: its changes are added to `arena` and `rest`
       3. its segment is looked at again: what the other choices there add now; tops of what overlaps are found again
 
+The arena of a backward may be in phases (run/keeping.py). Where nothing relieves the whole of it any more, the fullest
+phase is relieved.
+
 A choice is a row: value i is dropped (row i), or moved out (row names + i). What it adds is a list of intervals of
 steps with bytes, `CHANGES` in the upper block of the arena, `RESTS` elsewhere. All numbers are whole: bytes, steps, and
 picoseconds. The functions are translated by backend/native.py; they share one table of words, the frame.
 """
 from __future__ import annotations
 
-from anyshape.backend.native import fill_zero, maximum, minimum, set_word, translate, word
+from anyshape.backend.native import fill_zero, maximum, minimum, set_word, translate, word, words
 
 # the frame: numbers, then addresses of arrays of words; run/climb.py says what each is
 (LENGTH, BORDER, NAMES, SEGMENTS, ROWS, MOVING, LIVES, SCRATCH, LATER_SCRATCH, SHORTEST, SHIFT, THREADS, HIDDEN, MOST,
@@ -23,10 +26,12 @@ from anyshape.backend.native import fill_zero, maximum, minimum, set_word, trans
  BYTES, OUTSIDE, SAVED_FIRST, SAVED_END, LEAVES, LEAVES_END, OWN_FIRST, OWN_END, BUFFER, HELD_END, GONE, LATE, EARLY,
  LEFT, COST, COPYING, COPY_COST, CHANGES_FROM, CHANGES_COUNT, CHANGES, RESTS_FROM, RESTS_COUNT, RESTS, KEPT_CHANGE,
  FIRST, END, TOP, LATER_FIRST, LATER_END, LATER_TOP,
- STATE, WANTED, NOW, READ, READ_NOW, ARENA, REST, DELTA, BEFORE, AFTER,
- TAKEN, RUNG_LIVE, RUNG_CHOICES, RUNG_PICOSECONDS, RUNG_AWAY) = range(92)
+ STATE, WANTED, NOW, READ, READ_NOW, ARENA, REST, DELTA, BEFORE, AFTER, REST_AFTER,
+ TURN_COUNT, TURNS, PHASED, PHASE_FIRST, PHASE_END,
+ TAKEN, RUNG_LIVE, RUNG_BOUND, RUNG_CHOICES, RUNG_PICOSECONDS, RUNG_AWAY) = range(99)
 KEPT_THERE, DROPPED, MOVED = range(3)  # states of a value
 LOWEST_SCORE = -1
+PHASES, UNWORTHY = 4, 100  # one more phase is not worth it that saves less than this part (see run/keeping.py)
 
 
 def begin(frame: int) -> int:
@@ -55,24 +60,29 @@ def begin(frame: int) -> int:
 
 
 def climb(frame: int) -> int:
-    """Climbs until a rung has at most STOP bytes, or none is left (DONE)."""
+    """Climbs until a rung may need at most STOP bytes, or none is left (DONE)."""
     while word(frame, DONE) == 0:
         live = standing(frame)
         if live < word(frame, LOWEST):
             rung = word(frame, RUNGS)
             set_word(frame, LOWEST, live)
+            least = bound(frame)
             set_word(word(frame, RUNG_LIVE), rung, live)
+            set_word(word(frame, RUNG_BOUND), rung, least)
             set_word(word(frame, RUNG_CHOICES), rung, word(frame, CHOICES))
             set_word(word(frame, RUNG_PICOSECONDS), rung, word(frame, PICOSECONDS))
             set_word(word(frame, RUNG_AWAY), rung, word(frame, AWAY))
             set_word(frame, RUNGS, rung + 1)
-            if live <= word(frame, STOP):
+            if least <= word(frame, STOP):
                 return 0
         row = chosen(frame)
-        if row < 0:
-            set_word(frame, DONE, 1)
-        else:
+        if row >= 0:
             take(frame, row)
+        elif word(frame, PHASED) == 0:
+            set_word(frame, PHASED, 1)
+            set_word(frame, LOWEST, minimum(word(frame, LOWEST), standing(frame)))
+        else:
+            set_word(frame, DONE, 1)
     return 0
 
 
@@ -89,28 +99,114 @@ def highest(curve: int, first: int, end: int) -> int:
 
 
 def standing(frame: int) -> int:
-    """The most bytes alive at once, of the forward or of the backward; notes which of both it is, and the steps at
-    which most lies outside the arena."""
+    """The most bytes alive at once, of the forward or of the backward; notes which of both it is, the fullest phase of
+    the backward, and the steps at which most lies outside the arena."""
+    border = word(frame, BORDER)
+    arena = word(frame, ARENA)
+    rest = word(frame, REST)
+    at = highest(rest, 0, border)
+    forward = word(frame, KEPT) + word(frame, SCRATCH) + word(rest, at) + word(arena, highest(arena, 0, border))
+    backward = word(frame, LATER_SCRATCH) + in_phases(frame)
+    set_word(frame, AT, at)
+    set_word(frame, LATER_AT, highest(rest, word(frame, PHASE_FIRST), word(frame, PHASE_END)))
+    set_word(frame, IS_LATER, backward >= forward)
+    return maximum(forward, backward)
+
+
+def in_phases(frame: int) -> int:
+    """The most bytes of the backward at once, its arena in up to PHASES pieces one after the other: the fullest phase
+    is divided where that relieves it most, again and again."""
     border = word(frame, BORDER)
     length = word(frame, LENGTH)
     arena = word(frame, ARENA)
     rest = word(frame, REST)
-    at = highest(rest, 0, border)
-    later_at = highest(rest, border, length)
-    forward = word(frame, KEPT) + word(frame, SCRATCH) + word(rest, at) + word(arena, highest(arena, 0, border))
-    backward = word(frame, LATER_SCRATCH) + word(rest, later_at) + word(arena, highest(arena, border, length))
-    set_word(frame, AT, at)
-    set_word(frame, LATER_AT, later_at)
-    set_word(frame, IS_LATER, backward >= forward)
-    return maximum(forward, backward)
+    phases = words(12)  # first step, end, bytes
+    set_word(phases, 0, border)
+    set_word(phases, 1, length)
+    set_word(phases, 2, word(rest, highest(rest, border, length)) + word(arena, highest(arena, border, length)))
+    count = 1
+    fullest = 0
+    while count < PHASES and word(frame, PHASED) != 0:
+        if divided(frame, phases, fullest, count) == 0:
+            break
+        count += 1
+        fullest = 0
+        for k in range(1, count):
+            if word(phases, 3 * k + 2) > word(phases, 3 * fullest + 2):
+                fullest = k
+    set_word(frame, PHASE_FIRST, word(phases, 3 * fullest))
+    set_word(frame, PHASE_END, word(phases, 3 * fullest + 1))
+    return word(phases, 3 * fullest + 2)
+
+
+def divided(frame: int, phases: int, phase: int, count: int) -> int:
+    """Divides one of `count` phases in two where that relieves it most; 0: nowhere is it worth it."""
+    arena = word(frame, ARENA)
+    rest = word(frame, REST)
+    first = word(phases, 3 * phase)
+    end = word(phases, 3 * phase + 1)
+    bytes_ = word(phases, 3 * phase + 2)
+    # the highest from each step on
+    after = word(frame, AFTER)
+    rest_after = word(frame, REST_AFTER)
+    set_word(after, end, 0)
+    set_word(rest_after, end, 0)
+    for k in range(end - first):
+        i = end - 1 - k
+        set_word(after, i, maximum(word(after, i + 1), word(arena, i)))
+        set_word(rest_after, i, maximum(word(rest_after, i + 1), word(rest, i)))
+    least = bytes_ - bytes_ // UNWORTHY
+    found = 0
+    before = 0
+    rest_before = 0
+    i = first
+    for k in range(word(frame, TURN_COUNT)):
+        turn = word(word(frame, TURNS), k)
+        if turn > first and turn < end:
+            while i < turn:
+                before = maximum(before, word(arena, i))
+                rest_before = maximum(rest_before, word(rest, i))
+                i += 1
+            one = before + rest_before
+            other = word(after, turn) + word(rest_after, turn)
+            if maximum(one, other) < least:
+                least = maximum(one, other)
+                found = turn
+                set_word(phases, 3 * phase + 2, one)
+                set_word(phases, 3 * count + 2, other)
+    if found != 0:
+        set_word(phases, 3 * phase + 1, found)
+        set_word(phases, 3 * count, found)
+        set_word(phases, 3 * count + 1, end)
+    return found
+
+
+def bound(frame: int) -> int:
+    """What no layout needs less than: a phase of the backward may end at every turn."""
+    border = word(frame, BORDER)
+    length = word(frame, LENGTH)
+    arena = word(frame, ARENA)
+    rest = word(frame, REST)
+    forward = word(rest, highest(rest, 0, border)) + word(arena, highest(arena, 0, border))
+    backward = 0
+    first = border
+    for k in range(word(frame, TURN_COUNT) + 1):
+        end = length
+        if k < word(frame, TURN_COUNT):
+            end = word(word(frame, TURNS), k)
+        if first < end:
+            here = word(rest, highest(rest, first, end)) + word(arena, highest(arena, first, end))
+            backward = maximum(backward, here)
+        first = end
+    return maximum(forward + word(frame, KEPT) + word(frame, SCRATCH), backward + word(frame, LATER_SCRATCH))
 
 
 def chosen(frame: int) -> int:
     """The row that relieves the fullest step and costs the least time for its bytes; -1: none is left that does."""
     arena = word(frame, ARENA)
     later = word(frame, IS_LATER)
-    first = word(frame, BORDER) if later else 0
-    end = word(frame, LENGTH) if later else word(frame, BORDER)
+    first = word(frame, PHASE_FIRST) if later else 0
+    end = word(frame, PHASE_END) if later else word(frame, BORDER)
     at = word(frame, LATER_AT if later else AT)
     # the highest before each step, and from each step on
     before = word(frame, BEFORE)
@@ -136,7 +232,14 @@ def chosen(frame: int) -> int:
             continue
         if too_much(frame, row):
             continue
-        inner = maximum(maximum(word(before, word(firsts, row)), word(after, word(ends, row))), word(tops, row))
+        inner = top
+        start = maximum(word(firsts, row), first)
+        until = minimum(word(ends, row), end)
+        if start < until:
+            inner = word(tops, row)
+            if start > word(firsts, row) or until < word(ends, row):
+                inner = top_between(frame, row, start, until)
+            inner = maximum(maximum(word(before, start), word(after, until)), inner)
         gain = top - inner - changed(frame, row, at) - (0 if later else word(word(frame, KEPT_CHANGE), row))
         share = left_behind(frame, row, at, later) if most < 0 else 0
         if gain > 0 or share > 0:
@@ -406,8 +509,30 @@ def top_of(frame: int, row: int, begin_: int, until: int, firsts: int, ends: int
     return 0
 
 
-ROUTINES = (begin, climb, highest, standing, chosen, too_much, price, changed, left_behind, take, add_all, look,
-            compare, look_at, leave, bring, note, run, tops, top_of)
+def top_between(frame: int, row: int, first: int, end: int) -> int:
+    """The top of the arena with a choice, of some steps."""
+    arena = word(frame, ARENA)
+    delta = word(frame, DELTA)
+    change = word(frame, CHANGES) + 24 * word(word(frame, CHANGES_FROM), row)
+    for _ in range(word(word(frame, CHANGES_COUNT), row)):
+        start = maximum(word(change, 0), first)
+        until = minimum(word(change, 1), end)
+        if start < until:
+            set_word(delta, start, word(delta, start) + word(change, 2))
+            set_word(delta, until, word(delta, until) - word(change, 2))
+        change += 24
+    most = 0
+    more = 0
+    for i in range(first, end):
+        more += word(delta, i)
+        most = maximum(most, word(arena, i) + more)
+    fill_zero(delta + 8 * first, 8 * (end - first + 1))
+    return most
+
+
+ROUTINES = (begin, climb, highest, standing, in_phases, divided, bound, chosen, too_much, price, changed, left_behind,
+            take, add_all, look, compare, look_at, leave, bring, note, run, tops, top_of,
+            top_between)
 
 
 def emit_climb() -> str:

@@ -213,6 +213,28 @@ class Chunks:
         return block.window(dtype, byte - self.starts[number], shape, strides)
 
 
+class Phases:
+    """A piece of a call's own memory that others follow. sizes: of all; where one is 0, there is none."""
+
+    def __init__(self, pool: Pool, sizes: Sequence[int]) -> None:
+        self.pool = pool
+        self.sizes = sizes
+        self.number = 0
+        self.block = pool.take(sizes[0])
+
+    def turn(self) -> None:
+        """Gives the piece back to torch and takes the next one."""
+        self.release()
+        self.number += 1
+        self.block = self.pool.take(self.sizes[self.number])
+
+    def release(self) -> None:
+        """Gives back what is there; a second time it does nothing."""
+        block, self.block = self.block, self.pool.empty
+        if block is not self.pool.empty:
+            block.release()
+
+
 class Held:
     """The kept blocks of tapes whose backward has not run, of several programs that share one limit, the oldest first.
     lock: held by who decides what they keep."""

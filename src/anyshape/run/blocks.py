@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Bytes of the lower and the upper block, of a thread's scratch, and of each chunk of the kept block; `room`: see
-    `Record`."""
+    """Bytes of the lower and the upper block, of a thread's scratch, and of each chunk of the kept block; `room`,
+    `phases` and `turns`: see `Record`."""
 
     kept: int
     temporary: int
     scratch: int
     chunks: tuple[int, ...] = ()
     room: int = -1
+    phases: tuple[int, ...] = ()
+    turns: tuple[int, ...] = ()
 
 
 class Sizing:
@@ -93,7 +95,9 @@ class Sizing:
                 return Blocks(kept, arena - kept, most)
         place = maker.places(values, keeping)
         chunks = tuple(b - a for a, b in itertools.pairwise(place.starts))
-        return Blocks(place.border, place.top - place.border, most, chunks)
+        top = place.middle if place.phases else place.top
+        return Blocks(place.border, top - place.border, most, chunks, phases=tuple(size for _, size in place.phases),
+                      turns=tuple(first for first, _ in place.phases[1:]))
 
     def scratch(self, values: dict[str, int]) -> list[int] | None:
         """Bytes that a thread takes for each kind of step; None: no version of a kernel fits. Those of the last sizes

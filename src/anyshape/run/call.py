@@ -21,7 +21,7 @@ from anyshape.plan.plan import (
     Step,
     Window,
 )
-from anyshape.run.arena import Block, Chunks
+from anyshape.run.arena import Block, Chunks, Phases
 from anyshape.run.attention import OPS as ATTENTION
 from anyshape.run.attention import by_torch
 from anyshape.run.calls import OWN, Calls
@@ -54,16 +54,18 @@ def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 class Call:
     """See the head of this file."""
 
-    __slots__ = ("block", "error", "externs", "inputs", "kept", "outputs", "record", "shared", "temporary", "tickets")
+    __slots__ = ("block", "error", "externs", "inputs", "kept", "outputs", "phases", "record", "shared", "temporary",
+                 "tickets")
 
     def __init__(self, shared: Calls, record: Record, inputs: list[Any], outputs: list[Any], kept: Block | Chunks,
-                 temporary: Block) -> None:
+                 temporary: Block, phases: Phases | None = None) -> None:
         self.shared = shared
         self.record = record
         self.inputs = inputs
         self.outputs = outputs
         self.kept = kept
         self.temporary = temporary
+        self.phases = phases
         self.externs: dict[str, torch.Tensor] = {}
         self.block: Any = None
         self.error: BaseException | None = None
@@ -84,7 +86,11 @@ class Call:
                 return torch.empty(0, dtype=dtype).set_(room, byte // dtype.itemsize, shape, strides)
             if byte < self.record.kept:
                 return self.kept.window(dtype, byte, shape, strides)
-            return self.temporary.window(dtype, byte - self.record.kept, shape, strides)
+            byte -= self.record.kept
+            if self.phases is not None and byte >= self.record.temporary:
+                byte -= self.record.temporary + sum(self.phases.sizes[:self.phases.number])
+                return self.phases.block.window(dtype, byte, shape, strides)
+            return self.temporary.window(dtype, byte, shape, strides)
         if offset == 0 and base.shape == shape and same_strides(shape, base.stride(), strides):
             return base
         return base.as_strided(shape, strides, base.storage_offset() + offset)
@@ -162,6 +168,11 @@ class Call:
         if step.chunk >= 0:
             assert isinstance(self.kept, Chunks)
             self.kept.free(step.chunk)
+        if number in self.record.turns and self.phases is not None:
+            self.phases.turn()
+            address = self.phases.block.address
+            for slot, byte in self.record.late[self.phases.number - 1]:
+                self.block[host.SLOTS + slot] = address + byte
         for name in step.drop:
             buffer = shared.buffers[name]
             if buffer.home == "extern":

@@ -36,8 +36,8 @@ PER_VALUE = 4  # changes of the arena that a choice has for its own value, at mo
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """What is dropped, the most bytes alive at once, and seconds that all threads together take to compute it again, by
-    estimate; what is moved out to a store, and its bytes."""
+    """What is dropped, the bytes that it comes to where nothing is lost between values, and seconds that all threads
+    together take to compute it again, by estimate; what is moved out to a store, and its bytes."""
 
     dropped: frozenset[str]
     live: int
@@ -84,14 +84,16 @@ class Choices:
         columns = np.array([life[:3] for life in lives], np.int64).reshape(-1, 3)
         static = self._segments() | self._values() | {
             native.LIFE_PLACE: columns[:, 0].copy(), native.LIFE_FIRST: columns[:, 1].copy(),
-            native.LIFE_END: columns[:, 2].copy()}
+            native.LIFE_END: columns[:, 2].copy(),
+            native.TURNS: np.array([ladders.border + k for k in ladders.keeps.turns], np.int64)}
         self.arrays = [np.append(array, 0).astype(np.int64) for array in static.values()]  # kept alive
         self.frame = np.zeros(native.RUNG_AWAY + 1, np.int64)
         for field, array in zip(static, self.arrays, strict=True):
             self.frame[field] = array.ctypes.data
         for field, number in ((native.LENGTH, ladders.length), (native.BORDER, ladders.border), (native.NAMES, count),
                               (native.SEGMENTS, len(ladders.segments)), (native.ROWS, self.rows),
-                              (native.MOVING, moving), (native.LIVES, len(lives)), (native.LOWEST, sys.maxsize),
+                              (native.MOVING, moving), (native.LIVES, len(lives)),
+                              (native.TURN_COUNT, len(ladders.keeps.turns)), (native.LOWEST, sys.maxsize),
                               (native.SHORTEST, round(SHORTEST * PICO))):
             self.frame[field] = number
         self._block(len(lives))
@@ -184,9 +186,10 @@ class Choices:
                                 native.LATER_FIRST, native.LATER_END, native.LATER_TOP), rows)
         sizes |= {native.CHANGES: 3 * int(self.room[0]), native.RESTS: 3 * int(self.room[1])}
         sizes |= dict.fromkeys((native.WANTED, native.NOW), buffers)
-        sizes |= dict.fromkeys((native.ARENA, native.REST, native.DELTA, native.BEFORE, native.AFTER), steps)
-        sizes |= dict.fromkeys((native.TAKEN, native.RUNG_LIVE, native.RUNG_CHOICES, native.RUNG_PICOSECONDS,
-                                native.RUNG_AWAY), rows + 1)
+        sizes |= dict.fromkeys((native.ARENA, native.REST, native.DELTA, native.BEFORE, native.AFTER,
+                                native.REST_AFTER), steps)
+        sizes |= dict.fromkeys((native.TAKEN, native.RUNG_LIVE, native.RUNG_BOUND, native.RUNG_CHOICES,
+                                native.RUNG_PICOSECONDS, native.RUNG_AWAY), rows + 1)
         starts = np.cumsum([0, *sizes.values()])
         self.words = int(starts[-1])
         self.fields = np.array([*sizes])
@@ -252,10 +255,14 @@ class Climb:
             self.frame[field] = number
 
     def climb(self, until: int) -> list[int]:
-        """The peaks of all rungs up to one of at most `until` bytes, or to the last."""
+        """The peaks of all rungs up to one that may need at most `until` bytes, or to the last."""
         self.frame[native.STOP] = until
         self.context.climbing.climb(self.address)
         return self.at(native.RUNG_LIVE)[:self.frame[native.RUNGS]].tolist()  # type: ignore[no-any-return]
+
+    def bound(self, number: int) -> int:
+        """What no layout of a rung needs less than."""
+        return int(self.at(native.RUNG_BOUND)[number])
 
     @property
     def done(self) -> bool:

@@ -23,7 +23,7 @@ from anyshape.base.errors import IndexRangeError, InputError, VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.plan.plan import KernelStep, Plan, Window
 from anyshape.run import torch_api
-from anyshape.run.arena import Block, Chunks, Lease
+from anyshape.run.arena import Block, Chunks, Lease, Phases
 from anyshape.run.bind import Binder
 from anyshape.run.call import Call, restrided
 from anyshape.run.calls import Calls
@@ -246,6 +246,7 @@ class Executable:
                 prefer_large(outputs[i].data_ptr(), bytes_)
         threads = self.threads or torch.get_num_threads()
         temporary: Block | None = None
+        phases: Phases | None = None
         call: Call | None = None
         number = 0
         # torch.no_grad() costs more than the rest of a small call
@@ -255,6 +256,8 @@ class Executable:
             if record.given >= 0:
                 kept = context.kept.fresh(record.kept + (scratch if record.spare else 0))
             lower = kept.address if record.room < 0 else outputs[record.room].data_ptr()
+            if record.phases:
+                phases = Phases(context.temporary, record.phases)
             if scratch <= record.spare:
                 temporary = context.temporary.take(record.temporary)
                 spare = lower + record.spare_at
@@ -265,7 +268,7 @@ class Executable:
             if record.calls:
                 number = next(context.numbers)
                 self.calls.begin(record)
-                call = Call(self.calls, record, inputs, outputs, kept, temporary)
+                call = Call(self.calls, record, inputs, outputs, kept, temporary, phases)
                 context.calls[number] = call
             clock = None if self.profiles is None else array("q", bytes(24 * (2 * _marks(self.plan)
                                                                                       + len(record.actions) + 2)))
@@ -274,8 +277,10 @@ class Executable:
                                 self.functions_address, record.address, 0, times, spare, 0, *pointers,
                                 *[0 if output is None else output.data_ptr() for output in outputs]))
             block.frombytes(self.rest)
-            for slot, chunk, byte in record.parts:
-                block[host.SLOTS + slot] = kept.addresses[chunk] + byte
+            if record.parts:
+                addresses = [*kept.addresses, phases.block.address] if phases is not None else kept.addresses
+                for slot, chunk, byte in record.parts:
+                    block[host.SLOTS + slot] = addresses[chunk] + byte
             if call is not None:
                 call.block = block
             code = context.run_plan(block.buffer_info()[0])
@@ -301,6 +306,8 @@ class Executable:
                 call.settle()
             if number:
                 context.calls.pop(number, None)
+            if phases is not None:
+                phases.release()
             if temporary is not None:
                 context.temporary.give(temporary)
             events.count_run()

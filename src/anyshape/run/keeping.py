@@ -6,9 +6,17 @@
 Saved buffers that are dropped lie in the forward's upper block as long as it needs them, and in the backward's from the
 step on that computes them again. Those that are moved out lie there until they are copied, and from the step on that
 begins to bring them back.
+
+The top of a backward's upper block is one piece of memory after another where that makes the fullest step less full:
+
+    bytes     _____
+             |     |_____gradients__________       the loss and its gradient, as wide as a vocabulary
+             |_____|__________________|    |       then layer after layer, then what is large on its own
+             |_____________________________|       what is alive at a border, and what has room beside it
 """
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +26,7 @@ import numpy as np
 from anyshape.ir.types import size_of
 from anyshape.plan.again import written
 from anyshape.plan.alloc import Region, tape_entry
-from anyshape.plan.hold import kept_outside
+from anyshape.plan.hold import births, kept_outside
 from anyshape.plan.plan import ExternStep, MemoryStep, Plan, touched
 from anyshape.run.arena import PAGE
 from anyshape.run.context import Context
@@ -56,6 +64,8 @@ class Keeping:
 
 
 EVERYTHING = Keeping()
+WORTH = 0.99  # of the fullest step, what it has to come to for one more phase
+PHASES = 4  # of an upper block, at most
 REMEMBERED = 64  # sets of dropped values of which it is known what computes them again
 
 
@@ -68,6 +78,20 @@ def without(steps: Sequence[int], left_out: frozenset[int]) -> list[int]:
             words += steps[at:at + steps[at + 1]]
         at += steps[at + 1]
     return words
+
+
+def _best_turn(rest: np.ndarray, live: np.ndarray, across: np.ndarray, turns: np.ndarray, first: int, end: int) -> int:
+    """The step of `turns` that best divides a phase in two; 0: none is worth it. rest, live: bytes at each step outside
+    the upper block and in it; across: of what is alive at both sides."""
+    inner = turns[(turns > first) & (turns < end)]
+    if not len(inner):
+        return 0
+    before = np.maximum.accumulate(rest[first:end]) + np.maximum.accumulate(live[first:end])
+    after = (np.maximum.accumulate(rest[first:end][::-1]) + np.maximum.accumulate(live[first:end][::-1]))[::-1]
+    peaks = np.maximum(before[inner - first - 1], after[inner - first])
+    turn = int(inner[(peaks + across[inner]).argmin()])
+    most = rest[first:end].max() + live[first:end].max()
+    return turn if max(before[turn - first - 1], after[turn - first]) < WORTH * most else 0
 
 
 class Keeps:
@@ -122,6 +146,9 @@ class Keeps:
         # what lies in the arena where optional steps touch it: all of "again", and of "kept" what is dropped
         self.brought = {b.name: (i, "" if b.home == "again" else self.shown.get(i, ("-", 0))[0])
                         for i, b in enumerate(homes.values()) if b.home in ("again", "kept")}
+        # where Python has something to do anyway: there a phase of the upper block may end
+        self.turns = [k for k, step in enumerate(plan.steps) if k > 0 and isinstance(step, MemoryStep)]
+        self.others: tuple[Sizes, Lives] | None = None
         self.reads = self._reads()
         # the optional steps from the last on, with what they write and touch; none: a memory step
         self.repeats = [(number, None if isinstance(step, MemoryStep) else frozenset(w.buffer for w in written(step)),
@@ -249,8 +276,78 @@ class Keeps:
         items = np.concatenate((fixed, free))
         bound = max(Lives(items[:, 1:3], len(self.plan.steps)).most(items[:, 0]), border)
         top, placed = best(self.context, items, len(fixed), border, bound, sys.maxsize)
-        return Places([], border, max(top, border), bound, starts=starts if keeping.apart else [], moving=moving,
-                      placed=placed)
+        layout = Places([], border, max(top, border), bound, starts=starts if keeping.apart else [], moving=moving,
+                        placed=placed)
+        if keeping.apart and self.forward is not None:
+            self._in_phases(layout, items, len(back), values, keeping)
+        return layout
+
+    def _in_phases(self, found: Places, items: np.ndarray, back: int, values: Mapping[str, int],
+                   keeping: Keeping) -> None:
+        """Puts a backward's upper block in phases where its fullest step is less full then. items: the chunks, then
+        what moves, the last `back` of it brought back."""
+        end = len(self.plan.steps)
+        rest = self._rest(found.starts, values)[:end + 1]
+        size, first, last = items[1:, 0], items[1:, 1], items[1:, 2]
+        live = found.border + Lives(items[1:, 1:3], end).curve(size)[:end + 1]
+        across = Lives(np.stack((first + 1, last), axis=1), end).curve(size)
+        runs = self.runs(keeping)
+        turns = np.array([k for k in self.turns if k not in self.optional or k in runs], np.int64)
+        least = WORTH * (int(rest.max()) + found.top)
+        phases = [0, end + 1]
+        while len(phases) <= PHASES:
+            fullest = max(itertools.pairwise(phases), key=lambda one: rest[slice(*one)].max() + live[slice(*one)].max())
+            turn = _best_turn(rest, live, across, turns, *fullest)
+            if not turn:
+                return
+            phases = sorted([*phases, turn])
+            middle, sizes, placed = self._laid_out(items, back, phases, found.border)
+            most = middle + max(int(rest[a:b].max()) + size for (a, b), size in zip(
+                itertools.pairwise(phases), sizes, strict=True))
+            if most < least:
+                least = WORTH * most
+                found.phases, found.middle = tuple(zip(phases, sizes, strict=False)), middle
+                found.top, found.placed = middle + sum(sizes), placed
+
+    def _laid_out(self, items: np.ndarray, back: int, phases: Sequence[int],
+                  border: int) -> tuple[int, list[int], list[int]]:
+        """Where the pieces of some phases begin, their bytes, and offsets: what is alive at both sides of a border lies
+        below, and the last `back` items do, for copies know one place only."""
+        end = len(self.plan.steps)
+        items = items.copy()
+        number = np.searchsorted(phases, items[:, 1], "right")
+        below = number != np.searchsorted(phases, items[:, 2], "right")
+        below[len(items) - back:] = True
+        below[0] = True  # the chunks
+        fixed = items[below]
+        bound = max(Lives(fixed[:, 1:3], end).most(fixed[:, 0]), border)
+        middle, placed = best(self.context, fixed, 1, border, bound, sys.maxsize)
+        middle = max(middle, border)
+        fixed[1:, 3] = placed
+        items[below] = fixed
+        sizes: list[int] = []
+        for phase in range(1, len(phases)):
+            own = ~below & (number == phase)
+            some = np.concatenate((fixed, items[own]))
+            bound = max(Lives(some[:, 1:3], end).most(some[:, 0]), middle)
+            top, placed = best(self.context, some, len(fixed), middle, bound, sys.maxsize)
+            offsets = np.array(placed, np.int64)
+            items[own, 3] = np.where(offsets >= middle, offsets + sum(sizes), offsets)
+            sizes.append(max(top - middle, 0))
+        return middle, sizes, items[1:, 3].tolist()
+
+    def _rest(self, starts: Sequence[int], values: Mapping[str, int]) -> np.ndarray:
+        """What a backward has at each step beside its upper block: chunks, less all of them, and results."""
+        end = len(self.plan.steps)
+        if self.others is None:
+            there = births(self.plan)
+            some = [b for b in self.plan.buffers if b.home in ("output", "extern") and b.name not in self.made]
+            gone = {step.chunk: number for number, step in enumerate(self.plan.steps) if isinstance(step, MemoryStep)}
+            steps = [(0, gone.get(chunk, end + 1) - 1) for chunk in range(len(starts) - 1)]
+            steps += [(there.get(b.name, b.first), end if b.home == "output" else b.last) for b in some]
+            self.others = Sizes([b.bytes for b in some], f"results of {self.plan.name}"), Lives(steps, end)
+        sizes, lives = self.others
+        return lives.curve(np.concatenate((np.diff(starts), sizes(values)))) - starts[-1]
 
     def complete(self, found: Places, sizes: np.ndarray, values: Mapping[str, int], keeping: Keeping) -> None:
         """Fills in the offsets of a layout. What no step touches lies where the upper block begins."""

@@ -195,14 +195,16 @@ class Ladder:
         # one after another, of which so many are at their end; of the next one so many rungs are among the found
         self.climbs: list[Climb] = []
         self.done = self.read = 0
-        self.found: list[tuple[int, Climb, int]] = []  # live bytes, by which climb, and its rung
+        # the least bytes that it may need, by which climb, and its rung
+        self.found: list[tuple[int, Climb, int]] = []
+        self.lowest = sys.maxsize
         self.rungs: dict[int, Rung] = {}
 
     def __iter__(self) -> Iterator[Rung]:
         return self.below(sys.maxsize)
 
     def below(self, bytes_: int) -> Iterator[Rung]:
-        """The rungs of at most so many bytes."""
+        """The rungs that may need at most so many bytes."""
         number = 0
         while True:
             with self.lock:
@@ -219,20 +221,19 @@ class Ladder:
             number += 1
 
     def _climb(self, bytes_: int) -> bool:
-        """Climbs on, up to a rung of at most so many bytes; whether there may be more."""
+        """Climbs on, up to a rung that may need at most so many bytes; whether there may be more."""
         if not self.climbs:
             self.climbs = [Climb(self.choices, self, clock, self.threads, self.most) for clock in self.clocks]
         if self.done == len(self.climbs):
             return False
         climb = self.climbs[self.done]
         lives = climb.climb(bytes_)
-        lowest = self.found[-1][0] if self.found else sys.maxsize
         # below what usual speeds come to, measured ones choose nothing: so the last rung does not depend on them
         floor = min((other.climb(-1)[-1] for other in self.climbs[1:] if self.done == 0), default=-1)
         for number in range(self.read, len(lives)):
-            if floor < lives[number] < lowest:
-                lowest = lives[number]
-                self.found.append((lowest, climb, number))
+            if floor < lives[number] < self.lowest:
+                self.lowest = lives[number]
+                self.found.append((climb.bound(number), climb, number))
         self.read = len(lives)
         if climb.done:
             self.done, self.read = self.done + 1, 0

@@ -257,9 +257,16 @@ class Limit:
             lives.append((whole(blocks.kept), 0, end))
         for size, first, last in lives:
             curve[first:last + 1] += size
-        most = int(curve.max(initial=0))
         # the backward takes the forward's temporary block, if that is large enough
-        return found, most + max(temporary, whole(blocks.temporary + blocks.scratch * threads))
+        upper = whole(blocks.temporary + blocks.scratch * threads)
+        phases = [whole(bytes_) for bytes_ in blocks.phases]
+        if any(phases[:1]):
+            phases[0] = max(phases[0], temporary)
+        else:
+            upper = max(upper, temporary)
+        for first, last, bytes_ in zip((0, *blocks.turns), (*blocks.turns, len(curve)), phases, strict=False):
+            curve[first:last] += bytes_
+        return found, upper + int(curve.max(initial=0))
 
     def later(self, values: dict[str, int]) -> dict[str, int]:
         """The backward's sizes: the forward's, and numbers that nothing depends on."""

@@ -21,7 +21,9 @@ class Places:
     a lower top (or, in the end, needs fewer bytes of arena). lower: what the lower block is: "kept", the "room" (a
     result's memory), or the call's own, given back "early". starts: where the chunks of the kept block begin, and its
     end. moved: offset and bytes of the values that are moved out and back, in order. moving, placed: the buffers that
-    were placed for these sizes, and their offsets, with those of values that come back."""
+    were placed for these sizes, and their offsets, with those of values that come back. phases: of an upper block whose
+    top is one piece of memory after another: from which step on each is there, and its bytes. Each has offsets of its
+    own, one after the other from `middle` on."""
 
     offsets: list[int]
     border: int
@@ -32,6 +34,8 @@ class Places:
     moved: list[tuple[int, int]] = field(default_factory=list)
     moving: list[int] = field(default_factory=list)
     placed: list[int] = field(default_factory=list)
+    phases: tuple[tuple[int, int], ...] = ()
+    middle: int = 0
 
 
 Item = tuple[int, int, int, int]  # bytes, first, last, offset

@@ -52,15 +52,17 @@ class Record:
     """See the head of this file. Bytes and strides are numbers; views are (sizes, strides, offset in elements).
 
     values: symbol -> value. program: the host's words, at `address`. offsets: buffer -> byte offset in the two blocks.
-    kept, temporary: bytes of the lower and the upper block, without scratch; scratch: bytes per thread, at `spare_at`
+    kept, temporary: bytes of the lower and the upper block, without scratch; phases: bytes of pieces above that, one
+    after the other in time, each but the first from its step of `turns` on; scratch: bytes per thread, at `spare_at`
     in the lower block where that of all threads is at most `spare` bytes, else at `temporary` in the upper one. room:
     the output buffer, by slot, whose memory is the lower block, or -1: then that is the kept block. given: the lower
     block is the call's own, and is given back before results are taken at this step; or -1. bound: no layout of the
     arena needs fewer bytes. overwrites: steps write into the kept block of a backward's tape, so that it cannot run
-    again. outside: bytes of PyTorch's tensors that its tape keeps, too. keeping: see there; chunks: bytes of each chunk
-    of the kept block, and parts: (slot, chunk, byte) of what lies in them, where it is in chunks. actions: what
-    moves values out or back, of `stored` bytes. allocations: (sizes, strides) of each output buffer, by slot; exact:
-    these are the outputs' own; large: (slot, bytes) of those on large pages. calls: Python has something to do between
+    again. outside: bytes of PyTorch's tensors that its tape keeps, too. keeping: see there; chunks: bytes of each
+    chunk of the kept block, and parts: (slot, chunk, byte) of what lies in them, where it is in chunks, and after
+    them of what lies in the first phase; late: (slot, byte) of what lies in each of the others. actions: what moves
+    values out or back, of `stored` bytes. allocations: (sizes, strides) of each output buffer, by slot; exact: these
+    are the outputs' own; large: (slot, bytes) of those on large pages. calls: Python has something to do between
     steps. block: what is the same in the blocks of all calls.
     """
 
@@ -70,6 +72,8 @@ class Record:
     offsets: dict[str, int]
     kept: int
     temporary: int
+    phases: tuple[int, ...]
+    turns: tuple[int, ...]
     room: int
     given: int
     scratch: int
@@ -81,6 +85,7 @@ class Record:
     keeping: Keeping
     chunks: tuple[int, ...]
     parts: tuple[tuple[int, int, int], ...]
+    late: tuple[tuple[tuple[int, int], ...], ...]
     actions: tuple[Action, ...]
     stored: int
     inputs: tuple[View | None, ...]
@@ -97,7 +102,7 @@ class Record:
     @property
     def arena(self) -> int:
         """Bytes of the arena: the predicted peak."""
-        return self.temporary + (self.kept if self.room < 0 else 0)
+        return self.temporary + max(self.phases, default=0) + (self.kept if self.room < 0 else 0)
 
 
 class Records:
@@ -211,8 +216,19 @@ class Records:
             steps, calls = with_actions(steps, acts, len(self.plan.steps)), True
         parts = []
         pairs = []
+        late: list[list[tuple[int, int]]] = [[] for _ in place.phases[1:]]
+        phases = [bytes_ for _, bytes_ in place.phases]
+        middle = place.middle if phases else place.top
+        begins = [middle + before for before in itertools.accumulate(phases[:-1], initial=0)]
         for name, offset in zip(layout.placed, place.offsets, strict=True):
-            if keeping.apart and offset < place.border:
+            if phases and offset >= middle:
+                phase = bisect.bisect_right(begins, offset) - 1
+                at = layout.slots[name], offset - begins[phase]
+                if phase:
+                    late[phase - 1].append(at)
+                else:
+                    parts.append((at[0], len(place.starts) - 1, at[1]))
+            elif keeping.apart and offset < place.border:
                 chunk = bisect.bisect_right(place.starts, offset) - 1
                 parts.append((layout.slots[name], chunk, offset - place.starts[chunk]))
             else:
@@ -233,14 +249,16 @@ class Records:
         return Record(
             values=values, program=program, address=address,
             offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
-            temporary=place.top - place.border,
+            temporary=middle - place.border, phases=tuple(phases),
+            turns=tuple(first for first, _ in place.phases[1:]),
             room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
             given=self.taken if place.lower == "early" else -1,
             scratch=program[host.HEAD_SCRATCH], spare=spare, spare_at=spare_at, bound=place.bound,
             overwrites=bool(self.regions) and not keeping.apart and any(
                 place.offsets[i] < place.border for i in self.moving),
             outside=sum(evaluate(b.bytes, values) for b in self.keeps.outside if b.name not in keeping.dropped),
-            keeping=keeping, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)), parts=tuple(parts),
+            keeping=keeping, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)),
+            parts=tuple(parts), late=tuple(map(tuple, late)),
             actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
             outputs=outputs, allocations=allocations, exact=exact, large=large, calls=calls, saved=saved,

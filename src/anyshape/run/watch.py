@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from anyshape.plan.alloc import ALIGNMENT
-from anyshape.run.arena import Block, Pool
+from anyshape.run.arena import Block, Pool, whole
 from anyshape.run.executable import Executable
 from anyshape.run.record import Record
 
@@ -41,21 +41,28 @@ class _Lasting(Block):
 
 
 class _Pool(Pool):
-    """A pool whose blocks come filled with the pattern; `last` is the one that was taken last."""
+    """A pool whose blocks come filled with the pattern; `last` is the one that was taken last, `taken` are all since
+    one was given."""
 
     def __init__(self) -> None:
         super().__init__()
         self.last = self.empty
+        self.taken: list[Block] = []
 
     def take(self, bytes_: int) -> Block:
-        self.last = super().take(bytes_)
-        self.last.tensor.fill_(PATTERN)
-        return self.last
+        return self._noted(super().take(bytes_))
 
     def fresh(self, bytes_: int) -> Block:
-        self.last = _Lasting(bytes_)
-        self.last.tensor.fill_(PATTERN)
-        return self.last
+        return self._noted(_Lasting(bytes_))
+
+    def _new(self, bytes_: int) -> Block:
+        return _Lasting(whole(bytes_))
+
+    def _noted(self, block: Block) -> Block:
+        self.last = block
+        self.taken.append(block)
+        block.tensor.fill_(PATTERN)
+        return block
 
 
 class _TemporaryPool(_Pool):
@@ -71,7 +78,9 @@ class _TemporaryPool(_Pool):
         runs = self.executable.profiles
         if runs:
             record = runs.pop()[0]
-            above = _written(block, record.temporary)
+            pieces = [one for one in self.taken if one is not block]
+            above = max((_written(piece, piece.bytes) for piece in pieces), default=0) if record.phases else 0
+            above = above + record.temporary if above else _written(block, record.temporary)
             if record.room >= 0:  # the lower block is a result's memory
                 below = 0
             elif record.given < 0 and (above or self.executable.takes_tape):
@@ -79,6 +88,7 @@ class _TemporaryPool(_Pool):
             else:
                 below = _written(self.kept.last, record.kept)
             self.seen.append(Seen(record, below + above))
+        self.taken.clear()
         super().give(block)
 
 
