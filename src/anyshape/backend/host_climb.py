@@ -14,24 +14,90 @@ picoseconds. The functions are translated by backend/native.py; they share one t
 """
 from __future__ import annotations
 
-from anyshape.backend.native import fill_zero, maximum, minimum, set_word, translate, word, words
+from anyshape.backend import host_climb_changes, host_climb_phases, host_climb_words
+from anyshape.backend.host_climb_changes import (
+    add_all,
+    bring,
+    changed,
+    compare,
+    leave,
+    left_behind,
+    look,
+    look_at,
+    note,
+    run,
+    top_between,
+    top_of,
+    tops,
+)
+from anyshape.backend.host_climb_phases import bound, divided, highest, in_phases, standing
+from anyshape.backend.host_climb_words import (
+    AFTER,
+    ARENA,
+    AT,
+    AWAY,
+    BEFORE,
+    BORDER,
+    BUSY,
+    BYTES,
+    CHANGES,
+    CHANGES_COUNT,
+    CHANGES_FROM,
+    CHOICES,
+    COPY_COST,
+    COPYING,
+    COST,
+    DONE,
+    DROPPED,
+    END,
+    FIRST,
+    HIDDEN,
+    IS_LATER,
+    KEPT,
+    KEPT_CHANGE,
+    LATER_AT,
+    LATER_END,
+    LATER_FIRST,
+    LATER_TOP,
+    LEFT,
+    LENGTH,
+    LIFE_BYTES,
+    LIFE_END,
+    LIFE_FIRST,
+    LIFE_PLACE,
+    LIVES,
+    LOWEST,
+    MOST,
+    MOVED,
+    NAMES,
+    PHASE_END,
+    PHASE_FIRST,
+    PHASED,
+    PICOSECONDS,
+    REST,
+    RESTS,
+    RESTS_COUNT,
+    RESTS_FROM,
+    ROWS,
+    RUNG_AWAY,
+    RUNG_BOUND,
+    RUNG_CHOICES,
+    RUNG_LIVE,
+    RUNG_PICOSECONDS,
+    RUNGS,
+    SEGMENT,
+    SEGMENTS,
+    SHIFT,
+    SHORTEST,
+    STATE,
+    STOP,
+    TAKEN,
+    THREADS,
+    TOP,
+)
+from anyshape.backend.native import maximum, minimum, set_word, translate, word
 
-# the frame: numbers, then addresses of arrays of words; run/climb.py says what each is
-(LENGTH, BORDER, NAMES, SEGMENTS, ROWS, MOVING, LIVES, SCRATCH, LATER_SCRATCH, SHORTEST, SHIFT, THREADS, HIDDEN, MOST,
- STOP, DONE, KEPT, PICOSECONDS, BUSY, AWAY, LOWEST, CHOICES, RUNGS, AT, LATER_AT, IS_LATER,
- LIFE_PLACE, LIFE_FIRST, LIFE_END, LIFE_BYTES,
- SEGMENT, MEMBERS_FROM, MEMBERS, STEPS_FROM, MADE_FROM, MADE,
- WRITES_FROM, WRITES, TOUCHES_FROM, TOUCHES, READS_FROM, READS, WORK,
- MADE_FIRST, MADE_END, MADE_INSIDE, MADE_BYTES,
- BYTES, OUTSIDE, SAVED_FIRST, SAVED_END, LEAVES, LEAVES_END, OWN_FIRST, OWN_END, BUFFER, HELD_END, GONE, LATE, EARLY,
- LEFT, COST, COPYING, COPY_COST, CHANGES_FROM, CHANGES_COUNT, CHANGES, RESTS_FROM, RESTS_COUNT, RESTS, KEPT_CHANGE,
- FIRST, END, TOP, LATER_FIRST, LATER_END, LATER_TOP,
- STATE, WANTED, NOW, READ, READ_NOW, ARENA, REST, DELTA, BEFORE, AFTER, REST_AFTER,
- TURN_COUNT, TURNS, PHASED, PHASE_FIRST, PHASE_END,
- TAKEN, RUNG_LIVE, RUNG_BOUND, RUNG_CHOICES, RUNG_PICOSECONDS, RUNG_AWAY) = range(99)
-KEPT_THERE, DROPPED, MOVED = range(3)  # states of a value
 LOWEST_SCORE = -1
-PHASES, UNWORTHY = 4, 100  # one more phase is not worth it that saves less than this part (see run/keeping.py)
 
 
 def begin(frame: int) -> int:
@@ -84,121 +150,6 @@ def climb(frame: int) -> int:
         else:
             set_word(frame, DONE, 1)
     return 0
-
-
-def highest(curve: int, first: int, end: int) -> int:
-    """The first step with the most bytes."""
-    at = first
-    most = word(curve, first)
-    for i in range(first, end):
-        bytes_ = word(curve, i)
-        if bytes_ > most:
-            most = bytes_
-            at = i
-    return at
-
-
-def standing(frame: int) -> int:
-    """The most bytes alive at once, of the forward or of the backward; notes which of both it is, the fullest phase of
-    the backward, and the steps at which most lies outside the arena."""
-    border = word(frame, BORDER)
-    arena = word(frame, ARENA)
-    rest = word(frame, REST)
-    at = highest(rest, 0, border)
-    forward = word(frame, KEPT) + word(frame, SCRATCH) + word(rest, at) + word(arena, highest(arena, 0, border))
-    backward = word(frame, LATER_SCRATCH) + in_phases(frame)
-    set_word(frame, AT, at)
-    set_word(frame, LATER_AT, highest(rest, word(frame, PHASE_FIRST), word(frame, PHASE_END)))
-    set_word(frame, IS_LATER, backward >= forward)
-    return maximum(forward, backward)
-
-
-def in_phases(frame: int) -> int:
-    """The most bytes of the backward at once, its arena in up to PHASES pieces one after the other: the fullest phase
-    is divided where that relieves it most, again and again."""
-    border = word(frame, BORDER)
-    length = word(frame, LENGTH)
-    arena = word(frame, ARENA)
-    rest = word(frame, REST)
-    phases = words(12)  # first step, end, bytes
-    set_word(phases, 0, border)
-    set_word(phases, 1, length)
-    set_word(phases, 2, word(rest, highest(rest, border, length)) + word(arena, highest(arena, border, length)))
-    count = 1
-    fullest = 0
-    while count < PHASES and word(frame, PHASED) != 0:
-        if divided(frame, phases, fullest, count) == 0:
-            break
-        count += 1
-        fullest = 0
-        for k in range(1, count):
-            if word(phases, 3 * k + 2) > word(phases, 3 * fullest + 2):
-                fullest = k
-    set_word(frame, PHASE_FIRST, word(phases, 3 * fullest))
-    set_word(frame, PHASE_END, word(phases, 3 * fullest + 1))
-    return word(phases, 3 * fullest + 2)
-
-
-def divided(frame: int, phases: int, phase: int, count: int) -> int:
-    """Divides one of `count` phases in two where that relieves it most; 0: nowhere is it worth it."""
-    arena = word(frame, ARENA)
-    rest = word(frame, REST)
-    first = word(phases, 3 * phase)
-    end = word(phases, 3 * phase + 1)
-    bytes_ = word(phases, 3 * phase + 2)
-    # the highest from each step on
-    after = word(frame, AFTER)
-    rest_after = word(frame, REST_AFTER)
-    set_word(after, end, 0)
-    set_word(rest_after, end, 0)
-    for k in range(end - first):
-        i = end - 1 - k
-        set_word(after, i, maximum(word(after, i + 1), word(arena, i)))
-        set_word(rest_after, i, maximum(word(rest_after, i + 1), word(rest, i)))
-    least = bytes_ - bytes_ // UNWORTHY
-    found = 0
-    before = 0
-    rest_before = 0
-    i = first
-    for k in range(word(frame, TURN_COUNT)):
-        turn = word(word(frame, TURNS), k)
-        if turn > first and turn < end:
-            while i < turn:
-                before = maximum(before, word(arena, i))
-                rest_before = maximum(rest_before, word(rest, i))
-                i += 1
-            one = before + rest_before
-            other = word(after, turn) + word(rest_after, turn)
-            if maximum(one, other) < least:
-                least = maximum(one, other)
-                found = turn
-                set_word(phases, 3 * phase + 2, one)
-                set_word(phases, 3 * count + 2, other)
-    if found != 0:
-        set_word(phases, 3 * phase + 1, found)
-        set_word(phases, 3 * count, found)
-        set_word(phases, 3 * count + 1, end)
-    return found
-
-
-def bound(frame: int) -> int:
-    """What no layout needs less than: a phase of the backward may end at every turn."""
-    border = word(frame, BORDER)
-    length = word(frame, LENGTH)
-    arena = word(frame, ARENA)
-    rest = word(frame, REST)
-    forward = word(rest, highest(rest, 0, border)) + word(arena, highest(arena, 0, border))
-    backward = 0
-    first = border
-    for k in range(word(frame, TURN_COUNT) + 1):
-        end = length
-        if k < word(frame, TURN_COUNT):
-            end = word(word(frame, TURNS), k)
-        if first < end:
-            here = word(rest, highest(rest, first, end)) + word(arena, highest(arena, first, end))
-            backward = maximum(backward, here)
-        first = end
-    return maximum(forward + word(frame, KEPT) + word(frame, SCRATCH), backward + word(frame, LATER_SCRATCH))
 
 
 def chosen(frame: int) -> int:
@@ -276,28 +227,6 @@ def price(frame: int, row: int) -> int:
     return cost + word(word(frame, COPY_COST), row) + waiting * word(frame, THREADS)
 
 
-def changed(frame: int, row: int, at: int) -> int:
-    """Bytes that a choice adds outside the arena at a step."""
-    found = 0
-    change = word(frame, RESTS) + 24 * word(word(frame, RESTS_FROM), row)
-    for _ in range(word(word(frame, RESTS_COUNT), row)):
-        if word(change, 0) <= at and at < word(change, 1):
-            found += word(change, 2)
-        change += 24
-    return found
-
-
-def left_behind(frame: int, row: int, at: int, later: int) -> int:
-    """Bytes of a value itself that a choice takes away at a step."""
-    names = word(frame, NAMES)
-    i = row if row < names else row - names
-    if word(word(frame, STATE), i) != KEPT_THERE or word(word(frame, LEAVES_END), i) <= at:
-        return 0
-    if later == 0 and word(word(frame, OUTSIDE), i) != 0 and word(word(frame, LEAVES), i) > at:
-        return 0
-    return word(word(frame, BYTES), i)
-
-
 def take(frame: int, row: int) -> int:
     """Takes a choice, and looks what it changes for the others."""
     names = word(frame, NAMES)
@@ -337,204 +266,11 @@ def take(frame: int, row: int) -> int:
     return 0
 
 
-def add_all(curve: int, change: int, count: int) -> int:
-    """Adds intervals to a curve."""
-    for _ in range(count):
-        for i in range(word(change, 0), word(change, 1)):
-            set_word(curve, i, word(curve, i) + word(change, 2))
-        change += 24
-    return 0
-
-
-def look(frame: int, segment: int) -> int:
-    """What each choice that is left in a segment adds."""
-    now = run(frame, segment)
-    first = word(word(frame, MADE_FROM), segment)
-    for k in range(first, word(word(frame, MADE_FROM), segment + 1)):
-        made = word(word(frame, MADE), k)
-        set_word(word(frame, NOW), made, word(word(frame, WANTED), made))
-    members = word(frame, MEMBERS)
-    begin_ = word(word(frame, MEMBERS_FROM), segment)
-    end = word(word(frame, MEMBERS_FROM), segment + 1)
-    for k in range(begin_, end):
-        i = word(members, k)
-        set_word(word(frame, READ_NOW), i, word(word(frame, READ), i))
-    for k in range(begin_, end):
-        i = word(members, k)
-        if word(word(frame, LEFT), i) != 0:
-            compare(frame, segment, i, i, DROPPED, now)
-        if word(frame, MOVING) != 0:
-            if word(word(frame, LEFT), word(frame, NAMES) + i) != 0:
-                compare(frame, segment, word(frame, NAMES) + i, i, MOVED, now)
-    return 0
-
-
-def compare(frame: int, segment: int, row: int, i: int, state: int, now: int) -> int:
-    """What a choice adds in a segment whose steps cost `now`, as they run without it."""
-    states = word(frame, STATE)
-    old = word(states, i)
-    set_word(states, i, state)
-    set_word(word(frame, COST), row, run(frame, segment) - now)
-    set_word(states, i, old)
-    set_word(word(frame, CHANGES_COUNT), row, 0)
-    set_word(word(frame, RESTS_COUNT), row, 0)
-    for k in range(word(word(frame, MADE_FROM), segment), word(word(frame, MADE_FROM), segment + 1)):
-        made = word(word(frame, MADE), k)
-        more = word(word(frame, WANTED), made) - word(word(frame, NOW), made)
-        if more != 0:
-            inside = word(word(frame, MADE_INSIDE), made)
-            note(frame, row, inside, word(word(frame, MADE_FIRST), made), word(word(frame, MADE_END), made),
-                 more * word(word(frame, MADE_BYTES), made))
-    for k in range(word(word(frame, MEMBERS_FROM), segment), word(word(frame, MEMBERS_FROM), segment + 1)):
-        other = word(word(frame, MEMBERS), k)
-        if word(states, other) == MOVED and word(word(frame, READ), other) != word(word(frame, READ_NOW), other):
-            bring(frame, row, other, word(word(frame, READ_NOW), other), -1)
-            bring(frame, row, other, word(word(frame, READ), other), 1)
-    leave(frame, row, i, old, state)
-    return tops(frame, row)
-
-
-def look_at(frame: int, row: int) -> int:
-    """What moving a value adds that nothing computes again."""
-    i = row - word(frame, NAMES)
-    set_word(word(frame, CHANGES_COUNT), row, 0)
-    set_word(word(frame, RESTS_COUNT), row, 0)
-    leave(frame, row, i, KEPT_THERE, MOVED)
-    return tops(frame, row)
-
-
-def leave(frame: int, row: int, i: int, old: int, state: int) -> int:
-    """Notes that a value goes from one state to another."""
-    bytes_ = word(word(frame, BYTES), i)
-    outside = word(word(frame, OUTSIDE), i)
-    set_word(word(frame, KEPT_CHANGE), row, 0)
-    if old == KEPT_THERE:
-        note(frame, row, 0, word(word(frame, LEAVES), i), word(word(frame, LEAVES_END), i), -bytes_)
-        if outside == 0:
-            set_word(word(frame, KEPT_CHANGE), row, -bytes_)
-    elif outside == 0:
-        note(frame, row, 1, word(word(frame, SAVED_FIRST), i), word(word(frame, SAVED_END), i), -bytes_)
-        note(frame, row, 1, word(word(frame, OWN_FIRST), i), word(word(frame, OWN_END), i), -bytes_)
-    if outside == 0:
-        until = word(word(frame, SAVED_END), i) if state == DROPPED else word(word(frame, GONE), i) + 1
-        note(frame, row, 1, word(word(frame, SAVED_FIRST), i), until, bytes_)
-        if state == DROPPED:
-            note(frame, row, 1, word(word(frame, OWN_FIRST), i), word(word(frame, OWN_END), i), bytes_)
-        else:
-            bring(frame, row, i, word(word(frame, READ), i) if word(word(frame, SEGMENT), i) >= 0 else 0, 1)
-    return 0
-
-
-def bring(frame: int, row: int, i: int, read: int, sign: int) -> int:
-    """Notes that a value that is moved out is there again, by a step that runs again if one reads it."""
-    back = word(word(frame, EARLY if read else LATE), i)
-    return note(frame, row, 1, word(frame, BORDER) + back, word(word(frame, HELD_END), i),
-                sign * word(word(frame, BYTES), i))
-
-
-def note(frame: int, row: int, inside: int, first: int, end: int, bytes_: int) -> int:
-    """Notes bytes that a choice adds at some steps."""
-    if first >= end or bytes_ == 0:
-        return 0
-    counts = word(frame, CHANGES_COUNT if inside else RESTS_COUNT)
-    start = word(word(frame, CHANGES_FROM if inside else RESTS_FROM), row)
-    change = word(frame, CHANGES if inside else RESTS) + 24 * (start + word(counts, row))
-    set_word(change, 0, first)
-    set_word(change, 1, end)
-    set_word(change, 2, bytes_)
-    set_word(counts, row, word(counts, row) + 1)
-    return 0
-
-
-def run(frame: int, segment: int) -> int:
-    """Finds what a segment's dropped values take to be computed again: the temporary values that are WANTED, whose
-    steps READ a value that is moved; returns what these steps cost."""
-    wanted = word(frame, WANTED)
-    for k in range(word(word(frame, MADE_FROM), segment), word(word(frame, MADE_FROM), segment + 1)):
-        set_word(wanted, word(word(frame, MADE), k), 0)
-    for k in range(word(word(frame, MEMBERS_FROM), segment), word(word(frame, MEMBERS_FROM), segment + 1)):
-        i = word(word(frame, MEMBERS), k)
-        set_word(wanted, word(word(frame, BUFFER), i), word(word(frame, STATE), i) == DROPPED)
-        set_word(word(frame, READ), i, 0)
-    cost = 0
-    first = word(word(frame, STEPS_FROM), segment)
-    end = word(word(frame, STEPS_FROM), segment + 1)
-    for k in range(end - first):
-        step = end - 1 - k
-        runs = 0
-        for j in range(word(word(frame, WRITES_FROM), step), word(word(frame, WRITES_FROM), step + 1)):
-            runs = maximum(runs, word(wanted, word(word(frame, WRITES), j)))
-        if runs:
-            cost += word(word(frame, WORK), step)
-            for j in range(word(word(frame, TOUCHES_FROM), step), word(word(frame, TOUCHES_FROM), step + 1)):
-                set_word(wanted, word(word(frame, TOUCHES), j), 1)
-            for j in range(word(word(frame, READS_FROM), step), word(word(frame, READS_FROM), step + 1)):
-                set_word(word(frame, READ), word(word(frame, READS), j), 1)
-    return cost
-
-
-def tops(frame: int, row: int) -> int:
-    """The steps at which a choice changes the arena, and its top there, in the forward and in the backward."""
-    border = word(frame, BORDER)
-    top_of(frame, row, 0, border, word(frame, FIRST), word(frame, END), word(frame, TOP))
-    return top_of(frame, row, border, word(frame, LENGTH), word(frame, LATER_FIRST), word(frame, LATER_END),
-                  word(frame, LATER_TOP))
-
-
-def top_of(frame: int, row: int, begin_: int, until: int, firsts: int, ends: int, found: int) -> int:
-    """The same in the steps from `begin_` to `until`."""
-    arena = word(frame, ARENA)
-    delta = word(frame, DELTA)
-    first = until
-    end = begin_
-    change = word(frame, CHANGES) + 24 * word(word(frame, CHANGES_FROM), row)
-    for _ in range(word(word(frame, CHANGES_COUNT), row)):
-        start = word(change, 0)
-        if start >= begin_ and start < until:
-            set_word(delta, start, word(delta, start) + word(change, 2))
-            set_word(delta, word(change, 1), word(delta, word(change, 1)) - word(change, 2))
-            first = minimum(first, start)
-            end = maximum(end, word(change, 1))
-        change += 24
-    first = minimum(first, end)
-    most = 0
-    more = 0
-    for i in range(first, end):
-        more += word(delta, i)
-        most = maximum(most, word(arena, i) + more)
-    fill_zero(delta + 8 * first, 8 * (end - first + 1))
-    set_word(firsts, row, first)
-    set_word(ends, row, end)
-    set_word(found, row, most)
-    return 0
-
-
-def top_between(frame: int, row: int, first: int, end: int) -> int:
-    """The top of the arena with a choice, of some steps."""
-    arena = word(frame, ARENA)
-    delta = word(frame, DELTA)
-    change = word(frame, CHANGES) + 24 * word(word(frame, CHANGES_FROM), row)
-    for _ in range(word(word(frame, CHANGES_COUNT), row)):
-        start = maximum(word(change, 0), first)
-        until = minimum(word(change, 1), end)
-        if start < until:
-            set_word(delta, start, word(delta, start) + word(change, 2))
-            set_word(delta, until, word(delta, until) - word(change, 2))
-        change += 24
-    most = 0
-    more = 0
-    for i in range(first, end):
-        more += word(delta, i)
-        most = maximum(most, word(arena, i) + more)
-    fill_zero(delta + 8 * first, 8 * (end - first + 1))
-    return most
-
-
 ROUTINES = (begin, climb, highest, standing, in_phases, divided, bound, chosen, too_much, price, changed, left_behind,
-            take, add_all, look, compare, look_at, leave, bring, note, run, tops, top_of,
-            top_between)
+            take, add_all, look, compare, look_at, leave, bring, note, run, tops, top_of, top_between)
 
 
 def emit_climb() -> str:
     """LLVM text of the routines; `begin` and `climb` are called from outside."""
-    return translate(ROUTINES, {name: value for name, value in globals().items() if isinstance(value, int)})
+    constants = {**vars(host_climb_words), **vars(host_climb_phases), **vars(host_climb_changes), **globals()}
+    return translate(ROUTINES, {name: value for name, value in constants.items() if isinstance(value, int)})

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyshape.backend import host_climb as native
+from anyshape.backend import host_climb_words as native
 from anyshape.plan.again import written
 from anyshape.plan.plan import touched
 from anyshape.run.keeping import Keeping, Move
