@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from anyshape.assemble import Storage, assemble, storage
@@ -31,7 +32,7 @@ from anyshape.plan.alloc import allocate
 from anyshape.plan.hold import hold_less
 from anyshape.plan.judge import judge
 from anyshape.plan.order import reorder
-from anyshape.plan.plan import CopyStep, Plan
+from anyshape.plan.plan import CopyStep, KernelStep, Plan
 from anyshape.plan.rooms import share
 from anyshape.plan.segments import Segment, again_graph, segments
 from anyshape.plan.show import show as show_plan
@@ -128,6 +129,16 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     events.count("compile_seconds", clock.total())
     return Compiled(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks),
                     tuple(one.path for one in edited.values()), parts)
+
+
+def rebuilt(compiled: Compiled, plan: Plan, programs: Mapping[str, LoopProgram], config: Config) -> Executable:
+    """The executable of `plan`, which is that of `compiled` but for its kernels and inputs. programs: by name, the
+    kernels that `compiled` has not."""
+    used = {name for step in plan.steps if isinstance(step, KernelStep) for one in step.regimes for name in one.kernels}
+    kernels = [kernel for kernel in compiled.executable.kernels if kernel.name in used]
+    kernels += build([emit(program, host()) for program in programs.values()], host(), cache_of(config))
+    return Executable(plan, kernels, shared_context(), compiled.executable.maker.keeps.forward, config.threads,
+                      config.packed_bytes)
 
 
 @dataclass(slots=True)

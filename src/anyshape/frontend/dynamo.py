@@ -64,7 +64,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     number = compilation.next_graph(size_names(gm))
     gm = derivatives(_recognised(gm, compilation, number))
     halves = Halves()
-    pair = Pair(halves)
+    pair = Pair(halves, compilation)
     inference = _Inference(compilation, number, halves)
     wrapped = torch_api.aot_compile(
         gm, example_inputs,
@@ -76,7 +76,10 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     count = len(example_inputs)
     if DOOR in compilation.config.disabled():
         return wrapped
-    return inference.flat(count) or pair.flat(count, wrapped) or wrapped
+    flat = inference.flat(count) or pair.flat(count, wrapped)
+    if flat is not None and halves.backward is not None and f"{number}.backward" in compilation.prepared:
+        _compile_backward(compilation, number, pair, halves.backward, ())  # so that the first call goes that way too
+    return flat or wrapped
 
 
 def _recognised(gm: GraphModule, compilation: Compilation, number: int) -> GraphModule:
@@ -143,7 +146,8 @@ def _compile_forward(compilation: Compilation, number: int, pair: Pair, gm: Grap
 
 def _compile_backward(compilation: Compilation, number: int, pair: Pair, gm: GraphModule,
                       example_inputs: Sequence[Any]) -> Boxed:
-    pair.backward = _compile_half(compilation, number, pair.halves, "backward", gm, example_inputs)
+    if pair.backward is None:
+        pair.backward = _compile_half(compilation, number, pair.halves, "backward", gm, example_inputs)
     return pair.backward
 
 

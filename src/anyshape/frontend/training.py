@@ -9,12 +9,14 @@ that is saved lies on one tape, this does just that; else the wrapper stays.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from anyshape.frontend.compilation import Boxed
+from anyshape.frontend.absent import Without, without
+from anyshape.frontend.compilation import Boxed, Compilation
 from anyshape.frontend.partition import Halves
 from anyshape.run import torch_door
 
@@ -22,15 +24,19 @@ from anyshape.run import torch_door
 class Pair:
     """Receives the two programs of a graph while AOTAutograd compiles them."""
 
-    def __init__(self, halves: Halves) -> None:
+    def __init__(self, halves: Halves, compilation: Compilation) -> None:
         self.halves = halves
+        self.compilation = compilation
         self.forward: Boxed | None = None
         self.backward: Boxed | None = None
         self.runtime: torch_door.TrainingRuntime | None = None
+        self.without: dict[tuple[int, ...], Without] = {}
+        self.lock = threading.Lock()
 
     def flat(self, count: int, wrapped: Callable[..., Any]) -> Callable[..., Any] | None:
         """The pair over `count` flat inputs, or None when it needs AOTAutograd's wrapper. Calls that are not plain
-        training calls go to `wrapped`, and all until the first backward, for which torch compiles its program."""
+        training calls go to `wrapped`, and all until there is a backward: the first one has torch compile its program,
+        where that was not compiled with the forward."""
         if self.forward is None or self.runtime is None or not self._is_plain(self.runtime, count):
             return None
         apply = torch_door.plain_apply(_function(self, self.forward, self.runtime))
@@ -50,6 +56,26 @@ class Pair:
 
         run.boxed = boxed  # type: ignore[attr-defined]
         return run
+
+    def lacking(self, absent: tuple[int, ...]) -> Without:
+        """The backward for calls that have no gradients of these numbers; compiled when it is first needed.
+
+        Raises:
+            AnyShapeError: that failed, and `config.strict` is set.
+        """
+        assert self.forward is not None and self.backward is not None
+        with self.lock:
+            found = self.without.get(absent)
+            if found is None:
+                try:
+                    found = without(self.forward, self.backward, absent, self.compilation.config)
+                except Exception as error:
+                    if self.compilation.config.strict:
+                        raise
+                    self.compilation.record("backward", "absent", f"{type(error).__name__}: {error}")
+                    found = Without(self.backward, {})
+                self.without[absent] = found
+            return found
 
     def _is_plain(self, runtime: torch_door.TrainingRuntime, count: int) -> bool:
         """Do the graphs have the inputs and outputs that the notes say, and nothing that autograd must not see?"""
@@ -76,24 +102,36 @@ def _function(pair: Pair, forward_program: Boxed,
         def forward(ctx: Any, *inputs: Any) -> Any:
             outputs = list(forward_program(list(inputs)))
             ctx.tape = outputs.pop()
+            ctx.set_materialize_grads(False)  # zeros as large as an output that nobody used
+            ctx.kinds = [(outputs[index].shape, outputs[index].dtype) for index, _ in tangents]
             for index in views:
                 outputs[index] = torch.ops.aten._unsafe_view.default(outputs[index], outputs[index].shape)
             if constant:
                 ctx.mark_non_differentiable(*[outputs[i] for i in constant if isinstance(outputs[i], torch.Tensor)])
-                ctx._materialize_non_diff_grads = False
             return tuple(outputs)
 
         @staticmethod
         def backward(ctx: Any, *given: Any) -> Any:
             check(steady)
             gradients = given[0] if len(given) == 1 and type(given[0]) is list else list(given)
+            program: Any = pair.backward
+            absent = tuple([number for number, (index, _) in enumerate(tangents) if gradients[index] is None])
+            stand_ins: Mapping[int, torch.Tensor] = {}
+            if absent:
+                lacking = pair.lacking(absent)
+                program, stand_ins = lacking.program, lacking.stand_ins
+                for number in absent:
+                    if number not in stand_ins:
+                        shape, dtype = ctx.kinds[number]
+                        gradients[tangents[number][0]] = torch.zeros(shape, dtype=dtype)
             inputs = [ctx.tape]
-            inputs += [torch_door.tangent_of(gradients[index], layout, number)
+            inputs += [stand_ins[number] if number in stand_ins else
+                       torch_door.tangent_of(gradients[index], layout, number)
                        for number, (index, layout) in enumerate(tangents)]
             gradients.clear()
             del given
             context = torch_door.callers_context()
-            run: Any = pair.backward if context is None else functools.partial(context.run, pair.backward)
+            run: Any = program if context is None else functools.partial(context.run, program)
             if torch.is_grad_enabled():
                 return _once(run, inputs)
             return tuple(run(inputs))
