@@ -122,8 +122,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     plan = hold_less(allocate(plan, before), before, config.limited)
     publish(config, graph.name, *PLAN, lambda: show_plan(plan))
     if config.check >= 1 or edited:
-        hints = dict(plan.facts.hints)
-        judge(plan, {name: hints.get(name, 64) for name in _symbols(plan)})
+        _judged(plan)
     executable = Executable(plan, kernels, shared_context(), before, config.threads, config.packed_bytes)
     clock.mark("plan")
     events.count("compile_seconds", clock.total())
@@ -137,6 +136,8 @@ def rebuilt(compiled: Compiled, plan: Plan, programs: Mapping[str, LoopProgram],
     used = {name for step in plan.steps if isinstance(step, KernelStep) for one in step.regimes for name in one.kernels}
     kernels = [kernel for kernel in compiled.executable.kernels if kernel.name in used]
     kernels += build([emit(program, host()) for program in programs.values()], host(), cache_of(config))
+    if config.check >= 1:
+        _judged(plan)
     return Executable(plan, kernels, shared_context(), compiled.executable.maker.keeps.forward, config.threads,
                       config.packed_bytes)
 
@@ -248,6 +249,11 @@ def _with_edited(regimes: dict[int, Versions], programs: dict[str, LoopProgram],
     return {position: tuple(dataclasses.replace(version, programs=tuple(
         programs[program.name] for program in version.programs)) for version in several)
             for position, several in regimes.items()}, programs
+
+
+def _judged(plan: Plan) -> None:
+    hints = dict(plan.facts.hints)
+    judge(plan, {name: hints.get(name, 64) for name in _symbols(plan)})
 
 
 def _symbols(plan: Plan) -> set[str]:

@@ -11,72 +11,62 @@ numbers to the bit. Where PyTorch, or a product, reads such a gradient, zeros ha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-import torch
-
-from anyshape.base.config import Config
-from anyshape.frontend.compilation import Boxed
-from anyshape.frontend.program import NativeProgram
 from anyshape.ir.types import TensorType, size_of
 from anyshape.kernel.loop import Instruction, LoopProgram
 from anyshape.kernel.show import content_name
-from anyshape.plan.plan import KernelStep, LibraryStep, Plan, Regime, Step, Window, touched
-from anyshape.road import rebuilt
-from anyshape.run.dtypes import TORCH_DTYPES
-from anyshape.run.executable import Executable
+from anyshape.plan.plan import KernelStep, MemoryStep, Plan, Regime, Step, Window, touched
+from anyshape.road import Compiled
+from anyshape.sym.expr import Size
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Without:
-    """A backward for calls in which some gradients are absent. stand_ins: by number of the gradient, what is given in
-    its place; zeros have to be made for the others."""
+class Less:
+    """A backward's plan that reads nothing of some gradients. dtypes: of these, by number; the others are read.
+    programs: by name, the kernels that are new."""
 
-    program: Boxed
-    stand_ins: Mapping[int, torch.Tensor]
+    plan: Plan
+    programs: Mapping[str, LoopProgram]
+    dtypes: Mapping[int, str]
 
 
-def without(forward: Boxed, backward: Boxed, absent: tuple[int, ...], config: Config) -> Without:
-    """The backward for calls in which the gradients of these numbers are absent."""
-    before, native = _native(forward), _native(backward)
-    if before is None or native is None:
-        return Without(backward, {})
-    plan, programs = native.compiled.plan, dict(native.compiled.programs)
-    there = programs.copy()
-    stand_ins = {}
+def less(backward: Compiled, absent: Iterable[int]) -> Less:
+    """The plan of a backward without the gradients of these numbers, as far as only kernels read them."""
+    plan, programs = backward.plan, dict(backward.programs)
+    positions = given(plan)
+    dtypes: dict[int, str] = {}
     for number in absent:
-        position = _given(plan)[number]
-        less = _left_out(plan, position, programs)
-        kind = plan.inputs[position]
-        if less is not None and isinstance(kind, TensorType):
-            plan = less
-            stand_ins[number] = torch.zeros((), dtype=TORCH_DTYPES[kind.dtype])
-    if not stand_ins:
-        return Without(backward, {})
-    executable = rebuilt(native.compiled, plan, {name: program for name, program in programs.items()
-                                                 if name not in there}, config)
-    known = {source.name for one in (before.executable, executable) for source in one.binder.sources}
-    if not known.issuperset(executable.layout.symbols):
-        return Without(backward, {})  # it needs a size that only such a gradient has
-    if not native.constants:
-        return Without(executable, stand_ins)
-    compiled = dataclasses.replace(native.compiled, plan=plan, executable=executable, programs=programs)
-    return Without(NativeProgram(native.name, compiled, native.notes), stand_ins)
+        found = dict(programs)
+        kind, without = plan.inputs[positions[number]], _without(plan, positions[number], found)
+        if without is not None and isinstance(kind, TensorType):
+            plan, programs, dtypes[number] = without, found, kind.dtype
+    return Less(plan, {name: one for name, one in programs.items() if name not in backward.programs}, dtypes)
 
 
-def _native(program: Boxed) -> NativeProgram | None:
-    """The record of a program that is one executable."""
-    found = getattr(program, "program", None) if isinstance(program, Executable) else program
-    return found if isinstance(found, NativeProgram) else None
+def zeros_of(backward: Compiled, count: int) -> list[tuple[Size, int]]:
+    """The zeros that a backward of `count` gradients probably takes: bytes, and the last step that they are there. A
+    number among the outputs is probably the loss, and the only one that has a gradient."""
+    plan = backward.plan
+    kinds = {number: plan.inputs[position] for number, position in enumerate(given(plan)[:count])}
+    larger = {number: kind for number, kind in kinds.items() if isinstance(kind, TensorType) and kind.rank}
+    if len(larger) == len(kinds):
+        return []
+    left_out = less(backward, larger).dtypes
+    ends = {name: number - 1 for number, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
+            for name in step.drop}
+    names = {b.index: b.name for b in plan.buffers if b.home == "input"}
+    return [(kind.bytes, ends.get(names.get(given(plan)[number], ""), len(plan.steps)))
+            for number, kind in larger.items() if number not in left_out]
 
 
-def _given(plan: Plan) -> list[int]:
+def given(plan: Plan) -> list[int]:
     """The positions among a backward's inputs that do not come from the tape: gradients first."""
     restored = set(plan.restored)
     return [position for position in range(len(plan.inputs)) if position not in restored]
 
 
-def _left_out(plan: Plan, position: int, programs: dict[str, LoopProgram]) -> Plan | None:
+def _without(plan: Plan, position: int, programs: dict[str, LoopProgram]) -> Plan | None:
     """The plan with a scalar for an input, taken as zeros; None where something other than kernels reads it. What
     kernels become is added to `programs`."""
     kind = plan.inputs[position]
@@ -88,10 +78,12 @@ def _left_out(plan: Plan, position: int, programs: dict[str, LoopProgram]) -> Pl
         return None
     steps: list[Step] = []
     for step in plan.steps:
-        less = _step_without(step, name, programs) if any(w.buffer == name for w in touched(step)) else step
-        if less is None:
-            return None
-        steps.append(less)
+        if any(window.buffer == name for window in touched(step)):
+            blind = _kernel_without(step, name, programs) if isinstance(step, KernelStep) else None
+            if blind is None:
+                return None
+            step = blind
+        steps.append(step)
     scalar = TensorType(kind.dtype, ())
     return dataclasses.replace(
         plan, steps=tuple(steps), inputs=(*plan.inputs[:position], scalar, *plan.inputs[position + 1:]),
@@ -99,19 +91,7 @@ def _left_out(plan: Plan, position: int, programs: dict[str, LoopProgram]) -> Pl
                       for b in plan.buffers))
 
 
-def _step_without(step: Step, name: str, programs: dict[str, LoopProgram]) -> Step | None:
-    if isinstance(step, KernelStep):
-        return _kernel_without(step, name, programs)
-    places = [i for i, window in enumerate(step.inputs) if isinstance(window, Window) and window.buffer == name] \
-        if isinstance(step, LibraryStep) else []
-    if isinstance(step, LibraryStep) and step.op == "matmul_add" and places == [2]:
-        window = step.inputs[2]
-        zeros = dataclasses.replace(window.type, strides=(0,) * window.type.rank)
-        return dataclasses.replace(step, inputs=(*step.inputs[:2], Window(name, zeros)))
-    return None
-
-
-def _kernel_without(step: KernelStep, name: str, programs: dict[str, LoopProgram]) -> Step | None:
+def _kernel_without(step: KernelStep, name: str, programs: dict[str, LoopProgram]) -> KernelStep | None:
     places = [i for i, window in enumerate(step.params) if window.buffer == name]
     if set(places) & set(step.outputs):
         return None

@@ -9,6 +9,7 @@ from torch.fx.graph import _BoxedCodeGen
 
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, Unsupported
+from anyshape.frontend.absent import given, zeros_of
 from anyshape.frontend.checked import CheckedProgram
 from anyshape.frontend.compilation import Boxed, ProgramRequest
 from anyshape.frontend.fx import Notes, to_graph
@@ -130,13 +131,15 @@ def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None
                  calibration_of(request.config))
         return
     backward = None
+    zeros: list[tuple[Size, int]] = []
     if request.role == "forward" and request.partner is not None and compiled.plan.saved:
         name = request.name.replace("forward", "backward")
         try:
-            later, _ = to_graph(request.partner, name.replace(".", "_"), "backward",
+            later, notes = to_graph(request.partner, name.replace(".", "_"), "backward",
                                 tuple(_saved_type(s) for s in compiled.plan.saved))
             backward = compile_graph(later, request.config, compiled)
             request.compilation.prepared[name] = backward
+            zeros = zeros_of(backward, len(given(backward.plan)) - len(notes.constants))
             unknown = set(backward.executable.layout.symbols) - set(compiled.executable.layout.symbols)
             if any(not symbol.startswith(UNUSED) for symbol in unknown):
                 request.compilation.record(name, "limit", "its memory is not counted: it has sizes of its own")
@@ -144,7 +147,7 @@ def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None
         except Unsupported as error:
             request.compilation.record(name, "limit", f"nothing is computed again: {error.what}")
     pair(compiled.executable, None if backward is None else backward.executable, request.config,
-         request.compilation.held, calibration_of(request.config))
+         request.compilation.held, calibration_of(request.config), zeros)
 
 
 def _needed(request: ProgramRequest, graph: Graph, notes: Notes) -> tuple[Size, ...]:

@@ -11,14 +11,29 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from anyshape.frontend.absent import Without, without
+from anyshape.base.config import Config
+from anyshape.frontend.absent import less
 from anyshape.frontend.compilation import Boxed, Compilation
 from anyshape.frontend.partition import Halves
+from anyshape.frontend.program import NativeProgram
+from anyshape.road import rebuilt
 from anyshape.run import torch_door
+from anyshape.run.dtypes import TORCH_DTYPES
+from anyshape.run.executable import Executable
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """A backward for calls in which some gradients are absent. stand_ins: by number of the gradient, what is given in
+    its place; zeros have to be made for the others."""
+
+    program: Boxed
+    stand_ins: Mapping[int, torch.Tensor]
 
 
 class Pair:
@@ -68,7 +83,7 @@ class Pair:
             found = self.without.get(absent)
             if found is None:
                 try:
-                    found = without(self.forward, self.backward, absent, self.compilation.config)
+                    found = _without(self.forward, self.backward, absent, self.compilation.config)
                 except Exception as error:
                     if self.compilation.config.strict:
                         raise
@@ -87,6 +102,29 @@ class Pair:
             and len(returned) == runtime.outputs + 1 and len(gradients) == count \
             and len(backward.graph.find_nodes(op="placeholder")) == 1 + len(runtime.tangents) \
             and all(gradients[index] is not None for index in runtime.detached)
+
+
+def _without(forward: Boxed, backward: Boxed, absent: tuple[int, ...], config: Config) -> Without:
+    """The backward for calls in which the gradients of these numbers are absent."""
+    before, native = _native(forward), _native(backward)
+    found = None if before is None or native is None else less(native.compiled, absent)
+    if before is None or native is None or found is None or not found.dtypes:
+        return Without(backward, {})
+    executable = rebuilt(native.compiled, found.plan, found.programs, config)
+    known = {source.name for one in (before.executable, executable) for source in one.binder.sources}
+    if not known.issuperset(executable.layout.symbols):
+        return Without(backward, {})  # it needs a size that only such a gradient has
+    stand_ins = {number: torch.zeros((), dtype=TORCH_DTYPES[dtype]) for number, dtype in found.dtypes.items()}
+    if not native.constants:
+        return Without(executable, stand_ins)
+    compiled = replace(native.compiled, plan=found.plan, executable=executable)
+    return Without(NativeProgram(native.name, compiled, native.notes), stand_ins)
+
+
+def _native(program: Boxed) -> NativeProgram | None:
+    """The record of a program that is one executable."""
+    found = getattr(program, "program", None) if isinstance(program, Executable) else program
+    return found if isinstance(found, NativeProgram) else None
 
 
 def _function(pair: Pair, forward_program: Boxed,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,7 +27,7 @@ from anyshape.run.shared import joined, key_of, make_room, mega
 from anyshape.run.sizes import Lives, Sizes
 from anyshape.run.store import HostStore, Space
 from anyshape.run.work import USUAL, Speeds
-from anyshape.sym.expr import evaluate
+from anyshape.sym.expr import Size, evaluate
 
 if TYPE_CHECKING:
     from anyshape.run.calibrate import Calibration
@@ -50,12 +50,14 @@ class Limit:
         total: bytes that the whole process may have meanwhile.
         store: where values may be moved out to; None: nowhere.
         calibration: how fast the machine is; None: as usual.
+        zeros: that are made for the backward, for outputs that nobody uses: bytes, and the last step there.
     """
 
     def __init__(self, program: Executable, backward: Executable | None, bytes_: int, held: Held,
                  total: int = UNLIMITED, store: HostStore | None = None,
-                 calibration: Calibration | None = None) -> None:
+                 calibration: Calibration | None = None, zeros: Sequence[tuple[Size, int]] = ()) -> None:
         self.store = store
+        self.zeros = zeros
         self.calibration = calibration
         self.program = program
         self.backward = backward
@@ -89,7 +91,7 @@ class Limit:
         """The same limit (of `bytes_` if there are any) as an object of its own, so that questions to it do not push
         out what calls remember."""
         return Limit(self.program, self.backward, bytes_ or self.bytes, Held(), self.total, self.store,
-                     self.calibration)
+                     self.calibration, self.zeros)
 
     def says(self, values: dict[str, int]) -> str:
         """What a call at these sizes does to stay within the limit, in words."""
@@ -251,6 +253,7 @@ class Limit:
         lives = [(evaluate(b.bytes, values), begins[b.name] if b.name in keeping.dropped else 0, last)
                  for b, last in self.ladders.beside]
         lives += [(evaluate(size, values), number, number) for size, number in later.keeps.spilled(keeping)]
+        lives += [(evaluate(size, values), 0, last) for size, last in self.zeros]
         if blocks.chunks:
             lives += [(size, 0, self.gone.get(chunk, end + 1) - 1) for chunk, size in enumerate(blocks.chunks)]
         else:
@@ -313,13 +316,13 @@ class Limit:
 
 
 def pair(program: Executable, backward: Executable | None, config: Config, held: Held,
-         calibration: Calibration | None) -> Limit:
+         calibration: Calibration | None, zeros: Sequence[tuple[Size, int]] = ()) -> Limit:
     """Puts the limits of `config` on a forward and its backward, or on a program alone; the others: see `Limit`."""
     store = None
     if config.memory_store:
         store = program.context.stores.at(config.memory_store, config.memory_store_limit)
     limit = Limit(program, backward, config.memory_limit or UNLIMITED, held, config.memory_limit_total or UNLIMITED,
-                  store, calibration)
+                  store, calibration, zeros)
     if backward is not None:
         program.maker.keeps.chunks = backward.plan.chunks
     program.limit = limit
