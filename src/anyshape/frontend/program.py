@@ -115,7 +115,7 @@ def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forwa
         else:
             compiled = compile_graph(graph, request.config, forward, _needed(request, graph, notes))
         if request.config.limited:
-            _limit(request, compiled, forward)
+            _limit(request, compiled, notes, forward)
     program = NativeProgram(name, compiled, notes)
     request.compilation.register(program)
     if request.config.check >= 2:
@@ -123,12 +123,12 @@ def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forwa
     return program if notes.constants else _with(compiled.executable, program)
 
 
-def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None) -> None:
+def _limit(request: ProgramRequest, compiled: Compiled, notes: Notes, forward: Compiled | None) -> None:
     """Puts the limit on a program. That of a forward has to know its backward, which is compiled with it."""
     if request.role == "backward":
         if forward is not None:
             pair(forward.executable, compiled.executable, request.config, request.compilation.held,
-                 calibration_of(request.config))
+                 calibration_of(request.config), _zeros(compiled, notes))
         return
     backward = None
     zeros: list[tuple[Size, int]] = []
@@ -139,7 +139,7 @@ def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None
                                 tuple(_saved_type(s) for s in compiled.plan.saved))
             backward = compile_graph(later, request.config, compiled)
             request.compilation.prepared[name] = backward
-            zeros = zeros_of(backward, len(given(backward.plan)) - len(notes.constants))
+            zeros = _zeros(backward, notes)
             unknown = set(backward.executable.layout.symbols) - set(compiled.executable.layout.symbols)
             if any(not symbol.startswith(UNUSED) for symbol in unknown):
                 request.compilation.record(name, "limit", "its memory is not counted: it has sizes of its own")
@@ -148,6 +148,10 @@ def _limit(request: ProgramRequest, compiled: Compiled, forward: Compiled | None
             request.compilation.record(name, "limit", f"nothing is computed again: {error.what}")
     pair(compiled.executable, None if backward is None else backward.executable, request.config,
          request.compilation.held, calibration_of(request.config), zeros)
+
+
+def _zeros(backward: Compiled, notes: Notes) -> list[tuple[Size, int]]:
+    return zeros_of(backward, len(given(backward.plan)) - len(notes.constants))
 
 
 def _needed(request: ProgramRequest, graph: Graph, notes: Notes) -> tuple[Size, ...]:
