@@ -44,15 +44,15 @@ def less(backward: Compiled, absent: Iterable[int]) -> Less:
     return Less(plan, {name: one for name, one in programs.items() if name not in backward.programs}, dtypes)
 
 
-def zeros_of(backward: Compiled, count: int) -> list[tuple[Size, int]]:
+def zeros_of(backward: Compiled, count: int, every: bool) -> list[tuple[Size, int]]:
     """The zeros that a backward of `count` gradients probably takes: bytes, and the last step that they are there. A
-    number among the outputs is probably the loss, and the only one that has a gradient."""
+    number among the outputs is probably the loss, and the only one that has a gradient. every: none is left out."""
     plan = backward.plan
     kinds = {number: plan.inputs[position] for number, position in enumerate(given(plan)[:count])}
     larger = {number: kind for number, kind in kinds.items() if isinstance(kind, TensorType) and kind.rank}
     if len(larger) == len(kinds):
         return []
-    left_out = less(backward, larger).dtypes
+    left_out = {} if every else less(backward, larger).dtypes
     ends = {name: number - 1 for number, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
             for name in step.drop}
     names = {b.index: b.name for b in plan.buffers if b.home == "input"}

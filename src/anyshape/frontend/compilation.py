@@ -45,6 +45,7 @@ class ProgramRequest:
         compilation: where the finished program registers itself (`register`).
         tape: the layout of the tape; None when nothing is saved, or for inference.
         partner: the other half of a forward and backward pair, as it left the partition.
+        wrapped: AOTAutograd's wrapper calls the pair, which makes zeros for every gradient that is absent.
         static_inputs: indices of inputs whose address does not change from call to call (parameters, buffers).
     """
     gm: GraphModule
@@ -54,6 +55,7 @@ class ProgramRequest:
     compilation: Compilation
     tape: TapeLayout | None = None
     partner: GraphModule | None = None
+    wrapped: bool = False
     static_inputs: tuple[int, ...] = ()
 
 

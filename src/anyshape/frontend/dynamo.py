@@ -64,7 +64,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     number = compilation.next_graph(size_names(gm))
     gm = derivatives(_recognised(gm, compilation, number))
     halves = Halves()
-    pair = Pair(halves, compilation)
+    pair = Pair(halves, compilation, len(example_inputs))
     inference = _Inference(compilation, number, halves)
     wrapped = torch_api.aot_compile(
         gm, example_inputs,
@@ -73,10 +73,9 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         inference=inference,
         partition=lambda joint, inputs, **more: partition_with_tape(joint, inputs, halves, **more),
         decompositions=decompositions.table())
-    count = len(example_inputs)
     if DOOR in compilation.config.disabled():
         return wrapped
-    flat = inference.flat(count) or pair.flat(count, wrapped)
+    flat = inference.flat(len(example_inputs)) or pair.flat(wrapped)
     if flat is not None and halves.backward is not None and f"{number}.backward" in compilation.prepared:
         _compile_backward(compilation, number, pair, halves.backward, ())  # so that the first call goes that way too
     return flat or wrapped
@@ -139,24 +138,26 @@ def flat_program(program: Boxed, hints: list[tuple[int, set[int]]]) -> Callable[
 
 def _compile_forward(compilation: Compilation, number: int, pair: Pair, gm: GraphModule,
                      example_inputs: Sequence[Any]) -> Boxed:
-    pair.forward = _compile_half(compilation, number, pair.halves, "forward", gm, example_inputs)
     pair.runtime = torch_door.training_runtime()
+    pair.forward = _compile_half(compilation, number, pair.halves, "forward", gm, example_inputs, not pair.is_plain())
     return pair.forward
 
 
 def _compile_backward(compilation: Compilation, number: int, pair: Pair, gm: GraphModule,
                       example_inputs: Sequence[Any]) -> Boxed:
     if pair.backward is None:
-        pair.backward = _compile_half(compilation, number, pair.halves, "backward", gm, example_inputs)
+        pair.backward = _compile_half(compilation, number, pair.halves, "backward", gm, example_inputs,
+                                      not pair.is_plain())
     return pair.backward
 
 
 def _compile_half(compilation: Compilation, number: int, halves: Halves, role: Role, gm: GraphModule,
-                  example_inputs: Sequence[Any]) -> Boxed:
+                  example_inputs: Sequence[Any], wrapped: bool = False) -> Boxed:
     request = ProgramRequest(
         gm=gm, role=role, name=f"{number}.{role}", config=compilation.config, compilation=compilation,
         tape=halves.layout if role != "inference" else None,
         partner={"forward": halves.backward, "backward": halves.forward, "inference": None}[role],
+        wrapped=wrapped,
         static_inputs=torch_api.static_inputs() if role != "backward" else ())
     program = compile_or_interpret(request)
     program._boxed_call = True  # type: ignore[attr-defined]

@@ -128,7 +128,7 @@ def _limit(request: ProgramRequest, compiled: Compiled, notes: Notes, forward: C
     if request.role == "backward":
         if forward is not None:
             pair(forward.executable, compiled.executable, request.config, request.compilation.held,
-                 calibration_of(request.config), _zeros(compiled, notes))
+                 calibration_of(request.config), _zeros(request, compiled, notes))
         return
     backward = None
     zeros: list[tuple[Size, int]] = []
@@ -139,7 +139,7 @@ def _limit(request: ProgramRequest, compiled: Compiled, notes: Notes, forward: C
                                 tuple(_saved_type(s) for s in compiled.plan.saved))
             backward = compile_graph(later, request.config, compiled)
             request.compilation.prepared[name] = backward
-            zeros = _zeros(backward, notes)
+            zeros = _zeros(request, backward, notes)
             unknown = set(backward.executable.layout.symbols) - set(compiled.executable.layout.symbols)
             if any(not symbol.startswith(UNUSED) for symbol in unknown):
                 request.compilation.record(name, "limit", "its memory is not counted: it has sizes of its own")
@@ -150,8 +150,8 @@ def _limit(request: ProgramRequest, compiled: Compiled, notes: Notes, forward: C
          request.compilation.held, calibration_of(request.config), zeros)
 
 
-def _zeros(backward: Compiled, notes: Notes) -> list[tuple[Size, int]]:
-    return zeros_of(backward, len(given(backward.plan)) - len(notes.constants))
+def _zeros(request: ProgramRequest, backward: Compiled, notes: Notes) -> list[tuple[Size, int]]:
+    return zeros_of(backward, len(given(backward.plan)) - len(notes.constants), request.wrapped)
 
 
 def _needed(request: ProgramRequest, graph: Graph, notes: Notes) -> tuple[Size, ...]:

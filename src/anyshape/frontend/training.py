@@ -21,6 +21,7 @@ from anyshape.frontend.absent import less
 from anyshape.frontend.compilation import Boxed, Compilation
 from anyshape.frontend.partition import Halves
 from anyshape.frontend.program import NativeProgram
+from anyshape.passes.pipeline import DOOR
 from anyshape.road import rebuilt
 from anyshape.run import torch_door
 from anyshape.run.dtypes import TORCH_DTYPES
@@ -37,22 +38,23 @@ class Without:
 
 
 class Pair:
-    """Receives the two programs of a graph while AOTAutograd compiles them."""
+    """Receives the two programs of a graph of `count` flat inputs while AOTAutograd compiles them."""
 
-    def __init__(self, halves: Halves, compilation: Compilation) -> None:
+    def __init__(self, halves: Halves, compilation: Compilation, count: int) -> None:
         self.halves = halves
         self.compilation = compilation
+        self.count = count
         self.forward: Boxed | None = None
         self.backward: Boxed | None = None
         self.runtime: torch_door.TrainingRuntime | None = None
         self.without: dict[tuple[int, ...], Without] = {}
         self.lock = threading.Lock()
 
-    def flat(self, count: int, wrapped: Callable[..., Any]) -> Callable[..., Any] | None:
-        """The pair over `count` flat inputs, or None when it needs AOTAutograd's wrapper. Calls that are not plain
+    def flat(self, wrapped: Callable[..., Any]) -> Callable[..., Any] | None:
+        """The pair over flat inputs, or None when it needs AOTAutograd's wrapper. Calls that are not plain
         training calls go to `wrapped`, and all until there is a backward: the first one has torch compile its program,
         where that was not compiled with the forward."""
-        if self.forward is None or self.runtime is None or not self._is_plain(self.runtime, count):
+        if self.forward is None or self.runtime is None or not self.is_plain():
             return None
         apply = torch_door.plain_apply(_function(self, self.forward, self.runtime))
         hint, hints = torch_door.hint_dynamic, self.runtime.hints
@@ -92,10 +94,11 @@ class Pair:
                 self.without[absent] = found
             return found
 
-    def _is_plain(self, runtime: torch_door.TrainingRuntime, count: int) -> bool:
+    def is_plain(self) -> bool:
         """Do the graphs have the inputs and outputs that the notes say, and nothing that autograd must not see?"""
-        forward, backward = self.halves.forward, self.halves.backward
-        if forward is None or backward is None or self.halves.layout is None or runtime.inputs != count:
+        forward, backward, runtime, count = self.halves.forward, self.halves.backward, self.runtime, self.count
+        if runtime is None or forward is None or backward is None or self.halves.layout is None \
+                or runtime.inputs != count or DOOR in self.compilation.config.disabled():
             return False
         returned, gradients = (list(gm.graph.output_node().args[0]) for gm in (forward, backward))
         return len(forward.graph.find_nodes(op="placeholder")) == count \
