@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -214,6 +215,19 @@ def test_any_backward_runs_on_any_tape(limited: tuple[Language, Callable], loss:
             outputs[0].backward()
     for one, other in zip(gradients(module, module, tokens, loss), wanted, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_values_that_were_moved_out_come_back(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, tokens = Language(), tokens_of()
+    run = anyshape.compile(module, memory_limit=NO_LIMIT, memory_store=str(tmp_path), strict=True)
+    wanted = gradients(run, module, tokens)
+    limit = limit_of(run)
+    values = next(iter(limit.program.records.values())).values
+    with under(run, limit.least(values)):
+        assert same(gradients(run, module, tokens), wanted)
+        assert same(gradients(run, module, tokens, _sum), gradients(run, module, tokens, _sum))
+        assert next(iter(limit.program.records.values())).keeping.moved
 
 
 def test_gradients_have_no_gradients(limited: tuple[Language, Callable]) -> None:
