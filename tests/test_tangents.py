@@ -18,6 +18,7 @@ from anyshape.passes.pipeline import DOOR
 from anyshape.run import torch_api
 from anyshape.run.context import shared_context
 from anyshape.run.keeping import EVERYTHING
+from anyshape.run.watch import watched
 from limits import NO_LIMIT, limit_of, same, under
 
 pytestmark = pytest.mark.unguarded
@@ -228,6 +229,16 @@ def test_values_that_were_moved_out_come_back(tmp_path: Path) -> None:
         assert same(gradients(run, module, tokens), wanted)
         assert same(gradients(run, module, tokens, _sum), gradients(run, module, tokens, _sum))
         assert next(iter(limit.program.records.values())).keeping.moved
+
+
+def test_who_watches_a_backward_sees_it(limited: tuple[Language, Callable]) -> None:
+    module, run = limited
+    tokens = tokens_of()
+    gradients(run, module, tokens)
+    with watched(next(p for p in run.programs if "backward" in p.name).executable) as seen:
+        gradients(run, module, tokens)
+    assert [one.record.arena for one in seen] == [one.counted for one in seen]
+    assert len(seen) == 1
 
 
 def test_gradients_have_no_gradients(limited: tuple[Language, Callable]) -> None:

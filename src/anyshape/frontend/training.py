@@ -31,10 +31,11 @@ from anyshape.run.executable import Executable
 @dataclass(frozen=True, slots=True)
 class Without:
     """A backward for calls in which some gradients are absent. stand_ins: by number of the gradient, what is given in
-    its place; zeros have to be made for the others."""
+    its place; zeros have to be made for the others. pair: the executables of the whole backward, and of this one."""
 
     program: Boxed
     stand_ins: Mapping[int, torch.Tensor]
+    pair: tuple[Executable, Executable] | None = None
 
 
 class Pair:
@@ -92,7 +93,10 @@ class Pair:
                     self.compilation.record("backward", "absent", f"{type(error).__name__}: {error}")
                     found = Without(self.backward, {})
                 self.without[absent] = found
-            return found
+        if found.pair is not None:  # whoever watches the one sees what the other does
+            whole, own = found.pair
+            own.context, own.profiles = whole.context, whole.profiles
+        return found
 
     def is_plain(self) -> bool:
         """Do the graphs have the inputs and outputs that the notes say, and nothing that autograd must not see?"""
@@ -118,10 +122,11 @@ def _without(forward: Boxed, backward: Boxed, absent: tuple[int, ...], config: C
     if not known.issuperset(executable.layout.symbols):
         return Without(backward, {})  # it needs a size that only such a gradient has
     stand_ins = {number: torch.zeros((), dtype=TORCH_DTYPES[dtype]) for number, dtype in found.dtypes.items()}
+    pair = native.executable, executable
     if not native.constants:
-        return Without(executable, stand_ins)
+        return Without(executable, stand_ins, pair)
     compiled = replace(native.compiled, plan=found.plan, executable=executable)
-    return Without(NativeProgram(native.name, compiled, native.notes), stand_ins)
+    return Without(NativeProgram(native.name, compiled, native.notes), stand_ins, pair)
 
 
 def _native(program: Boxed) -> NativeProgram | None:
