@@ -235,29 +235,19 @@ def tops(frame: int, row: int) -> int:
 
 def top_of(frame: int, row: int, begin_: int, until: int, firsts: int, ends: int, found: int) -> int:
     """The same in the steps from `begin_` to `until`."""
-    arena = word(frame, ARENA)
-    delta = word(frame, DELTA)
     first = until
     end = begin_
     change = word(frame, CHANGES) + 24 * word(word(frame, CHANGES_FROM), row)
     for _ in range(word(word(frame, CHANGES_COUNT), row)):
         start = word(change, 0)
         if start >= begin_ and start < until:
-            set_word(delta, start, word(delta, start) + word(change, 2))
-            set_word(delta, word(change, 1), word(delta, word(change, 1)) - word(change, 2))
             first = minimum(first, start)
             end = maximum(end, word(change, 1))
         change += 24
     first = minimum(first, end)
-    most = 0
-    more = 0
-    for i in range(first, end):
-        more += word(delta, i)
-        most = maximum(most, word(arena, i) + more)
-    fill_zero(delta + 8 * first, 8 * (end - first + 1))
     set_word(firsts, row, first)
     set_word(ends, row, end)
-    set_word(found, row, most)
+    set_word(found, row, top_between(frame, row, first, end))
     return 0
 
 

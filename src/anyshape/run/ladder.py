@@ -220,6 +220,11 @@ class Ladder:
             yield rung
             number += 1
 
+    def upwards(self) -> Iterator[tuple[int, Rung]]:
+        """All rungs from the last to the first, each with the least bytes that it may need."""
+        rungs = list(self)
+        yield from reversed([(found[0], rung) for found, rung in zip(self.found, rungs, strict=True)])
+
     def _climb(self, bytes_: int) -> bool:
         """Climbs on, up to a rung that may need at most so many bytes; whether there may be more."""
         if not self.climbs:

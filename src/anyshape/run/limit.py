@@ -207,9 +207,15 @@ class Limit:
         return min(self.needed(values, keeping) for keeping in (EVERYTHING, self.lowest(values, moving)))
 
     def lowest(self, values: dict[str, int], moving: bool = True) -> Keeping:
-        """With all dropped or moved out that helps."""
-        rungs = list(self.ladder(values, moving) or ())
-        return rungs[-1].keeping if rungs else EVERYTHING
+        """What needs least of all that the ladder offers: mostly its last rung."""
+        ladder = self.ladder(values, moving)
+        found, least = EVERYTHING, sys.maxsize
+        for may_need, rung in () if ladder is None else ladder.upwards():
+            if may_need < least:
+                need = self.needed(values, rung.keeping)
+                if need < least:
+                    found, least = rung.keeping, need
+        return found
 
     def needed(self, values: dict[str, int], keeping: Keeping) -> int:
         """The most bytes that a forward and its backward take, exactly: by the layouts that they will use."""
