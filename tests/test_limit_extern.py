@@ -191,7 +191,7 @@ def test_what_is_counted_is_what_was_predicted(trained):
     x, values, wanted = trained.inputs[1], trained.values[1], trained.wanted[1]
     rungs = list(limit.ladder(values))
     assert len(rungs) > 5
-    dropped = set()
+    dropped, phases = set(), set()
     needs = [limit.needed(values, Keeping(rung.dropped, apart=True)) for rung in rungs]
     lower = [need for before, need in itertools.pairwise(itertools.accumulate(needs, min)) if need < before]
     for needed in [need for need in lower if need < limit.needed(values, EVERYTHING)][::len(rungs) // 5]:
@@ -202,6 +202,8 @@ def test_what_is_counted_is_what_was_predicted(trained):
             assert "computed again" in str(run.memory(**values))
             for record in limit.program.records.values():
                 dropped |= record.keeping.dropped
+                phases.add(limit.backward.maker.made(limit.later(values), record.keeping).phases)
+    assert phases != {()}  # some of these backwards ran in phases
     outside = {b.name for b in limit.program.maker.keeps.outside}
     assert bool(dropped & outside) == any(isinstance(part, nn.Conv2d) for part in module.modules())
 
