@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
+    from anyshape.frontend.train_step import TrainStep
 
 __version__ = "0.1.0"
-__all__ = ["AnyShapeError", "Config", "compile", "reset_stats", "stats"]
+__all__ = ["AnyShapeError", "Config", "compile", "reset_stats", "stats", "train_step"]
 
 
 def compile(target: Any = None, **settings: Any) -> Any:
@@ -31,6 +32,39 @@ def compile(target: Any = None, **settings: Any) -> Any:
         return lambda function: compile(function, **settings)
     from anyshape.frontend import api
     return api.compile_target(target, config)
+
+
+def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | None = None, accumulate: int = 1,
+               scaler: Any = None, ema: float | None = None, **settings: Any) -> TrainStep:
+    """Compiles a whole train step: loss, gradients and the optimiser's update as one program for all sizes.
+
+        step = anyshape.train_step(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=3e-4), clip_norm=1.0)
+        for batch in loader:
+            loss = step(batch)
+
+    Parameters and the optimiser's state are changed in place, as `optimizer.step()` does it; `.grad` is not used. The
+    optimiser keeps its `state_dict` and its parameter groups; learning rates may change at every step. SGD, Adam, AdamW,
+    Adafactor and Muon of torch.optim, and Lion, are part of the program; with another, or where the step cannot be one
+    graph, forward and backward are compiled and the optimiser runs as it is, with a warning that says why.
+
+    Args:
+        model: an `nn.Module`.
+        loss_fn: a function of the model and what the step is called with; it returns the loss, one number, or a tuple
+            that begins with it.
+        optimizer: a `torch.optim.Optimizer` over parameters of the model.
+        clip_norm: the largest norm of all gradients; larger ones are scaled down, as `clip_grad_norm_` does it.
+        accumulate: batches whose gradients make one update, by their mean.
+        scaler: a `torch.amp.GradScaler("cpu")`: the loss is scaled, and a step with infinite gradients left out.
+        ema: a running average of the parameters is kept in `averages`, of which this part stays at every step.
+        settings: fields of `Config`.
+
+    Raises:
+        ConfigError: an unknown setting, or an argument of another kind.
+    """
+    from anyshape.base.config import Config
+    from anyshape.frontend.train_step import TrainStep
+    return TrainStep(model, loss_fn, optimizer, Config.make(**settings), clip_norm=clip_norm, accumulate=accumulate,
+                     scaler=scaler, ema=ema)
 
 
 def stats(reset: bool = False) -> dict[str, int | float]:

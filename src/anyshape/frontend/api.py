@@ -39,6 +39,7 @@ from anyshape.passes.pipeline import DOOR
 from anyshape.run import torch_api
 from anyshape.run.context import context_underway
 
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 PLAIN = "these sizes run as plain PyTorch"
 
 
@@ -75,7 +76,7 @@ class Way:
     __slots__ = ("call", "door", "opened", "own", "tracing")
 
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
-                 deferral: Deferral) -> None:
+                 deferral: Deferral, wrap: Wrap | None) -> None:
         self.own: list[Callable[..., Any]] = []
         self.door: Door | None = None
         self.opened = 0
@@ -85,6 +86,8 @@ class Way:
             program = compile_fx(gm, example_inputs, compilation=compilation)
             if oblivious:
                 program = checked_program(gm, program, compilation)
+            if wrap is not None:
+                program = wrap(program)
             self.own.append(program)
             return program
 
@@ -111,16 +114,16 @@ class Way:
 
 
 class Compiled:
-    """A callable with its two ways of tracing and their record."""
+    """A callable with its two ways of tracing and their record. wrap: put around every program."""
 
     __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "target")
 
-    def __init__(self, target: Callable[..., Any], config: Config) -> None:
+    def __init__(self, target: Callable[..., Any], config: Config, wrap: Wrap | None = None) -> None:
         self.target = target
         self.compilation = Compilation(config, compile_program)
         self.deferral = Deferral()
-        self.oblivious = Way(target, self.compilation, True, self.deferral)
-        self.ordinary = Way(target, self.compilation, False, self.deferral)
+        self.oblivious = Way(target, self.compilation, True, self.deferral, wrap)
+        self.ordinary = Way(target, self.compilation, False, self.deferral, wrap)
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The result of the target for these arguments."""
@@ -135,7 +138,6 @@ class Compiled:
                     result = oblivious.door(arguments, keywords)
                     if result is not MISS:
                         return result
-                started = time.perf_counter()
                 if plain and self.deferral.patterns and oblivious.door is not None:
                     pattern = self.deferral.known(arguments, keywords)
                     if pattern is not None:
@@ -163,6 +165,7 @@ class Compiled:
             if refused is None:
                 raise
             raise refused from None
+        started = time.perf_counter()
         result = self.target(*arguments, **keywords)
         self.deferral.ran(pattern, result, time.perf_counter() - started)
         return result

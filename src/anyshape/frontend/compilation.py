@@ -46,6 +46,7 @@ class ProgramRequest:
         tape: the layout of the tape; None when nothing is saved, or for inference.
         partner: the other half of a forward and backward pair, as it left the partition.
         wrapped: AOTAutograd's wrapper calls the pair, which makes zeros for every gradient that is absent.
+        whole: half of a whole train step: its backward takes no gradients.
         static_inputs: indices of inputs whose address does not change from call to call (parameters, buffers).
     """
     gm: GraphModule
@@ -56,6 +57,7 @@ class ProgramRequest:
     tape: TapeLayout | None = None
     partner: GraphModule | None = None
     wrapped: bool = False
+    whole: bool = False
     static_inputs: tuple[int, ...] = ()
 
 
@@ -121,6 +123,7 @@ class Compilation:
         attentions: by number of the captured graph, the attention that its program writes out.
         prepared: by name, backwards that were compiled with their forward, before torch asks for them.
         held: what tapes keep, of all its programs.
+        steps: its graphs are whole train steps, with the backward and the update inside.
         tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
     """
     config: Config
@@ -131,6 +134,7 @@ class Compilation:
     attentions: dict[int, tuple[AttentionNote, ...]] = field(default_factory=dict)
     prepared: dict[str, Any] = field(default_factory=dict)
     held: Held = field(default_factory=Held)
+    steps: bool = False
     graphs: int = 0
     tracing: tuple[str, str, str] = ("", "", "backend")
     lock: Any = field(default_factory=threading.Lock)

@@ -21,6 +21,7 @@ from anyshape.frontend.derivatives import derivatives
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
+from anyshape.frontend.step_halves import StepProgram, step_halves
 from anyshape.frontend.training import Pair
 from anyshape.passes.pipeline import ATTENTION, DOOR
 from anyshape.run import torch_api, torch_door
@@ -97,12 +98,13 @@ class _Inference:
 
     def __init__(self, compilation: Compilation, number: int, halves: Halves) -> None:
         self.compile = functools.partial(_compile_half, compilation, number, halves, "inference")
+        self.whole_step = functools.partial(_compile_step, compilation, number)
         self.inputs = -1
         self.program: Boxed | None = None
         self.hints: list[tuple[int, set[int]]] = []
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-        program = self.compile(gm, example_inputs)
+        program = self.whole_step(gm) or self.compile(gm, example_inputs)
         hints = torch_door.identity_runtime()
         if hints is not None:
             self.program = program
@@ -162,6 +164,22 @@ def _compile_half(compilation: Compilation, number: int, halves: Halves, role: R
     program = compile_or_interpret(request)
     program._boxed_call = True  # type: ignore[attr-defined]
     return program
+
+
+def _compile_step(compilation: Compilation, number: int, gm: GraphModule) -> Boxed | None:
+    """A train step as a forward and a backward with its update; None where the graph is none."""
+    static = torch_api.static_inputs()
+    halves = step_halves(gm, static) if compilation.steps else None
+    if halves is None:
+        return None
+    found = []
+    for role, half, partner, places in (("forward", halves.forward, halves.backward, halves.forward_inputs),
+                                        ("backward", halves.backward, halves.forward, halves.backward_inputs)):
+        found.append(compile_or_interpret(ProgramRequest(
+            gm=half, role=role, name=f"{number}.{role}", config=compilation.config,  # type: ignore[arg-type]
+            compilation=compilation, tape=halves.layout, partner=partner, whole=True,
+            static_inputs=tuple(i for i, place in enumerate(places) if place in static))))
+    return StepProgram(halves, *found)
 
 
 def compile_or_interpret(request: ProgramRequest) -> Boxed:

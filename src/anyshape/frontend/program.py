@@ -151,7 +151,7 @@ def _limit(request: ProgramRequest, compiled: Compiled, notes: Notes, forward: C
 
 
 def _zeros(request: ProgramRequest, backward: Compiled, notes: Notes) -> list[tuple[Size, int]]:
-    return zeros_of(backward, len(given(backward.plan)) - len(notes.constants), request.wrapped)
+    return [] if request.whole else zeros_of(backward, len(given(backward.plan)) - len(notes.constants), request.wrapped)
 
 
 def _needed(request: ProgramRequest, graph: Graph, notes: Notes) -> tuple[Size, ...]:

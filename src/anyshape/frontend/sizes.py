@@ -297,6 +297,10 @@ class _Compare:
         arguments, keywords = map_arg((node.args, node.kwargs), self.values.__getitem__)
         operands = [(one, value) for one in node.all_input_nodes for value in _tensors(self.values[one])]
         target: Any = self.gm.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+        if target is torch.autograd.grad:  # each has the shape of what it is the gradient of
+            wanted = arguments[1] if isinstance(arguments[1], (list, tuple)) else (arguments[1],)
+            return tuple(None if expected is None else self.shapes.empty(list(one.shape), one)
+                         for one, expected in zip(wanted, node.meta["example_value"], strict=True))
         try:
             found, changed = self.shapes.call(target, arguments, keywords)
         except self.unknown:

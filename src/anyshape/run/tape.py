@@ -46,6 +46,11 @@ class Tape(torch_api.OpaqueBase):
         self.owner = owner
         self.versions = tuple((index, torch_api.version_of(self.values[index])) for index in checked)
         self.released = False
+        self.once = False  # no backward comes after the first, whatever autograd says
+
+    def keeps(self) -> bool:
+        """Whether the values are needed after the backward that is running."""
+        return not self.once and torch_api.keeps_graph()
 
     def open(self) -> list[Any]:
         """The values, after checking that they are still there and unchanged.
@@ -76,7 +81,7 @@ class Tape(torch_api.OpaqueBase):
 
     def close(self) -> None:
         """Ends one backward: releases the tape unless autograd was told to keep the graph."""
-        if not torch_api.keeps_graph():
+        if not self.keeps():
             self.release()
 
     def release(self) -> None:

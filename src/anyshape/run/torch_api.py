@@ -149,6 +149,12 @@ def tracer_failures() -> tuple[type[BaseException], ...]:
     return BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError
 
 
+def graph_break_error() -> type[BaseException]:
+    """The exception by which Dynamo says that a function is not one graph."""
+    from torch._dynamo.exc import Unsupported
+    return Unsupported
+
+
 def plain_frame() -> Any:
     """The answer to Dynamo that lets one call of a frame, and all that it calls, run as it is."""
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy

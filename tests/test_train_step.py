@@ -1,0 +1,445 @@
+"""Train steps as one program against PyTorch: the loop that a user would write, with the same optimiser."""
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import anyshape
+from anyshape.base.errors import ConfigError, InputError
+from anyshape.frontend import updates
+from anyshape.frontend.dynamo import FallbackWarning
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3),
+    "adamw-amsgrad-maximize": lambda p: torch.optim.AdamW(p, lr=1e-3, amsgrad=True, maximize=True),
+    "adam-decay": lambda p: torch.optim.Adam(p, lr=3e-3, betas=(0.8, 0.95), weight_decay=0.1, eps=1e-6),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01),
+    "sgd-momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, dampening=0.3),
+    "sgd-nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=1e-2, weight_decay=0.01),
+}
+
+
+class Net(torch.nn.Module):
+    """Linear layers, a norm, and a weight that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(12, 24)
+        self.norm = torch.nn.LayerNorm(24)
+        self.last = torch.nn.Linear(24, 12, bias=False)
+        self.last.weight = torch.nn.Parameter(self.first.weight.detach().T.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(F.gelu(self.first(x)))) + F.linear(x, self.first.weight.T @ self.first.weight)
+
+
+def mean_square(model: torch.nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - x.roll(1, -1)).square().mean()
+
+
+def nets(count: int = 2) -> list[Net]:
+    torch.manual_seed(0)
+    net = Net()
+    return [copy.deepcopy(net) for _ in range(count)]
+
+
+def batches(count: int, features: int = 12) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    sizes = [5, 2, 1, 7, 13]
+    return [torch.randn(sizes[i % len(sizes)], features, generator=draw) for i in range(count)]
+
+
+def eager(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Any, *given: Any) -> Tensor:
+    optimizer.zero_grad()
+    loss = loss_fn(model, *given)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def near(a: torch.nn.Module, b: torch.nn.Module, tolerance: float = 1e-6) -> None:
+    for (name, one), other in zip(a.named_parameters(), b.parameters(), strict=True):
+        scale = float(other.detach().abs().max())
+        assert float((one - other).abs().max()) <= tolerance * max(scale, 1e-3), name
+
+
+def one_trace(step: anyshape.TrainStep) -> bool:
+    """Has the step been traced once, and is it two programs: its forward, and its backward with the update?"""
+    return len(step._shown.compilation.captures) == 1 and [p.name for p in step.programs] == ["0.forward", "0.backward"]
+
+
+def exact(model: torch.nn.Module) -> torch.nn.Module:
+    return copy.deepcopy(model).double()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_is_that_of_torch(name: str) -> None:
+    # both are compared with float64, for after 50 steps roundings have grown
+    ours, theirs = nets()
+    truth = exact(ours)
+    a, b, c = (OPTIMIZERS[name](net.parameters()) for net in (ours, theirs, truth))
+    step = anyshape.train_step(ours, mean_square, a, strict=True)
+    for x in batches(50):
+        loss = step(x)
+        wanted = eager(theirs, b, mean_square, x)
+        eager(truth, c, mean_square, x.double())
+        torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-6)
+    for (key, one), two, three in zip(ours.named_parameters(), theirs.parameters(), truth.parameters(), strict=True):
+        mine, its = (float((w.double() - three).norm() / three.norm()) for w in (one, two))
+        assert mine <= max(1e-6, 2 * its), key
+    assert one_trace(step)
+
+
+@pytest.mark.parametrize("rule", updates.RULES, ids=lambda rule: rule.classes[0].rsplit(".", 1)[-1])
+def test_a_rule_alone(rule: updates.Rule) -> None:
+    # one weight, the same gradients for both: 50 steps in float32
+    name = rule.classes[0].rsplit(".", 1)[-1]
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"torch has no {name}")
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(6, 10))
+    twin = torch.nn.Parameter(weight.detach().clone())
+    optimizer = getattr(torch.optim, name)([twin], lr=1e-2)
+    group = optimizer.param_groups[0]
+    states = {key: torch.zeros(tuple(shape)) for key, shape in rule.shapes(group, weight.shape).items()}
+    for number in range(1, 51):
+        twin.grad = torch.randn(6, 10)
+        numbers = [torch.tensor(one, dtype=torch.float32) for one in rule.numbers(group, weight.shape, number,
+                                                                                  number == 1)]
+        new, states = rule.update(rule.choices(group), weight.detach(), twin.grad, states, numbers)
+        weight = torch.nn.Parameter(new)
+        optimizer.step()
+    assert float((weight - twin).norm() / twin.norm()) < 1e-6
+    for key, state in states.items():
+        torch.testing.assert_close(state, optimizer.state[twin][key], rtol=1e-6, atol=1e-6 * float(state.abs().max()))
+
+
+def test_states_go_both_ways() -> None:
+    ours, theirs = nets()
+    a, b = (torch.optim.AdamW(net.parameters(), lr=3e-3) for net in (ours, theirs))
+    step = anyshape.train_step(ours, mean_square, a, strict=True)
+    for x in batches(3):
+        step(x)
+        eager(theirs, b, mean_square, x)
+    kept = copy.deepcopy(a.state_dict())
+    assert kept["state"].keys() == b.state_dict()["state"].keys()
+    assert all(kept["state"][n].keys() == s.keys() for n, s in b.state_dict()["state"].items())
+    assert float(kept["state"][0]["step"]) == 3
+    weights = copy.deepcopy(ours.state_dict())
+    for x in batches(6)[3:]:  # theirs goes on with our state, ours with theirs
+        step(x)
+    theirs.load_state_dict(weights)
+    b.load_state_dict(kept)
+    for x in batches(6)[3:]:
+        eager(theirs, b, mean_square, x)
+    near(ours, theirs, 2e-5)
+    a.load_state_dict(copy.deepcopy(b.state_dict()))
+    ours.load_state_dict(theirs.state_dict())
+    for x in batches(8)[6:]:
+        torch.testing.assert_close(step(x), eager(theirs, b, mean_square, x), rtol=1e-5, atol=1e-6)
+    near(ours, theirs, 1e-5)
+    eager(ours, a, mean_square, x)  # and a step of PyTorch on what the program holds
+    eager(theirs, b, mean_square, x)
+    near(ours, theirs, 1e-5)
+    assert float(a.state_dict()["state"][0]["step"]) == 9
+    assert one_trace(step)
+
+
+def test_groups_and_schedulers_need_no_other_program() -> None:
+    ours, theirs = nets()
+    found = []
+    for net in (ours, theirs):
+        decayed = [p for p in net.parameters() if p.dim() > 1]
+        rest = [p for p in net.parameters() if p.dim() <= 1]
+        optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": rest, "lr": 1e-3,
+                                                                                  "weight_decay": 0.0}], lr=1e-2)
+        found.append((optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)))
+    (a, first), (b, second) = found
+    step = anyshape.train_step(ours, mean_square, a, strict=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x in batches(10):
+            step(x)
+            first.step()
+    for x in batches(10):
+        eager(theirs, b, mean_square, x)
+        second.step()
+    near(ours, theirs, 2e-5)
+    assert one_trace(step)
+
+
+def test_frozen_and_unused_weights_stay() -> None:
+    ours, theirs = nets()
+    for net in (ours, theirs):
+        net.norm.weight.requires_grad_(False)
+        net.spare = torch.nn.Parameter(torch.ones(3))
+    a, b = (torch.optim.AdamW(net.parameters(), lr=1e-2) for net in (ours, theirs))
+    step = anyshape.train_step(ours, mean_square, a, strict=True)
+    for x in batches(4):
+        step(x)
+        eager(theirs, b, mean_square, x)
+    near(ours, theirs, 1e-5)
+    assert torch.equal(ours.spare, torch.ones(3))
+    assert a.state_dict()["state"].keys() == b.state_dict()["state"].keys()
+    ours.norm.weight.requires_grad_(True)  # thawed: another program, with a state of its own
+    theirs.norm.weight.requires_grad_(True)
+    for x in batches(6)[4:]:
+        step(x)
+        eager(theirs, b, mean_square, x)
+    near(ours, theirs, 1e-5)
+
+
+def test_clipping_is_that_of_torch() -> None:
+    ours, theirs = nets()
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.5) for net in (ours, theirs))
+    step = anyshape.train_step(ours, mean_square, a, clip_norm=0.2, strict=True)
+    for x in batches(6):
+        step(x)
+        b.zero_grad()
+        mean_square(theirs, x).backward()
+        norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.2)
+        b.step()
+        torch.testing.assert_close(step.norm, norm, rtol=1e-5, atol=0)
+    near(ours, theirs, 1e-5)
+
+
+def test_accumulation_is_the_mean_of_gradients() -> None:
+    ours, theirs = nets()
+    a, b = (torch.optim.AdamW(net.parameters(), lr=1e-2) for net in (ours, theirs))
+    step = anyshape.train_step(ours, mean_square, a, accumulate=3, clip_norm=1.0, strict=True)
+    given = batches(8)
+    for start in (0, 3, 6):
+        part = given[start:start + 3]
+        before = [p.detach().clone() for p in ours.parameters()]
+        for x in part[:-1]:
+            step(x)
+            assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), before, strict=True))
+        step(part[-1])
+        b.zero_grad()
+        for x in part:
+            (mean_square(theirs, x) / len(part)).backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        if len(part) == 3:
+            b.step()
+            near(ours, theirs, 1e-5)
+    step.finish()  # the last step has two batches only
+    b.step()
+    near(ours, theirs, 1e-5)
+    step.finish()
+    near(ours, theirs, 1e-5)
+
+
+def test_gathered_gradients_are_kept_with_the_state() -> None:
+    ours, theirs = nets()
+    given = batches(4)
+    whole = anyshape.train_step(ours, mean_square, torch.optim.SGD(ours.parameters(), lr=0.1, momentum=0.9),
+                                accumulate=2, ema=0.5)
+    for x in given:
+        whole(x)
+    first = anyshape.train_step(theirs, mean_square, torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9),
+                                accumulate=2, ema=0.5)
+    for x in given[:3]:
+        first(x)
+    kept = copy.deepcopy((theirs.state_dict(), first.optimizer.state_dict(), first.state_dict()))
+    again = nets(1)[0]
+    again.load_state_dict(kept[0])
+    optimizer = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
+    optimizer.load_state_dict(kept[1])
+    second = anyshape.train_step(again, mean_square, optimizer, accumulate=2, ema=0.5)
+    second.load_state_dict(kept[2])
+    second(given[3])
+    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), again.parameters(), strict=True))
+    assert all(torch.equal(average, second.averages[name]) for name, average in whole.averages.items())
+
+
+def test_averages_follow_the_weights() -> None:
+    ours, theirs = nets()
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, theirs))
+    step = anyshape.train_step(ours, mean_square, a, ema=0.9, strict=True)
+    wanted = {name: p.detach().clone() for name, p in theirs.named_parameters()}
+    for x in batches(5):
+        step(x)
+        eager(theirs, b, mean_square, x)
+        for name, weight in theirs.named_parameters():
+            wanted[name].lerp_(weight.detach(), 0.1)
+    for name, average in wanted.items():
+        torch.testing.assert_close(step.averages[name], average, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_with_infinite_gradients_is_left_out() -> None:
+    ours, theirs = nets()
+    a, b = (torch.optim.AdamW(net.parameters(), lr=1e-2) for net in (ours, theirs))
+    scalers = [torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2) for _ in range(2)]
+    step = anyshape.train_step(ours, mean_square, a, scaler=scalers[0], strict=True)
+    given = batches(6)
+    given[2] = torch.full_like(given[2], torch.inf)
+    for x in given:
+        step(x)
+        b.zero_grad()
+        scalers[1].scale(mean_square(theirs, x)).backward()
+        scalers[1].step(b)
+        scalers[1].update()
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+    near(ours, theirs, 1e-5)
+    assert float(a.state_dict()["state"][0]["step"]) == 5
+
+
+def test_buffers_change_as_in_eager() -> None:
+    torch.manual_seed(0)
+    ours = torch.nn.Sequential(torch.nn.Linear(12, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 12))
+    theirs = copy.deepcopy(ours)
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in (ours, theirs))
+    step = anyshape.train_step(ours, mean_square, a, strict=True)
+    for x in [batch for batch in batches(10) if len(batch) > 2]:
+        step(x)
+        eager(theirs, b, mean_square, x)
+    near(ours, theirs, 1e-5)
+    for one, other in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_given_beside_the_loss() -> None:
+    ours, _ = nets()
+
+    def with_output(model: torch.nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        found = model(batch["x"])
+        return found.square().mean(), found
+
+    step = anyshape.train_step(ours, with_output, torch.optim.SGD(ours.parameters(), lr=0.1), strict=True)
+    for x in batches(3):
+        wanted = ours(x).detach()
+        loss, found = step({"x": x})
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+        assert not loss.requires_grad
+        assert not found.requires_grad
+
+
+def apart(step: Callable[[], Any], words: str) -> Any:
+    with pytest.warns(FallbackWarning, match=words):
+        return step()
+
+
+def test_what_is_no_rule_runs_apart() -> None:
+    ours, theirs = nets()
+    a, b = (torch.optim.RMSprop(net.parameters(), lr=1e-3) for net in (ours, theirs))
+    step = apart(lambda: anyshape.train_step(ours, mean_square, a, clip_norm=1.0, accumulate=2), "no update rule")
+    for x in batches(5):
+        step(x)
+    step.finish()
+    given = batches(5)
+    for part in (given[:2], given[2:4], given[4:]):
+        b.zero_grad()
+        for x in part:
+            (mean_square(theirs, x) / len(part)).backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 1.0)
+        b.step()
+    near(ours, theirs, 1e-4)
+    assert "no update rule for RMSprop" in str(step.explain())
+
+
+def test_hooks_run() -> None:
+    ours, _ = nets()
+    seen = []
+    ours.first.weight.register_hook(lambda gradient: seen.append(1))
+    step = apart(lambda: anyshape.train_step(ours, mean_square, torch.optim.SGD(ours.parameters(), lr=0.1)), "hooks")
+    step(batches(1)[0])
+    assert seen == [1]
+
+
+def test_an_optimizer_with_a_closure() -> None:
+    ours, theirs = nets()
+    a, b = (torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=3) for net in (ours, theirs))
+    step = apart(lambda: anyshape.train_step(ours, mean_square, a), "closure")
+    for x in batches(2):
+        loss = step(x)
+
+        def closure(x: Tensor = x) -> Tensor:
+            b.zero_grad()
+            found = mean_square(theirs, x)
+            found.backward()
+            return found
+
+        torch.testing.assert_close(loss, b.step(closure).detach(), rtol=1e-4, atol=1e-6)
+    near(ours, theirs, 1e-4)
+
+
+def test_a_loss_that_is_not_one_graph() -> None:
+    ours, theirs = nets()
+
+    def loss_fn(model: torch.nn.Module, x: Tensor) -> Tensor:
+        found = mean_square(model, x)
+        torch._dynamo.graph_break()
+        return found * 2
+
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, theirs))
+    step = anyshape.train_step(ours, loss_fn, a)
+    apart(lambda: step(batches(1)[0]), "one program")
+    eager(theirs, b, loss_fn, batches(1)[0])
+    near(ours, theirs, 1e-5)
+
+
+def test_weights_of_others_are_named() -> None:
+    ours, _ = nets()
+    with pytest.warns(UserWarning, match="norm.weight"):
+        anyshape.train_step(ours, mean_square, torch.optim.SGD([ours.first.weight], lr=0.1))
+
+
+@pytest.mark.parametrize(("loss_fn", "words"), [
+    (lambda model, x: model(x), "shape"),
+    (lambda model, x: 1.0, "float"),
+    (lambda model, x: model(x).detach().mean(), "no weight"),
+])
+def test_what_is_no_loss(loss_fn: Any, words: str) -> None:
+    ours, _ = nets()
+    before = [p.detach().clone() for p in ours.parameters()]
+    step = anyshape.train_step(ours, loss_fn, torch.optim.SGD(ours.parameters(), lr=0.1))
+    with pytest.raises(InputError, match=words):
+        step(batches(1)[0])
+    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), before, strict=True))
+
+
+def test_bad_arguments() -> None:
+    ours, _ = nets()
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    for arguments, keywords in (((mean_square, mean_square, optimizer), {}), ((ours, 3, optimizer), {}),
+                                ((ours, mean_square, ours), {}), ((ours, mean_square, optimizer), {"clip_norm": -1.0}),
+                                ((ours, mean_square, optimizer), {"accumulate": 0}),
+                                ((ours, mean_square, optimizer), {"ema": 1.5}),
+                                ((ours, mean_square, optimizer), {"nonsense": 1})):
+        with pytest.raises(ConfigError):
+            anyshape.train_step(*arguments, **keywords)
+
+
+def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
+    torch.manual_seed(0)
+    ours = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
+    theirs = copy.deepcopy(ours)
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9) for net in (ours, theirs))
+    step = anyshape.train_step(ours, mean_square, a, strict=True)
+    x = torch.randn(512, 256)
+    step(x)
+    eager(theirs, b, mean_square, x)
+    done = 1
+    for wait in (0.0, 0.001, 0.002, 0.004, 0.008):
+        timer = threading.Timer(wait, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            timer.start()
+            for _ in range(10000):
+                step(x)
+        timer.join()
+        now = int(step.whole.steps[0])
+        for _ in range(now - done):
+            eager(theirs, b, mean_square, x)
+        done = now
+        near(ours, theirs, 1e-4)
