@@ -215,6 +215,9 @@ class TrainStep:
                 one.step = steps[place]
                 if not one.is_new:
                     self.optimizer.state[one.weight]["step"] = one.step
+            for tensor in (*one.states.values(), one.numbers, one.gathered, one.average):
+                if tensor is not None:
+                    torch_api.fix_sizes(tensor)
         self._numbers = [one.numbers.numpy() for one in found]
         self._weights = whole.weights = tuple(found)
         whole.steps = steps

@@ -155,6 +155,12 @@ def graph_break_error() -> type[BaseException]:
     return Unsupported
 
 
+def fix_sizes(tensor: torch.Tensor) -> None:
+    """Lets Dynamo take the sizes of a tensor as numbers, as it does with parameters."""
+    import torch._dynamo
+    torch._dynamo.mark_static(tensor)
+
+
 def plain_frame() -> Any:
     """The answer to Dynamo that lets one call of a frame, and all that it calls, run as it is."""
     from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
