@@ -33,6 +33,7 @@ from anyshape.plan.hold import hold_less
 from anyshape.plan.judge import judge
 from anyshape.plan.order import reorder
 from anyshape.plan.plan import CopyStep, KernelStep, Plan
+from anyshape.plan.receive import received
 from anyshape.plan.rooms import share
 from anyshape.plan.segments import Segment, again_graph, segments
 from anyshape.plan.show import show as show_plan
@@ -112,7 +113,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     clock.mark("build")
 
     before = forward.plan if forward is not None else None
-    plan = dataclasses.replace(assemble(graph, fusion, store, regimes), nonnegative=nonnegative)
+    plan = dataclasses.replace(received(assemble(graph, fusion, store, regimes)), nonnegative=nonnegative)
     if pipeline.ORDER not in config.disabled():
         plan, fusion = _reordered(plan, fusion, before)
     plan = together(plan if pipeline.ROOMS in config.disabled() else share(plan, before),

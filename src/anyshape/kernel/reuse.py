@@ -10,8 +10,8 @@ from anyshape.sym.expr import Size, symbols_of
 
 
 def overwritable(*programs: LoopProgram) -> tuple[tuple[int, int], ...]:
-    """(input parameter, output parameter) pairs by position: same element size, the one offset at which the output is
-    stored is the only one at which the input is loaded, and no load comes after the store, also in the same stage.
+    """All (input parameter, output parameter) pairs by position: same element size, the one offset at which the output
+    is stored is the only one at which the input is loaded, and no load comes after the store, also in the same stage.
 
     programs: that run one after another, with the params of the first or more.
     """
@@ -30,17 +30,14 @@ def overwritable(*programs: LoopProgram) -> tuple[tuple[int, int], ...]:
                     plain = i.op == "store" and len(i.args) == 1 and varying <= symbols_of(i.offset)
                     stores.setdefault(i.buffer, []).append((i.offset, plain, position))
     pairs: list[tuple[int, int]] = []
-    taken: set[int] = set()
     for o, out in enumerate(programs[0].params):
         places = stores.get(out.name, [])
         if out.role != "out" or len(places) != 1 or not places[0][1]:
             continue
         offset, _, written = places[0]
         for k, source in enumerate(programs[0].params):
-            if source.role != "in" or k in taken or size_of(source.dtype) != size_of(out.dtype):
+            if source.role != "in" or size_of(source.dtype) != size_of(out.dtype):
                 continue
             if loads.get(source.name) == {offset} and last_load[source.name] < written:
                 pairs.append((k, o))
-                taken.add(k)
-                break
     return tuple(pairs)

@@ -11,7 +11,7 @@ bytes alive at each of its steps are, as formulas, at most those at some step of
 better at the hints by more than a little. Where no order can be much better, which a bound tells, nothing is searched.
 
 What is seen from outside keeps its order: calls with effects (random numbers), operators that are not PyTorch's own,
-kernels that check indices. Nothing crosses a step that writes an input. Products that run side by side stay together.
+kernels that check indices; what writes an input stays behind those. Products that run side by side stay together.
 """
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from anyshape.plan.alloc import kept_regions, tape_entry
 from anyshape.plan.hold import owned_elsewhere
 from anyshape.plan.inplace import pairs
 from anyshape.plan.plan import Buffer, ExternStep, KernelStep, Plan, Step, Window, touched
+from anyshape.plan.receive import early
 from anyshape.plan.rooms import share
 from anyshape.plan.search import Problem, search
 from anyshape.plan.together import kernels_from, together
@@ -38,8 +39,8 @@ TRIED = 24  # steps of the program's order, the fullest at the hints, that one o
 
 
 def reorder(plan: Plan, forward: Plan | None) -> Plan:
-    """`plan` (not allocated, as `assemble` makes it) or one whose steps are in a better order."""
-    best = plan
+    """`plan` (not allocated, as `assemble` makes it) in the best order of steps that was found."""
+    best = plan = permuted(plan, early(plan, dependencies(plan)))
     joined = _units(plan)
     for units, worth in ((joined, WORTH), ([[k] for k in range(len(plan.steps))], WORTH_PARTING)):
         if worth == WORTH or len(joined) < len(units):
@@ -109,7 +110,7 @@ def dependencies(plan: Plan) -> list[set[int]]:
     before: list[set[int]] = [set() for _ in plan.steps]
     maker: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    watched = wall = -1
+    watched = -1
     for k, step in enumerate(plan.steps):
         writes = {window.buffer for window in written(step)}
         if _is_watched(step):
@@ -123,10 +124,8 @@ def dependencies(plan: Plan) -> list[set[int]]:
                 maker[name] = k
             else:
                 readers.setdefault(name, []).append(k)
-        before[k] |= {wall} - {-1}
         if writes & inputs:
-            before[k].update(range(wall + 1, k))
-            wall = k
+            before[k] |= {watched} - {-1}
         before[k].discard(k)
     return before
 

@@ -1,0 +1,110 @@
+"""What an input is to receive is made there, in place of in the arena and copied at the end; and as early as it can be.
+
+    5 k(w, g, m) -> w1, m1       -->      3 k(w, g, m) -> w, m
+    8 copy w1 -> w
+    9 copy m1 -> m
+
+A value is made in the input where nothing reads the input as it was at a later step, and the step that makes it reads
+it, if at all, element by element where it writes. Then a step that makes nothing else moves up to where the last of what
+it needs is there: it takes no memory, and what it reads dies sooner, at every size. So a gradient goes with the update
+that reads it. (Placing updates by memory: Shu et al., ROAM, 2023.)
+
+Before an input is written, what may refuse the call has been done, as it is in the order of the program.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+from anyshape.plan.again import written
+from anyshape.plan.merge import merged
+from anyshape.plan.plan import CopyStep, KernelStep, LibraryStep, Plan, Step, Window, touched
+
+
+def received(plan: Plan) -> Plan:
+    """`plan` (as `assemble` makes it) with such values made in the inputs."""
+    names = _names(plan)
+    if not names:
+        return plan
+    copies = {k for k, step in enumerate(plan.steps) if isinstance(step, CopyStep)
+              and names.get(step.source.buffer) == step.target.buffer}
+    plan = merged(plan, names)
+    return without(plan, copies)
+
+
+def without(plan: Plan, left_out: set[int]) -> Plan:
+    """`plan` (not allocated) without some steps, which do nothing any more."""
+    kept = [k for k in range(len(plan.steps)) if k not in left_out]
+    place = {k: sum(other < k for other in kept) for k in range(len(plan.steps) + 1)}
+    buffers = tuple(dataclasses.replace(b, first=place[b.first], last=max(place[b.last], place[b.first]))
+                    for b in plan.buffers)
+    return dataclasses.replace(plan, steps=tuple(plan.steps[k] for k in kept), buffers=buffers)
+
+
+def _names(plan: Plan) -> dict[str, str]:
+    """Buffer -> the input that it is made in."""
+    inputs = {b.name for b in plan.buffers if b.home == "input"}
+    inside = {b.name for b in plan.buffers if b.home == "arena"}
+    made: dict[str, int] = {}
+    last: dict[str, int] = {}
+    refuses = -1
+    for k, step in enumerate(plan.steps):
+        for window in written(step):
+            made.setdefault(window.buffer, k)
+        for window in touched(step):
+            last[window.buffer] = k
+        if isinstance(step, KernelStep) and any(window.buffer == "status" for window in step.params):
+            refuses = k
+    names: dict[str, str] = {}
+    targets = [step.target.buffer for step in plan.steps if isinstance(step, CopyStep)]
+    for k, step in enumerate(plan.steps):
+        if not isinstance(step, CopyStep) or step.target.buffer not in inputs or step.source.buffer not in inside:
+            continue
+        source, target = step.source, step.target
+        maker = made[source.buffer]
+        if (_is_same(source, target) and targets.count(target.buffer) == 1 and source.buffer not in names
+                and maker >= refuses and isinstance(plan.steps[maker], (KernelStep, LibraryStep))
+                and not any(w.buffer == source.buffer for other in plan.steps[maker + 1:] for w in written(other))
+                and not any(w.buffer == target.buffer for other in (*plan.steps[maker + 1:k], *plan.steps[k + 1:])
+                            for w in touched(other))
+                and _fits(plan.steps[maker], source, target)):
+            names[source.buffer] = target.buffer
+    return names
+
+
+def _is_same(source: Window, target: Window) -> bool:
+    """Do both lie alike in their whole buffers?"""
+    return (source.type.dtype == target.type.dtype and source.offset == 0 and target.offset == 0
+            and all(a == b for a, b in zip(source.type.layout(), target.type.layout(), strict=True))
+            and source.type.shape == target.type.shape)
+
+
+def _fits(maker: Step, source: Window, target: Window) -> bool:
+    """May the step write `source` over `target`, of which it has read what it needs by then?"""
+    if not any(window.buffer == target.buffer for window in touched(maker)):
+        return True
+    if not isinstance(maker, KernelStep):
+        return False
+    pairs = {(maker.params[a].buffer, maker.params[b].buffer) for a, b in maker.reuse
+             if _is_same(maker.params[a], maker.params[b])}
+    reads = sum(window.buffer == target.buffer for window in maker.params)
+    return reads == 1 and (target.buffer, source.buffer) in pairs
+
+
+def early(plan: Plan, dependencies: list[set[int]]) -> list[int]:
+    """The order of steps in which those that only write inputs come as soon as they can."""
+    inputs = {b.name for b in plan.buffers if b.home == "input"}
+    order: list[int] = []
+    waiting: dict[int, list[int]] = {}
+    for k, step in enumerate(plan.steps):
+        targets = {window.buffer for window in written(step)}
+        if targets and targets <= inputs and dependencies[k]:
+            waiting.setdefault(max(dependencies[k]), []).append(k)
+        else:
+            order.append(k)
+    found: list[int] = []
+    stack = order[::-1]
+    while stack:
+        k = stack.pop()
+        found.append(k)
+        stack += waiting.pop(k, [])[::-1]
+    return found
