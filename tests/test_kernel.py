@@ -347,6 +347,6 @@ def test_an_output_takes_no_place_that_is_read_later():
     again = Instruction(3, "load", buffer="x", offset=symbol("i"))
     more = Instruction(4, "store", (3,), buffer="more", offset=symbol("i"))
     for body, wanted in (((x, y, store), ((0, 1),)), ((x, y, store, again, more), ((0, 2),)),
-                         ((x, y, again, store, more), ((0, 1),))):
+                         ((x, y, again, store, more), ((0, 1), (0, 2)))):
         program = LoopProgram("kernel", params, ("n",), (), (("i", symbol("n")),), "i", (Stage("column", body),))
         assert overwritable(program) == wanted

@@ -145,8 +145,8 @@ def test_another_order_gives_the_same_and_takes_no_more(seed):
     generator = random.Random(seed)
     for values in (*SHAPES, *({"b": generator.randint(1, 300), "s": generator.randint(1, 4096)} for _ in range(8))):
         judge(new, values)
-        assert lower_bound(new, values) <= lower_bound(old, values)
-        assert beside(new, values) <= beside(old, values)
+        # a value may have found room in a result, which is then there sooner
+        assert lower_bound(new, values) + beside(new, values) <= lower_bound(old, values) + beside(old, values)
 
 
 def test_random_plans_gain_something():

@@ -251,7 +251,7 @@ def test_gathered_gradients_are_kept_with_the_state() -> None:
                                 accumulate=2, ema=0.5)
     for x in given[:3]:
         first(x)
-    kept = copy.deepcopy((theirs.state_dict(), first.optimizer.state_dict(), first.state_dict()))
+    kept = copy.deepcopy((theirs.state_dict(), first.settings.optimizer.state_dict(), first.state_dict()))
     again = nets(1)[0]
     again.load_state_dict(kept[0])
     optimizer = torch.optim.SGD(again.parameters(), lr=0.1, momentum=0.9)
@@ -438,7 +438,7 @@ def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
             for _ in range(10000):
                 step(x)
         timer.join()
-        now = int(step.whole.steps[0])
+        now = int(step._whole.steps[0])
         for _ in range(now - done):
             eager(theirs, b, mean_square, x)
         done = now

@@ -43,9 +43,9 @@ def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | N
             loss = step(batch)
 
     Parameters and the optimiser's state are changed in place, as `optimizer.step()` does it; `.grad` is not used. The
-    optimiser keeps its `state_dict` and its parameter groups; learning rates may change at every step. SGD, Adam, AdamW,
-    Adafactor and Muon of torch.optim, and Lion, are part of the program; with another, or where the step cannot be one
-    graph, forward and backward are compiled and the optimiser runs as it is, with a warning that says why.
+    optimiser keeps its `state_dict` and its parameter groups; learning rates may change at every step. SGD, Adam,
+    AdamW, Adafactor and Muon of torch.optim, and Lion, are part of the program; with another, or where the step cannot
+    be one graph, forward and backward are compiled and the optimiser runs as it is, with a warning that says why.
 
     Args:
         model: an `nn.Module`.

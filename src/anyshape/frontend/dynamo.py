@@ -23,6 +23,7 @@ from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
 from anyshape.frontend.step_halves import StepProgram, step_halves
 from anyshape.frontend.training import Pair
+from anyshape.frontend.update_op import expanded
 from anyshape.passes.pipeline import ATTENTION, DOOR
 from anyshape.run import torch_api, torch_door
 from anyshape.run.context import context_underway
@@ -168,10 +169,14 @@ def _compile_half(compilation: Compilation, number: int, halves: Halves, role: R
 
 def _compile_step(compilation: Compilation, number: int, gm: GraphModule) -> Boxed | None:
     """A train step as a forward and a backward with its update; None where the graph is none."""
-    static = torch_api.static_inputs()
-    halves = step_halves(gm, static) if compilation.steps else None
-    if halves is None:
+    if not compilation.steps:
         return None
+    static = torch_api.static_inputs()
+    halves = step_halves(gm, static)
+    if halves is None:
+        expanded(gm)
+        return None
+    expanded(halves.backward)
     found = []
     for role, half, partner, places in (("forward", halves.forward, halves.backward, halves.forward_inputs),
                                         ("backward", halves.backward, halves.forward, halves.backward_inputs)):

@@ -151,7 +151,9 @@ def _limit(request: ProgramRequest, compiled: Compiled, notes: Notes, forward: C
 
 
 def _zeros(request: ProgramRequest, backward: Compiled, notes: Notes) -> list[tuple[Size, int]]:
-    return [] if request.whole else zeros_of(backward, len(given(backward.plan)) - len(notes.constants), request.wrapped)
+    if request.whole:
+        return []
+    return zeros_of(backward, len(given(backward.plan)) - len(notes.constants), request.wrapped)
 
 
 def _needed(request: ProgramRequest, graph: Graph, notes: Notes) -> tuple[Size, ...]:

@@ -5,9 +5,9 @@
          backward(tape, w, m)  -> norm; copy_(w, new_w); copy_(m, new_m)
 
 What is saved in between is chosen as for a forward and backward of autograd, so everything that is known of such pairs
-holds here too: what is computed again, limits in bytes, values that are moved out. There are no gradients at the border:
-each lives from the step that makes it to the update that reads it. Inputs are inputs of both halves, and not saved: what
-is written is one buffer, and its readers come before. All writes are in the second half.
+holds here too: what is computed again, limits in bytes, values that are moved out. There are no gradients at the
+border: each lives from the step that makes it to the update that reads it. Inputs are inputs of both halves, and not
+saved: what is written is one buffer, and its readers come before. All writes are in the second half.
 """
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
     make_again(forward, backward, len(first))
     backward = _with_inputs(forward, backward, len(first), len(second), [target for target, _ in writes])
     layout = put_tape(forward, backward, len(first))
-    parts = [_used_inputs(gm, place_of) for gm in (forward, backward)]
-    return StepHalves(forward, backward, layout, *parts, outputs)
+    return StepHalves(forward, backward, layout, _used_inputs(forward, place_of), _used_inputs(backward, place_of),
+                      outputs)
 
 
 def _seed(joint: GraphModule) -> Node | None:

@@ -3,7 +3,7 @@
     torch.optim.AdamW:  weight, gradient, exp_avg, exp_avg_sq, numbers  -->  weight, exp_avg, exp_avg_sq
 
 What changes from step to step (learning rates, corrections for the first steps) is computed on the host, in Python's
-floats as `torch.optim` does it, and handed to the program as `numbers`: a change of them is no new program. What chooses
+floats as `torch.optim` does it, and handed to the program as `numbers`: a change of them is no new program. What picks
 the formulas (`amsgrad`, `nesterov`, whether there is momentum) is a *choice*, and a change of it is one.
 
 The formulas are those of `torch.optim` (PyTorch 2.13, the functions `_single_tensor_...`), in float32 at least: Adam
@@ -34,9 +34,9 @@ class Rule:
         counts: it keeps the number of steps of each weight in its state, as "step".
         shapes: (group, shape of the weight) -> name and shape of each of its states; they are made of zeros.
         choices: group -> what chooses the formulas.
-        numbers: (group, shape, number of this step from 1 on, whether states are new) -> what changes from step to step.
-        update: (choices, weight, gradient, states, numbers) -> the new weight and states. Tensors are of the dtype that
-            the rule computes in; `numbers` are tensors without dims.
+        numbers: (group, shape, number of the step from 1 on, whether states are new) -> what changes from step to step.
+        update: (choices, weight, gradient, states, numbers) -> the new weight and states. Tensors are of the dtype
+            that the rule computes in; `numbers` are tensors without dims.
     """
 
     classes: tuple[str, ...]

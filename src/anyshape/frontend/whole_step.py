@@ -4,8 +4,8 @@
                      weight, states = rule(weight, gradient, states, numbers)      for each weight
                      weight.copy_(...), states.copy_(...)
 
-Traced, it is one graph without tapes between its parts, in which a gradient dies where it is used. Run as it is, it does
-the same. It changes nothing before all is known that it needs, and nothing but weights, states and its own buffers.
+Traced, it is one graph without tapes between its parts, in which a gradient dies where it is used. Run as it is, it
+does the same. It changes weights, states and its own buffers, nothing else, and only when it has all that it needs.
 """
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anyshape.frontend.updates import Choices, Rule
+from anyshape.frontend.update_op import updated
+from anyshape.frontend.updates import RULES, Choices, Rule
 
 
 @dataclass(eq=False)  # without slots, for Dynamo
@@ -28,7 +29,7 @@ class Weight:
         group: the position of its parameter group.
         choices: what chooses the formulas of its rule.
         states: by name; the optimiser's tensors, changed in place.
-        numbers: float64, what changes from step to step; filled in on the host.
+        numbers: float64, what changes from step to step; filled in on the host through `memory`.
         gathered: the sum of the gradients of earlier batches of this step; None without accumulation.
         average: the running average of the weight; None where there is none.
         is_new: the optimiser does not have the states yet.
@@ -39,6 +40,7 @@ class Weight:
     choices: Choices
     states: dict[str, Tensor]
     numbers: Tensor
+    memory: Any
     gathered: Tensor | None = None
     average: Tensor | None = None
     is_new: bool = False
@@ -69,7 +71,7 @@ class WholeStep(torch.nn.Module):
         super().__init__()
         self.model = model
         self.loss_fn = loss_fn
-        self.rule = rule
+        self.rule = RULES.index(rule)
         self.weights: tuple[Weight, ...] = ()
         self.parts = 1
         self.is_last = True
@@ -137,14 +139,10 @@ class WholeStep(torch.nn.Module):
 
     def _update_one(self, one: Weight, gradient: Tensor, when: Tensor | None) -> None:
         """Changes one weight and its states, where `when` is true."""
-        work = gradient.dtype
-        numbers = one.numbers.to(work).unbind()
-        old = one.weight.to(work)
-        weight, states = self.rule.update(one.choices, old, gradient,
-                                          {name: state.to(work) for name, state in one.states.items()}, numbers)
+        weight, states = updated(self.rule, one.choices, one.weight, gradient, one.states, one.numbers)
         changes = [(one.weight, weight), *((one.states[name], state) for name, state in states.items())]
         if one.average is not None:
-            changes.append((one.average, one.average + self.part.to(work) * (weight - one.average)))
+            changes.append((one.average, one.average + self.part.to(weight.dtype) * (weight - one.average)))
         for target, value in changes:
             target.copy_(value if when is None else torch.where(when, value.to(target.dtype), target))
         if one.gathered is not None:

@@ -42,7 +42,11 @@ def in_place(plan: Plan, results: bool = False) -> dict[str, str]:
 def pairs(step: Step) -> list[tuple[Window, Window]]:
     """What a step reads and may write over, with the result: a kernel says it; a product adds to what is there."""
     if isinstance(step, KernelStep):
-        return [(step.params[source], step.params[output]) for source, output in step.reuse]
+        first: dict[int, int] = {}  # of several outputs that could lie in one input, and inputs that one could lie in
+        for source, output in step.reuse:
+            if source not in first and output not in first.values():
+                first[source] = output
+        return [(step.params[source], step.params[output]) for source, output in first.items()]
     if isinstance(step, LibraryStep) and step.op == "matmul_add":
         addend, result = step.inputs[2], step.outputs[0]
         return [(addend, result)] if addend.type.layout() == result.type.layout() else []

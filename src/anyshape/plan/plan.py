@@ -67,7 +67,8 @@ class Regime:
 class KernelStep:
     """Run a fused kernel: the first regime whose conditions hold; `params` are given to it as pointers in order.
     `params[i].offset` is taken into account by the host (pointer + offset). `outputs` are the written params; `reuse`
-    the (input, output) params that may share memory; `handed` is what the kernels of a regime give each other."""
+    all (input, output) params of which the two may share memory; `handed` is what the kernels of a regime give each
+    other."""
 
     regimes: tuple[Regime, ...]
     params: tuple[Window, ...]

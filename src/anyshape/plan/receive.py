@@ -5,9 +5,9 @@
     9 copy m1 -> m
 
 A value is made in the input where nothing reads the input as it was at a later step, and the step that makes it reads
-it, if at all, element by element where it writes. Then a step that makes nothing else moves up to where the last of what
-it needs is there: it takes no memory, and what it reads dies sooner, at every size. So a gradient goes with the update
-that reads it. (Placing updates by memory: Shu et al., ROAM, 2023.)
+it, if at all, element by element where it writes. Then a step that makes nothing else moves up to where the last of
+what it needs is there: it takes no memory, and what it reads dies sooner, at every size. So a gradient goes with the
+update that reads it. (Placing updates by memory: Shu et al., ROAM, 2023.)
 
 Before an input is written, what may refuse the call has been done, as it is in the order of the program.
 """

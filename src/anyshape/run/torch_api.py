@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from anyshape.base.errors import InputError
+
 from anyshape.run.torch_older import guards_refused
 
 try:
@@ -149,10 +151,18 @@ def tracer_failures() -> tuple[type[BaseException], ...]:
     return BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError
 
 
-def graph_break_error() -> type[BaseException]:
-    """The exception by which Dynamo says that a function is not one graph."""
+def not_one_graph() -> tuple[type[BaseException], ...]:
+    """The exceptions by which Dynamo, or we in its words, say that a function cannot be one graph."""
     from torch._dynamo.exc import Unsupported
-    return Unsupported
+    return (*tracer_failures(), Unsupported, InputError)
+
+
+def trace_formulas(function: Callable[..., Any], values: Sequence[Any],
+                   table: dict[Any, Callable[..., Any]]) -> torch.fx.GraphModule:
+    """The ATen graph of `function` at fake tensors, decomposed by `table`; whoever traces meanwhile sees nothing."""
+    from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+    with torch.no_grad(), disable_proxy_modes_tracing():
+        return make_fx(function, decomposition_table=table)(*values)
 
 
 def fix_sizes(tensor: torch.Tensor) -> None:

@@ -1,0 +1,109 @@
+"""A train step whose parts run apart: a compiled forward and backward, and the optimiser's own `step`."""
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyshape.frontend.api import CompiledFunction
+from anyshape.frontend.step_checks import StepSettings, check_loss, parts_of, wants_closure
+
+
+class StepApart:
+    """Called as `TrainStep` is.
+
+    Args:
+        averages: changed in place; empty without `ema`.
+
+    Attributes:
+        position: batches of the step in hand that have run.
+        norm: of the last step's gradients.
+    """
+
+    def __init__(self, settings: StepSettings, averages: dict[str, Tensor]) -> None:
+        loss_fn, model = settings.loss_fn, settings.model
+
+        def loss(*arguments: Any, **keywords: Any) -> Any:
+            return loss_fn(model, *arguments, **keywords)
+
+        self.settings = settings
+        self.averages = averages
+        self.compiled = CompiledFunction(loss, settings.config.replace(fullgraph=False))
+        self.searches = wants_closure(settings.optimizer)
+        self.batches: list[tuple[tuple[Any, ...], dict[str, Any]]] = []  # of the step in hand, if it searches
+        self.position = 0
+        self.norm: Tensor | None = None
+
+    def __call__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        """One batch; the loss, and what `loss_fn` gave beside."""
+        parts = self.settings.accumulate
+        self.position += 1
+        if self.searches:
+            self.batches.append((arguments, keywords))
+            found = self.finish() if self.position == parts else self.compiled(*arguments, **keywords)
+        else:
+            found = self.backward(arguments, keywords, parts)
+            if self.position == parts:
+                self.finish()
+        loss, rest = parts_of(found)
+        return (loss.detach(), *(one.detach() if isinstance(one, Tensor) else one for one in rest))
+
+    def backward(self, arguments: tuple[Any, ...], keywords: dict[str, Any], parts: int) -> Any:
+        """Adds the gradients of one of `parts` batches to those there are; what `loss_fn` gave."""
+        found = self.compiled(*arguments, **keywords)
+        loss, _ = parts_of(found)
+        check_loss(loss)
+        scaled = loss if parts == 1 else loss / parts
+        scaler = self.settings.scaler
+        (scaled if scaler is None else scaler.scale(scaled)).backward()
+        return found
+
+    def finish(self) -> Any:
+        """Updates by the batches there are; of an optimiser that searches, what `loss_fn` gave for the last one."""
+        settings, optimizer = self.settings, self.settings.optimizer
+        count, self.position = self.position, 0
+        if count == 0:
+            return None
+        found: Any = None
+        if self.searches:
+            batches, self.batches = self.batches, []
+            first: list[Any] = []
+
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                given = [self.backward(*batch, len(batches)) for batch in batches]
+                first.append(given[-1])
+                self.clip()
+                return torch.stack([parts_of(one)[0].detach() for one in given]).mean()
+
+            optimizer.step(closure)  # type: ignore[arg-type]
+            found = first[0]
+        else:
+            for weight in self.weights() if count < settings.accumulate else ():
+                assert weight.grad is not None
+                weight.grad.mul_(settings.accumulate / count)
+            if settings.scaler is not None:
+                settings.scaler.unscale_(optimizer)
+            self.clip()
+            if settings.scaler is None:
+                optimizer.step()
+            else:
+                settings.scaler.step(optimizer)
+                settings.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        if settings.ema is not None:
+            with torch.no_grad():
+                for name, weight in settings.model.named_parameters():
+                    self.averages[name].lerp_(weight, 1 - settings.ema)
+        return found
+
+    def weights(self) -> list[Tensor]:
+        """Those with a gradient."""
+        return [weight for group in self.settings.optimizer.param_groups for weight in group["params"]
+                if weight.grad is not None]
+
+    def clip(self) -> None:
+        """Limits the gradients' norm, where one is set."""
+        if self.settings.clip_norm is not None:
+            self.norm = torch.nn.utils.clip_grad_norm_(self.weights(), self.settings.clip_norm)

@@ -1,0 +1,105 @@
+"""What is asked of a train step before it is one: of its arguments, its loss, and whether it can be one program."""
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyshape.base.config import Config
+from anyshape.base.errors import ConfigError, InputError
+from anyshape.frontend.updates import Rule, rule_of
+
+
+def parts_of(found: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The loss, and what `loss_fn` gave beside."""
+    return (found[0], tuple(found[1:])) if isinstance(found, (tuple, list)) and found else (found, ())
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """What a train step is made of; see `anyshape.train_step`."""
+
+    model: torch.nn.Module
+    loss_fn: Callable[..., Any]
+    optimizer: torch.optim.Optimizer
+    config: Config
+    clip_norm: float | None
+    accumulate: int
+    scaler: torch.amp.GradScaler | None
+    ema: float | None
+
+    def check(self) -> None:
+        """Raises ConfigError for what cannot be a train step."""
+        for value, kind, words in ((self.model, torch.nn.Module, "the model is an nn.Module"),
+                                   (self.optimizer, torch.optim.Optimizer, "it is a torch.optim.Optimizer")):
+            if not isinstance(value, kind):
+                raise ConfigError(f"anyshape.train_step got a {type(value).__name__}", why=words, do="pass one")
+        if not callable(self.loss_fn):
+            raise ConfigError(f"anyshape.train_step got a {type(self.loss_fn).__name__} for loss_fn",
+                              why="it is a function of the model and a batch", do="pass such a function")
+        for name, found, fits, words in (
+                ("clip_norm", self.clip_norm, self.clip_norm is None or self.clip_norm > 0,
+                 "it is the largest norm of the gradients"),
+                ("accumulate", self.accumulate, isinstance(self.accumulate, int) and self.accumulate >= 1,
+                 "it is a number of batches"),
+                ("ema", self.ema, self.ema is None or 0 <= self.ema < 1,
+                 "it is the part of an average that stays, from 0 to below 1")):
+            if not fits:
+                raise ConfigError(f"{name} is {found!r}", why=words, do="set another number")
+
+
+def check_loss(loss: Any) -> None:
+    """Raises InputError where gradients cannot be taken of it."""
+    if not isinstance(loss, Tensor):
+        raise InputError(f"loss_fn returned a {type(loss).__name__}", why="gradients are those of a tensor",
+                         do="return the loss, or a tuple that begins with it")
+    if loss.numel() != 1:
+        raise InputError(f"the loss has the shape {list(loss.shape)}", why="gradients are those of one number",
+                         do="reduce it, for example by loss.mean()")
+    if not loss.requires_grad:
+        raise InputError("the loss depends on no weight", why="it was made of tensors without gradients",
+                         do="call the model in loss_fn, outside of no_grad, and give back a loss that is not detached")
+
+
+def rule_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Rule | None, str]:
+    """The rule of the optimiser; None, and why the step cannot be one program."""
+    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        return None, f"a model under {type(model).__name__} hands on its gradients while the backward runs"
+    rule = rule_of(optimizer)
+    if wants_closure(optimizer):
+        return None, f"{type(optimizer).__name__} computes the loss several times a step, by a closure"
+    if rule is None:
+        return None, f"there is no update rule for {type(optimizer).__name__}"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return None, "the optimiser has hooks on its step"
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            hooks = [weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None)]
+            if any(hooks):
+                return None, "a parameter has hooks, which run when its gradient is there"
+            if not weight.is_floating_point() or weight.device.type != "cpu" or type(weight) not in (
+                    Tensor, torch.nn.Parameter):
+                return None, f"a weight is a {type(weight).__name__} of {weight.dtype} on {weight.device}"
+    return rule, ""
+
+
+def wants_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Does its `step` compute the loss itself, as a search along a line does?"""
+    parameters = inspect.signature(type(optimizer).step).parameters
+    return "closure" in parameters and parameters["closure"].default is inspect.Parameter.empty
+
+
+def warn_of_others(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Says which weights that could be trained will not be."""
+    owned = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    others = [name for name, weight in model.named_parameters() if weight.requires_grad and id(weight) not in owned]
+    if others:
+        more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+        warnings.warn(f"the optimiser does not have all weights of the model: {', '.join(others[:4])}{more}\n"
+                      "  why: they are in none of its parameter groups; they stay as they are, and get no gradients\n"
+                      "  do:  give them to the optimiser, or freeze them with requires_grad_(False)", stacklevel=4)

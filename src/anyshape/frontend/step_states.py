@@ -1,0 +1,147 @@
+"""Between an optimiser and the program of a train step: whose tensors are whose, and the numbers of the next step.
+
+The optimiser owns its state. The program changes the tensors in `optimizer.state`, and reads `optimizer.param_groups`
+at every step. A state that it does not have yet is made of zeros, and given to it when its first step has been made.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyshape.frontend.step_checks import StepSettings
+from anyshape.frontend.updates import Rule
+from anyshape.frontend.whole_step import Weight, WholeStep
+from anyshape.run import torch_api
+
+
+class StepStates:
+    """What `whole` knows of its optimiser.
+
+    Args:
+        averages: name of a parameter -> its running average; empty without.
+        names: of parameters, by id.
+    """
+
+    def __init__(self, whole: WholeStep, settings: StepSettings, rule: Rule, averages: dict[str, Tensor],
+                 names: dict[int, str]) -> None:
+        self.whole = whole
+        self.settings = settings
+        self.rule = rule
+        self.averages = averages
+        self.names = names
+        self.structure: Any = None
+
+    def prepare(self, is_last: bool) -> None:
+        """Takes the optimiser's groups and states over, where they have changed, and fills in the numbers of a step.
+        is_last: the batch in hand ends one."""
+        structure = self._structure_now()
+        if structure != self.structure or not self._holds_states():
+            self._take_over()
+            self.structure = structure
+        whole, settings = self.whole, self.settings
+        whole.is_last = is_last
+        if not is_last:
+            return
+        groups = settings.optimizer.param_groups
+        known: dict[Any, tuple[float, ...]] = {}
+        for one, made in zip(whole.weights, whole.steps.tolist(), strict=True):
+            key = (one.group, one.weight.shape, made)
+            if key not in known:
+                known[key] = self.rule.numbers(groups[one.group], one.weight.shape, int(made) + 1, made == 0)
+            one.memory[:] = known[key]
+        if settings.clip_norm is not None:
+            whole.most.fill_(settings.clip_norm)
+        if settings.ema is not None:
+            whole.part.fill_(1 - settings.ema)
+
+    def settle(self) -> None:
+        """Gives the optimiser the states that were made for a first step, once that has been made."""
+        if not any(one.is_new for one in self.whole.weights):
+            return
+        for one, made in zip(self.whole.weights, self.whole.steps.tolist(), strict=True):
+            if one.is_new and made:
+                one.is_new = False
+                given = {} if one.step is None else {"step": one.step}
+                if given or one.states:
+                    self.settings.optimizer.state[one.weight].update({**given, **one.states})
+
+    def scaled(self, finite: Tensor | None) -> None:
+        """After an update: the next scale of the loss, and for schedulers that there was a step."""
+        self.settings.optimizer._opt_called = True  # type: ignore[attr-defined]
+        scaler = self.settings.scaler
+        if scaler is not None and finite is not None:
+            torch._amp_update_scale_(
+                scaler._scale, scaler._growth_tracker, 1.0 - finite.to(torch.float32), scaler.get_growth_factor(),
+                scaler.get_backoff_factor(), scaler.get_growth_interval())
+
+    def _structure_now(self) -> Any:
+        """What the program depends on of the optimiser, apart from tensors: weights by group, and choices."""
+        return [([id(weight) for weight in group["params"] if weight.requires_grad], self.rule.choices(group))
+                for group in self.settings.optimizer.param_groups]
+
+    def _holds_states(self) -> bool:
+        """Are the optimiser's tensors those that the program has? Not after `load_state_dict`."""
+        state = self.settings.optimizer.state
+        for one in self.whole.weights:
+            own = state.get(one.weight)
+            if own is None:
+                if one.is_new:
+                    continue
+                return False
+            for name, tensor in one.states.items():
+                if own.get(name) is not tensor:
+                    return False
+            if one.step is not None and own.get("step") is not one.step:
+                return False
+        return True
+
+    def _take_over(self) -> None:
+        """Weights with their states from the optimiser; zeros where it has none yet."""
+        whole, settings, rule = self.whole, self.settings, self.rule
+        groups = settings.optimizer.param_groups
+        listed = [(number, weight) for number, group in enumerate(groups) for weight in group["params"]
+                  if weight.requires_grad]
+        gathered = {id(one.weight): one.gathered for one in whole.weights}
+        uses = {id(one.weight): use for one, use in zip(whole.weights, whole.uses.tolist(), strict=True)}
+        steps, found = torch.zeros(len(listed)), []
+        for place, (number, weight) in enumerate(listed):
+            own = settings.optimizer.state.get(weight, {})
+            shapes = rule.shapes(groups[number], weight.shape)
+            is_new = any(own.get(name) is None for name in shapes)
+            states = {name: own[name] if own.get(name) is not None else _zeros(weight, shape)
+                      for name, shape in shapes.items()}
+            steps[place] = float(own.get("step", 1.0 if shapes and not is_new else 0.0))
+            sums = gathered.get(id(weight))
+            if sums is None and settings.accumulate > 1:
+                sums = torch.zeros_like(weight.detach())
+            # memory of its own for each: no offsets for a program to depend on
+            numbers = torch.zeros(len(rule.numbers(groups[number], weight.shape, 1, True)), dtype=torch.float64)
+            one = Weight(weight, number, rule.choices(groups[number]), states, numbers, numbers.numpy(), sums,
+                         self.averages.get(self.names.get(id(weight), "")), is_new)
+            if rule.counts:
+                one.step = steps[place]
+                if not is_new:
+                    settings.optimizer.state[weight]["step"] = one.step
+            for tensor in (*states.values(), numbers, sums, one.average):
+                if tensor is not None:
+                    torch_api.fix_sizes(tensor)
+            found.append(one)
+        whole.weights = tuple(found)
+        whole.steps = steps
+        whole.uses = torch.tensor([uses.get(id(weight), 0.0) for _, weight in listed])
+        whole.parts = settings.accumulate
+        whole.is_clipped = settings.clip_norm is not None
+        scaler = settings.scaler
+        if scaler is not None:
+            if scaler._scale is None:
+                scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
+            whole.scale = scaler._scale
+
+
+def _zeros(weight: Tensor, shape: Sequence[int]) -> Tensor:
+    if tuple(shape) == tuple(weight.shape):
+        return torch.zeros_like(weight.detach(), memory_format=torch.preserve_format)
+    return weight.detach().new_zeros(tuple(shape))
