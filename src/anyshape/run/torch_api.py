@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from anyshape.base.errors import InputError
-
 from anyshape.run.torch_older import guards_refused
 
 try:
