@@ -69,12 +69,13 @@ class Compiled:
 
 
 def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
-                  needed: tuple[Size, ...] = ()) -> Compiled:
+                  needed: tuple[Size, ...] = (), once: bool = False) -> Compiled:
     """Compile one graph.
 
     Args:
         forward: for a backward graph, the compiled forward whose memory and tape it shares.
         needed: sizes that must be at least 0 in a call, beside those of the graph itself.
+        once: of a forward: no second backward reads its tape.
 
     Raises:
         EditError: a stage in `config.edit` is not valid or does not fit.
@@ -113,7 +114,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     clock.mark("build")
 
     before = forward.plan if forward is not None else None
-    plan = dataclasses.replace(received(assemble(graph, fusion, store, regimes)), nonnegative=nonnegative)
+    plan = dataclasses.replace(received(assemble(graph, fusion, store, regimes)), nonnegative=nonnegative, once=once)
     if pipeline.ORDER not in config.disabled():
         plan, fusion = _reordered(plan, fusion, before)
     plan = together(plan if pipeline.ROOMS in config.disabled() else share(plan, before),

@@ -113,7 +113,7 @@ def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forwa
         if prepared is not None and show(prepared.history.captured) == show(graph):
             compiled = prepared
         else:
-            compiled = compile_graph(graph, request.config, forward, _needed(request, graph, notes))
+            compiled = compile_graph(graph, request.config, forward, _needed(request, graph, notes), request.whole)
         if request.config.limited:
             _limit(request, compiled, notes, forward)
     program = NativeProgram(name, compiled, notes)

@@ -165,6 +165,7 @@ class Plan:
     together: runs of steps, first and last, that the host may do as one: products side by side, then kernels one after
         another (plan/together.py).
     again: (backward) what can be computed again in place of being kept; optional: the steps that do (plan/again.py).
+    once: (forward) no second backward reads its tape: what was kept may be written over.
     chunks: (backward) the forward's saved buffers by chunk: the chunks can be given back one after another.
     """
 
@@ -184,6 +185,7 @@ class Plan:
     again: tuple[Again, ...] = ()
     optional: tuple[int, ...] = ()
     chunks: tuple[tuple[str, ...], ...] = ()
+    once: bool = False
 
 
 def touched(step: Step) -> list[Window]:

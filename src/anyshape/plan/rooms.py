@@ -26,7 +26,7 @@ def share(plan: Plan, forward: Plan | None) -> Plan:
     the whole call then needs less memory at the hints."""
     candidates = []
     for results in (False, True):
-        names = in_place(plan, results)
+        names = in_place(plan, results, forward)
         moves = _Search(plan, names, forward).run()
         for candidate in (names, names | moves) if moves else (names,):
             if candidate not in candidates:
