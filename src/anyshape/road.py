@@ -114,7 +114,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     clock.mark("build")
 
     before = forward.plan if forward is not None else None
-    plan = dataclasses.replace(received(assemble(graph, fusion, store, regimes)), nonnegative=nonnegative, once=once)
+    plan = dataclasses.replace(received(assemble(graph, fusion, store, regimes)), nonnegative=nonnegative)
     if pipeline.ORDER not in config.disabled():
         plan, fusion = _reordered(plan, fusion, before)
     plan = together(plan if pipeline.ROOMS in config.disabled() else share(plan, before),
@@ -122,6 +122,8 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     if config.limited and forward is not None and before is not None:
         plan = _with_again(plan, graph, again, forward)
     plan = hold_less(allocate(plan, before), before, config.limited)
+    if once:
+        plan = dataclasses.replace(plan, spent=_spent(plan, graph, parts))
     publish(config, graph.name, *PLAN, lambda: show_plan(plan))
     if config.check >= 1 or edited:
         _judged(plan)
@@ -189,6 +191,13 @@ def _with_again(plan: Plan, graph: Graph, again: list[_Again], forward: Compiled
                 if isinstance(value, Value) and value in forward.graph.inputs and index in tape}
     parts = [(one.graph, assemble(one.graph, one.fusion, one.store, one.regimes)) for one in again]
     return with_again(plan, parts, forward.plan, kept_values(forward.graph, forward.plan), borrowed)
+
+
+def _spent(plan: Plan, graph: Graph, parts: tuple[Segment, ...]) -> tuple[str, ...]:
+    """What the one backward of this forward may write over: all but what is needed to compute something again."""
+    kept = kept_values(graph, plan)
+    anchors = {kept.buffers[value.name][0] for part in parts for value in part.anchors if value.name in kept.buffers}
+    return tuple(b.name for b in plan.buffers if b.home == "saved" and b.name not in anchors)
 
 
 def _reordered(plan: Plan, fusion: Fusion, before: Plan | None) -> tuple[Plan, Fusion]:

@@ -16,10 +16,9 @@ from anyshape.sym.expr import Size
 
 def in_place(plan: Plan, results: bool = False, forward: Plan | None = None) -> dict[str, str]:
     """Buffer -> the buffer that it can be one with, of an equal byte formula: in the arena, over what PyTorch made,
-    over what the tape of `forward` kept, if no second backward reads it, or, with `results`, in a result from an
-    earlier step on. Only of the plan as `assemble` makes it; plan/merge.py carries it out."""
+    over what `forward` kept, where nothing else needs that, or, with `results`, in a result from an earlier step on. Only of the plan as `assemble` makes it; plan/merge.py carries it out."""
     dtypes = dtypes_of(plan)
-    owned = written_over(plan) | (_kept_once(plan, forward) if forward is not None and forward.once else set())
+    owned = written_over(plan) | (_spent(plan, forward) if forward is not None and forward.spent else set())
     buffers = {b.name: b for b in plan.buffers}
     names: dict[str, str] = {}
     ends = ("arena", "saved", "output") if results else ("arena", "saved")
@@ -76,12 +75,12 @@ def written_over(plan: Plan) -> set[str]:
             for w in step.outputs if w is not None and w.buffer not in ends and _fills(w.type)}
 
 
-def _kept_once(plan: Plan, forward: Plan) -> set[str]:
-    """Entries of the tape that are whole buffers of the forward's kept block, and the only ones that lie there."""
+def _spent(plan: Plan, forward: Plan) -> set[str]:
+    """Entries of the tape that are whole buffers that may be written over, and the only ones that lie there."""
     entries = {b.name: tape_entry(forward, b.index) for b in plan.buffers if b.home == "tape"}
     homes = [entry[0].name for entry in entries.values() if entry is not None]
-    return {name for name, entry in entries.items() if entry is not None and homes.count(entry[0].name) == 1
-            and entry[1].offset == 0 and _fills(entry[1].type) and entry[1].type.bytes == entry[0].bytes}
+    return {name for name, entry in entries.items() if entry is not None and entry[0].name in forward.spent
+            and homes.count(entry[0].name) == 1 and entry[1].offset == 0 and _fills(entry[1].type) and entry[1].type.bytes == entry[0].bytes}
 
 
 def _fills(kind: TensorType) -> bool:

@@ -165,7 +165,8 @@ class Plan:
     together: runs of steps, first and last, that the host may do as one: products side by side, then kernels one after
         another (plan/together.py).
     again: (backward) what can be computed again in place of being kept; optional: the steps that do (plan/again.py).
-    once: (forward) no second backward reads its tape: what was kept may be written over.
+    spent: (forward) saved buffers that nothing needs after the last step of the backward that reads them: no second
+        backward, and nothing that is computed again. It may write over them.
     chunks: (backward) the forward's saved buffers by chunk: the chunks can be given back one after another.
     """
 
@@ -185,7 +186,7 @@ class Plan:
     again: tuple[Again, ...] = ()
     optional: tuple[int, ...] = ()
     chunks: tuple[tuple[str, ...], ...] = ()
-    once: bool = False
+    spent: tuple[str, ...] = ()
 
 
 def touched(step: Step) -> list[Window]:
