@@ -16,7 +16,8 @@ from anyshape.sym.expr import Size
 
 def in_place(plan: Plan, results: bool = False, forward: Plan | None = None) -> dict[str, str]:
     """Buffer -> the buffer that it can be one with, of an equal byte formula: in the arena, over what PyTorch made,
-    over what `forward` kept, where nothing else needs that, or, with `results`, in a result from an earlier step on. Only of the plan as `assemble` makes it; plan/merge.py carries it out."""
+    over what `forward` kept, where nothing else needs that, or, with `results`, in a result from an earlier step on.
+    Only of the plan as `assemble` makes it; plan/merge.py carries it out."""
     dtypes = dtypes_of(plan)
     owned = written_over(plan) | (_spent(plan, forward) if forward is not None and forward.spent else set())
     buffers = {b.name: b for b in plan.buffers}
