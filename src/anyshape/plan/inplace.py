@@ -81,7 +81,8 @@ def _spent(plan: Plan, forward: Plan) -> set[str]:
     entries = {b.name: tape_entry(forward, b.index) for b in plan.buffers if b.home == "tape"}
     homes = [entry[0].name for entry in entries.values() if entry is not None]
     return {name for name, entry in entries.items() if entry is not None and entry[0].name in forward.spent
-            and homes.count(entry[0].name) == 1 and entry[1].offset == 0 and _fills(entry[1].type) and entry[1].type.bytes == entry[0].bytes}
+            and homes.count(entry[0].name) == 1 and entry[1].offset == 0 and _fills(entry[1].type)
+            and entry[1].type.bytes == entry[0].bytes}
 
 
 def _fills(kind: TensorType) -> bool:
