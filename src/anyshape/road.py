@@ -189,6 +189,8 @@ def _with_again(plan: Plan, graph: Graph, again: list[_Again], forward: Compiled
     tape = {b.index: b.name for b in plan.buffers if b.home == "tape"}
     borrowed = {value.name: tape[index] for index, value in enumerate(forward.graph.saved)
                 if isinstance(value, Value) and value in forward.graph.inputs and index in tape}
+    # an input of a whole step is an input of both halves, by one name, and may be written in this one
+    borrowed |= {value.name: value.name for value in graph.inputs if value.name in borrowed}
     parts = [(one.graph, assemble(one.graph, one.fusion, one.store, one.regimes)) for one in again]
     return with_again(plan, parts, forward.plan, kept_values(forward.graph, forward.plan), borrowed)
 

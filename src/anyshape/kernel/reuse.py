@@ -19,8 +19,9 @@ def overwritable(*programs: LoopProgram) -> tuple[tuple[int, int], ...]:
     last_load: dict[str, tuple[int, int, int]] = {}
     stores: dict[str, list[tuple[Size, bool, tuple[int, int, int]]]] = {}
     for which, program in enumerate(programs):
-        varying = {v for v, e in (*program.rows, *program.columns) if e != 1}
         for number, stage in enumerate(program.stages):
+            loops = (*program.rows, *program.columns) if stage.level == "column" else program.rows
+            varying = {v for v, e in loops if e != 1}
             for line, i in enumerate(stage.instructions):
                 position = which, number, line
                 if i.op == "load":

@@ -8,6 +8,8 @@ Before them stands a memory step, which is optional, too: where the kept block i
 given back there. Nothing else in the backward changes. A call whose forward kept h leaves the optional steps out;
 otherwise h lies in the arena from step 4 on. What a call keeps is decided when its sizes are known (run/limit.py).
 
+What reads an input that the backward has written by then is left out: the value has to be kept.
+
 What PyTorch made in the forward (a convolution) lies outside the arena, and PyTorch makes it again: the tensor that the
 optional step gets takes the place of the tape's.
 """
@@ -84,11 +86,14 @@ def with_again(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forward: Plan, k
     windows = _windows(plan, forward)
     stored = kept.names(plan)
     first = _first_uses(plan)
+    overwritten = _first_writes(plan)
     steps_before: dict[int, list[tuple[Graph, Plan]]] = {}
     for graph, part in parts:
         names = [kept.buffers[v.name][0] for v in graph.outputs if isinstance(v, Value)]
         uses = [first[tape] for name in names for tape, _ in windows.get(name, ()) if tape in first]
-        if uses and _fits(graph, part, kept, stored):
+        reads = {borrowed.get(value.name) for value in graph.inputs}
+        if uses and _fits(graph, part, kept, stored) and all(
+                position >= min(uses) for name, position in overwritten.items() if name in reads):
             steps_before.setdefault(min(uses), []).append((graph, part))
     steps: list[Step] = []
     borders: list[int] = []
@@ -176,6 +181,17 @@ def _first_uses(plan: Plan) -> dict[str, int]:
     for position, step in enumerate(plan.steps):
         for window in touched(step):
             first.setdefault(window.buffer, position)
+    return first
+
+
+def _first_writes(plan: Plan) -> dict[str, int]:
+    """Input -> the first step that writes it: from there on it is not what the forward read."""
+    inputs = {b.name for b in plan.buffers if b.home == "input"}
+    first: dict[str, int] = {}
+    for position, step in enumerate(plan.steps):
+        for window in written(step):
+            if window.buffer in inputs:
+                first.setdefault(window.buffer, position)
     return first
 
 
