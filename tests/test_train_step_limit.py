@@ -108,10 +108,10 @@ def test_a_refused_step_has_changed_nothing() -> None:
     least = int(refused.value.do.split("set memory_limit to ")[1].split(" ")[0])
     twin = copy.deepcopy(model)
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
-    again = anyshape.train_step(twin, loss_of, optimizer, memory_limit=least, strict=True)
+    again = anyshape.train_step(twin, loss_of, optimizer, memory_limit=least, accumulate=2, strict=True)
     again(big)
     with pytest.raises(LimitError):
-        anyshape.train_step(twin, loss_of, optimizer, memory_limit=least - 64, strict=True)(big)
+        anyshape.train_step(twin, loss_of, optimizer, memory_limit=least - 64, accumulate=2, strict=True)(big)
 
 
 def test_what_is_computed_again_is_so_before_its_weight_is_updated() -> None:
