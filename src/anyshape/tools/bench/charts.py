@@ -20,9 +20,14 @@ def _pyplot() -> Any:
     return pyplot
 
 
+def can_draw() -> bool:
+    """Is matplotlib there?"""
+    return _pyplot() is not None
+
+
 def check_chart() -> None:
     """Raises ConfigError where `chart` could not draw, so that it is known before hours of measuring."""
-    if _pyplot() is None:
+    if not can_draw():
         raise ConfigError("--chart needs the package matplotlib", why="it is not installed",
                           do="pip install anyshape[bench], or leave --chart out")
 
@@ -34,13 +39,22 @@ def chart(results: Results, path: Path) -> Path | None:
     Raises:
         ConfigError: matplotlib is not installed.
     """
+    return groups(results, (("repeated", "throughput at seen shapes (eager = 1, more is better)"),
+                            ("peak_ratio", "peak memory (eager = 1, less is better)")), path)
+
+
+def groups(results: Results, parts: tuple[tuple[str, str], ...], path: Path) -> Path | None:
+    """Draws one picture with a part for each field of the cells, a ratio to eager, and its title. None where no model
+    has any.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
     check_chart()
     pyplot = _pyplot()
-    parts = (("repeated", "throughput at seen shapes (eager = 1, more is better)"),
-             ("peak_ratio", "peak memory (eager = 1, less is better)"))
     if not any(getattr(cell, field) for cell in cells(results) for field, _ in parts):
         return None
-    figure, places = pyplot.subplots(2, 1, figsize=(1.6 * len(models_of(results)) + 3, 7.2))
+    figure, places = pyplot.subplots(len(parts), 1, figsize=(1.6 * len(models_of(results)) + 3, 3.6 * len(parts)))
     for axes, (field, title) in zip(places, parts, strict=True):
         _groups(axes, results, field, title)
         axes.axhline(1.0, color="gray", linewidth=0.8)

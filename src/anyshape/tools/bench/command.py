@@ -27,9 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="models of the suite, or your own: module:function or path.py:function, which returns the "
                              "model, a function that makes its inputs, and ranges of sizes (docs/how-to-benchmark.md)")
     parser.add_argument("--models", default="", metavar="A,B", help="the same as a comma-separated list")
-    parser.add_argument("--backends", default=",".join(BACKENDS), metavar="A,B",
+    parser.add_argument("--backends", default="", metavar="A,B",
                         help="eager, inductor, inductor-padded (into buckets), anyshape, anyshape-single (one program "
-                             "per shape, few shapes), or another backend of torch.compile (default: %(default)s)")
+                             "per shape, few shapes), or another backend of torch.compile (default: "
+                             f"{','.join(BACKENDS)}); of a train step also anyshape-step (default: all four)")
     parser.add_argument("--quick", action="store_true",
                         help=f"{QUICK_SHAPES} shapes, one round, and without names only the two smallest models")
     parser.add_argument("--shapes", type=_positive, default=0, metavar="N", help="shapes per model (default: all)")
@@ -55,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", action="store_true",
                         help="measure train steps under limits in bytes, beside PyTorch's ways to save memory (also: "
                              "anyshape bench memory NAME ...)")
+    parser.add_argument("--step", action="store_true",
+                        help="measure whole train steps, beside forward and backward with torch's fused AdamW (also: "
+                             "anyshape bench step NAME ...)")
+    parser.add_argument("--accumulate", type=_positive, default=None, metavar="N",
+                        help="batches of a train step whose memory is counted too, 1 for none (default: 8)")
     limits_options.add_arguments(parser)
     parser.add_argument("--list", action="store_true", help="list the models and end")
     parser.add_argument("--show", type=Path, default=None, metavar="FOLDER", help="show stored results, run nothing")
@@ -86,6 +92,9 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.memory or arguments.names[:1] == ["memory"]:
         from . import limits_command
         return limits_command.main(arguments, console)
+    if arguments.step or arguments.names[:1] == ["step"]:
+        from . import step_command
+        return step_command.main(arguments, console)
     try:
         if arguments.list:
             console.print(listing())
@@ -139,7 +148,8 @@ def make_plan(arguments: argparse.Namespace) -> runner.Plan:
     names = tuple(dict.fromkeys([*arguments.names, *filter(None, arguments.models.split(","))]))
     for name in names:
         check_name(name)
-    backends = tuple(dict.fromkeys(name.strip() for name in arguments.backends.split(",") if name.strip()))
+    backends = tuple(dict.fromkeys(name.strip() for name in (arguments.backends or ",".join(BACKENDS)).split(",")
+                                   if name.strip()))
     if not backends:
         raise ConfigError("no backend to measure", do=f"give --backends {','.join(BACKENDS)}")
     quick = arguments.quick

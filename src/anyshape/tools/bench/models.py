@@ -116,14 +116,14 @@ class TrainStep(InferenceStep):
         self.compiled = compile_module(module)
 
     def __call__(self, inputs: Inputs) -> object:
-        loss = self._loss(inputs)
+        loss = self.loss(self.compiled, *inputs)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     def check(self, inputs: Inputs) -> dict[str, Tensor]:
-        loss = self._loss(inputs)
+        loss = self.loss(self.compiled, *inputs)
         loss.backward()
         found = {"loss": loss.detach().clone()}
         for name, parameter in self.module.named_parameters():
@@ -132,25 +132,29 @@ class TrainStep(InferenceStep):
         self.optimizer.zero_grad(set_to_none=True)
         return found
 
-    def _loss(self, inputs: Inputs) -> Tensor:
-        result = self.compiled(*inputs)
+    @staticmethod
+    def loss(call: Compiled, *inputs: Tensor) -> Tensor:
+        """What is trained on, of the module or of what it was compiled to."""
+        result = call(*inputs)
         return result if isinstance(result, Tensor) else result.loss
 
 
 class CausalTrainStep(TrainStep):
     """A train step of a language model of transformers, whose tokens are also the labels, if none are given."""
 
-    def _loss(self, inputs: Inputs) -> Tensor:
+    @staticmethod
+    def loss(call: Compiled, *inputs: Tensor) -> Tensor:
         tokens, labels = (*inputs, inputs[0])[:2]
-        return self.compiled(input_ids=tokens, labels=labels).loss
+        return call(input_ids=tokens, labels=labels).loss
 
 
 class TranslateTrainStep(TrainStep):
     """A train step of an encoder and decoder of transformers; what is to be decoded are the labels."""
 
-    def _loss(self, inputs: Inputs) -> Tensor:
+    @staticmethod
+    def loss(call: Compiled, *inputs: Tensor) -> Tensor:
         source, target = inputs
-        return self.compiled(input_ids=source, labels=target).loss
+        return call(input_ids=source, labels=target).loss
 
 
 def make_moments(optimizer: torch.optim.Optimizer) -> None:
@@ -245,6 +249,11 @@ def bert() -> BenchModel:
     return _model("bert", lambda: networks.bert(512, 6, 8, 8192), _tokens(8192), pad=padding.tokens_and_mask)
 
 
+def bert_train() -> BenchModel:
+    """BERT in training, with a head that names the masked words; tokens int64[batch, length] are also the labels."""
+    return _model("bert-train", lambda: networks.masked_bert(512, 6, 8, 8192), _tokens(8192), CausalTrainStep)
+
+
 def gpt2_decode() -> BenchModel:
     """One step of decoding; token int64[1, 1], keys and values float32[layers, 1, heads, past, width / heads]."""
     return _model("gpt2-decode", networks.DecodeGPT, _decode_inputs)
@@ -258,6 +267,15 @@ def resnet() -> BenchModel:
 def vit() -> BenchModel:
     """Vision transformer; image float32[batch, 3, height, width]."""
     return _model("vit", networks.VisionTransformer, _image)
+
+
+def _labelled(shape: Shape, draw: torch.Generator) -> Inputs:
+    return (*_image(shape, draw), torch.randint(0, networks.CLASSES, shape[:1], generator=draw))
+
+
+def vit_train() -> BenchModel:
+    """The vision transformer in training; image float32[batch, 3, height, width] and class int64[batch]."""
+    return _model("vit-train", lambda: networks.Classifier(networks.VisionTransformer()), _labelled, TrainStep)
 
 
 def _spectrum(shape: Shape, draw: torch.Generator) -> Inputs:
@@ -317,7 +335,7 @@ MODELS: dict[str, Callable[[], BenchModel]] = {
     "llama": llama, "bert": bert, "gpt2-decode": gpt2_decode, "resnet": resnet, "mlp": mlp, "vit": vit,
     "conformer": conformer, "t5": t5, "dlrm": dlrm, "mixtral": mixtral, "demo-llama": demo_llama,
     "llama-12": llama_12, "t5-train": t5_train, "unet": unet, "llama-small": llama_small, "llama-32": llama_32,
-    "llama-1b-like": llama_1b_like,
+    "llama-1b-like": llama_1b_like, "bert-train": bert_train, "vit-train": vit_train,
 }
 
 

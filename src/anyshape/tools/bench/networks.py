@@ -12,6 +12,7 @@ from anyshape.base.errors import ConfigError
 
 DECODE_LAYERS, DECODE_WIDTH, DECODE_HEADS = 6, 512, 8
 DECODE_VOCABULARY, DECODE_POSITIONS = 8192, 1024
+CLASSES = 100  # of images
 
 
 def _transformers() -> ModuleType:
@@ -41,6 +42,17 @@ def bert(width: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
         vocab_size=vocabulary,
     )
     return package.BertModel(config)
+
+
+def masked_bert(width: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
+    """BertForMaskedLM with random weights, without dropout, so that backends can be compared; call with input_ids and
+    labels, int64[batch, length]."""
+    package = _transformers()
+    config = package.BertConfig(
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width,
+        vocab_size=vocabulary, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )
+    return package.BertForMaskedLM(config)
 
 
 def t5(width: int, layers: int, heads: int, inner: int, vocabulary: int) -> nn.Module:
@@ -184,7 +196,7 @@ class VisionTransformer(nn.Module):
     """Patches of 16 pixels, learned row and column positions, mean pooling; float32[batch, 3, height, width] in."""
 
     def __init__(self, width: int = 256, layers: int = 6, heads: int = 4, most_patches: int = 32,
-                 classes: int = 100) -> None:
+                 classes: int = CLASSES) -> None:
         super().__init__()
         self.patches = nn.Conv2d(3, width, 16, 16)
         self.rows = nn.Parameter(torch.randn(most_patches, width) / math.sqrt(width))
@@ -199,3 +211,14 @@ class VisionTransformer(nn.Module):
         position = self.rows[:height, None] + self.columns[None, :width]
         x = x.permute(0, 2, 3, 1) + position
         return self.head(self.norm(self.blocks(x.flatten(1, 2))).mean(1))
+
+
+class Classifier(nn.Module):
+    """A network of images with its loss; image float32[batch, 3, height, width] and class int64[batch] in."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(self.network(image), label)

@@ -205,6 +205,16 @@ SUITE: dict[str, Entry] = {
             ("batch", "source", "target"), True, spread(((1, 4), (16, 256), (8, 128)), "t5-train"), in_default=False,
         ),
         Entry(
+            "bert-train", "transformers BertForMaskedLM, sizes as bert, without dropout; train step with AdamW",
+            ("batch", "length"), True, spread(((2, 6), (48, 256)), "bert-train"),
+            apart=with_one(((2, 6), (48, 256)), "bert-train", (0,)), repeats=1, in_default=False,
+        ),
+        Entry(
+            "vit-train", "the same as vit; train step with AdamW",
+            ("batch", "height", "width"), True, spread(((2, 8), (64, 256), (64, 256)), "vit-train"),
+            apart=with_one(((2, 8), (64, 256), (64, 256)), "vit-train", (0,)), repeats=1, in_default=False,
+        ),
+        Entry(
             "unet", "U-Net of four levels with skip connections, 16 to 128 channels; train step with AdamW",
             ("batch", "height", "width"), True, spread(((1, 4), (32, 160), (32, 160)), "unet"), in_default=False,
         ),
