@@ -81,7 +81,7 @@ def test_a_size_of_1_is_among_the_shapes_wherever_a_model_can_run_it() -> None:
     assert ones == {"llama": [0], "bert": [0, 1], "gpt2-decode": [0], "resnet": [0, 1, 2], "mlp": [0], "vit": [0],
                     "conformer": [0, 1], "t5": [0, 1, 2], "dlrm": [0, 1], "mixtral": [0, 1], "demo-llama": [0],
                     "llama-12": [0], "t5-train": [0], "unet": [0], "llama-small": [0], "llama-32": [0],
-                    "llama-1b-like": [0]}
+                    "llama-1b-like": [0], "bert-train": [0], "vit-train": [0]}
 
 
 @pytest.mark.parametrize("ranges", [((1, 1),), ((1, 2),), ((1, 8),), ((24, 28),), ((3, 3), (1, 40)), ((1, 3), (1, 3))])

@@ -52,8 +52,9 @@ def _memory(part: Results, mean: Cell) -> tuple[str, ...]:
     greatest, theirs = (_greatest(part, mean.model, name) for name in (mean.backend, INDUCTOR))
     against = cell(part, mean.model, mean.backend, INDUCTOR)
     idle = max((r["idle"] for r in _counted(part, mean.model, mean.backend) if r["idle"] is not None), default=None)
-    return (mean.backend, report.programs(mean), size(greatest), ratio(greatest / theirs if greatest and theirs else None),
-            size(mean.peak), ratio(against.peak_ratio), size(idle), report.verdict(mean))
+    return (mean.backend, report.programs(mean), size(greatest),
+            ratio(greatest / theirs if greatest and theirs else None), size(mean.peak), ratio(against.peak_ratio),
+            size(idle), report.verdict(mean))
 
 
 def _several(part: Results, several: dict[str, Any]) -> tuple[str, ...]:
@@ -106,7 +107,8 @@ def _of_model(found: Steps, part: Results, model: str, autocast: str) -> Iterato
     name = "peak of several batches a step without one set of gradients, of one batch's"
     if several is not None:
         rest = several["memory"][0] - several["gradients"]
-        yield Measure(name, REST, True, rest / greatest if greatest else None, f"{note}, {several['accumulate']} batches")
+        batches = f"{note}, {several['accumulate']} batches"
+        yield Measure(name, REST, True, rest / greatest if greatest else None, batches)
     else:
         yield Measure(name, REST, True, None, note)
 
@@ -127,7 +129,8 @@ def show(found: Steps, console: Console) -> None:
         for head, rows in zip((HEAD, MEMORY_HEAD), parts, strict=True):
             shown = Table(title=title, title_justify="left")
             for place, name in enumerate(head):
-                shown.add_column(name.replace(" ", "\n"), justify="left" if place == 0 else "right")
+                shown.add_column(name.replace(" ", "\n"), justify="left" if place == 0 else "right",
+                                 no_wrap=place == 0)
             for cells in rows:
                 shown.add_row(*cells, style="bold red" if cells[-1] in ("failed", "WRONG") else None)
             console.print(shown)
@@ -163,8 +166,7 @@ def chart(found: Steps, path: Path) -> Path | None:
     """
     return charts.groups(_joined(found), (("fresh", "throughput at new shapes (eager = 1, more is better)"),
                                           ("repeated", "throughput at seen shapes (eager = 1, more is better)"),
-                                          ("peak_ratio", "peak memory above parameters and optimiser state (eager = 1, "
-                                                         "less is better)")), path)
+                                          ("peak_ratio", "peak memory (eager = 1, less is better)")), path)
 
 
 def _joined(found: Steps) -> Results:
@@ -188,8 +190,8 @@ again at a new shape counts; *median shape* is the median of the ratio at each n
 step*: from before compiling to the first loss.
 
 *peak*: blocks of the C library above parameters and optimiser state, with what idles between steps: at the greatest
-shape, after the warm-up calls alone; and the greatest at any shape, of some run after each other, the greatest one again
-last. *idle*: what is kept between steps, after the last one.
+shape, after the warm-up calls alone; and the greatest at any shape, of some that run after each other, with the
+greatest shape again as the last. *idle*: what is kept between steps, after the last one.
 
 *same as eager*: the losses of all steps of the process that counts memory, each within {tolerance:g} of eager's; under
 autocast the root mean square of their error against eager's in float32 may be {noise:g} times that of eager under

@@ -1,7 +1,8 @@
-"""One process of `anyshape bench step`: train steps of one model on one backend, timed, or with their memory counted and
-their losses noted; writes one JSON record."""
+"""One process of `anyshape bench step`: train steps of one model on one backend, timed, or with their memory counted
+and their losses noted; writes one JSON record."""
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -143,7 +144,7 @@ def measure_memory(model: BenchModel, job: dict[str, Any], record: StepRecord, c
     record.memory_shapes = [greatest, *others, greatest] if job["accumulate"] == 1 else [greatest]
     for place, shape in enumerate(record.memory_shapes):
         batches(model.inputs(shape))  # so that what is made once for this shape is not counted
-        record.memory.append(peak_of(batches, lambda shape=shape: model.inputs(shape), counter, compiler.held))
+        record.memory.append(peak_of(batches, functools.partial(model.inputs, shape), counter, compiler.held))
         report("memory", place + 1, len(record.memory_shapes))
     record.idle = max(0, settled(counter)[1] - compiler.held)
     record.baseline = compiler.held

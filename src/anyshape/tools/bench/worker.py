@@ -208,7 +208,7 @@ def median(times: list[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
-def timed(step: models.Step, inputs: models.Inputs) -> float:
+def timed(step: Callable[[models.Inputs], object], inputs: models.Inputs) -> float:
     start = time.perf_counter()
     step(inputs)
     return time.perf_counter() - start
@@ -300,7 +300,8 @@ def step_peak(step: models.Step, model: models.BenchModel, shape: Shape, counter
     return peak_of(step, lambda: model.inputs(shape), counter, baseline)
 
 
-def peak_of(step: models.Step, make: Callable[[], models.Inputs], counter: Meter, baseline: int) -> int:
+def peak_of(step: Callable[[models.Inputs], object], make: Callable[[], models.Inputs], counter: Meter,
+            baseline: int) -> int:
     """The same, with inputs that `make` makes."""
     idle = settled(counter)[1] - baseline
     inputs = make()
