@@ -198,7 +198,8 @@ def test_the_chart_has_all_dtypes(tmp_path: Path) -> None:
     assert path is not None and path.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("arguments", [["nothing"], ["llama", "--backends", "eager,aot_eager"]])
+@pytest.mark.parametrize("arguments", [["nothing"], ["llama", "--backends", "eager,aot_eager"],
+                                       ["llama", "--backends", ""]])
 def test_wrong_arguments_are_explained(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                        capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)

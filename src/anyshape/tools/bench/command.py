@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from anyshape.base.errors import AnyShapeError, ConfigError
+from anyshape.base.errors import AnyShapeError
 
 from . import charts, limits_options, report, roofline_results, runner
 from .results import Results, failed, load, machine
-from .suite import AUTOCAST, BACKENDS, QUICK_SHAPES, SUITE, check_name, default_names
+from .suite import AUTOCAST, BACKENDS, QUICK_SHAPES, SUITE, check_name, default_names, named_backends
 
 INTERRUPTED = 130
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="models of the suite, or your own: module:function or path.py:function, which returns the "
                              "model, a function that makes its inputs, and ranges of sizes (docs/how-to-benchmark.md)")
     parser.add_argument("--models", default="", metavar="A,B", help="the same as a comma-separated list")
-    parser.add_argument("--backends", default="", metavar="A,B",
+    parser.add_argument("--backends", default=None, metavar="A,B",
                         help="eager, inductor, inductor-padded (into buckets), anyshape, anyshape-single (one program "
                              "per shape, few shapes), or another backend of torch.compile (default: "
                              f"{','.join(BACKENDS)}); of a train step also anyshape-step (default: all four)")
@@ -148,10 +148,7 @@ def make_plan(arguments: argparse.Namespace) -> runner.Plan:
     names = tuple(dict.fromkeys([*arguments.names, *filter(None, arguments.models.split(","))]))
     for name in names:
         check_name(name)
-    backends = tuple(dict.fromkeys(name.strip() for name in (arguments.backends or ",".join(BACKENDS)).split(",")
-                                   if name.strip()))
-    if not backends:
-        raise ConfigError("no backend to measure", do=f"give --backends {','.join(BACKENDS)}")
+    backends = named_backends(arguments.backends, BACKENDS)
     quick = arguments.quick
     return runner.Plan(
         models=names or default_names(quick), backends=backends,

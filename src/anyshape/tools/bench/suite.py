@@ -259,3 +259,15 @@ def check_name(name: str) -> None:
         why=f"the suite has {', '.join(SUITE)}",
         do="name one of these, or module:function or path.py:function for a model of your own",
     )
+
+
+def named_backends(text: str | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    """The backends of a list with commas, each once; where none is given, `default`.
+
+    Raises:
+        ConfigError: the list is empty.
+    """
+    found = default if text is None else tuple(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+    if not found:
+        raise ConfigError("no backend to measure", do=f"give --backends {','.join(default)}")
+    return found
