@@ -6,6 +6,9 @@
 
 Needs: pip install 'anyshape[demo,bench]'. Nothing is downloaded: by default the model has random weights, and it is
 trained on Python's own help pages with a tokenizer made from them.
+
+With accelerate, on one process: `loader = accelerator.prepare(loader)`, and `step(batch)` for each of its batches. The
+step takes the plain model and the plain optimiser; there is no `accelerator.backward`.
 """
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def arguments(words: list[str] | None, **defaults: object) -> argparse.Namespace
     add("--seed", type=int, default=0, help="seed of new weights, of dropout and of the order of the texts")
     add("--tokens", type=int, default=1024, help="most tokens in a batch, padding counted")
     add("--longest", type=int, default=256, help="texts are cut to this many tokens")
-    add("--accumulate", type=int, default=2, help="batches whose gradients make one step")
+    add("--accumulate", type=int, default=1, help="batches whose gradients make one step")
     add("--learning-rate", type=float, default=2e-3, help="highest learning rate, after the warm-up")
     add("--warm-up", type=int, default=10, help="steps until the highest learning rate")
     add("--clip-norm", type=float, default=1.0, help="largest norm of all gradients")
@@ -355,6 +358,9 @@ def main(words: list[str] | None = None) -> int:
                              "  do:  go on with --resume, or give another --out folder")
         args.out.mkdir(parents=True, exist_ok=True)
         return train(args, last, state, console)
+    except KeyboardInterrupt:
+        print("stopped at once; a checkpoint that was written before is whole", file=sys.stderr)
+        return STOPPED
     except (OSError, ValueError, anyshape.AnyShapeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

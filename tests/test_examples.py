@@ -79,9 +79,10 @@ def test_a_resumed_run_is_bit_equal(example: ModuleType, model: Path, tmp_path: 
 
 
 class Stepped:
-    """Stands for a compiled step and its model: no training, and Ctrl-C in the third call."""
+    """Stands for a compiled step: no training, and Ctrl-C in the third call."""
 
-    def __init__(self, *_: object, **__: object) -> None:
+    def __init__(self, model: object, loss: object, optimizer: torch.optim.Optimizer, **_: object) -> None:
+        optimizer._opt_called = True  # for schedulers, as a step does
         self.calls = 0
         self.norm = torch.ones(())
         self.programs: list[object] = []
@@ -101,7 +102,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(example: ModuleType, model: Path, tm
                                             monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(example.anyshape, "train_step", Stepped)
     before = signal.getsignal(signal.SIGINT)
-    assert example.main(options(model, tmp_path, "--accumulate", "1")) == example.STOPPED
+    assert example.main(options(model, tmp_path)) == example.STOPPED
     assert "stopped after step 3; go on with --resume" in " ".join(capsys.readouterr().out.split())
     assert signal.getsignal(signal.SIGINT) is before
     assert torch.load(tmp_path / "checkpoint-000003" / "training.pt", weights_only=True)["position"] == 3
@@ -121,7 +122,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(example: ModuleType, model: Pat
     try:
         for most in (10_000, 200_000):  # of a file: the weights do not fit; the weights do, the rest does not
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))  # the real thing: write() fails half way
-            with pytest.raises(example.SaveError, match="could not be written(.|\n)*checkpoint-000001"):
+            with pytest.raises(example.SaveError, match=r"could not be written(.|\n)*checkpoint-000001"):
                 example.save(tmp_path, 1, loaded, tokenizer, {**state, "step": 2})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -144,3 +145,12 @@ def test_a_file_is_no_folder(example: ModuleType, tmp_path: Path, capsys: pytest
     (tmp_path / "file").write_text("")
     assert example.main(["--out", str(tmp_path / "file")]) == 1
     assert "File exists" in capsys.readouterr().err
+
+
+def test_help_says_the_defaults(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        example.arguments(["--help"])
+    assert "(default: 1024)" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit, match="2"):
+        example.arguments(["--steps", "0"])
+    assert "--steps must be at least 1" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """The three ways the demo can run a train step: AnyShape, torch's own compiler, and eager.
 
-AnyShape compiles loss, gradients and update as one program (`anyshape.train_step`). The other two compute the loss, call
-`backward` and then the optimiser.
+AnyShape compiles loss, gradients and update as one program (`anyshape.train_step`). The other two compute the loss,
+call `backward` and then the optimiser.
 """
 
 from __future__ import annotations

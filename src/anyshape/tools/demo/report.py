@@ -87,7 +87,8 @@ def comparison_rows(backend: str, comparison: Comparison) -> list[tuple[str, str
         f"{comparison.slowest_ratio:.2f} to {comparison.fastest_ratio:.2f} per shape), whole steps"
     )
     numbers = (
-        f"loss differs by {comparison.loss_difference:.1e}, what a step changes by {comparison.update_difference:.1e}, relative"
+        f"loss differs by {comparison.loss_difference:.1e}, what a step changes by "
+        f"{comparison.update_difference:.1e}, relative"
     )
     memory = f"eager's resident memory rises by {readable_bytes(comparison.eager_rise)} at {shape}"
     if comparison.arena:
