@@ -27,8 +27,9 @@ class Comparison:
     """Throughputs in tokens per second over the sample; `ratio` is fast over eager.
 
     loss_difference: largest |fast - eager| / |eager| of the losses. update_difference: the same of what a step adds to
-    the weights, in the 2-norm over all at once, on the sample's longest batch of shape [rows, length]. eager_rise: bytes
-    by which eager's resident memory rose on that batch. arena: the fast backend's arena on it, 0 where there is none.
+    the weights, in the 2-norm over all at once, on the sample's longest batch of shape [rows, length]. eager_rise:
+    bytes by which eager's resident memory rose on that batch. arena: the fast backend's arena on it, 0 where there
+    is none.
     """
 
     fast: float
