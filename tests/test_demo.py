@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 def run_to(documents: list[str], steps: int, out: Path, session: training.Session | None = None) -> training.Session:
     """Train a session with eager up to `steps`, saving in `out`."""
     session = session or training.start(TINY, documents)
-    backend = backends.make("eager", session.model)
+    backend = backends.make("eager", session.model, session.optimizer)
     outcome = training.train(session, backend, steps, out, 1000, training.StopRequest(), lambda _: None)
     assert outcome == training.Outcome(True)
     return session
@@ -162,7 +162,7 @@ def test_resume_is_bit_equal(documents: list[str], tmp_path: Path) -> None:
 
 def test_interrupt_stops_after_the_step_and_keeps_the_checkpoint(documents: list[str], tmp_path: Path) -> None:
     session = training.start(TINY, documents)
-    backend = backends.make("eager", session.model)
+    backend = backends.make("eager", session.model, session.optimizer)
     before = signal.getsignal(signal.SIGINT)
 
     def interrupt(now: training.Session) -> None:
@@ -180,7 +180,7 @@ def test_interrupt_stops_after_the_step_and_keeps_the_checkpoint(documents: list
 
 def test_a_second_interrupt_leaves_the_last_checkpoint(documents: list[str], tmp_path: Path) -> None:
     session = training.start(TINY, documents)
-    backend = backends.make("eager", session.model)
+    backend = backends.make("eager", session.model, session.optimizer)
 
     def interrupt(now: training.Session) -> None:
         if now.step == 5:
@@ -201,7 +201,7 @@ def test_a_full_disk_keeps_the_previous_checkpoint(documents: list[str], tmp_pat
         session.step = 3
         with pytest.raises(checkpoint.CheckpointError, match="the previous checkpoint is whole"):
             session.save(tmp_path)
-        backend = backends.make("eager", session.model)
+        backend = backends.make("eager", session.model, session.optimizer)
         outcome = training.train(session, backend, 4, tmp_path, 1000, training.StopRequest(), lambda _: None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -237,9 +237,9 @@ def test_other_documents_are_refused(documents: list[str], tmp_path: Path) -> No
 
 def test_eager_against_eager_is_the_same_function(documents: list[str], tmp_path: Path) -> None:
     session = run_to(documents, 1, tmp_path)
-    found = compare.compare(session, backends.make("eager", session.model))
+    found = compare.compare(session, backends.make("eager", session.model, session.optimizer))
     assert found.loss_difference == 0.0
-    assert found.gradient_difference == 0.0
+    assert found.update_difference == 0.0
     assert found.slowest_ratio <= found.ratio <= found.fastest_ratio
     assert found.length == TINY.longest
 
@@ -332,7 +332,7 @@ def test_half_of_the_peak_is_kept_and_counted(documents: list[str], tmp_path: Pa
     session = training.start(recipe, documents)
     bytes_, told = limit.limit_bytes("half", session, 5)
     assert "without a limit the peak" in told and all(p.grad is None for p in session.model.parameters())
-    backend = backends.make("anyshape", session.model, bytes_)
+    backend = backends.make("anyshape", session.model, session.optimizer, bytes_)
     training.train(session, backend, 5, tmp_path, 1000, training.StopRequest(), lambda _: None)
     history = session.history
     assert max(history.again) > 0

@@ -22,6 +22,7 @@ from torch import Tensor
 from anyshape.base.config import Config
 from anyshape.base.errors import InputError
 from anyshape.frontend.api import Compiled
+from anyshape.frontend.compilation import Compilation
 from anyshape.frontend.dynamo import FallbackWarning
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.step_apart import StepApart
@@ -148,6 +149,11 @@ class TrainStep:
     @property
     def _shown(self) -> Compiled:
         return self._compiled if self._apart is None else self._apart.compiled._anyshape
+
+    @property
+    def compilation(self) -> Compilation:
+        """All that was captured and compiled so far."""
+        return self._shown.compilation
 
     @property
     def programs(self) -> list[Any]:

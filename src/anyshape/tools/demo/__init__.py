@@ -41,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=_positive, help="most tokens in a batch, padding counted (default 2048)")
     parser.add_argument("--threads", type=_positive, help="threads of torch (default: torch's choice)")
     parser.add_argument("--memory-limit", default="", metavar="BYTES",
-                        help="hold forward and backward to this many bytes, such as 80MB, or to \"half\" of the peak "
-                        "that they would have; the display then shows each step's peak, predicted and counted")
+                        help="hold a step to this many bytes beyond weights and optimiser, such as 80MB, or to "
+                        "\"half\" of the peak that it would have; the display then shows peaks, predicted and counted")
     parser.add_argument("--documents", type=Path, metavar="FOLDER",
                         help="train on the Python files of a folder (default: Python's own library)")
     parser.add_argument("--out", type=Path, default=Path("anyshape-demo"),

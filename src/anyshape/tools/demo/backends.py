@@ -1,4 +1,8 @@
-"""The three ways the demo can run its model: AnyShape, torch's own compiler, and eager."""
+"""The three ways the demo can run a train step: AnyShape, torch's own compiler, and eager.
+
+AnyShape compiles loss, gradients and update as one program (`anyshape.train_step`). The other two compute the loss,
+call `backward` and then the optimiser.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,21 @@ import anyshape
 from anyshape.tools.demo.watch import Watch
 
 
-class Forward(Protocol):
-    """The model as the demo calls it."""
+class Step(Protocol):
+    """A whole train step, tokens and targets int64[rows, length]: weights and optimiser state are changed in place; the
+    loss, f32[], is detached."""
 
-    def __call__(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor: ...
+    def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor: ...
 
 
 class Backend:
-    """A way to run the model; `counters` gives what it compiled and holds so far. `limit`: bytes that a step may take,
+    """A way to run a step; `counters` gives what it compiled and holds so far. `limit`: bytes that a step may take,
     0 for no limit; `watch` then predicts what it takes."""
 
-    def __init__(self, name: str, forward: Forward, counters: Callable[[], Mapping[str, float]], limit: int = 0,
+    def __init__(self, name: str, step: Step, counters: Callable[[], Mapping[str, float]], limit: int = 0,
                  watch: Watch | None = None) -> None:
         self.name = name
-        self.forward = forward
+        self.step = step
         self.limit = limit
         self.watch = watch
         self._counters = counters
@@ -43,17 +48,35 @@ class Backend:
         return dict(self._counters())
 
 
-def make(name: str, model: nn.Module, limit: int = 0) -> Backend:
-    """The backend called `name`, "anyshape", "inductor" or "eager", on `model`, whose weights it shares. `limit`: see
+def make(name: str, model: nn.Module, optimizer: torch.optim.Optimizer, limit: int = 0) -> Backend:
+    """The backend called `name`, "anyshape", "inductor" or "eager", that trains `model` with `optimizer`. `limit`: see
     `Backend`; of "anyshape" only."""
     if name == "anyshape":
-        return _anyshape(model, limit)
+        return _anyshape(model, optimizer, limit)
     if name == "inductor":
-        return _inductor(model)
-    return Backend("eager", model, dict)
+        return _inductor(model, optimizer)
+    return Backend("eager", apart(model, optimizer), dict)
 
 
-def _anyshape(model: nn.Module, limit: int) -> Backend:
+def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+    """What is trained: the mean loss, f32[]."""
+    return model(tokens, targets)
+
+
+def apart(forward: Callable[[Tensor, Tensor], Tensor], optimizer: torch.optim.Optimizer) -> Step:
+    """A step in three parts: loss, gradients, update."""
+
+    def step(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = forward(tokens, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def _anyshape(model: nn.Module, optimizer: torch.optim.Optimizer, limit: int) -> Backend:
     before = anyshape.stats()["programs"]
 
     def counters() -> Mapping[str, float]:
@@ -62,12 +85,12 @@ def _anyshape(model: nn.Module, limit: int) -> Backend:
         return now
 
     if not limit:
-        return Backend("anyshape", anyshape.compile(model), counters)
-    fast = anyshape.compile(model, memory_limit=limit)
-    return Backend("anyshape", fast, counters, limit, Watch(fast))
+        return Backend("anyshape", anyshape.train_step(model, loss_of, optimizer), counters)
+    step = anyshape.train_step(model, loss_of, optimizer, memory_limit=limit)
+    return Backend("anyshape", step, counters, limit, Watch(step))
 
 
-def _inductor(model: nn.Module) -> Backend:
+def _inductor(model: nn.Module, optimizer: torch.optim.Optimizer) -> Backend:
     compiled = 0
     lower = torch._dynamo.lookup_backend("inductor")
 
@@ -77,4 +100,5 @@ def _inductor(model: nn.Module) -> Backend:
         compiled += 1  # only now: torch may drop a trace half way and begin again
         return code
 
-    return Backend("inductor", torch.compile(model, backend=counting, dynamic=True), lambda: {"programs": compiled})
+    fast = torch.compile(model, backend=counting, dynamic=True)
+    return Backend("inductor", apart(fast, optimizer), lambda: {"programs": compiled})

@@ -59,7 +59,7 @@ def _run(args: argparse.Namespace, console: Console) -> int:
     session = _session(args, stored, console)
     steps = args.steps or max(STEPS, session.step)
     bytes_, told = _limit(args, session, steps)
-    backend = backends.make(args.backend, session.model, bytes_)
+    backend = backends.make(args.backend, session.model, session.optimizer, bytes_)
     if session.held_out_before is None:
         session.held_out_before = held_out_loss(session)
     _describe(console, session, backend.name, steps)

@@ -1,8 +1,7 @@
-"""The fast model against the plain one: the same weights, the same batches, one after the other.
+"""The fast step against the plain one: the same weights, the same batches, one after the other.
 
 Each sampled batch is run by both in turn, and who goes first changes from batch to batch, so that a machine that is
-busy for a while slows both. A run is forward, loss and backward; the optimiser's update is the same for both and is
-left out.
+busy for a while slows both. A run is a whole step, update included; after it weights and optimiser state are put back.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from anyshape.tools.demo import data, measure
-from anyshape.tools.demo.backends import Backend, Forward
+from anyshape.tools.demo.backends import Backend, Step, apart
 from anyshape.tools.demo.training import Session
 
 SAMPLE = 10  # batches
@@ -26,9 +26,10 @@ REPEATS = 2
 class Comparison:
     """Throughputs in tokens per second over the sample; `ratio` is fast over eager.
 
-    loss_difference: largest |fast - eager| / |eager| of the losses. gradient_difference: the same in the 2-norm
-    over all weights at once, on the sample's longest batch of shape [rows, length]. eager_rise: bytes by which
-    eager's resident memory rose on that batch. arena: the fast backend's arena on it, 0 where there is none.
+    loss_difference: largest |fast - eager| / |eager| of the losses. update_difference: the same of what a step adds to
+    the weights, in the 2-norm over all at once, on the sample's longest batch of shape [rows, length]. eager_rise:
+    bytes by which eager's resident memory rose on that batch. arena: the fast backend's arena on it, 0 where there
+    is none.
     """
 
     fast: float
@@ -37,7 +38,7 @@ class Comparison:
     slowest_ratio: float
     fastest_ratio: float
     loss_difference: float
-    gradient_difference: float
+    update_difference: float
     eager_rise: int
     arena: int
     rows: int
@@ -56,18 +57,34 @@ def sample_batches(session: Session) -> list[data.Batch]:
     return [coming[round(index * last / (SAMPLE - 1))] for index in range(SAMPLE)]
 
 
-def run(model: nn.Module, forward: Forward, batch: data.Batch) -> tuple[float, float]:
-    """Forward, loss and backward; gives the seconds and the loss, and leaves the gradients on `model`."""
-    model.zero_grad(set_to_none=True)
-    begin = time.perf_counter()
-    loss = forward(batch.tokens, batch.targets)
-    loss.backward()
-    return time.perf_counter() - begin, float(loss.detach())
+class Trial:
+    """Steps that leave no trace: weights and optimiser state are put back after each."""
 
+    def __init__(self, session: Session) -> None:
+        self.weights = [weight.detach() for weight in session.model.parameters()]
+        states = [state for one in session.optimizer.state.values() for state in one.values()]
+        self.kept = [(tensor, tensor.clone()) for tensor in (*self.weights, *states)]
 
-def gradients(model: nn.Module) -> list[Tensor]:
-    """A copy of the gradients."""
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    def run(self, step: Step, batch: data.Batch) -> tuple[float, float]:
+        """One step; gives its seconds and its loss."""
+        begin = time.perf_counter()
+        loss = float(step(batch.tokens, batch.targets))
+        seconds = time.perf_counter() - begin
+        self.put_back()
+        return seconds, loss
+
+    def update(self, step: Step, batch: data.Batch) -> tuple[list[Tensor], float]:
+        """What one step adds to each weight, and its loss."""
+        loss = float(step(batch.tokens, batch.targets))
+        added = [weight - before for weight, (_, before) in zip(self.weights, self.kept, strict=False)]
+        self.put_back()
+        return added, loss
+
+    def put_back(self) -> None:
+        """Weights and states as they were at the beginning."""
+        with torch.no_grad():
+            for tensor, before in self.kept:
+                tensor.copy_(before)
 
 
 def relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
@@ -80,18 +97,19 @@ def relative_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> 
 
 def compare(session: Session, backend: Backend) -> Comparison:
     """Measure `backend` against eager on the batches that would come next; weights are not changed."""
-    model = session.model
+    trial = Trial(session)
+    plain = apart(session.model, session.optimizer)
     batches = sample_batches(session)
     longest = batches[-1]
 
     measure.forget_peak()
     before = measure.resident_now()
-    _, expected_loss = run(model, model, longest)
+    trial.run(plain, longest)
     eager_rise = max(measure.resident_peak() - before, 0)
-    expected = gradients(model)
-    _, found_loss = run(model, backend.forward, longest)
+    expected, expected_loss = trial.update(plain, longest)
+    found, found_loss = trial.update(backend.step, longest)
     arena = backend.arena_bytes()
-    gradient_difference = relative_difference(gradients(model), expected)
+    update_difference = relative_difference(found, expected)
     loss_difference = abs(found_loss - expected_loss) / abs(expected_loss)
 
     fast_total = eager_total = 0.0
@@ -100,7 +118,7 @@ def compare(session: Session, backend: Backend) -> Comparison:
         fast = eager = float("inf")
         for repeat in range(REPEATS):
             for is_fast in (True, False) if (index + repeat) % 2 else (False, True):
-                seconds, loss = run(model, backend.forward if is_fast else model, batch)
+                seconds, loss = trial.run(backend.step if is_fast else plain, batch)
                 if is_fast:
                     fast, found_loss = min(fast, seconds), loss
                 else:
@@ -109,7 +127,6 @@ def compare(session: Session, backend: Backend) -> Comparison:
         fast_total += fast
         eager_total += eager
         ratios.append(eager / fast)
-    model.zero_grad(set_to_none=True)
     tokens = sum(batch.real for batch in batches)
     rows, length = longest.tokens.shape
     return Comparison(
@@ -119,7 +136,7 @@ def compare(session: Session, backend: Backend) -> Comparison:
         slowest_ratio=min(ratios),
         fastest_ratio=max(ratios),
         loss_difference=loss_difference,
-        gradient_difference=gradient_difference,
+        update_difference=update_difference,
         eager_rise=eager_rise,
         arena=arena,
         rows=rows,

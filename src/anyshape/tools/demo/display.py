@@ -27,7 +27,7 @@ PLAIN_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Bytes that forward and backward took, per step so far: predicted and counted. again: values that the last step
+    """Bytes that the steps so far took: predicted and counted. again: values that the last step
     computed again to stay within the limit."""
 
     limit: int

@@ -1,14 +1,17 @@
 """The demo under a limit in bytes: what half of its peak is.
 
-The peak without a limit is that of the largest of the coming batches: bytes that a forward and its backward take beyond
+The peak without a limit is that of the largest of the coming batches: bytes that a step takes beyond
 what is alive before, as the compiler computes them for the batches' shapes before any of them runs.
 """
 from __future__ import annotations
+
+import copy
 
 import anyshape
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import AnyShapeError, LimitError
 from anyshape.run.context import shared_context
+from anyshape.tools.demo.backends import loss_of
 from anyshape.tools.demo.display import readable_bytes
 from anyshape.tools.demo.training import Session
 from anyshape.tools.demo.watch import Watch
@@ -27,10 +30,10 @@ def limit_bytes(text: str, session: Session, steps: int) -> tuple[int, str]:
     if text != HALF:
         return bytes_of("--memory-limit", text), ""
     shapes = coming_shapes(session, steps)
-    watch = Watch(anyshape.compile(session.model, memory_limit=NO_LIMIT))
+    model, optimizer = copy.deepcopy((session.model, session.optimizer))  # the step that tells changes them
+    watch = Watch(anyshape.train_step(model, loss_of, optimizer, memory_limit=NO_LIMIT))
     batch, _ = session.stream.take(session.cursor)
-    watch.fast(batch.tokens, batch.targets).backward()
-    session.model.zero_grad(set_to_none=True)
+    watch.step(batch.tokens, batch.targets)
     for pool in (shared_context().kept, shared_context().temporary):
         pool.release_idle()
     anyshape.stats(reset=True)  # as if nothing had run before

@@ -22,7 +22,7 @@ from anyshape.tools.demo.training import History
 class Summary:
     """All that the last page says. Losses are mean nats per token; `sample` is text the model wrote.
 
-    limit: bytes, 0 for none; counted_peak: most bytes of a forward and backward under it; limited_steps: those that
+    limit: bytes, 0 for none; counted_peak: most bytes of a step under it; limited_steps: those that
     computed something again.
     """
 
@@ -68,7 +68,7 @@ def print_summary(console: Console, summary: Summary) -> None:
         memory += f", arena at most {readable_bytes(summary.arena_peak)}"
     table.add_row("memory", memory)
     if summary.limit:
-        table.add_row("limit", f"{readable_bytes(summary.limit)}; forward and backward took at most "
+        table.add_row("limit", f"{readable_bytes(summary.limit)}; a step took at most "
                                f"{readable_bytes(summary.counted_peak)} by count, {summary.limited_steps} of "
                                f"{summary.steps} steps computed values again")
     if summary.comparison:
@@ -84,10 +84,11 @@ def comparison_rows(backend: str, comparison: Comparison) -> list[tuple[str, str
     shape = f"{comparison.rows} x {comparison.length}"
     speed = (
         f"{comparison.ratio:.2f} times the tokens/s ({comparison.fast:,.0f} against {comparison.eager:,.0f}; "
-        f"{comparison.slowest_ratio:.2f} to {comparison.fastest_ratio:.2f} per shape), forward and backward"
+        f"{comparison.slowest_ratio:.2f} to {comparison.fastest_ratio:.2f} per shape), whole steps"
     )
     numbers = (
-        f"loss differs by {comparison.loss_difference:.1e}, gradients by {comparison.gradient_difference:.1e}, relative"
+        f"loss differs by {comparison.loss_difference:.1e}, what a step changes by "
+        f"{comparison.update_difference:.1e}, relative"
     )
     memory = f"eager's resident memory rises by {readable_bytes(comparison.eager_rise)} at {shape}"
     if comparison.arena:

@@ -39,7 +39,7 @@ class Recipe:
 @dataclass(slots=True)
 class History:
     """One value per step: loss, shape, targets that are no padding, seconds, and bytes. Under a limit also the peak of
-    forward and backward, predicted and counted, and how many values were computed again; else zeros."""
+    the step, predicted and counted, and how many values were computed again; else zeros."""
 
     loss: list[float] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
@@ -110,6 +110,9 @@ def _session(recipe: Recipe, documents: Sequence[str], tokenizer: Tokenizer) -> 
     model = DemoLlama(recipe.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.05,
                                   fused=True)
+    for parameter in model.parameters():  # as the first step would: its memory is then that of any other
+        moments = (torch.zeros(()), torch.zeros_like(parameter), torch.zeros_like(parameter))
+        optimizer.state[parameter] = dict(zip(checkpoint.MOMENTS, (one.detach() for one in moments), strict=True))
     stream = data.BatchStream(corpus.training, recipe.tokens, recipe.longest, recipe.seed)
     return Session(recipe, corpus, tokenizer, stream, model, optimizer)
 
@@ -165,23 +168,16 @@ def train_step(session: Session, backend: Backend) -> None:
     predicted = again = 0
     with measure.counted_peak(backend.watch is not None) as counted:
         begin = time.perf_counter()
-        loss = backend.forward(batch.tokens, batch.targets)
-        loss.backward()
+        value = float(backend.step(batch.tokens, batch.targets))
         seconds = time.perf_counter() - begin
     if backend.watch is not None:
         _, predicted, again = backend.watch.peak(*batch.tokens.shape)
-    begin = time.perf_counter()
-    arena = backend.arena_bytes()
-    value = float(loss.detach())
     if not math.isfinite(value):
         raise AnyShapeError(
             f"the loss is {value} at step {session.step + 1}",
-            why="the weights or the backend's arithmetic ran out of range; the weights of the step before are kept",
+            why="the weights or the backend's arithmetic ran out of range; the checkpoint before is kept",
             do="run with --backend eager and the same --seed to tell which",
         )
-    session.optimizer.step()
-    session.optimizer.zero_grad(set_to_none=True)
-    seconds += time.perf_counter() - begin
     history = session.history
     history.loss.append(value)
     history.rows.append(batch.tokens.shape[0])
@@ -189,7 +185,7 @@ def train_step(session: Session, backend: Backend) -> None:
     history.tokens.append(batch.real)
     history.seconds.append(seconds)
     history.resident.append(measure.resident_peak())
-    history.arena.append(max(arena, backend.arena_bytes()))
+    history.arena.append(backend.arena_bytes())
     history.programs.append(backend.programs())
     history.predicted.append(predicted)
     history.counted.append(counted[0])

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from anyshape.frontend.train_step import TrainStep
 from anyshape.run.keeping import EVERYTHING
 from anyshape.run.limit import Limit
 
 
 class Watch:
-    """Predicts the peaks of a compiled model's steps."""
+    """Predicts the peaks of a compiled train step, which takes tokens and targets."""
 
-    def __init__(self, fast: Any) -> None:
-        self.fast = fast
+    def __init__(self, step: TrainStep) -> None:
+        self.step = step
 
     def limits(self) -> list[tuple[Limit, dict[str, str]]]:
-        """The limits of the forwards compiled so far, each with the names of its symbols: old to new."""
-        compilation = self.fast._anyshape.compilation
+        """The limits of the steps compiled so far, each with the names of its symbols: old to new."""
+        compilation = self.step.compilation
         found = []
         for program in compilation.programs:
             limit = getattr(getattr(program, "executable", None), "limit", None)
@@ -32,7 +31,7 @@ class Watch:
         Raises:
             LimitError: it cannot be done within the limit.
         """
-        given = {f"{name}_{dim}": size for name in ("tokens", "targets") for dim, size in enumerate((rows, length))}
+        given = {f"arguments_{place}_{dim}": size for place in (0, 1) for dim, size in enumerate((rows, length))}
         for limit, names in self.limits():
             if all(names.get(old, old) in given for old in limit.program.layout.symbols):
                 values = {old: given[names[old]] for old in limit.program.layout.symbols}
