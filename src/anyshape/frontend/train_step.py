@@ -105,7 +105,8 @@ class TrainStep:
             check_loss(parts_of(self.settings.loss_fn(self.settings.model, *arguments, **keywords))[0])
             if self.settings.config.strict:
                 raise
-            self._fall_back(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            cause = getattr(error, "inner_exception", error)  # the compiler's own, inside Dynamo's
+            self._fall_back(f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}")
             return ()
         finally:
             self._states.settle()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from anyshape.frontend.update_op import updated
 from anyshape.frontend.updates import RULES, Choices, Rule
@@ -95,7 +96,7 @@ class WholeStep(torch.nn.Module):
                 norm, finite = self.update(gradients)
             else:
                 self.gather(gradients)
-        return loss.detach(), norm, finite, *(one.detach() if isinstance(one, Tensor) else one for one in rest)
+        return loss.detach(), norm, finite, *tree_map_only(Tensor, Tensor.detach, rest)
 
     def gather(self, gradients: Sequence[Tensor | None]) -> None:
         """Adds gradients to those of earlier batches of the step."""
