@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from anyshape.frontend.api import CompiledFunction
 from anyshape.frontend.step_checks import StepSettings, check_loss, parts_of, wants_closure
@@ -47,7 +48,7 @@ class StepApart:
             if self.position == parts:
                 self.finish()
         loss, rest = parts_of(found)
-        return (loss.detach(), *(one.detach() if isinstance(one, Tensor) else one for one in rest))
+        return (loss.detach(), *tree_map_only(Tensor, Tensor.detach, rest))
 
     def backward(self, arguments: tuple[Any, ...], keywords: dict[str, Any], parts: int) -> Any:
         """Adds the gradients of one of `parts` batches to those there are; what `loss_fn` gave."""

@@ -151,7 +151,8 @@ class WholeStep(torch.nn.Module):
 
 
 def _largest(gradients: Sequence[Tensor]) -> Tensor:
-    return torch.stack([gradient.abs().amax().to(torch.float32) for gradient in gradients if gradient.numel()]).amax()
+    found = [gradient.abs().amax().to(torch.float32) for gradient in gradients if gradient.numel()]
+    return torch.stack(found).amax() if found else torch.zeros(())
 
 
 def _norm(gradients: Sequence[Tensor]) -> Tensor:

@@ -136,7 +136,7 @@ class Executable:
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit, values, origin)
         args.clear()
         private = None
-        keeps = tape.keeps()
+        keeps = not tape.once and torch_api.keeps_graph()
         if lease is not None and record.kept != lease.record.kept:
             raise VerifyError(f"the tape of {self.name} comes from another forward",
                               why=f"it holds {lease.record.kept} bytes, the backward expects {record.kept}")

@@ -48,10 +48,6 @@ class Tape(torch_api.OpaqueBase):
         self.released = False
         self.once = False  # no backward comes after the first, whatever autograd says
 
-    def keeps(self) -> bool:
-        """Whether the values are needed after the backward that is running."""
-        return not self.once and torch_api.keeps_graph()
-
     def open(self) -> list[Any]:
         """The values, after checking that they are still there and unchanged.
 
@@ -81,7 +77,7 @@ class Tape(torch_api.OpaqueBase):
 
     def close(self) -> None:
         """Ends one backward: releases the tape unless autograd was told to keep the graph."""
-        if not self.keeps():
+        if self.once or not torch_api.keeps_graph():
             self.release()
 
     def release(self) -> None:
