@@ -38,13 +38,12 @@ def whole(bytes_: int) -> int:
 class Block:
     """One piece of memory; `views` remembers tensors over it by record.
 
-    gone: told the number of bytes when nobody has the block any more. So what is counted is what exists, also when
-    Ctrl-C comes between taking a block and noting where it is.
+    gone: called when nobody has the block any more; None afterwards.
     """
 
-    __slots__ = ("address", "bytes", "flat", "gone", "tensor", "views")
+    __slots__ = ("__weakref__", "address", "bytes", "flat", "gone", "tensor", "views")
 
-    def __init__(self, bytes_: int, gone: Callable[[int], None] | None = None) -> None:
+    def __init__(self, bytes_: int, gone: Callable[[], None] | None = None) -> None:
         self.gone = gone
         self.bytes = bytes_
         self.tensor = torch.empty(bytes_, dtype=torch.uint8)
@@ -60,7 +59,8 @@ class Block:
 
     def __del__(self) -> None:
         if self.gone is not None and hasattr(self, "flat"):
-            self.gone(self.bytes)
+            gone, self.gone = self.gone, None
+            gone()
 
     def window(self, dtype: torch.dtype, byte: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
         """A tensor over the block that starts at `byte`; strides in elements."""
@@ -78,7 +78,7 @@ class Block:
         self.views.clear()
         self.flat.clear()
         if gone is not None:
-            gone(self.bytes)
+            gone()
 
     def remember(self, record: Any, views: Any) -> None:
         """Keeps `views` for the next call with this record."""
@@ -92,13 +92,18 @@ def _bytes(block: Block) -> int:
 
 
 class Pool:
-    """Free blocks of one kind. `take` prefers the smallest that fits; thread-safe."""
+    """Free blocks of one kind. `take` prefers the smallest that fits; thread-safe.
+
+    What is held is counted by looking at the blocks that exist: Ctrl-C may come between taking one and noting where it
+    is, or as the first thing of the `__del__` that would tell.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # a block may go while the thread is in here
         self.free: list[Block] = []
         self.empty = Block(0)
-        self.held = 0  # bytes of all blocks, taken or free
+        self.blocks: list[weakref.ref[Block]] = []  # all, taken or free, and some that are gone
+        self.noted = 0  # bytes of them when that was last looked at
         self.peak = 0
         self.takes = 0
         self.need = 0  # most bytes taken at once in this window
@@ -161,25 +166,32 @@ class Pool:
     def _new(self, bytes_: int) -> Block:
         size = whole(bytes_)
         try:
-            block = Block(size, self._gone)
+            block = Block(size, self._note)
         except RuntimeError as error:
             self.release_idle()
             raise AnyShapeError(f"there is no memory for an arena of {size} bytes", why=str(error).split("\n")[0],
                                 do="run with smaller sizes, or keep fewer forward passes waiting for their backward"
                                 ) from error
         with self.lock:
-            self.held += size
-            self.peak = max(self.peak, self.held)
-        events.arena_changed(size)
+            self.blocks = [one for one in self.blocks if one() is not None] + [weakref.ref(block)]
+        self._note()
         return block
 
     def _drop(self, block: Block) -> None:
         self.free.remove(block)
 
-    def _gone(self, bytes_: int) -> None:
+    @property
+    def held(self) -> int:
+        """Bytes of all blocks, taken or free."""
+        found = [one() for one in self.blocks]
+        return sum(block.bytes for block in found if block is not None and block.gone is not None)
+
+    def _note(self) -> None:
         with self.lock:
-            self.held -= bytes_
-        events.arena_changed(-bytes_)
+            now = self.held
+            change, self.noted = now - self.noted, now
+            self.peak = max(self.peak, now)
+        events.arena_changed(change)
 
     def _trim(self) -> None:
         limit = max(IDLE_FACTOR * self.need, SMALL)
