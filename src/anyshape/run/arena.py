@@ -38,12 +38,12 @@ def whole(bytes_: int) -> int:
 class Block:
     """One piece of memory; `views` remembers tensors over it by record.
 
-    gone: called when nobody has the block any more; None afterwards.
+    gone: told the number of bytes when nobody has the block any more; None afterwards.
     """
 
     __slots__ = ("__weakref__", "address", "bytes", "flat", "gone", "tensor", "views")
 
-    def __init__(self, bytes_: int, gone: Callable[[], None] | None = None) -> None:
+    def __init__(self, bytes_: int, gone: Callable[[int], None] | None = None) -> None:
         self.gone = gone
         self.bytes = bytes_
         self.tensor = torch.empty(bytes_, dtype=torch.uint8)
@@ -60,7 +60,7 @@ class Block:
     def __del__(self) -> None:
         if self.gone is not None and hasattr(self, "flat"):
             gone, self.gone = self.gone, None
-            gone()
+            gone(self.bytes)
 
     def window(self, dtype: torch.dtype, byte: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
         """A tensor over the block that starts at `byte`; strides in elements."""
@@ -78,7 +78,7 @@ class Block:
         self.views.clear()
         self.flat.clear()
         if gone is not None:
-            gone()
+            gone(self.bytes)
 
     def remember(self, record: Any, views: Any) -> None:
         """Keeps `views` for the next call with this record."""
@@ -103,7 +103,7 @@ class Pool:
         self.free: list[Block] = []
         self.empty = Block(0)
         self.blocks: list[weakref.ref[Block]] = []  # all, taken or free, and some that are gone
-        self.noted = 0  # bytes of them when that was last looked at
+        self.noted = 0  # bytes of them, as far as they have said that they are gone
         self.peak = 0
         self.takes = 0
         self.need = 0  # most bytes taken at once in this window
@@ -166,15 +166,17 @@ class Pool:
     def _new(self, bytes_: int) -> Block:
         size = whole(bytes_)
         try:
-            block = Block(size, self._note)
+            block = Block(size, self._gone)
         except RuntimeError as error:
             self.release_idle()
             raise AnyShapeError(f"there is no memory for an arena of {size} bytes", why=str(error).split("\n")[0],
                                 do="run with smaller sizes, or keep fewer forward passes waiting for their backward"
                                 ) from error
         with self.lock:
-            self.blocks = [one for one in self.blocks if one() is not None] + [weakref.ref(block)]
-        self._note()
+            self.blocks.append(weakref.ref(block))
+            self.noted += size
+            self.peak = max(self.peak, self.noted)
+        events.arena_changed(size)
         return block
 
     def _drop(self, block: Block) -> None:
@@ -186,18 +188,20 @@ class Pool:
         found = [one() for one in self.blocks]
         return sum(block.bytes for block in found if block is not None and block.gone is not None)
 
-    def _note(self) -> None:
+    def _gone(self, bytes_: int) -> None:
         with self.lock:
-            now = self.held
-            change, self.noted = now - self.noted, now
-            self.peak = max(self.peak, now)
-        events.arena_changed(change)
+            self.noted -= bytes_
+        events.arena_changed(-bytes_)
 
     def _trim(self) -> None:
         limit = max(IDLE_FACTOR * self.need, SMALL)
         for block in [b for b in self.free if b.bytes > limit]:
             self._drop(block)
         self.need = 0
+        self.blocks = [one for one in self.blocks if one() is not None]
+        lost, self.noted = self.noted - self.held, self.held
+        if lost:
+            events.arena_changed(-lost)
 
 
 class Chunks:
