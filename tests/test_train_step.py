@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import signal
 import threading
 import warnings
@@ -443,3 +444,74 @@ def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
             eager(theirs, b, mean_square, x)
         done = now
         near(ours, theirs, 1e-4)
+
+
+def test_an_interrupt_does_not_lose_its_place_among_gathered_batches() -> None:
+    """Ctrl-C at the last batch of a step comes after the update: the next batch begins another step."""
+    ours, theirs = nets()
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, theirs))
+    step = anyshape.train_step(ours, mean_square, a, accumulate=2, strict=True)
+    given = batches(6)
+    for x in given[:2]:
+        step(x)
+    step(given[2])
+    whole = step._compiled
+    step._compiled = _Interrupted(whole)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        step(given[3])
+    step._compiled = whole
+    assert step.position == 0
+    for x in given[4:]:
+        step(x)
+    for part in (given[:2], given[2:4], given[4:]):
+        b.zero_grad()
+        for x in part:
+            (mean_square(theirs, x) / 2).backward()
+        b.step()
+    near(ours, theirs, 1e-5)
+
+
+class _Interrupted:
+    """A compiled object that Ctrl-C interrupts after its program."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def call(self, arguments: Any, keywords: Any) -> Any:
+        self.inner.call(arguments, keywords)
+        raise KeyboardInterrupt
+
+
+def test_a_copy_is_a_step_of_its_own() -> None:
+    ours, theirs = nets()
+    a, b = (torch.optim.AdamW(net.parameters(), lr=1e-2) for net in (ours, theirs))
+    step = anyshape.train_step(ours, mean_square, a, strict=True)
+    given = batches(4)
+    for x in given[:2]:
+        step(x)
+        eager(theirs, b, mean_square, x)
+    before = [p.detach().clone() for p in ours.parameters()]
+    twin = copy.deepcopy(step)
+    for x in given[2:]:
+        twin(x)
+        eager(theirs, b, mean_square, x)
+    assert all(torch.equal(p, q) for p, q in zip(ours.parameters(), before, strict=True))
+    near(twin.settings.model, theirs, 2e-5)
+    with pytest.raises(InputError, match="pickled"):
+        pickle.dumps(step)
+
+
+def test_a_loss_that_is_made_of_gradients() -> None:
+    """A gradient penalty: there is no one place where the backward begins."""
+    ours, theirs = nets()
+
+    def penalty(model: torch.nn.Module, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_(True)
+        slope, = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return mean_square(model, x) + (slope.norm(dim=1) - 1).square().mean()
+
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.001) for net in (ours, theirs))
+    step = anyshape.train_step(ours, penalty, a, strict=True)
+    for x in batches(4):
+        torch.testing.assert_close(step(x), eager(theirs, b, penalty, x), rtol=1e-4, atol=1e-6)
+    near(ours, theirs, 1e-5)

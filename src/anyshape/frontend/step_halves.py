@@ -38,7 +38,8 @@ class StepHalves:
     Args:
         layout: of the tape; None when nothing is saved.
         forward_inputs, backward_inputs: which inputs of the whole each takes, in order; the tape comes first.
-        outputs: per output of the whole, its place among those of the forward and then the backward; -1: None.
+        outputs: per output of the whole, its place among those of the forward and then the backward, or -1: it is
+            the literal of that position in `literals`.
     """
     forward: GraphModule
     backward: GraphModule
@@ -46,6 +47,7 @@ class StepHalves:
     forward_inputs: tuple[int, ...]
     backward_inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    literals: tuple[Any, ...]
 
 
 class StepProgram:
@@ -70,7 +72,8 @@ class StepProgram:
             later.insert(0, tape)
             del tape
         found += self.backward(later)
-        return [None if place < 0 else found[place] for place in halves.outputs]
+        return [literal if place < 0 else found[place]
+                for place, literal in zip(halves.outputs, halves.literals, strict=True)]
 
 
 def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
@@ -97,6 +100,8 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
     seed.replace_all_uses_with(tangent)
     joint.graph.erase_node(seed)
     later = _after(tangent)
+    if returned[0] in later:
+        return None  # the loss itself is made of gradients
     first = [node for node in returned if isinstance(node, Node) and node not in later]
     second = [node for node in returned if isinstance(node, Node) and node in later]
     outputs = tuple(-1 if not isinstance(node, Node) else first.index(node) if node in first
@@ -112,7 +117,7 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
     backward = _with_inputs(forward, backward, len(first), len(second), [target for target, _ in writes])
     layout = put_tape(forward, backward, len(first))
     return StepHalves(forward, backward, layout, _used_inputs(forward, place_of), _used_inputs(backward, place_of),
-                      outputs)
+                      outputs, tuple(None if isinstance(node, Node) else node for node in returned))
 
 
 def _seed(joint: GraphModule) -> Node | None:

@@ -125,7 +125,7 @@ class StepStates:
                 one.step = steps[place]
                 if not is_new:
                     settings.optimizer.state[weight]["step"] = one.step
-            for tensor in (*states.values(), numbers, sums, one.average):
+            for tensor in (weight, *states.values(), numbers, sums, one.average):
                 if tensor is not None:
                     torch_api.fix_sizes(tensor)
             found.append(one)

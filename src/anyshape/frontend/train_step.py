@@ -9,8 +9,7 @@ backward, with the optimiser as it is (frontend/step_apart.py), and says why.
 """
 from __future__ import annotations
 
-import signal
-import threading
+import copy
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from anyshape.frontend.api import Compiled
 from anyshape.frontend.compilation import Compilation
 from anyshape.frontend.dynamo import FallbackWarning
 from anyshape.frontend.explanation import Explanation, MemoryNote
+from anyshape.frontend.held import Held
 from anyshape.frontend.step_apart import StepApart
 from anyshape.frontend.step_checks import StepSettings, check_loss, parts_of, rule_for, warn_of_others
 from anyshape.frontend.step_states import StepStates
@@ -67,7 +67,7 @@ class TrainStep:
         self._whole = WholeStep(inner, loss_fn, rule)
         self._states = StepStates(self._whole, settings, rule, self.averages,
                                   {id(weight): name for name, weight in inner.named_parameters()})
-        self._compiled = Compiled(self._whole, settings.config, _uninterrupted)
+        self._compiled = Compiled(self._whole, settings.config, self._uninterrupted)
         self._compiled.compilation.steps = True
 
     # ---- a step
@@ -96,6 +96,7 @@ class TrainStep:
         """One batch by the one program; nothing has run where it turns out that it cannot be one."""
         is_last = self.position == self.settings.accumulate - 1
         self._states.prepare(is_last)
+        self._whole.has_ended = False
         try:
             loss, norm, finite, *rest = self._compiled.call(arguments, keywords)
         except torch_api.not_one_graph() as error:
@@ -109,9 +110,10 @@ class TrainStep:
             self._fall_back(f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}")
             return ()
         finally:
-            self._states.settle()
+            if self._whole.has_ended:  # an interrupt is raised after it
+                self._states.settle()
+                self.position = 0 if is_last else self.position + 1
         self._has_run = True
-        self.position = 0 if is_last else self.position + 1
         if is_last:
             self.norm = norm
             self._states.scaled(finite)
@@ -130,13 +132,24 @@ class TrainStep:
             self._states.prepare(True)
             whole.parts = self.position
             try:
-                with torch.no_grad():
+                with Held(), torch.no_grad():
                     self.norm, finite = whole.update([None] * len(whole.weights))
             finally:
                 whole.parts = self.settings.accumulate
             self._states.settle()
             self._states.scaled(finite)
         self.position = 0
+
+    def _uninterrupted(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """`program` over flat inputs; Ctrl-C while it runs is raised after it, for it changes weights in place."""
+
+        def run(*inputs: Any) -> Any:
+            with Held():
+                found = program(*inputs)
+                self._whole.has_ended = True
+                return found
+
+        return run
 
     def _fall_back(self, why: str) -> None:
         """From here on, forward and backward apart from the optimiser."""
@@ -217,35 +230,22 @@ class TrainStep:
             elif one.gathered is not None:
                 one.gathered.zero_()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainStep:
+        """A step of copies of model and optimiser, compiled anew."""
+        one = self.settings
+        model, optimizer, scaler = copy.deepcopy((one.model, one.optimizer, one.scaler), memo)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what there is to say has been said of this one
+            found = TrainStep(model, copy.deepcopy(one.loss_fn, memo), optimizer, one.config, clip_norm=one.clip_norm,
+                              accumulate=one.accumulate, scaler=scaler, ema=one.ema)
+        found.load_state_dict(self.state_dict())
+        return found
+
+    def __reduce__(self) -> Any:
+        raise InputError("a train step cannot be pickled", why="it holds compiled programs",
+                         do="save the state_dict of the model, of the optimiser and of the step")
+
     def _names(self) -> list[str]:
         """Of the weights; the places of those that are not the model's."""
         names = self._states.names
         return [names.get(id(one.weight), str(place)) for place, one in enumerate(self._whole.weights)]
-
-
-def _uninterrupted(program: Callable[..., Any]) -> Callable[..., Any]:
-    """`program` over flat inputs; Ctrl-C while it runs is raised after it, for it changes weights in place."""
-
-    def run(*inputs: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            return program(*inputs)
-        with _Held():
-            return program(*inputs)
-
-    return run
-
-
-class _Held:
-    """Inside, an interrupt waits."""
-
-    def __enter__(self) -> None:
-        self.seen: list[Any] = []
-        self.before = signal.getsignal(signal.SIGINT)
-        if callable(self.before):
-            signal.signal(signal.SIGINT, lambda number, frame: self.seen.append((number, frame)))
-
-    def __exit__(self, *_: Any) -> None:
-        if callable(self.before):
-            signal.signal(signal.SIGINT, self.before)
-            if self.seen:
-                self.before(*self.seen[0])

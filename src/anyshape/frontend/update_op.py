@@ -56,14 +56,14 @@ def expanded(step: GraphModule) -> None:
     traced: dict[Any, GraphModule] = {}
     table = None
     for node in [node for node in step.graph.nodes if node.target is torch.ops.anyshape.update.default]:
-        values = torch.fx.node.map_arg(node.args, lambda one: one.meta["val"])
-        key = tuple((one.dtype, tuple(one.shape), tuple(one.stride())) if isinstance(one, Tensor) else one
-                    for one in (*values[:3], *values[3], *values[4:]))
+        weight, gradient, numbers, states, *last = torch.fx.node.map_arg(node.args, lambda one: one.meta["val"])
+        key = (gradient.dtype, *((one.dtype, *one.shape) for one in (weight, numbers, *states)), *last)
         if key not in traced:
             table = decompositions.table() if table is None else table
+            like = torch.empty_like(weight, dtype=gradient.dtype)  # its sizes are the gradient's, and numbers
             traced[key] = torch_api.trace_formulas(
-                lambda weight, gradient, numbers, *states, last=values[4:]: _formulas(
-                    weight, gradient, numbers, states, *last), (*values[:3], *values[3]), table)
+                lambda weight, gradient, numbers, *states, last=tuple(last): _formulas(
+                    weight, gradient, numbers, states, *last), (weight, like, numbers, *states), table)
         _put(step, node, traced[key])
     if traced:
         step.graph.lint()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from anyshape.frontend.held import Held
 from anyshape.frontend.update_op import updated
 from anyshape.frontend.updates import RULES, Choices, Rule
 
@@ -60,6 +61,7 @@ class WholeStep(torch.nn.Module):
         parts: batches whose gradients make one step; `is_last`: the batch in hand ends it.
         is_clipped: the gradients' norm is limited, to `most`.
         scale: what the loss is multiplied with (torch.amp); None without.
+        has_ended: the last call has changed all that it changes; set by whoever runs it, and not read here.
         steps, uses: per weight, the steps it has made, and the batches of this one that had a gradient for it.
     """
 
@@ -78,6 +80,7 @@ class WholeStep(torch.nn.Module):
         self.is_last = True
         self.is_clipped = False
         self.scale: Tensor | None = None
+        self.has_ended = False
         self.register_buffer("steps", torch.zeros(0), persistent=False)
         self.register_buffer("uses", torch.zeros(0), persistent=False)
         self.register_buffer("most", torch.zeros((), dtype=torch.float64), persistent=False)
@@ -90,13 +93,20 @@ class WholeStep(torch.nn.Module):
         loss, rest = (found[0], tuple(found[1:])) if isinstance(found, (tuple, list)) else (found, ())
         scaled = loss if self.scale is None else loss * self.scale.to(loss.dtype)
         gradients = torch.autograd.grad(scaled, [one.weight for one in self.weights], allow_unused=True)
-        norm = finite = None
-        with torch.no_grad():
-            if self.is_last:
-                norm, finite = self.update(gradients)
-            else:
-                self.gather(gradients)
+        if torch.compiler.is_compiling():
+            norm, finite = self._change(gradients)
+        else:
+            with Held():
+                norm, finite = self._change(gradients)
+                self.has_ended = True
         return loss.detach(), norm, finite, *tree_map_only(Tensor, Tensor.detach, rest)
+
+    @torch.no_grad()
+    def _change(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
+        if self.is_last:
+            return self.update(gradients)
+        self.gather(gradients)
+        return None, None
 
     def gather(self, gradients: Sequence[Tensor | None]) -> None:
         """Adds gradients to those of earlier batches of the step."""
