@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,6 +18,15 @@ from .results import Results
 
 Progress = Callable[[str, int, int], None]
 PACKAGE_ROOT = Path(__file__).resolve().parents[3]
+
+
+def in_turns(backends: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
+    """(round, backend): all backends in each round, which starts with another each time, so that a machine that slows
+    down or warms up does not favour the first."""
+    for number in range(rounds):
+        turn = number % len(backends)
+        for backend in (*backends[turn:], *backends[:turn]):
+            yield number, backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +55,10 @@ class Plan:
     limit: float = 900.0
 
     def jobs(self) -> Iterator[dict[str, Any]]:
-        """The processes in order. Backends alternate within a round, and each round starts with another one, so that
-        a machine that slows down or warms up does not favour the first."""
+        """The processes in order."""
         for model in self.models:
-            for number in range(self.rounds):
-                turn = number % len(self.backends)
-                for backend in self.backends[turn:] + self.backends[:turn]:
-                    yield self._job(model, backend, number, "time")
+            for number, backend in in_turns(self.backends, self.rounds):
+                yield self._job(model, backend, number, "time")
             if self.memory:
                 for backend in self.backends:
                     yield self._job(model, backend, self.rounds, "memory")

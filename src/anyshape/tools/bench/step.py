@@ -16,7 +16,7 @@ from typing import Any
 
 from . import stored
 from .results import Results
-from .runner import empty_record
+from .runner import empty_record, in_turns
 from .suite import SUITE
 
 FILE = "step.json"
@@ -50,13 +50,10 @@ class Options:
     memory: bool = True
 
     def jobs(self) -> Iterator[dict[str, Any]]:
-        """The processes in order. Each round starts with another backend, so that a machine that slows down does not
-        favour the first."""
+        """The processes in order."""
         for model in self.models:
-            for number in range(self.rounds):
-                turn = number % len(self.backends)
-                for backend in self.backends[turn:] + self.backends[:turn]:
-                    yield self._job(model, backend, number, "time")
+            for number, backend in in_turns(self.backends, self.rounds):
+                yield self._job(model, backend, number, "time")
             if self.memory:
                 for backend in self.backends:
                     yield self._job(model, backend, self.rounds, "memory")
