@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import types
 from dataclasses import dataclass, fields
 from multiprocessing import get_context
 from pathlib import Path
@@ -76,7 +77,9 @@ def run_document(path: str) -> dict[str, Any]:
     name = Path(path).name
     # the compiler cites the user's line: let it find the document's
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    space: dict[str, Any] = {"__name__": "__main__"}
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module  # guards of torch's tracer look names up there
+    space = module.__dict__
     printed: dict[int, str] = {}
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for block in blocks_of(text):
