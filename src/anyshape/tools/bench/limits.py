@@ -4,9 +4,10 @@
     anyshape bench memory llama-32 --planning
 
 The *ways* are timed, and their peaks counted by the C library's blocks (memory.py), above parameters and optimiser
-state, at the same shapes: PyTorch's, then ours without a limit, at shares of what it takes then, and at what each other
-way took. The other parts are of ours alone: calls at many shapes with six limits each, epochs of batches of sentences,
-planning, layouts and orders. Each way and each part is a process.
+state, at the same shapes: PyTorch's, then ours without a limit, at shares of what it takes then, at what each other
+way took, and at the least that works. The other parts are of ours alone: calls at many shapes with six limits each,
+epochs of batches of sentences, planning, layouts and orders. Ours are two: forward and backward compiled, with the
+optimiser of PyTorch, and the whole step as one program. Each way and each part of each is a process.
 """
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from . import stored
+from .step import OURS, WHOLE
 from .suite import SUITE
 
 FILE = "memory.json"
 MODULE = "anyshape.tools.bench.limits_worker"
-OURS = "anyshape"
+PROGRAMS = (OURS, WHOLE)
 OWN = -1  # as many as the suite has for the model
 # part -> how much of it there is where nothing is said: random shapes, batches of each count of sentences, shapes never
 # seen, shapes that are laid out, seconds for each search of an order
@@ -33,6 +35,7 @@ EPOCHS = ("no limit", "padded", "limit")
 CALL_SHARES = (1.0, 0.9, 0.75, 0.6, 0.5, 0.4)  # at many shapes
 PLANNED_SHARES = (1.0, 0.6, 0.4)  # of what each shape takes, for shapes never seen
 SEARCHES = 4  # that look for an order
+LIMITED = "limits"  # the job of all ways of one of our programs
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,12 @@ class Row:
     """A way at the shapes of its model. Bytes and seconds.
 
     Attributes:
-        way: a name of WAYS; or of ours: "no limit", "60 %" of what that takes, or "as NAME", the peak of that way.
+        way: a name of WAYS; or of ours: "no limit", "60% of that", "as NAME", the peak of that way, or "least limit".
         peaks: counted; seconds: medians.
         limits, predicted: of ours, the limits, and what its record says that forward and backward take together.
         again: of ours, values that are computed again.
         error: why there are no numbers.
+        program: of ours, which one: of PROGRAMS.
     """
 
     model: str
@@ -76,6 +80,7 @@ class Row:
     predicted: list[int] = field(default_factory=list)
     again: list[int] = field(default_factory=list)
     error: str = ""
+    program: str = OURS
 
 
 @dataclass(slots=True)
@@ -153,7 +158,7 @@ class Order:
 
 @dataclass(slots=True)
 class Ours:
-    """What is known of our programs of a model beside their rows.
+    """What is known of one of our programs of a model beside its rows.
 
     Attributes:
         least: the smallest limit that works, by shape. unlimited: seconds of a step where a limit is set that is never
@@ -168,6 +173,7 @@ class Ours:
     planning: list[Choice] = field(default_factory=list)
     layouts: list[Laid] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
+    program: str = OURS
 
     def add(self, more: Ours) -> None:
         """Adds what another process found of the same model."""
@@ -192,9 +198,14 @@ class Limits:
         """Writes `memory.json`; another process never sees half a file."""
         return stored.write(self, folder, FILE)
 
-    def of(self, model: str, way: str) -> Row | None:
-        """The row of a model that was measured in that way."""
-        return next((row for row in self.rows if (row.model, row.way) == (model, way)), None)
+    def of(self, model: str, way: str, program: str = OURS) -> Row | None:
+        """The row of a model that was measured in that way, by that program if it is one of ours."""
+        return next((row for row in self.rows
+                     if (row.model, row.way) == (model, way) and (way in WAYS or row.program == program)), None)
+
+    def known(self, model: str, program: str) -> Ours | None:
+        """What is known of a program beside its rows."""
+        return next((one for one in self.ours if (one.model, one.program) == (model, program)), None)
 
     def take(self, job: dict[str, Any], answer: dict[str, Any]) -> None:
         """Puts what a process found in the place of what was known of its job; of one that died, or was ended, what it
@@ -202,30 +213,32 @@ class Limits:
         self._forget(job)
         rows = [Row(**row) for row in answer.get("rows", ())]
         if "error" in answer:
-            row = next((row for row in rows if row.way == job["way"]), None) or Row(job["model"], job["way"])
+            row = next((row for row in rows if row.way == job["way"]), None) or Row(
+                job["model"], job["way"], program=OURS if job["way"] in WAYS else job["backend"])
             row.error = answer["error"]
             rows = [row, *(one for one in rows if one is not row)]
         elif not answer.get("finished", True):
-            self.options["unfinished"].append(f"{job['model']}: {job['way']}")
+            self.options["unfinished"].append(name_of(job))
         self.rows += rows
         if answer.get("ours") is not None:
             more = _ours(answer["ours"])
-            known = next((one for one in self.ours if one.model == more.model), None)
+            known = self.known(more.model, more.program)
             if known is None:
                 self.ours.append(more)
             else:
                 known.add(more)
 
     def _forget(self, job: dict[str, Any]) -> None:
-        model, way = job["model"], job["way"]
+        model, way, program = job["model"], job["way"], job["backend"]
         self.rows = [row for row in self.rows if row.model != model or (
-            row.way in WAYS or row.way in PARTS if way == OURS else row.way != way)]
-        for one in self.ours:
-            if one.model == model:
-                for name in ("least", "unlimited") if way == OURS else (way,) if way in PARTS else ():
-                    getattr(one, name).clear()
+            row.way != way if way in WAYS else row.way in WAYS or row.program != program or (
+                row.way in PARTS if way == LIMITED else row.way != way))]
+        known = self.known(model, program)
+        if known is not None:
+            for name in ("least", "unlimited") if way == LIMITED else (way,) if way in PARTS else ():
+                getattr(known, name).clear()
         unfinished = self.options.get("unfinished", [])
-        self.options["unfinished"] = [name for name in unfinished if name != f"{model}: {way}"]
+        self.options["unfinished"] = [name for name in unfinished if name != name_of(job)]
 
 
 def _ours(data: dict[str, Any]) -> Ours:
@@ -244,20 +257,38 @@ def load(path: Path) -> Limits:
                        "measurements under limits", "anyshape bench memory")
 
 
+def name_of(job: dict[str, Any]) -> str:
+    """What a job is called where it is shown."""
+    program = f"{job['backend']}, " if job["backend"] in PROGRAMS else ""
+    return f"{job['model']}: {program}{job['way']}"
+
+
 def jobs(models: list[str], options: dict[str, Any], found: Limits) -> Iterator[dict[str, Any]]:
-    """The processes in order; the one of our ways is told what the others, by then in `found`, took."""
+    """The processes in order; those of our ways are told what the others, by then in `found`, took."""
     for model in models:
-        if options["ways"]:
-            for way in WAYS:
-                yield {"model": model, "backend": WAYS[way].backend, "way": way,
-                       "settings": asdict(WAYS[way])} | options
-            peaks = {row.way: row.peaks for row in found.rows if row.model == model and row.peaks}
-            yield {"model": model, "backend": OURS, "way": OURS, "peaks": peaks} | options
-        for part in parts_of(options):
-            number = options[part]
-            if number == OWN:
-                number = SUITE[model].calls if model in SUITE else CALLS
-            yield {"model": model, "backend": OURS, "way": part} | options | {part: number}
+        for way in ways_of(options):
+            yield {"model": model, "backend": WAYS[way].backend, "way": way, "settings": asdict(WAYS[way])} | options
+        for program in programs_of(model, options):
+            if options["ways"]:
+                peaks = {row.way: row.peaks for row in found.rows
+                         if row.model == model and row.way in WAYS and row.peaks}
+                yield {"model": model, "backend": program, "way": LIMITED, "peaks": peaks} | options
+            for part in parts_of(options):
+                number = options[part]
+                if number == OWN:
+                    number = SUITE[model].calls if model in SUITE else CALLS
+                yield {"model": model, "backend": program, "way": part} | options | {part: number}
+
+
+def ways_of(options: dict[str, Any]) -> list[str]:
+    """PyTorch's, on the backends that are named."""
+    return [way for way in WAYS if options["ways"] and WAYS[way].backend in options["backends"]]
+
+
+def programs_of(model: str, options: dict[str, Any]) -> list[str]:
+    """Ours that are named; a model that does not train has no whole step."""
+    trains = model not in SUITE or SUITE[model].trains
+    return [program for program in PROGRAMS if program in options["backends"] and (trains or program != WHOLE)]
 
 
 def parts_of(options: dict[str, Any]) -> list[str]:
@@ -265,9 +296,10 @@ def parts_of(options: dict[str, Any]) -> list[str]:
     return [part for part in PARTS if options[part] is not None]
 
 
-def processes(options: dict[str, Any]) -> int:
-    """How many there are for each model."""
-    return (len(WAYS) + 1 if options["ways"] else 0) + len(parts_of(options))
+def processes(model: str, options: dict[str, Any]) -> int:
+    """How many there are for a model."""
+    each = len(parts_of(options)) + (1 if options["ways"] else 0)
+    return len(ways_of(options)) + len(programs_of(model, options)) * each
 
 
 def seconds_of(options: dict[str, Any], job: dict[str, Any], limit: float) -> float:

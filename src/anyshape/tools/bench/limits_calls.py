@@ -13,7 +13,7 @@ from anyshape.run.watch import watched
 
 from . import models, padding
 from .limits import CALL_SHARES, COUNTS, EPOCH_SHARE, EPOCHS, Call, Epoch, Ours
-from .limits_switch import NEVER, Switch, Tell, need, needed, random_shapes
+from .limits_switch import NEVER, Switch, Tell, Train, need, needed, random_shapes
 from .memory import Meter, settled
 from .suite import WARM_UP_CALLS, Shape
 from .worker import timed
@@ -21,14 +21,14 @@ from .worker import timed
 MIDDLE, SPREAD = -1.6, 0.7  # of the logarithm of a length, of the longest
 
 
-def started(model: models.BenchModel, autocast: str, counter: Meter | None = None) -> tuple[Switch, models.Step]:
+def started(model: models.BenchModel, job: dict[str, Any], counter: Meter | None = None) -> tuple[Switch, Train]:
     """The model, compiled and warm.
 
     Raises:
         ConfigError: there is no backward, and so nothing to decide on.
     """
-    switch = Switch(autocast, counter)
-    step = model.make(switch)
+    switch = Switch(job["backend"], job["autocast"], counter)
+    step = switch.step(model)
     for shape in model.shapes[:WARM_UP_CALLS]:
         for _ in range(2):
             step(model.inputs(shape))
@@ -44,14 +44,14 @@ def started(model: models.BenchModel, autocast: str, counter: Meter | None = Non
 def calls(model: models.BenchModel, job: dict[str, Any], found: Ours, counter: Meter, tell: Tell) -> None:
     """Random shapes, each under all limits of CALL_SHARES."""
     tell("compiling", 0, 1)
-    switch, step = started(model, job["autocast"], counter)
+    switch, step = started(model, job, counter)
     shapes = random_shapes(model, job["calls"], "calls")
     for number, shape in enumerate(shapes):
         _calls(model, step, switch, shape, found.calls, counter)
         tell("calls under limits", (number + 1) * len(CALL_SHARES), len(shapes) * len(CALL_SHARES))
 
 
-def _calls(model: models.BenchModel, step: models.Step, switch: Switch, shape: Shape, found: list[Call],
+def _calls(model: models.BenchModel, step: Train, switch: Switch, shape: Shape, found: list[Call],
            counter: Meter) -> None:
     inputs = model.inputs(shape)
     switch.set(NEVER)
@@ -73,7 +73,7 @@ def _calls(model: models.BenchModel, step: models.Step, switch: Switch, shape: S
         found.append(call)
 
 
-def _counted(switch: Switch, step: models.Step, inputs: models.Inputs, counter: Meter) -> int:
+def _counted(switch: Switch, step: Train, inputs: models.Inputs, counter: Meter) -> int:
     """Bytes of the C library's blocks that a step takes beyond those that are there. No block of an earlier step lies
     idle, which this one could use or would have to give back."""
     switch.release_idle()
@@ -91,7 +91,7 @@ def bound(limit: Limit, values: dict[str, int]) -> int:
     return int(timeline(limit).curve(values, scratch(limit, values), names).max())
 
 
-def _as_predicted(switch: Switch, step: models.Step, inputs: models.Inputs) -> bool:
+def _as_predicted(switch: Switch, step: Train, inputs: models.Inputs) -> bool:
     """Whether a step writes as many bytes of the arena as its records say."""
     programs = [one for limit in switch.limits() for one in (limit.program, limit.backward) if one is not None]
     seen: list[Any] = []
@@ -109,7 +109,7 @@ def epochs(model: models.BenchModel, job: dict[str, Any], found: Ours, counter: 
     if model.pad is None or model.dims != ("batch", "length"):
         return  # no sentences
     tell("compiling", 0, 1)
-    switch, step = started(model, job["autocast"], counter)
+    switch, step = started(model, job, counter)
     batches, lengths = zip(*model.shapes, strict=True)
     longest = max(lengths)
     draw = random.Random(model.name)
@@ -137,7 +137,7 @@ def _length(draw: random.Random, longest: int) -> int:
     return min(longest, max(longest // 30, int(draw.lognormvariate(MIDDLE, SPREAD) * longest), 2))
 
 
-def _run(model: models.BenchModel, step: models.Step, epoch: Epoch, shapes: list[Shape], counter: Meter) -> None:
+def _run(model: models.BenchModel, step: Train, epoch: Epoch, shapes: list[Shape], counter: Meter) -> None:
     """Once to see the shapes, then twice on the clock."""
     before, _ = settled(counter)
     makers = [functools.partial(_made, model, shape, epoch.way == "padded") for shape in shapes]
@@ -159,7 +159,7 @@ def _made(model: models.BenchModel, shape: Shape, padded: bool) -> models.Inputs
     return model.pad(inputs, (shape[0], padding.bucket(shape, model.dims)[1]))
 
 
-def _taken(model: models.BenchModel, step: models.Step, switch: Switch, shape: Shape) -> int:
+def _taken(model: models.BenchModel, step: Train, switch: Switch, shape: Shape) -> int:
     """What a step takes without a limit."""
     switch.set(NEVER)
     return need(switch, step, model.inputs(shape))[0]

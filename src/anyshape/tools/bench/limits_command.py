@@ -67,7 +67,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> tuple[limits.Lim
     found = limits.load(out) if (out / limits.FILE).exists() else limits.Limits()
     found.machine = machine()
     found.options |= chosen | {"interrupted": False}
-    total = len(names) * limits.processes(chosen)
+    total = sum(limits.processes(name, chosen) for name in names)
     with (Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                    console=console) as bars, tempfile.TemporaryDirectory(prefix="anyshape-bench-",
                                                                          ignore_cleanup_errors=True) as folder):
@@ -79,7 +79,7 @@ def measure(arguments: argparse.Namespace, console: Console) -> tuple[limits.Lim
         job: dict[str, Any] = {}
         try:
             for job in limits.jobs(names, chosen, found):
-                name = f"{job['model']}: {job['way']}"
+                name = limits.name_of(job)
 
                 def tell(event: str, done: int, total: int, name: str = name) -> None:
                     bars.update(inner, description=f"{name}: {event}", completed=done, total=total)

@@ -5,6 +5,7 @@ import argparse
 from typing import Any
 
 from .limits import APART, PARTS, ROUNDS, SHAPES
+from .step import named
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,14 +38,18 @@ def _number(text: str) -> int:
 
 def options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What is measured of every model: whether the ways are, by part its number, or None for none of it, and the
-    rest."""
+    rest.
+
+    Raises:
+        ConfigError: a backend is not there.
+    """
     said = {part: getattr(arguments, part) for part in PARTS}
-    named = arguments.ways or any(said.values())
-    parts = said if named else {part: usual if said[part] is None and part not in APART else None
+    some = arguments.ways or any(said.values())
+    parts = said if some else {part: usual if said[part] is None and part not in APART else None
                                 for part, usual in PARTS.items()}
-    return {"ways": arguments.ways or not named, **{part: number or None for part, number in parts.items()},
-            "shapes": arguments.shapes or SHAPES, "rounds": arguments.rounds or ROUNDS,
-            "threads": arguments.threads, "autocast": arguments.autocast}
+    return {"ways": arguments.ways or not some, **{part: number or None for part, number in parts.items()},
+            "backends": list(named(arguments.backends)), "shapes": arguments.shapes or SHAPES,
+            "rounds": arguments.rounds or ROUNDS, "threads": arguments.threads, "autocast": arguments.autocast}
 
 
 def hardly_run(chosen: dict[str, Any]) -> bool:

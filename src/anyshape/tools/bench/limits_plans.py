@@ -26,7 +26,7 @@ from anyshape.run.record import Record
 from . import models, order_search
 from .limits import PLANNED_SHARES, Choice, Laid, Order, Ours
 from .limits_calls import started
-from .limits_switch import FREE, Switch, Tell, random_shapes
+from .limits_switch import FREE, Switch, Tell, Train, random_shapes
 from .suite import WARM_UP_CALLS, Shape
 
 WARM_UP = 3  # shapes planned before those that count: what does not depend on sizes is remembered
@@ -75,7 +75,7 @@ def planning(model: models.BenchModel, job: dict[str, Any], found: Ours, tell: T
     """What a call keeps at shapes never seen, under shares of what each takes without a limit: processor time of the
     choice with all layouts that it looks at. Of several programs in a step, the first one's."""
     tell("compiling", 0, 1)
-    switch, step = started(model, job["autocast"])
+    switch, step = started(model, job)
     known: list[tuple[Shape, Limit, dict[str, int], int]] = []
     for shape in random_shapes(model, job["planning"] + WARM_UP, "planning"):
         with _asked(switch.programs()) as seen:
@@ -131,10 +131,10 @@ def layouts(model: models.BenchModel, job: dict[str, Any], found: Ours, tell: Te
         tell("layouts", number + 1, len(shapes))
 
 
-def _compiled(model: models.BenchModel, job: dict[str, Any]) -> tuple[Switch, models.Step]:
+def _compiled(model: models.BenchModel, job: dict[str, Any]) -> tuple[Switch, Train]:
     """The model without a limit; no size of the shapes that it meets is 1, if it can be."""
-    switch = Switch(job["autocast"])
-    step = model.make(switch)
+    switch = Switch(job["backend"], job["autocast"])
+    step = switch.step(model)
     switch.current = FREE
     for shape in model.shapes[:WARM_UP_CALLS]:
         step(model.inputs(shape))

@@ -7,15 +7,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from .limits import CALL_SHARES, EPOCH_SHARE, PLANNED_SHARES, SEARCHES, WAYS, Epoch, Limits, Ours, Row
+from .limits import CALL_SHARES, EPOCH_SHARE, PLANNED_SHARES, PROGRAMS, SEARCHES, WAYS, Epoch, Limits, Ours, Row
 from .report import MISSING, facts, ratio, seconds, size
 from .results import geometric_mean, median
 
 HEAD = ("way", "peak", "of eager's", "limit", "again", "step", "of eager's")
-EPOCHS_HEAD = ("sentences", "how", "fits", "peak", "words a second")
+EPOCHS_HEAD = ("program", "sentences", "how", "fits", "peak", "words a second")
 WORDS = {"no limit": "dynamic, nothing computed again", "padded": "lengths padded into buckets, under the limit",
          "limit": "dynamic, under the limit"}
-AIMS = ("measure", "aim", "found")
+AIMS = ("measure", "aim")  # then a column for each of our programs
 NO_LIMIT = "no limit"
 REFUSED = "refused"
 CHECKPOINTED = "eager, layers checkpointed"
@@ -32,13 +32,17 @@ def lines(found: Limits, model: str) -> list[tuple[str, ...]]:
 
 def _cells(row: Row, eager: Row | None) -> tuple[str, ...]:
     peaks, times = (eager.peaks, eager.seconds) if eager is not None else ([], [])
-    name = row.way if row.way in WAYS else f"anyshape, {row.way}"
+    name = _name(row)
     if row.error:
         what = REFUSED if _is_refused(row) else "failed"
         return name, what, *[MISSING] * (len(HEAD) - 2)
     return (name, _all(size(one) for one in row.peaks), ratio(_times(row.peaks, peaks)),
             _all(size(one) if one else MISSING for one in row.limits), _all(map(str, row.again)),
             _all(map(seconds, row.seconds)), ratio(_times(row.seconds, times)))
+
+
+def _name(row: Row) -> str:
+    return row.way if row.way in WAYS else f"{row.program}, {row.way}"
 
 
 def _is_refused(row: Row) -> bool:
@@ -54,12 +58,27 @@ def _times(some: list[int] | list[float], base: list[int] | list[float]) -> floa
     return geometric_mean(a / b for a, b in zip(some, base, strict=False) if b)
 
 
-def aims(found: Limits, model: str) -> list[tuple[str, str, str]]:
-    """What is aimed at, and what was found, as AIMS names them; only what was measured."""
-    known = next((one for one in found.ours if one.model == model), None)
-    if known is None:
-        return []
-    free = found.of(model, NO_LIMIT)
+def aims(found: Limits, model: str) -> list[tuple[str, ...]]:
+    """What is aimed at, and what was found of each of our programs, as `aims_head` names them; only what was
+    measured."""
+    columns = [{row[:2]: row[2] for row in _aims(found, known)} for known in _known(found, model)]
+    measures = dict.fromkeys(measure for column in columns for measure in column)
+    return [(*measure, *(column.get(measure, MISSING) for column in columns)) for measure in measures]
+
+
+def aims_head(found: Limits, model: str) -> tuple[str, ...]:
+    return (*AIMS, *(known.program for known in _known(found, model)))
+
+
+def _known(found: Limits, model: str) -> list[Ours]:
+    """Of the programs of which something is known."""
+    every = [found.known(model, program) for program in PROGRAMS]
+    return [known for known in every if known is not None and _aims(found, known)]
+
+
+def _aims(found: Limits, known: Ours) -> list[tuple[str, str, str]]:
+    """The same of one program."""
+    free = found.of(known.model, NO_LIMIT, known.program)
     rows = [] if free is None else _ways(found, known, free)
     return [*_calls(known), *rows, *_figure(known), *_decided(known)]
 
@@ -87,18 +106,24 @@ def _calls(known: Ours) -> list[tuple[str, str, str]]:
 
 
 def _ways(found: Limits, known: Ours, free: Row) -> list[tuple[str, str, str]]:
-    lowest = median(least / peak for least, peak in zip(known.least, _peaks(found, CHECKPOINTED, known), strict=False))
+    lowest = _middle(known.least, _peaks(found, CHECKPOINTED, known))
     return [
         ("peak without a limit, of Inductor's", "at most 0.75x",
          ratio(_times(free.peaks, _peaks(found, "inductor", known)))),
         *((f"throughput at {share} of the peak", aim,
            REFUSED if _is_refused(row) else ratio(_times(free.seconds, row.seconds)))
           for share, aim in (("60%", "at least 0.92x"), ("40%", "at least 0.80x"))
-          if (row := found.of(known.model, f"{share} of that")) is not None),
+          if (row := found.of(known.model, f"{share} of that", known.program)) is not None),
+        ("smallest limit, of what it takes without one", MISSING, ratio(_middle(known.least, free.predicted))),
         ("smallest limit, of the peak with layers checkpointed", "at most 0.80x", ratio(lowest)),
-        *((f"time at the peak of {way}", "below 1.00x", _beside(found, known.model, way)) for way in BUDGETS),
+        *((f"time at the peak of {way}", "below 1.00x", _beside(found, known, way)) for way in BUDGETS),
         ("cost of a limit that is not reached", "at most 1 %", _percent(known)),
     ]
+
+
+def _middle(some: list[int], base: list[int]) -> float | None:
+    """How many times `base`, at the median shape."""
+    return median(a / b for a, b in zip(some, base, strict=False) if b)
 
 
 def _figure(known: Ours) -> list[tuple[str, str, str]]:
@@ -149,9 +174,9 @@ def _decided(known: Ours) -> list[tuple[str, str, str]]:
 
 def epochs(found: Limits, model: str) -> list[tuple[str, ...]]:
     """The cells of the table of batches, as EPOCHS_HEAD names them."""
-    every = [epoch for known in found.ours if known.model == model for epoch in known.epochs]
-    return [(str(one.batch), WORDS[one.way], "yes" if one.fits else "no", size(one.peak or None),
-             f"{one.words / one.seconds:.0f}" if one.seconds else MISSING) for one in every]
+    every = [(known.program, epoch) for known in found.ours if known.model == model for epoch in known.epochs]
+    return [(program, str(one.batch), WORDS[one.way], "yes" if one.fits else "no", size(one.peak or None),
+             f"{one.words / one.seconds:.0f}" if one.seconds else MISSING) for program, one in every]
 
 
 def _peaks(found: Limits, way: str, known: Ours) -> list[int]:
@@ -159,8 +184,8 @@ def _peaks(found: Limits, way: str, known: Ours) -> list[int]:
     return row.peaks if row is not None else []
 
 
-def _beside(found: Limits, model: str, way: str) -> str:
-    ours, theirs = found.of(model, f"as {way}"), found.of(model, way)
+def _beside(found: Limits, known: Ours, way: str) -> str:
+    ours, theirs = found.of(known.model, f"as {way}", known.program), found.of(known.model, way)
     if ours is None or theirs is None or theirs.error:
         return MISSING
     if ours.error:
@@ -184,7 +209,7 @@ def shapes(found: Limits, model: str) -> str:
 
 def problems(found: Limits) -> list[str]:
     """Processes that failed, and limits that were not held."""
-    said = [f"FAILED: {row.model}, {row.way}: {row.error}" for row in found.rows
+    said = [f"FAILED: {row.model}, {_name(row)}: {row.error}" for row in found.rows
             if row.error and not _is_refused(row)]
     for known in found.ours:
         for laid in known.layouts:
@@ -203,7 +228,7 @@ def show(found: Limits, console: Console) -> None:
     for model in models_of(found):
         at = shapes(found, model)
         for title, head, rows in ((f"{model} at {at}" if at else model, HEAD, lines(found, model)),
-                                  (f"{model}: aims", AIMS, aims(found, model)),
+                                  (f"{model}: aims", aims_head(found, model), aims(found, model)),
                                   (f"{model}: batches of sentences", EPOCHS_HEAD, epochs(found, model))):
             if not rows:
                 continue
@@ -226,7 +251,7 @@ def markdown(found: Limits) -> str:
     for model in models_of(found):
         at = shapes(found, model)
         parts.append(f"## `{model}`\n\n" + (f"Shapes {at}.\n\n" if at else ""))
-        for head, rows in ((HEAD, lines(found, model)), (AIMS, aims(found, model)),
+        for head, rows in ((HEAD, lines(found, model)), (aims_head(found, model), aims(found, model)),
                            (EPOCHS_HEAD, epochs(found, model))):
             if rows:
                 parts += ["| " + " | ".join(head) + " |\n", "|---|" + "---:|" * (len(head) - 1) + "\n",
@@ -240,10 +265,12 @@ INTRODUCTION = """\
 This file is written by `anyshape bench memory ... --write-document` from stored results; it is not edited by hand.
 [memory.md](memory.md) says how the limit works.
 
-Every way runs in a fresh process. *peak*: blocks of the C library above parameters and optimiser state, with what
-idles between steps. *step*: median of {rounds} steps, the optimiser's included. *again*: saved values that are computed
-again. A line "as ..." has that way's peak as its limit. Ratios are geometric means over the shapes. Calls were counted
-at random shapes under {shares} of what each takes without a limit; no size of random shapes is 1.
+Every way runs in a fresh process. `anyshape` is forward and backward (`anyshape.compile`), with torch's fused AdamW;
+`anyshape-step` is `anyshape.train_step`, all of it as one program. *peak*: blocks of the C library above parameters and
+optimiser state, with what idles between steps. *step*: median of {rounds} steps, the optimiser's included. *again*:
+saved values that are computed again. A line "60% of that" has a share of what the same program takes without a limit as
+its limit, a line "as ..." that way's peak. Ratios are geometric means over the shapes. Calls were counted at random
+shapes under {shares} of what each takes without a limit; no size of random shapes is 1.
 
 *Batches of sentences*: lengths from a log-normal distribution, three counts, under {share} of the greatest need of a
 batch; words are real ones, padding is none; the better of two passes over shapes seen before. "fits" of the first way

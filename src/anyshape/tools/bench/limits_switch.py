@@ -1,4 +1,4 @@
-"""One module compiled with and without a limit, for the processes of `anyshape bench memory`: which is called, what the
+"""One model compiled with and without a limit, for the processes of `anyshape bench memory`: which is called, what the
 limit is, and what calls take by their records."""
 from __future__ import annotations
 
@@ -15,26 +15,47 @@ from anyshape.run.record import Record
 
 from . import models
 from .memory import Meter
+from .step import WHOLE
+from .step_worker import loss_of, trained
 from .suite import Shape
-from .worker import Compiler
+from .worker import Compiler, under
 
 NEVER = 1 << 50  # a limit that is never reached
 FREE, FIXED = "without", "with"  # programs that know no limit, and those that do
 Tell = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Train = Callable[[models.Inputs], object]  # a step
 
 
 class Switch:
-    """One module, compiled without a limit and with one; `current` names the one that is called."""
+    """One module, or its whole train step, compiled without a limit and with one; `current` names the one that is
+    called. backend: which of our programs it is."""
 
-    def __init__(self, autocast: str, counter: Meter | None = None) -> None:
+    def __init__(self, backend: str, autocast: str, counter: Meter | None = None) -> None:
+        self.backend = backend
         self.compiler = Compiler("eager", autocast, counter)
         self.current = FIXED
         self.compiled: dict[str, Any] = {}
 
-    def __call__(self, module: nn.Module) -> Callable[..., Any]:
+    def step(self, model: models.BenchModel) -> Train:
+        """A step of the model. Nothing is compiled yet.
+
+        Raises:
+            ConfigError: it is to be a whole train step of a model that does not train.
+        """
+        if self.backend != WHOLE:
+            return model.make(self._module)
+        apart = trained(model.make(lambda module: module), model)
+        self.compiler(apart.module)  # notes what is held
+        loss = loss_of(apart, self.compiler.autocast)
+        self.compiled = {FREE: anyshape.train_step(apart.module, loss, apart.optimizer),
+                         FIXED: anyshape.train_step(apart.module, loss, apart.optimizer, memory_limit=NEVER)}
+        return lambda inputs: self.compiled[self.current](*inputs)
+
+    def _module(self, module: nn.Module) -> Callable[..., Any]:
         self.compiler(module)  # notes what is held
         self.compiled = {FREE: anyshape.compile(module), FIXED: anyshape.compile(module, memory_limit=NEVER)}
-        return lambda *arguments, **keywords: self.compiled[self.current](*arguments, **keywords)
+        return under(self.compiler.autocast,
+                     lambda *arguments, **keywords: self.compiled[self.current](*arguments, **keywords))
 
     def programs(self) -> list[Executable]:
         """Those that were compiled, of the one that is called."""
@@ -65,7 +86,7 @@ def record_of(limit: Limit) -> Record:
     return list(limit.program.records.values())[-1]
 
 
-def need(switch: Switch, step: models.Step, inputs: models.Inputs) -> tuple[int, dict[Limit, dict[str, int]]]:
+def need(switch: Switch, step: Train, inputs: models.Inputs) -> tuple[int, dict[Limit, dict[str, int]]]:
     """What the programs of a step take by their records, at most, and the sizes of each."""
     for limit in switch.limits():
         limit.program.records.clear()

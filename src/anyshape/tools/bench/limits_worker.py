@@ -19,8 +19,8 @@ from torch.utils import checkpoint as checkpointing
 from anyshape.base.errors import AnyShapeError, LimitError
 
 from . import limits_calls, limits_plans, models, own
-from .limits import OURS, SHARES, WAYS, Ours, Row, Way
-from .limits_switch import FIXED, FREE, NEVER, Switch, Tell, need, record_of
+from .limits import LIMITED, SHARES, WAYS, Ours, Row, Way
+from .limits_switch import FIXED, FREE, NEVER, Switch, Tell, Train, need, record_of
 from .memory import Meter, meter, settled
 from .results import median
 from .suite import SUITE, Shape
@@ -76,9 +76,9 @@ def middle(times: list[float]) -> float:
 
 def ours(model: models.BenchModel, job: dict[str, Any], rows: dict[str, Row], found: Ours, counter: Meter,
          tell: Tell) -> None:
-    """Fills our rows. A model of several programs is held to each limit by each of them."""
-    switch = Switch(job["autocast"], counter)
-    step = model.make(switch)
+    """Fills the rows of one of ours. A model of several programs is held to each limit by each of them."""
+    switch = Switch(job["backend"], job["autocast"], counter)
+    step = switch.step(model)
     shapes = shapes_of(model, job["shapes"])
     for place, shape in enumerate(shapes):
         inputs = model.inputs(shape)
@@ -90,10 +90,11 @@ def ours(model: models.BenchModel, job: dict[str, Any], rows: dict[str, Row], fo
         found.least.append(sum(limit.least(values[limit]) for limit in switch.limits() if limit in values))
         limits = {"no limit": NEVER, **{f"{share:.0%} of that": int(most * share) for share in SHARES}}
         limits |= {f"as {way}": peaks[place] for way, peaks in job["peaks"].items() if place < len(peaks)}
+        limits["least limit"] = found.least[-1]
         fits = {}
         for name, bytes_ in limits.items():
             tell(f"{shape}: {name}", place, len(shapes))
-            row = rows.setdefault(name, Row(model.name, name))
+            row = rows.setdefault(name, Row(model.name, name, program=job["backend"]))
             switch.set(bytes_)
             try:
                 step(inputs)
@@ -121,7 +122,7 @@ def ours(model: models.BenchModel, job: dict[str, Any], rows: dict[str, Row], fo
         found.unlimited.append(_cost(switch, step, inputs, job["rounds"]))
 
 
-def _cost(switch: Switch, step: models.Step, inputs: models.Inputs, rounds: int) -> list[float]:
+def _cost(switch: Switch, step: Train, inputs: models.Inputs, rounds: int) -> list[float]:
     """Seconds of a step where a limit is set that is never reached, and where none is: medians of as many as fit into
     some seconds, in turn."""
     switch.set(NEVER)
@@ -144,7 +145,7 @@ def run(job: dict[str, Any], answer: Path | None = None) -> dict[str, Any]:
     if job["threads"]:
         torch.set_num_threads(job["threads"])
     rows: dict[str, Row] = {}
-    known = Ours(job["model"])
+    known = Ours(job["model"], program=job["backend"])
     found: dict[str, Any] = {}
 
     def write(finished: bool) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def run(job: dict[str, Any], answer: Path | None = None) -> dict[str, Any]:
         settled(counter)
         if job["way"] in WAYS:
             other_way(model, job, rows, counter, tell)
-        elif job["way"] == OURS:
+        elif job["way"] == LIMITED:
             ours(model, job, rows, known, counter, tell)
         elif job["way"] in ("calls", "epochs"):
             getattr(limits_calls, job["way"])(model, job, known, counter, tell)

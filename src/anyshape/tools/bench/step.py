@@ -14,10 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anyshape.base.errors import ConfigError
+
 from . import stored
 from .results import Results
 from .runner import empty_record, in_turns
-from .suite import SUITE
+from .suite import SUITE, named_backends
 
 FILE = "step.json"
 MODULE = "anyshape.tools.bench.step_worker"
@@ -31,6 +33,20 @@ TOLERANCE = 1e-3  # of a loss
 NOISE = 1.5  # how many times eager's own rounding error the losses may have in lower precision
 MOVED = 0.05  # of how far all weights moved together
 EXACT = "float32"
+
+
+def named(text: str | None) -> tuple[str, ...]:
+    """The backends of a list with commas; all, where none is given.
+
+    Raises:
+        ConfigError: the list is empty, or names one on which no train step is measured.
+    """
+    found = named_backends(text, BACKENDS)
+    for backend in found:
+        if backend not in BACKENDS:
+            raise ConfigError(f"no train step is measured on {backend!r}", why="its step would not be comparable",
+                              do=f"choose from {', '.join(BACKENDS)}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from anyshape.base.errors import AnyShapeError, ConfigError
+from anyshape.base.errors import AnyShapeError
 
 from . import charts, step, step_report
 from .results import machine
 from .runner import Runner
-from .suite import check_name, named_backends
+from .suite import check_name
 
 INTERRUPTED = 130
 CHART = Path("step.png")
@@ -72,14 +72,9 @@ def options(arguments: argparse.Namespace) -> step.Options:
     for name in named:
         check_name(name)
     quick = arguments.quick
-    backends = named_backends(arguments.backends, step.BACKENDS)
-    for backend in backends:
-        if backend not in step.BACKENDS:
-            raise ConfigError(f"no train step is measured on {backend!r}", why="its step would not be comparable",
-                              do=f"choose from {', '.join(step.BACKENDS)}")
     return step.Options(
         models=tuple(dict.fromkeys(map(step.training, named))) or ((step.QUICK,) if quick else step.DEFAULT),
-        backends=backends, rounds=arguments.rounds or step.ROUNDS,
+        backends=step.named(arguments.backends), rounds=arguments.rounds or step.ROUNDS,
         shapes=arguments.shapes or (step.QUICK_SHAPES if quick else step.SHAPES),
         memory_shapes=step.QUICK_MEMORY_SHAPES if quick else step.MEMORY_SHAPES, repeats=arguments.repeats,
         threads=arguments.threads, autocast=arguments.autocast,

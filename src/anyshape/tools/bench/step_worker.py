@@ -48,13 +48,13 @@ class WholeStep:
             compiler.held = settled(compiler.counter)[1]
         compiler.started = time.perf_counter()
         self.compiled = compiler.compiled = anyshape.train_step(
-            apart.module, _loss_of(apart, compiler.autocast), apart.optimizer, accumulate=accumulate)
+            apart.module, loss_of(apart, compiler.autocast), apart.optimizer, accumulate=accumulate)
 
     def __call__(self, inputs: Inputs) -> Tensor:
         return self.compiled(*inputs)
 
 
-def _loss_of(apart: TrainStep, autocast: str) -> Callable[..., Tensor]:
+def loss_of(apart: TrainStep, autocast: str) -> Callable[..., Tensor]:
     """What `train_step` is given: a function of the module and a batch."""
     loss = type(apart).loss
     if not autocast:

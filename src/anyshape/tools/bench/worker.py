@@ -295,7 +295,8 @@ def measure_memory(model: models.BenchModel, record: Record, counter: Meter, com
         record.stats["memory_note"] = counter.note()
 
 
-def step_peak(step: models.Step, model: models.BenchModel, shape: Shape, counter: Meter, baseline: int) -> int:
+def step_peak(step: Callable[[models.Inputs], object], model: models.BenchModel, shape: Shape, counter: Meter,
+              baseline: int) -> int:
     """Peak bytes of one step, its inputs not counted."""
     return peak_of(step, lambda: model.inputs(shape), counter, baseline)
 
