@@ -19,6 +19,7 @@ import anyshape
 from anyshape.base.errors import ConfigError, InputError
 from anyshape.frontend import updates
 from anyshape.frontend.dynamo import FallbackWarning
+from anyshape.run import torch_trace
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3),
@@ -388,6 +389,83 @@ def test_a_loss_that_is_not_one_graph() -> None:
     apart(lambda: step(batches(1)[0]), "one program")
     eager(theirs, b, loss_fn, batches(1)[0])
     near(ours, theirs, 1e-5)
+
+
+def _asks_about_data(model: torch.nn.Module, x: Tensor) -> Tensor:
+    return mean_square(model, x) * (2 if x.sum().item() > 0 else 1)
+
+
+class Counted(Net):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def test_a_loss_that_asks_about_data_runs_apart_and_once() -> None:
+    torch.manual_seed(0)
+    ours = Counted()
+    theirs = copy.deepcopy(ours)
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, theirs))
+    step = anyshape.train_step(ours, _asks_about_data, a)
+    given = batches(4)
+    apart(lambda: step(given[0]), "data-dependent")
+    eager(theirs, b, _asks_about_data, given[0])
+    for x in given[1:]:
+        step(x)
+        eager(theirs, b, _asks_about_data, x)
+    near(ours, theirs, 1e-5)
+    assert ours.calls == 4
+
+
+def test_a_step_that_would_be_traced_too_often_goes_on_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a step of several batches."""
+    for limit in ("recompile_limit", "accumulated_recompile_limit"):
+        monkeypatch.setitem(torch_trace.DYNAMO_SETTINGS, limit, 2)
+    ours, theirs = nets()
+
+    def scaled(model: torch.nn.Module, x: Tensor) -> Tensor:
+        return mean_square(model, x) * len(model.mode)
+
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, theirs))
+    step = anyshape.train_step(ours, scaled, a, accumulate=2)
+    given = batches(8)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for place, x in enumerate(given):
+            ours.mode = theirs.mode = "x" * (place + 1)
+            step(x)
+            (scaled(theirs, x) / 2).backward()
+            if place % 2:
+                b.step()
+                b.zero_grad()
+    near(ours, theirs, 1e-5)
+    assert any("one program" in str(one.message) for one in said) and step.position == 0
+
+
+def test_gathered_gradients_go_to_a_step_in_parts_and_back() -> None:
+    whole, parted, whole_again = nets(3)
+    given = batches(3)
+    steps = [anyshape.train_step(net, loss, torch.optim.SGD(net.parameters(), lr=0.1), accumulate=3)
+             for net, loss in ((whole, mean_square), (parted, lambda *x: (torch._dynamo.graph_break(), mean_square(*x))[1]),
+                               (whole_again, mean_square))]
+    expected = copy.deepcopy(whole)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        for x, step, later in zip(given, steps, (*steps[1:], None), strict=True):
+            step(x)
+            if later is not None:
+                later(given[2]), later(given[2]), later(given[2])  # compiled, or known to be none
+                later.settings.model.load_state_dict(expected.state_dict())
+                later.load_state_dict(step.state_dict())
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    eager(expected, optimizer, lambda net: sum(mean_square(net, x) for x in given) / 3)
+    near(whole_again, expected, 1e-5)
 
 
 def test_weights_of_others_are_named() -> None:

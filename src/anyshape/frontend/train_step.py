@@ -85,30 +85,25 @@ class TrainStep:
             InputError: the loss is not one number that depends on a weight.
             LimitError: the step needs more than `memory_limit`; nothing of it has run.
         """
-        if self._apart is None:
-            results = self._run(arguments, keywords)
+        results = self._run(arguments, keywords) if self._apart is None else self._apart(arguments, keywords)
         if self._apart is not None:
-            results = self._apart(arguments, keywords)
             self.position, self.norm = self._apart.position, self._apart.norm
         return results if len(results) > 1 else results[0]
 
     def _run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-        """One batch by the one program; nothing has run where it turns out that it cannot be one."""
+        """One batch by the one program; where it turns out that it cannot be one, nothing has run, and its parts do."""
         is_last = self.position == self.settings.accumulate - 1
         self._states.prepare(is_last)
         self._whole.has_ended = False
         try:
             loss, norm, finite, *rest = self._compiled.call(arguments, keywords)
         except torch_api.not_one_graph() as error:
-            if self._has_run:
+            if self._has_run and not isinstance(error, torch_api.too_many_graphs()):
                 raise  # it has compiled before: the call is at fault
-            # what eager PyTorch refuses too, it says itself
-            check_loss(parts_of(self.settings.loss_fn(self.settings.model, *arguments, **keywords))[0])
             if self.settings.config.strict:
+                check_loss(parts_of(self.settings.loss_fn(self.settings.model, *arguments, **keywords))[0])
                 raise
-            cause = getattr(error, "inner_exception", error)  # the compiler's own, inside Dynamo's
-            self._fall_back(f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}")
-            return ()
+            return self._run_apart(error, arguments, keywords)
         finally:
             if self._whole.has_ended:  # an interrupt is raised after it
                 self._states.settle()
@@ -118,6 +113,21 @@ class TrainStep:
             self.norm = norm
             self._states.scaled(finite)
         return (loss, *rest)
+
+    def _run_apart(self, error: BaseException, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+        """The batch as parts, as all that come after it. What PyTorch refuses too, it says itself: then the next batch
+        is tried as one program again."""
+        begun = self.state_dict()
+        self._apart = StepApart(self.settings, self.averages)
+        try:
+            self.load_state_dict(begun)
+            results = self._apart(arguments, keywords)
+        except BaseException:
+            self._apart, self.position = None, begun["position"]
+            raise
+        cause = getattr(error, "inner_exception", error)  # the compiler's own, inside Dynamo's
+        self._fall_back(f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}", level=5)
+        return results
 
     def finish(self) -> None:
         """Ends a step of which fewer than `accumulate` batches have run, such as at the end of an epoch: the update is
@@ -151,12 +161,12 @@ class TrainStep:
 
         return run
 
-    def _fall_back(self, why: str) -> None:
+    def _fall_back(self, why: str, level: int = 4) -> None:
         """From here on, forward and backward apart from the optimiser."""
-        self._apart = StepApart(self.settings, self.averages)
+        self._apart = self._apart or StepApart(self.settings, self.averages)
         self._shown.compilation.record("train step", "one program", f"{why}; {APART}")
         warnings.warn(f"the train step is not one program: {APART}.\n  why: {why}\n"
-                      "  do:  nothing, if that is fast enough; see explain()", FallbackWarning, stacklevel=4)
+                      "  do:  nothing, if that is fast enough; see explain()", FallbackWarning, stacklevel=level)
 
     # ---- looking at it
 
@@ -197,8 +207,9 @@ class TrainStep:
                 if one.gathered is not None:
                     gathered[name] = one.gathered.clone()
         elif self.position:
-            gathered = {name: weight.grad.clone() for name, weight in self.settings.model.named_parameters()
-                        if weight.grad is not None}
+            for name, weight in self.settings.model.named_parameters():
+                if weight.grad is not None:  # the mean's part
+                    gathered[name], uses[name] = weight.grad * self.settings.accumulate, float(self.position)
         return {"position": self.position, "gathered": gathered, "uses": uses,
                 "averages": {name: average.clone() for name, average in self.averages.items()}}
 
@@ -220,7 +231,8 @@ class TrainStep:
         if self._apart is not None:
             self._apart.position = self.position
             for name, weight in self.settings.model.named_parameters():
-                weight.grad = gathered[name].clone() if name in gathered else None
+                used = name in gathered and state["uses"][name] > 0
+                weight.grad = gathered[name] / self.settings.accumulate if used else None
             return
         self._states.prepare(False)
         for place, (name, one) in enumerate(zip(self._names(), self._whole.weights, strict=True)):

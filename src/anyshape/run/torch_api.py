@@ -151,9 +151,16 @@ def tracer_failures() -> tuple[type[BaseException], ...]:
 
 
 def not_one_graph() -> tuple[type[BaseException], ...]:
-    """The exceptions by which Dynamo, or we in its words, say that a function cannot be one graph."""
-    from torch._dynamo.exc import Unsupported
-    return (*tracer_failures(), Unsupported, InputError)
+    """The exceptions by which Dynamo, or we in its words, say that a function cannot be one graph: also one that asks
+    about data (UserError), and one that was traced too often."""
+    from torch._dynamo.exc import Unsupported, UserError
+    return (*tracer_failures(), Unsupported, UserError, InputError, *too_many_graphs())
+
+
+def too_many_graphs() -> tuple[type[BaseException], ...]:
+    """The exception by which Dynamo says that a function would be traced once more, and may not."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+    return (FailOnRecompileLimitHit,)
 
 
 def trace_formulas(function: Callable[..., Any], values: Sequence[Any],
