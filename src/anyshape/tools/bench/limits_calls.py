@@ -8,7 +8,7 @@ from typing import Any
 
 from anyshape.base.errors import ConfigError, LimitError
 from anyshape.run.limit import Limit
-from anyshape.run.timeline import scratch, timeline
+from anyshape.run.timeline import scratch, timeline, used
 from anyshape.run.watch import watched
 
 from . import models, padding
@@ -62,14 +62,13 @@ def _calls(model: models.BenchModel, step: Train, switch: Switch, shape: Shape, 
         call = Call(list(shape), int(most * share))
         switch.set(call.limit)
         try:
-            for limit, sizes in values.items():
-                limit.choose(sizes)  # what is remembered of a choice is not the step's own memory
+            call.arena = _as_predicted(switch, step, inputs)
+            # counted afterwards: what is remembered of a choice, and the records, are not the step's own memory
             call.peak = _counted(switch, step, inputs, counter)
             call.need, _ = needed(switch)
-            call.arena = _as_predicted(switch, step, inputs)
         except LimitError:
             call.refused = True
-            call.bound = max(bound(limit, sizes) for limit, sizes in values.items())
+            call.bound = max(bound(limit, sizes, call.limit) for limit, sizes in values.items())
         found.append(call)
 
 
@@ -83,12 +82,23 @@ def _counted(switch: Switch, step: Train, inputs: models.Inputs, counter: Meter)
     return counter.peak() - before
 
 
-def bound(limit: Limit, values: dict[str, int]) -> int:
+def bound(limit: Limit, values: dict[str, int], room: int = 0) -> int:
     """Bytes that no choice of what is dropped needs less than: what is alive at the fullest step if all that can be
-    dropped is gone wherever it could be, and computing it again takes nothing. Values are not moved out."""
+    dropped is gone wherever it could be, and computing it again takes nothing. Values are not moved out.
+
+    Where that is not above `room`, one value at a time is looked at: it is kept, or what computes it again is there as
+    well. What it takes at least is the lesser of both."""
     assert limit.backward is not None
     names = frozenset(one.saved for one in limit.backward.plan.again)
-    return int(timeline(limit).curve(values, scratch(limit, values), names).max())
+    line, beside = timeline(limit), scratch(limit, values)
+    found = int(line.curve(values, beside, names).max())
+    for name in sorted(names):
+        if found > room:
+            break
+        kept = line.curve(values, beside, names - {name})
+        again = line.curve(values, beside, names, used(limit.ladders, frozenset((name,))))
+        found = max(found, min(int(kept.max()), int(again.max())))
+    return found
 
 
 def _as_predicted(switch: Switch, step: Train, inputs: models.Inputs) -> bool:
