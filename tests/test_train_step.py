@@ -448,12 +448,16 @@ def test_a_step_that_would_be_traced_too_often_goes_on_apart(monkeypatch: pytest
     assert any("one program" in str(one.message) for one in said) and step.position == 0
 
 
+def in_parts(model: torch.nn.Module, x: Tensor) -> Tensor:
+    torch._dynamo.graph_break()
+    return mean_square(model, x)
+
+
 def test_gathered_gradients_go_to_a_step_in_parts_and_back() -> None:
     whole, parted, whole_again = nets(3)
     given = batches(3)
     steps = [anyshape.train_step(net, loss, torch.optim.SGD(net.parameters(), lr=0.1), accumulate=3)
-             for net, loss in ((whole, mean_square), (parted, lambda *x: (torch._dynamo.graph_break(), mean_square(*x))[1]),
-                               (whole_again, mean_square))]
+             for net, loss in ((whole, mean_square), (parted, in_parts), (whole_again, mean_square))]
     expected = copy.deepcopy(whole)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
