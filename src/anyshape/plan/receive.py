@@ -14,6 +14,7 @@ Before an input is written, what may refuse the call has been done, as it is in 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 from anyshape.plan.again import written
 from anyshape.plan.merge import merged
@@ -91,13 +92,16 @@ def _fits(maker: Step, source: Window, target: Window) -> bool:
 
 
 def early(plan: Plan, dependencies: list[set[int]]) -> list[int]:
-    """The order of steps in which those that only write inputs come as soon as they can."""
+    """The order of steps in which those that only write inputs, beside what is theirs alone (what a kernel hands from
+    stage to stage), come as soon as they can."""
+    uses = Counter(name for step in plan.steps for name in {window.buffer for window in touched(step)})
+    free = {b.name for b in plan.buffers if b.home == "input" or uses[b.name] == 1}
     inputs = {b.name for b in plan.buffers if b.home == "input"}
     order: list[int] = []
     waiting: dict[int, list[int]] = {}
     for k, step in enumerate(plan.steps):
         targets = {window.buffer for window in written(step)}
-        if targets and targets <= inputs and dependencies[k]:
+        if targets & inputs and targets <= free and dependencies[k]:
             waiting.setdefault(max(dependencies[k]), []).append(k)
         else:
             order.append(k)
