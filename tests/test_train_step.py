@@ -521,7 +521,7 @@ def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
             for _ in range(10000):
                 step(x)
         timer.join()
-        now = int(step._whole.steps[0])
+        now = int(step._states.update.steps[0])
         for _ in range(now - done):
             eager(theirs, b, mean_square, x)
         done = now
