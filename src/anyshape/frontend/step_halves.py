@@ -83,8 +83,7 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
         step: functional but for `copy_` nodes onto placeholders; it is left as it is.
         static: indices of inputs that stay at one address.
     """
-    joint = copy.copy(step)
-    joint.graph = copy.deepcopy(step.graph)
+    joint = torch_api.graph_module(step, copy.deepcopy(step.graph))
     seed = _seed(joint)
     if seed is None:
         return None
@@ -188,7 +187,7 @@ def _with_inputs(forward: GraphModule, backward: GraphModule, kept: int, results
             graph.output(tuple(found[:results]))
         elif node.op != "placeholder":
             made[node.name] = graph.node_copy(node, lambda one: made[one.name])
-    return GraphModule(backward, graph)
+    return torch_api.graph_module(backward, graph)
 
 
 def _chain(saved: Any) -> list[Node] | None:

@@ -107,9 +107,10 @@ class StepProgram:
 
     def _compiled(self, update: StepUpdate, is_last: bool, places: tuple[int, ...], count: int) -> Ended:
         """The program for an update of this kind; `count` inputs of the trace come first."""
-        graph, outputs, norm, finite = with_update(self.graph, update, is_last, places)
-        static = (*self.static, *range(count, count + sum(place < 0 for place in places)))
-        return Ended(self.compile(graph, static), outputs, norm, finite)
+        with torch_api.text_when_run():
+            graph, outputs, norm, finite = with_update(self.graph, update, is_last, places)
+            static = (*self.static, *range(count, count + sum(place < 0 for place in places)))
+            return Ended(self.compile(graph, static), outputs, norm, finite)
 
 
 def with_update(step: GraphModule, update: StepUpdate, is_last: bool,
@@ -119,8 +120,7 @@ def with_update(step: GraphModule, update: StepUpdate, is_last: bool,
     Args:
         places: per tensor of the update, its place among the inputs; -1 where it is a new one.
     """
-    joint = copy.copy(step)
-    joint.graph = graph = copy.deepcopy(step.graph)
+    graph = copy.deepcopy(step.graph)
     node = graph.find_nodes(op="call_function", target=GRADIENTS)[0]
     inputs = list(graph.find_nodes(op="placeholder"))
     mode = node.args[1][0].meta["val"].fake_mode
@@ -158,9 +158,8 @@ def with_update(step: GraphModule, update: StepUpdate, is_last: bool,
         graph.erase_node(user)
     graph.erase_node(node)
     graph.lint()
-    joint.recompile()
     end = len(kept)
-    return joint, tuple(outputs), end if norm else -1, end + norm if finite else -1
+    return torch_api.graph_module(step, graph), tuple(outputs), end if norm else -1, end + norm if finite else -1
 
 
 def _formulas(update: StepUpdate, is_last: bool, values: Sequence[torch.Tensor],
