@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from anyshape.frontend.step_checks import check_loss
-from anyshape.run import torch_api
+from anyshape.run import torch_trace
 
 
 def gradients_of(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     """The gradient of `loss` for each weight, while a graph is traced. Dynamo does not look into this function
-    (`torch_api.one_node`). In the graph, the first operand of the operator has None for a weight without a gradient,
+    (`torch_trace.one_node`). In the graph, the first operand of the operator has None for a weight without a gradient,
     and the last is where the backward begins: the gradient of the loss itself.
 
     Raises:
@@ -28,7 +28,7 @@ def gradients_of(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
         check_loss(loss)
     found: Sequence[Tensor | None] = [None] * len(weights)
     seed = torch.ones_like(loss, requires_grad=False)
-    if torch_api.is_writing():  # elsewhere, such as where a graph is tried with other sizes, nothing may require one
+    if torch_trace.is_writing():  # elsewhere, such as where a graph is tried with other sizes, nothing may require one
         check_loss(loss)
         found = torch.autograd.grad(loss, list(weights), seed, allow_unused=True)
     with torch.no_grad():

@@ -23,7 +23,7 @@ from anyshape.frontend.compilation import Boxed, TapeLayout
 from anyshape.frontend.duplicates import remove_duplicates
 from anyshape.frontend.from_sizes import make_again
 from anyshape.frontend.partition import put_tape
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_trace
 
 TANGENT = "tangents"  # how torch's partition knows what a backward begins with
 SEED = "anyshape_seed"  # marks the gradient of the loss itself
@@ -83,7 +83,7 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
         step: functional but for `copy_` nodes onto placeholders; it is left as it is.
         static: indices of inputs that stay at one address.
     """
-    joint = torch_api.graph_module(step, copy.deepcopy(step.graph))
+    joint = torch_trace.graph_module(step, copy.deepcopy(step.graph))
     seed = _seed(joint)
     if seed is None:
         return None
@@ -187,7 +187,7 @@ def _with_inputs(forward: GraphModule, backward: GraphModule, kept: int, results
             graph.output(tuple(found[:results]))
         elif node.op != "placeholder":
             made[node.name] = graph.node_copy(node, lambda one: made[one.name])
-    return torch_api.graph_module(backward, graph)
+    return torch_trace.graph_module(backward, graph)
 
 
 def _chain(saved: Any) -> list[Node] | None:

@@ -24,7 +24,7 @@ from anyshape.frontend.held import Held
 from anyshape.frontend.step_halves import SEED
 from anyshape.frontend.step_update import StepUpdate
 from anyshape.frontend.whole_step import StepState
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_trace
 
 GRADIENTS = torch.ops.anyshape.gradients.default
 
@@ -64,7 +64,7 @@ class StepProgram:
                  compile: Callable[[GraphModule, tuple[int, ...]], Boxed], static: Sequence[int]) -> None:
         self.graph = graph
         self.state = state
-        self.compiled = torch_api.in_trace_of_now(self._compiled)
+        self.compiled = torch_trace.in_trace_of_now(self._compiled)
         self.compile = compile
         self.static = tuple(static)
         self.bound: dict[bool, Bound] = {}
@@ -100,14 +100,14 @@ class StepProgram:
         if any(isinstance(one, torch.Tensor) and torch_api.storage_key(one) in shared for one in inputs):
             raise InputError("the loss reads what the update of the step writes, as another tensor",
                              why="both would be one buffer of the program", do="give it a copy")
-        key = is_last, places, update.kind()
+        key = is_last, places, update.kind(is_last)
         if key not in self.known:
             self.known[key] = self.compiled(update, is_last, places, len(inputs))
         return Bound(update, given, self.known[key])
 
     def _compiled(self, update: StepUpdate, is_last: bool, places: tuple[int, ...], count: int) -> Ended:
         """The program for an update of this kind; `count` inputs of the trace come first."""
-        with torch_api.text_when_run():
+        with torch_trace.text_when_run():
             graph, outputs, norm, finite = with_update(self.graph, update, is_last, places)
             static = (*self.static, *range(count, count + sum(place < 0 for place in places)))
             return Ended(self.compile(graph, static), outputs, norm, finite)
@@ -159,7 +159,7 @@ def with_update(step: GraphModule, update: StepUpdate, is_last: bool,
     graph.erase_node(node)
     graph.lint()
     end = len(kept)
-    return torch_api.graph_module(step, graph), tuple(outputs), end if norm else -1, end + norm if finite else -1
+    return torch_trace.graph_module(step, graph), tuple(outputs), end if norm else -1, end + norm if finite else -1
 
 
 def _formulas(update: StepUpdate, is_last: bool, values: Sequence[torch.Tensor],

@@ -84,7 +84,7 @@ class StepUpdate:
     # ---- as data, for a trace
 
     def tensors(self) -> list[Tensor]:
-        """All that it reads or changes, in an order that depends on `kind` alone."""
+        """All that it reads or changes, in an order that depends on its kind alone."""
         found: list[Tensor | None] = [self.steps, self.uses, self.most, self.part, self.scale]
         for one in self.weights:
             found += [one.weight, *one.states.values(), one.numbers, one.gathered, one.average]
@@ -101,10 +101,10 @@ class StepUpdate:
             average=None if one.average is None else next(given)) for one in self.weights)
         return replace(self, steps=steps, uses=uses, most=most, part=part, scale=scale, weights=weights)
 
-    def kind(self) -> Any:
-        """What a program of it depends on; it can be compared and hashed."""
-        weights = tuple((repr(one.choices), tuple(one.states), one.gathered is None, one.average is None)
-                        for one in self.weights)
+    def kind(self, is_last: bool) -> Any:
+        """What a program of it depends on, or, unless `is_last`, one that gathers; it can be compared and hashed."""
+        weights = tuple((repr(one.choices) if is_last else "", tuple(one.states), one.gathered is None,
+                         one.average is None) for one in self.weights)
         kinds = tuple((one.dtype, one.shape, one.stride()) for one in self.tensors())
         return self.rule, self.parts, self.is_clipped, self.scale is None, weights, kinds
 

@@ -29,7 +29,7 @@ from anyshape.frontend.step_apart import StepApart
 from anyshape.frontend.step_checks import StepSettings, check_loss, parts_of, rule_for, warn_of_others
 from anyshape.frontend.step_states import StepStates
 from anyshape.frontend.whole_step import StepState, WholeStep
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_trace
 
 APART = "forward and backward are compiled, and the optimiser runs as it is"
 
@@ -69,7 +69,7 @@ class TrainStep:
                                   {id(weight): name for name, weight in inner.named_parameters()})
         self._compiled = Compiled(self._whole, settings.config)
         self._compiled.compilation.step = self._whole.state
-        torch_api.one_node(gradients_of)
+        torch_trace.one_node(gradients_of)
 
     # ---- a step
 
