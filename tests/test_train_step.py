@@ -265,7 +265,7 @@ def test_gathered_gradients_are_kept_with_the_state() -> None:
     assert all(torch.equal(average, second.averages[name]) for name, average in whole.averages.items())
 
 
-class Counted(torch.autograd.Function):
+class Twice(torch.autograd.Function):
     """Twice its operand; counts its backward."""
 
     backwards = 0
@@ -276,23 +276,23 @@ class Counted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        Counted.backwards += 1
+        Twice.backwards += 1
         return gradient * 2
 
 
 @torch._dynamo.allow_in_graph
-def counted(x: Tensor) -> Tensor:
-    return Counted.apply(x)  # type: ignore[no-any-return]
+def twice(x: Tensor) -> Tensor:
+    return Twice.apply(x)  # type: ignore[no-any-return]
 
 
 def test_one_trace_serves_every_update() -> None:
     net, _ = nets()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    step = anyshape.train_step(net, lambda model, x: counted(mean_square(model, x)), optimizer, accumulate=2)
-    Counted.backwards = 0
+    step = anyshape.train_step(net, lambda model, x: twice(mean_square(model, x)), optimizer, accumulate=2)
+    Twice.backwards = 0
     for x in batches(4):
         step(x)
-    assert Counted.backwards == 1  # while the graph was written, and not before
+    assert Twice.backwards == 1  # while the graph was written, and not before
     assert [c.reason for c in step.compilation.captures] == ["", "another update behind the same trace"]
     assert [p.name for p in step.programs] == ["0.forward", "0.backward", "1.forward", "1.backward"]
     optimizer.param_groups[0]["maximize"] = True  # another choice: another program, by the same trace
@@ -300,7 +300,7 @@ def test_one_trace_serves_every_update() -> None:
     for x in batches(2):
         step(x)
     assert any(not torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
-    assert Counted.backwards == 1
+    assert Twice.backwards == 1
     assert len(step.programs) == 6
 
 
