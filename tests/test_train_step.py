@@ -265,6 +265,79 @@ def test_gathered_gradients_are_kept_with_the_state() -> None:
     assert all(torch.equal(average, second.averages[name]) for name, average in whole.averages.items())
 
 
+class Twice(torch.autograd.Function):
+    """Twice its operand; counts its backward."""
+
+    backwards = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        Twice.backwards += 1
+        return gradient * 2
+
+
+@torch._dynamo.allow_in_graph
+def twice(x: Tensor) -> Tensor:
+    return Twice.apply(x)  # type: ignore[no-any-return]
+
+
+def test_one_trace_serves_every_update() -> None:
+    net, _ = nets()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    step = anyshape.train_step(net, lambda model, x: twice(mean_square(model, x)), optimizer, accumulate=2)
+    Twice.backwards = 0
+    for x in batches(4):
+        step(x)
+    assert Twice.backwards == 1  # while the graph was written, and not before
+    assert [c.reason for c in step.compilation.captures] == ["", "another update behind the same trace"]
+    assert [p.name for p in step.programs] == ["0.forward", "0.backward", "1.forward", "1.backward"]
+    optimizer.param_groups[0]["maximize"] = True  # another choice: another program, by the same trace
+    before = [p.detach().clone() for p in net.parameters()]
+    for x in batches(2):
+        step(x)
+    assert any(not torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+    assert Twice.backwards == 1
+    assert len(step.programs) == 6
+
+
+def test_a_loss_that_reads_averages() -> None:
+    ours, theirs = nets()
+    averages: dict[str, Tensor] = {}
+
+    def near_averages(model: torch.nn.Module, x: Tensor) -> Tensor:
+        return mean_square(model, x) + (model.first.weight - averages["first.weight"]).square().mean()
+
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, theirs))
+    step = anyshape.train_step(ours, near_averages, a, ema=0.9, strict=True)
+    averages.update(step.averages)
+    for x in batches(4):
+        step(x)
+    averages = {name: p.detach().clone() for name, p in nets(1)[0].named_parameters()}
+    for x in batches(4):
+        eager(theirs, b, near_averages, x)
+        for name, weight in theirs.named_parameters():
+            averages[name].lerp_(weight.detach(), 0.1)
+    near(ours, theirs, 1e-5)
+    for name, average in step.averages.items():
+        torch.testing.assert_close(average, averages[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_loss_that_reads_a_part_of_an_average() -> None:
+    ours, _ = nets()
+    averages: dict[str, Tensor] = {}
+
+    def near_part(model: torch.nn.Module, x: Tensor) -> Tensor:
+        return mean_square(model, x) + (model.first.weight[0] - averages["part"]).square().mean()
+
+    step = anyshape.train_step(ours, near_part, torch.optim.SGD(ours.parameters(), lr=0.1), ema=0.9)
+    averages["part"] = step.averages["first.weight"][0]
+    apart(lambda: step(batches(1)[0]), "as another tensor")
+
+
 def test_averages_follow_the_weights() -> None:
     ours, theirs = nets()
     a, b = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, theirs))
@@ -521,7 +594,7 @@ def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
             for _ in range(10000):
                 step(x)
         timer.join()
-        now = int(step._whole.steps[0])
+        now = int(step._states.update.steps[0])
         for _ in range(now - done):
             eager(theirs, b, mean_square, x)
         done = now

@@ -39,7 +39,6 @@ from anyshape.passes.pipeline import DOOR
 from anyshape.run import torch_api
 from anyshape.run.context import context_underway
 
-Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 PLAIN = "these sizes run as plain PyTorch"
 
 
@@ -76,7 +75,7 @@ class Way:
     __slots__ = ("call", "door", "opened", "own", "tracing")
 
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
-                 deferral: Deferral, wrap: Wrap | None) -> None:
+                 deferral: Deferral) -> None:
         self.own: list[Callable[..., Any]] = []
         self.door: Door | None = None
         self.opened = 0
@@ -86,8 +85,6 @@ class Way:
             program = compile_fx(gm, example_inputs, compilation=compilation)
             if oblivious:
                 program = checked_program(gm, program, compilation)
-            if wrap is not None:
-                program = wrap(program)
             self.own.append(program)
             return program
 
@@ -114,16 +111,16 @@ class Way:
 
 
 class Compiled:
-    """A callable with its two ways of tracing and their record. wrap: put around every program."""
+    """A callable with its two ways of tracing and their record."""
 
     __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "target")
 
-    def __init__(self, target: Callable[..., Any], config: Config, wrap: Wrap | None = None) -> None:
+    def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target
         self.compilation = Compilation(config, compile_program)
         self.deferral = Deferral()
-        self.oblivious = Way(target, self.compilation, True, self.deferral, wrap)
-        self.ordinary = Way(target, self.compilation, False, self.deferral, wrap)
+        self.oblivious = Way(target, self.compilation, True, self.deferral)
+        self.ordinary = Way(target, self.compilation, False, self.deferral)
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The result of the target for these arguments."""

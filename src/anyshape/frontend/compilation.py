@@ -4,7 +4,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch.fx import GraphModule
@@ -123,7 +123,7 @@ class Compilation:
         attentions: by number of the captured graph, the attention that its program writes out.
         prepared: by name, backwards that were compiled with their forward, before torch asks for them.
         held: what tapes keep, of all its programs.
-        steps: its graphs are whole train steps, with the backward and the update inside.
+        step: what its graphs, which are train steps with the backward inside, do with gradients; None for others.
         tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
     """
     config: Config
@@ -134,7 +134,7 @@ class Compilation:
     attentions: dict[int, tuple[AttentionNote, ...]] = field(default_factory=dict)
     prepared: dict[str, Any] = field(default_factory=dict)
     held: Held = field(default_factory=Held)
-    steps: bool = False
+    step: Any = None
     graphs: int = 0
     tracing: tuple[str, str, str] = ("", "", "backend")
     lock: Any = field(default_factory=threading.Lock)
@@ -147,6 +147,13 @@ class Compilation:
         with self.lock:
             self.graphs += 1
             self.captures.append(Capture(*self.tracing, sizes))
+            return self.graphs - 1
+
+    def next_update(self, number: int) -> int:
+        """The number of another update behind the captured graph `number`, as of a captured graph of its own."""
+        with self.lock:
+            self.graphs += 1
+            self.captures.append(replace(self.captures[number], reason="another update behind the same trace"))
             return self.graphs - 1
 
     def register(self, program: Any) -> None:

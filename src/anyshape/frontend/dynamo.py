@@ -6,8 +6,9 @@ works; `anyshape.compile` binds a `Compilation` to the same function.
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
@@ -21,7 +22,8 @@ from anyshape.frontend.derivatives import derivatives
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
-from anyshape.frontend.step_halves import StepProgram, step_halves
+from anyshape.frontend.step_halves import HalvesProgram, step_halves
+from anyshape.frontend.step_program import StepProgram
 from anyshape.frontend.training import Pair
 from anyshape.frontend.update_op import expanded
 from anyshape.passes.pipeline import ATTENTION, DOOR
@@ -99,7 +101,7 @@ class _Inference:
 
     def __init__(self, compilation: Compilation, number: int, halves: Halves) -> None:
         self.compile = functools.partial(_compile_half, compilation, number, halves, "inference")
-        self.whole_step = functools.partial(_compile_step, compilation, number)
+        self.whole_step = functools.partial(_traced_step, compilation, number)
         self.inputs = -1
         self.program: Boxed | None = None
         self.hints: list[tuple[int, set[int]]] = []
@@ -167,15 +169,24 @@ def _compile_half(compilation: Compilation, number: int, halves: Halves, role: R
     return program
 
 
-def _compile_step(compilation: Compilation, number: int, gm: GraphModule) -> Boxed | None:
-    """A train step as a forward and a backward with its update; None where the graph is none."""
-    if not compilation.steps:
+def _traced_step(compilation: Compilation, number: int, gm: GraphModule) -> Boxed | None:
+    """The programs of a train step, which are compiled when they are first called; None for other graphs."""
+    if compilation.step is None:
         return None
-    static = torch_api.static_inputs()
+    numbers = itertools.chain((number,), iter(lambda: compilation.next_update(number), None))
+    return StepProgram(gm, compilation.step, functools.partial(_compile_step, compilation, numbers),
+                       torch_api.static_inputs())
+
+
+def _compile_step(compilation: Compilation, numbers: Iterator[int], gm: GraphModule, static: tuple[int, ...]) -> Boxed:
+    """A train step as a forward and a backward with its update, or as one program where it is not cut."""
+    number = next(numbers)
     halves = step_halves(gm, static)
     if halves is None:
         expanded(gm)
-        return None
+        return compile_or_interpret(ProgramRequest(
+            gm=gm, role="inference", name=f"{number}.inference", config=compilation.config, compilation=compilation,
+            tape=None, partner=None, whole=True, static_inputs=static))
     expanded(halves.backward)
     found = []
     for role, half, partner, places in (("forward", halves.forward, halves.backward, halves.forward_inputs),
@@ -184,7 +195,7 @@ def _compile_step(compilation: Compilation, number: int, gm: GraphModule) -> Box
             gm=half, role=role, name=f"{number}.{role}", config=compilation.config,  # type: ignore[arg-type]
             compilation=compilation, tape=halves.layout, partner=partner, whole=True,
             static_inputs=tuple(i for i, place in enumerate(places) if place in static))))
-    return StepProgram(halves, *found)
+    return HalvesProgram(halves, *found)
 
 
 def compile_or_interpret(request: ProgramRequest) -> Boxed:

@@ -23,10 +23,10 @@ from anyshape.frontend.compilation import Boxed, TapeLayout
 from anyshape.frontend.duplicates import remove_duplicates
 from anyshape.frontend.from_sizes import make_again
 from anyshape.frontend.partition import put_tape
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_trace
 
 TANGENT = "tangents"  # how torch's partition knows what a backward begins with
-SEEDS = ("ones_like", "full", "full_like", "ones", "scalar_tensor")
+SEED = "anyshape_seed"  # marks the gradient of the loss itself
 VIEWS = frozenset(("view", "reshape", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze",
                    "slice", "select", "alias", "detach", "unbind", "split", "split_with_sizes", "as_strided"))
 
@@ -50,7 +50,7 @@ class StepHalves:
     literals: tuple[Any, ...]
 
 
-class StepProgram:
+class HalvesProgram:
     """Both programs of a step, one after the other. Called with one list of inputs, which it empties."""
 
     _boxed_call = True
@@ -83,22 +83,21 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
         step: functional but for `copy_` nodes onto placeholders; it is left as it is.
         static: indices of inputs that stay at one address.
     """
-    joint = copy.copy(step)
-    joint.graph = copy.deepcopy(step.graph)
+    joint = torch_trace.graph_module(step, copy.deepcopy(step.graph))
     seed = _seed(joint)
     if seed is None:
         return None
-    remove_duplicates(joint.graph)
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     place_of = {node.name: i for i, node in enumerate(placeholders)}
-    writes = _take_writes(joint)
-    output = joint.graph.output_node()
-    returned = list(output.args[0])
     with joint.graph.inserting_after(placeholders[-1]):
         tangent = joint.graph.placeholder(f"{TANGENT}_1")
     tangent.meta = dict(seed.meta)
     seed.replace_all_uses_with(tangent)
     joint.graph.erase_node(seed)
+    remove_duplicates(joint.graph)
+    writes = _take_writes(joint)
+    output = joint.graph.output_node()
+    returned = list(output.args[0])
     later = _after(tangent)
     if returned[0] in later:
         return None  # the loss itself is made of gradients
@@ -121,19 +120,11 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
 
 
 def _seed(joint: GraphModule) -> Node | None:
-    """The gradient of the loss itself, where the backward begins."""
-    found = [node for node in joint.graph.nodes
-             if node.op == "call_function" and node.meta.get("autograd_backward")
-             and getattr(node.target, "_opname", "") in SEEDS and _is_one(node)]
-    return found[0] if found else None
-
-
-def _is_one(node: Node) -> bool:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or any(size != 1 for size in value.shape):
-        return False
-    return getattr(node.target, "_opname", "").startswith("ones") or any(
-        one == 1 for one in node.args if not isinstance(one, (Node, bool)))
+    """The gradient of the loss itself, where the backward begins; None unless it is one number."""
+    found = [node for node in joint.graph.nodes if node.meta.get(SEED)]
+    if not found or any(size != 1 for size in found[0].meta["val"].shape):
+        return None
+    return found[0]
 
 
 def _take_writes(joint: GraphModule) -> list[tuple[Node, Node]]:
@@ -196,7 +187,7 @@ def _with_inputs(forward: GraphModule, backward: GraphModule, kept: int, results
             graph.output(tuple(found[:results]))
         elif node.op != "placeholder":
             made[node.name] = graph.node_copy(node, lambda one: made[one.name])
-    return GraphModule(backward, graph)
+    return torch_trace.graph_module(backward, graph)
 
 
 def _chain(saved: Any) -> list[Node] | None:

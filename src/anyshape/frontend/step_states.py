@@ -6,14 +6,16 @@ at every step. A state that it does not have yet is made of zeros, and given to 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anyshape.frontend.step_checks import StepSettings
-from anyshape.frontend.updates import Rule
-from anyshape.frontend.whole_step import Weight, WholeStep
+from anyshape.frontend.step_update import StepUpdate, Weight
+from anyshape.frontend.updates import RULES, Rule
+from anyshape.frontend.whole_step import WholeStep
 from anyshape.run import torch_api
 
 
@@ -23,6 +25,9 @@ class StepStates:
     Args:
         averages: name of a parameter -> its running average; empty without.
         names: of parameters, by id.
+
+    Attributes:
+        update: of all weights; empty before the first step.
     """
 
     def __init__(self, whole: WholeStep, settings: StepSettings, rule: Rule, averages: dict[str, Tensor],
@@ -33,6 +38,9 @@ class StepStates:
         self.averages = averages
         self.names = names
         self.structure: Any = None
+        self.new: list[int] = []  # places of weights whose states the optimiser does not have yet
+        self.update = StepUpdate(RULES.index(rule), (), torch.zeros(0), torch.zeros(0),
+                                 torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64))
 
     def prepare(self, is_last: bool) -> None:
         """Takes the optimiser's groups and states over, where they have changed, and fills in the numbers of a step.
@@ -41,32 +49,41 @@ class StepStates:
         if structure != self.structure or not self._holds_states():
             self._take_over()
             self.structure = structure
-        whole, settings = self.whole, self.settings
-        whole.is_last = is_last
+        settings, update = self.settings, self.update
+        self.whole.state.is_last = is_last
         if not is_last:
             return
         groups = settings.optimizer.param_groups
         known: dict[Any, tuple[float, ...]] = {}
-        for one, made in zip(whole.weights, whole.steps.tolist(), strict=True):
+        for one, made in zip(update.weights, update.steps.tolist(), strict=True):
             key = (one.group, one.weight.shape, made)
             if key not in known:
                 known[key] = self.rule.numbers(groups[one.group], one.weight.shape, int(made) + 1, made == 0)
             one.memory[:] = known[key]
         if settings.clip_norm is not None:
-            whole.most.fill_(settings.clip_norm)
+            update.most.fill_(settings.clip_norm)
         if settings.ema is not None:
-            whole.part.fill_(1 - settings.ema)
+            update.part.fill_(1 - settings.ema)
+
+    def make(self, parts: int) -> None:
+        """Makes the update by the gradients gathered of `parts` batches."""
+        update, self.whole.state.update = self.update, replace(self.update, parts=parts)
+        try:
+            self.whole.change([None] * len(update.weights))
+        finally:
+            self.whole.state.update = update
 
     def settle(self) -> None:
         """Gives the optimiser the states that were made for a first step, once that has been made."""
-        if not any(one.is_new for one in self.whole.weights):
+        if not self.new:
             return
-        for one, made in zip(self.whole.weights, self.whole.steps.tolist(), strict=True):
-            if one.is_new and made:
-                one.is_new = False
-                given = {} if one.step is None else {"step": one.step}
-                if given or one.states:
-                    self.settings.optimizer.state[one.weight].update({**given, **one.states})
+        steps = self.update.steps.tolist()
+        for place in [place for place in self.new if steps[place]]:
+            one = self.update.weights[place]
+            self.new.remove(place)
+            given = {} if one.step is None else {"step": one.step}
+            if given or one.states:
+                self.settings.optimizer.state[one.weight].update({**given, **one.states})
 
     def scaled(self, finite: Tensor | None) -> None:
         """After an update: the next scale of the loss, and for schedulers that there was a step."""
@@ -85,10 +102,10 @@ class StepStates:
     def _holds_states(self) -> bool:
         """Are the optimiser's tensors those that the program has? Not after `load_state_dict`."""
         state = self.settings.optimizer.state
-        for one in self.whole.weights:
+        for place, one in enumerate(self.update.weights):
             own = state.get(one.weight)
             if own is None:
-                if one.is_new:
+                if place in self.new:
                     continue
                 return False
             for name, tensor in one.states.items():
@@ -100,13 +117,14 @@ class StepStates:
 
     def _take_over(self) -> None:
         """Weights with their states from the optimiser; zeros where it has none yet."""
-        whole, settings, rule = self.whole, self.settings, self.rule
+        whole, settings, rule, before = self.whole, self.settings, self.rule, self.update
         groups = settings.optimizer.param_groups
         listed = [(number, weight) for number, group in enumerate(groups) for weight in group["params"]
                   if weight.requires_grad]
-        gathered = {id(one.weight): one.gathered for one in whole.weights}
-        uses = {id(one.weight): use for one, use in zip(whole.weights, whole.uses.tolist(), strict=True)}
+        gathered = {id(one.weight): one.gathered for one in before.weights}
+        uses = {id(one.weight): use for one, use in zip(before.weights, before.uses.tolist(), strict=True)}
         steps, found = torch.zeros(len(listed)), []
+        self.new = []
         for place, (number, weight) in enumerate(listed):
             own = settings.optimizer.state.get(weight, {})
             shapes = rule.shapes(groups[number], weight.shape)
@@ -119,26 +137,24 @@ class StepStates:
                 sums = torch.zeros_like(weight.detach())
             # memory of its own for each: no offsets for a program to depend on
             numbers = torch.zeros(len(rule.numbers(groups[number], weight.shape, 1, True)), dtype=torch.float64)
-            one = Weight(weight, number, rule.choices(groups[number]), states, numbers, numbers.numpy(), sums,
-                         self.averages.get(self.names.get(id(weight), "")), is_new)
-            if rule.counts:
-                one.step = steps[place]
-                if not is_new:
-                    settings.optimizer.state[weight]["step"] = one.step
-            for tensor in (weight, *states.values(), numbers, sums, one.average):
-                if tensor is not None:
-                    torch_api.fix_sizes(tensor)
-            found.append(one)
-        whole.weights = tuple(found)
-        whole.steps = steps
-        whole.uses = torch.tensor([uses.get(id(weight), 0.0) for _, weight in listed])
-        whole.parts = settings.accumulate
-        whole.is_clipped = settings.clip_norm is not None
+            step = steps[place] if rule.counts else None
+            if is_new:
+                self.new.append(place)
+            elif step is not None:
+                settings.optimizer.state[weight]["step"] = step
+            found.append(Weight(weight, number, rule.choices(groups[number]), states, numbers, numbers.numpy(), sums,
+                                self.averages.get(self.names.get(id(weight), "")), step))
+            torch_api.fix_sizes(weight)
         scaler = settings.scaler
         if scaler is not None:
             if scaler._scale is None:
                 scaler._lazy_init_scale_growth_tracker(torch.device("cpu"))
             whole.scale = scaler._scale
+        self.update = whole.state.update = replace(
+            before, weights=tuple(found), steps=steps, parts=settings.accumulate, scale=whole.scale,
+            is_clipped=settings.clip_norm is not None,
+            uses=torch.tensor([uses.get(id(weight), 0.0) for _, weight in listed]))
+        whole.trained = tuple(one.weight for one in found)
 
 
 def _zeros(weight: Tensor, shape: Sequence[int]) -> Tensor:

@@ -24,12 +24,12 @@ from anyshape.frontend.api import Compiled
 from anyshape.frontend.compilation import Compilation
 from anyshape.frontend.dynamo import FallbackWarning
 from anyshape.frontend.explanation import Explanation, MemoryNote
-from anyshape.frontend.held import Held
+from anyshape.frontend.gradients import gradients_of
 from anyshape.frontend.step_apart import StepApart
 from anyshape.frontend.step_checks import StepSettings, check_loss, parts_of, rule_for, warn_of_others
 from anyshape.frontend.step_states import StepStates
-from anyshape.frontend.whole_step import WholeStep
-from anyshape.run import torch_api
+from anyshape.frontend.whole_step import StepState, WholeStep
+from anyshape.run import torch_api, torch_trace
 
 APART = "forward and backward are compiled, and the optimiser runs as it is"
 
@@ -64,11 +64,12 @@ class TrainStep:
         if rule is None:
             self._fall_back(why)
             return
-        self._whole = WholeStep(inner, loss_fn, rule)
+        self._whole = WholeStep(inner, loss_fn, StepState())
         self._states = StepStates(self._whole, settings, rule, self.averages,
                                   {id(weight): name for name, weight in inner.named_parameters()})
-        self._compiled = Compiled(self._whole, settings.config, self._uninterrupted)
-        self._compiled.compilation.steps = True
+        self._compiled = Compiled(self._whole, settings.config)
+        self._compiled.compilation.step = self._whole.state
+        torch_trace.one_node(gradients_of)
 
     # ---- a step
 
@@ -94,9 +95,10 @@ class TrainStep:
         """One batch by the one program; where it turns out that it cannot be one, nothing has run, and its parts do."""
         is_last = self.position == self.settings.accumulate - 1
         self._states.prepare(is_last)
-        self._whole.has_ended = False
+        state = self._whole.state
+        state.has_ended = False
         try:
-            loss, norm, finite, *rest = self._compiled.call(arguments, keywords)
+            loss, rest, _ = self._compiled.call(arguments, keywords)
         except torch_api.not_one_graph() as error:
             if self._has_run and not isinstance(error, torch_api.too_many_graphs()):
                 raise  # it has compiled before: the call is at fault
@@ -105,13 +107,13 @@ class TrainStep:
                 raise
             return self._run_apart(error, arguments, keywords)
         finally:
-            if self._whole.has_ended:  # an interrupt is raised after it
+            if state.has_ended:  # an interrupt is raised after it
                 self._states.settle()
                 self.position = 0 if is_last else self.position + 1
         self._has_run = True
         if is_last:
-            self.norm = norm
-            self._states.scaled(finite)
+            self.norm = state.norm
+            self._states.scaled(state.finite)
         return (loss, *rest)
 
     def _run_apart(self, error: BaseException, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
@@ -138,28 +140,13 @@ class TrainStep:
             self._apart.finish()
             self.norm = self._apart.norm
         else:
-            whole = self._whole
             self._states.prepare(True)
-            whole.parts = self.position
-            try:
-                with Held(), torch.no_grad():
-                    self.norm, finite = whole.update([None] * len(whole.weights))
-            finally:
-                whole.parts = self.settings.accumulate
+            self._states.make(self.position)
+            state = self._whole.state
+            self.norm = state.norm
             self._states.settle()
-            self._states.scaled(finite)
+            self._states.scaled(state.finite)
         self.position = 0
-
-    def _uninterrupted(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """`program` over flat inputs; Ctrl-C while it runs is raised after it, for it changes weights in place."""
-
-        def run(*inputs: Any) -> Any:
-            with Held():
-                found = program(*inputs)
-                self._whole.has_ended = True
-                return found
-
-        return run
 
     def _fall_back(self, why: str, level: int = 4) -> None:
         """From here on, forward and backward apart from the optimiser."""
@@ -202,7 +189,8 @@ class TrainStep:
         """What model and optimiser do not hold: averages, and gradients gathered of a step that has not ended."""
         gathered, uses = {}, {}
         if self.position and self._apart is None:
-            for name, one, use in zip(self._names(), self._whole.weights, self._whole.uses.tolist(), strict=True):
+            update = self._states.update
+            for name, one, use in zip(self._names(), update.weights, update.uses.tolist(), strict=True):
                 uses[name] = use
                 if one.gathered is not None:
                     gathered[name] = one.gathered.clone()
@@ -235,8 +223,8 @@ class TrainStep:
                 weight.grad = gathered[name] / self.settings.accumulate if used else None
             return
         self._states.prepare(False)
-        for place, (name, one) in enumerate(zip(self._names(), self._whole.weights, strict=True)):
-            self._whole.uses[place] = state["uses"].get(name, 0.0)
+        for place, (name, one) in enumerate(zip(self._names(), self._states.update.weights, strict=True)):
+            self._states.update.uses[place] = state["uses"].get(name, 0.0)
             if one.gathered is not None and name in gathered:
                 one.gathered.copy_(gathered[name])
             elif one.gathered is not None:
@@ -260,4 +248,4 @@ class TrainStep:
     def _names(self) -> list[str]:
         """Of the weights; the places of those that are not the model's."""
         names = self._states.names
-        return [names.get(id(one.weight), str(place)) for place, one in enumerate(self._whole.weights)]
+        return [names.get(id(one.weight), str(place)) for place, one in enumerate(self._states.update.weights)]

@@ -344,3 +344,44 @@ def hints(values: Iterable[Any]) -> dict[Any, int]:
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.has_hint():
                 found.setdefault(size.node.expr, int(size.node.hint))
     return found
+
+
+def one_node(function: Callable[..., Any]) -> None:
+    """Has Dynamo write a call of `function` into its graph without looking into it."""
+    import torch._dynamo
+    torch._dynamo.allow_in_graph(function)
+
+
+@contextlib.contextmanager
+def text_when_run() -> Iterator[None]:
+    """Inside, modules of graphs that `graph_module` and torch make are written as Python only once one of them runs:
+    a compiler reads the graph, and the text takes longer than most changes of it."""
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module
+    with _use_lazy_graph_module(True):
+        yield
+
+
+def graph_module(root: torch.fx.GraphModule, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A module of `graph`, which names attributes of `root`; inside of `text_when_run`, without its text."""
+    from torch.fx._lazy_graph_module import _make_graph_module
+    found: torch.fx.GraphModule = _make_graph_module(root, graph)
+    found.meta.update(root.meta)
+    return found
+
+
+def is_writing() -> bool:
+    """Is a graph of operators being written, rather than a graph run to see what it does?"""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+    return get_proxy_mode() is not None
+
+
+def in_trace_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, to be called after the trace that is going on as it would be called now."""
+    context = torch._guards.TracingContext.try_get()
+
+    @functools.wraps(function)
+    def later(*arguments: Any) -> Any:
+        with torch._guards.tracing(context):
+            return function(*arguments)
+
+    return torch_api.unhooked(later, "AnyShape compiles the update of a step")

@@ -1,0 +1,171 @@
+"""What a step does with its gradients, in plain PyTorch: which tensors get which new values.
+
+    weight, states = rule(weight, gradient, states, numbers)      for each weight
+    --> [(weight, its new value), (state, its new value), ...], norm, finite
+
+Nothing is changed before all is computed. Run as it is, the values are copied; traced, they end a program.
+"""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyshape.frontend.update_op import updated
+from anyshape.frontend.updates import Choices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weight:
+    """A weight and what its update needs.
+
+    Args:
+        weight: the parameter, which the optimiser owns.
+        group: the position of its parameter group.
+        choices: what chooses the formulas of its rule.
+        states: by name; the optimiser's tensors, changed in place.
+        numbers: float64, what changes from step to step; filled in on the host through `memory`.
+        gathered: the sum of the gradients of earlier batches of this step; None without accumulation.
+        average: the running average of the weight; None where there is none.
+        step: the steps made, as the optimiser keeps them; None where it does not.
+    """
+    weight: Tensor
+    group: int
+    choices: Choices
+    states: dict[str, Tensor]
+    numbers: Tensor
+    memory: Any
+    gathered: Tensor | None = None
+    average: Tensor | None = None
+    step: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is to change, as (tensor, its new value), the gradients' norm (None unless it is limited), and whether all
+    gradients are numbers (None unless the loss is scaled)."""
+
+    values: list[tuple[Tensor, Tensor]]
+    norm: Tensor | None = None
+    finite: Tensor | None = None
+
+    def make(self) -> None:
+        """Changes the tensors."""
+        for target, value in self.values:
+            target.copy_(value)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepUpdate:
+    """The update of all weights.
+
+    Args:
+        rule: its place in RULES.
+        steps, uses: per weight, the steps it has made, and the batches of this one that had a gradient for it.
+        most: float64, the largest norm of the gradients. part: float64, what is new of an average.
+        scale: what the loss is multiplied with (torch.amp); None without.
+        parts: batches whose gradients make one step.
+        is_clipped: the gradients' norm is limited.
+    """
+    rule: int
+    weights: tuple[Weight, ...]
+    steps: Tensor
+    uses: Tensor
+    most: Tensor
+    part: Tensor
+    scale: Tensor | None = None
+    parts: int = 1
+    is_clipped: bool = False
+
+    # ---- as data, for a trace
+
+    def tensors(self) -> list[Tensor]:
+        """All that it reads or changes, in an order that depends on its kind alone."""
+        found: list[Tensor | None] = [self.steps, self.uses, self.most, self.part, self.scale]
+        for one in self.weights:
+            found += [one.weight, *one.states.values(), one.numbers, one.gathered, one.average]
+        return [tensor for tensor in found if tensor is not None]
+
+    def on(self, tensors: Iterable[Tensor]) -> StepUpdate:
+        """The same update of other tensors, in the order of `tensors`."""
+        given: Iterator[Tensor] = iter(tensors)
+        steps, uses, most, part = (next(given) for _ in range(4))
+        scale = None if self.scale is None else next(given)
+        weights = tuple(replace(
+            one, weight=next(given), states={name: next(given) for name in one.states}, numbers=next(given),
+            gathered=None if one.gathered is None else next(given),
+            average=None if one.average is None else next(given)) for one in self.weights)
+        return replace(self, steps=steps, uses=uses, most=most, part=part, scale=scale, weights=weights)
+
+    def kind(self, is_last: bool) -> Any:
+        """What a program of it depends on, or, unless `is_last`, one that gathers; it can be compared and hashed."""
+        weights = tuple((repr(one.choices) if is_last else "", tuple(one.states), one.gathered is None,
+                         one.average is None) for one in self.weights)
+        kinds = tuple((one.dtype, one.shape, one.stride()) for one in self.tensors())
+        return self.rule, self.parts, self.is_clipped, self.scale is None, weights, kinds
+
+    # ---- what it does
+
+    def gathers(self, gradients: Sequence[Tensor | None]) -> Changes:
+        """Gradients are added to those of earlier batches of the step."""
+        found = [(one.gathered, (one.gathered + gradient).to(one.gathered.dtype))
+                 for one, gradient in zip(self.weights, gradients, strict=True)
+                 if gradient is not None and one.gathered is not None]
+        return Changes([*found, (self.uses, self._uses(gradients))])
+
+    def updates(self, gradients: Sequence[Tensor | None]) -> Changes:
+        """Weights and states change by `gradients` and those gathered."""
+        total = [self._total(one, gradient) for one, gradient in zip(self.weights, gradients, strict=True)]
+        there = [gradient for gradient in total if gradient is not None]
+        finite = None if self.scale is None else _largest(there).isfinite()
+        norm = _norm(there) if self.is_clipped else None
+        factor = None if norm is None else (self.most.to(norm.dtype) / (norm + 1e-6)).clamp(max=1.0)
+        used = self._uses(gradients) > 0
+        found: list[tuple[Tensor, Tensor]] = []
+        for number, (one, own, gradient) in enumerate(zip(self.weights, gradients, total, strict=True)):
+            if gradient is None:
+                continue
+            when = finite
+            if own is None:  # a weight that no batch had a gradient for stays as it is
+                when = used[number] if when is None else when & used[number]
+            found += self._update_one(one, gradient if factor is None else gradient * factor.to(gradient.dtype), when)
+        steps = self.steps + (used if finite is None else used & finite)
+        return Changes([*found, (self.steps, steps), (self.uses, torch.zeros_like(self.uses))], norm, finite)
+
+    def _uses(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Per weight, the batches of this step that had a gradient for it."""
+        runs = [(there, len(list(run))) for there, run in itertools.groupby(one is not None for one in gradients)]
+        return self.uses + torch.cat([self.uses.new_full((count,), float(there)) for there, count in runs])
+
+    def _total(self, one: Weight, gradient: Tensor | None) -> Tensor | None:
+        """The gradient of the whole step, in the dtype that the rule computes in."""
+        work = torch.promote_types(one.weight.dtype, torch.float32)
+        total = None if gradient is None else gradient.to(work)
+        if one.gathered is not None:
+            gathered = one.gathered.to(work)
+            total = (gathered if total is None else gathered + total) * (1 / self.parts)
+        return total if total is None or self.scale is None else total / self.scale.to(work)
+
+    def _update_one(self, one: Weight, gradient: Tensor, when: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """The changes of one weight and its states, where `when` is true."""
+        weight, states = updated(self.rule, one.choices, one.weight, gradient, one.states, one.numbers)
+        changes = [(one.weight, weight), *((one.states[name], state) for name, state in states.items())]
+        if one.average is not None:
+            changes.append((one.average, one.average + self.part.to(weight.dtype) * (weight - one.average)))
+        changes = [(target, value.to(target.dtype)) for target, value in changes]
+        if when is not None:
+            changes = [(target, torch.where(when, value, target)) for target, value in changes]
+        return changes if one.gathered is None else [*changes, (one.gathered, torch.zeros_like(one.gathered))]
+
+
+def _largest(gradients: Sequence[Tensor]) -> Tensor:
+    found = [gradient.abs().amax().to(torch.float32) for gradient in gradients if gradient.numel()]
+    return torch.stack(found).amax() if found else torch.zeros(())
+
+
+def _norm(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(gradient * gradient).sum() for gradient in gradients]).sum().sqrt()
