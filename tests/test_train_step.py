@@ -496,6 +496,34 @@ def test_a_loss_that_asks_about_data_runs_apart_and_once() -> None:
     assert ours.calls == 4
 
 
+class Bag(torch.nn.Module):
+    """A table whose gradient is sparse, or whose rows are shortened while it is read."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(20, 12, **settings)
+        self.last = torch.nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.table(x[:, 0].abs().mul(5).long() % 20))
+
+
+@pytest.mark.parametrize("settings", [{"sparse": True}, {"max_norm": 1.0}], ids=["sparse", "renormed"])
+def test_what_only_pytorch_updates_runs_apart(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    ours = Bag(**settings)
+    theirs = copy.deepcopy(ours)
+    a, b = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, theirs))
+    step = anyshape.train_step(ours, mean_square, a)
+    given = batches(3)
+    apart(lambda: step(given[0]), "sparse|differentiate")
+    eager(theirs, b, mean_square, given[0])
+    for x in given[1:]:
+        step(x)
+        eager(theirs, b, mean_square, x)
+    near(ours, theirs, 1e-5)
+
+
 def test_a_step_that_would_be_traced_too_often_goes_on_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a step of several batches."""
     for limit in ("recompile_limit", "accumulated_recompile_limit"):

@@ -143,6 +143,9 @@ def flat_program(program: Boxed, hints: list[tuple[int, set[int]]]) -> Callable[
 
 def _compile_forward(compilation: Compilation, number: int, pair: Pair, gm: GraphModule,
                      example_inputs: Sequence[Any]) -> Boxed:
+    if compilation.step is not None:  # all its gradients are taken inside of it
+        raise Unsupported("PyTorch would differentiate the step once more",
+                          why="the model changes one of its weights while it runs")
     pair.runtime = torch_door.training_runtime()
     pair.forward = _compile_half(compilation, number, pair.halves, "forward", gm, example_inputs, not pair.is_plain())
     return pair.forward

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from anyshape.base.errors import Unsupported
 from anyshape.frontend.step_checks import check_loss
 from anyshape.run import torch_trace
 
@@ -23,6 +24,7 @@ def gradients_of(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
 
     Raises:
         InputError: it is not one number that depends on a weight.
+        Unsupported: a gradient is sparse.
     """
     if loss.numel() != 1:
         check_loss(loss)
@@ -31,6 +33,8 @@ def gradients_of(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     if torch_trace.is_writing():  # elsewhere, such as where a graph is tried with other sizes, nothing may require one
         check_loss(loss)
         found = torch.autograd.grad(loss, list(weights), seed, allow_unused=True)
+        if any(one is not None and one.layout != torch.strided for one in found):
+            raise Unsupported("a gradient is sparse", why="programs compute on dense tensors")
     with torch.no_grad():
         return torch.ops.anyshape.gradients(list(found), list(weights), seed)  # type: ignore[no-any-return]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from anyshape.base.errors import InputError
+from anyshape.base.errors import InputError, Unsupported
 from anyshape.run.torch_older import guards_refused
 
 try:
@@ -153,8 +153,8 @@ def tracer_failures() -> tuple[type[BaseException], ...]:
 def not_one_graph() -> tuple[type[BaseException], ...]:
     """The exceptions by which Dynamo, or we in its words, say that a function cannot be one graph: also one that asks
     about data (UserError), and one that was traced too often."""
-    from torch._dynamo.exc import Unsupported, UserError
-    return (*tracer_failures(), Unsupported, UserError, InputError, *too_many_graphs())
+    from torch._dynamo import exc
+    return (*tracer_failures(), exc.Unsupported, exc.UserError, InputError, Unsupported, *too_many_graphs())
 
 
 def too_many_graphs() -> tuple[type[BaseException], ...]:
