@@ -1,0 +1,190 @@
+"""An order for a whole train step: the problem is cut where the order inside the parts does not matter to the others.
+
+    1  steps that only free memory come as soon as they can, those that only take it as late as they can
+    2  cuts: steps that every other one comes before or behind, but for branches that end soon (updates) or begin there
+    3  each part between two cuts is searched alone (plan/search.py); equal parts (repeated layers) once
+
+What is alive across a cut is the same whatever the order within the parts, so parts cannot harm each other. (Shu et
+al., ROAM, 2023: memory-insensitive operators, and update branches taken off first.)
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anyshape.plan.search import Problem, search
+
+BRANCH = 32  # steps at most in a branch that does not keep its root from being a cut
+LEAST_PART, MOST_PART = 8, 160  # steps in a part
+LOOKS_EACH = 1500  # steps that a search may look at, for each of its part's
+WHOLE, WHOLE_LOOKS = 300, 200000  # steps of a problem that is also searched uncut, and what that may look at
+Key = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class Cuts:
+    """What an order was made of: the parts, how many of them were different, and how many searches there were."""
+
+    order: list[int]
+    parts: int = 0
+    different: int = 0
+    searched: int = 0
+
+
+def order_by_parts(problem: Problem) -> Cuts:
+    """The best order found: the one of the program, or another with a lower peak."""
+    program = list(range(len(problem.before)))
+    found = Cuts(program)
+    least = problem.least(program)
+    candidates = [program]
+    for order in (program, late(problem, program, least)):
+        candidates.append(early(problem, order, least))
+    peaks = [problem.peak(order) for order in candidates]
+    lowest = peaks.index(min(peaks))
+    found.order = candidates[lowest]
+    if peaks[lowest] > least:
+        found = _parted(problem, found.order, least)
+    if len(program) <= WHOLE and problem.peak(found.order) > least:
+        whole = search(problem, problem.peak(found.order) - 1, problem.looks + WHOLE_LOOKS)
+        found.order = found.order if whole is None else whole
+    return found
+
+
+def early(problem: Problem, order: Sequence[int], cap: int) -> list[int]:
+    """`order`, with every step that leaves no more alive than there was as soon as it can be, where no more than `cap`,
+    or what the peak is by then, is alive while it runs."""
+    place = {step: k for k, step in enumerate(order)}
+    found: list[int] = []
+    done, now = 0, problem.start()
+    peak = max(sum(now), cap)
+    for step in order:
+        if done >> step & 1:
+            continue
+        stack = [step]
+        forced = True
+        while stack:
+            one = stack.pop()
+            if done >> one & 1 or problem.before[one] & ~done:
+                continue
+            during, after = problem.step(one, done, now)
+            if not forced and (sum(after) > sum(now) or sum(during) > peak):
+                continue
+            forced = False
+            found.append(one)
+            done |= 1 << one
+            now, peak = after, max(peak, sum(during))
+            opened = set(problem.after[one]) | {user for value in problem.touches[one]
+                                                for user in _bits(problem.users[value] & ~done)}
+            stack += sorted(opened, key=lambda other: -place[other])
+    return found
+
+
+def late(problem: Problem, order: Sequence[int], cap: int) -> list[int]:
+    """`order`, with every step that frees nothing as late as it can be: `early`, seen from the end."""
+    return early(reversed_problem(problem), order[::-1], cap)[::-1]
+
+
+def reversed_problem(problem: Problem) -> Problem:
+    """The problem whose orders are those of `problem`, back to front, with the same bytes alive."""
+    return Problem([sum(1 << other for other in after) for after in problem.after],
+                   [list(_bits(before)) for before in problem.before], problem.touches, problem.users, problem.sizes,
+                   problem.kinds, problem.late, problem.early, [[(b, a) for a, b in over] for over in problem.over],
+                   problem.floor, problem.rows)
+
+
+def _bits(number: int) -> list[int]:
+    found = []
+    while number:
+        low = number & -number
+        found.append(low.bit_length() - 1)
+        number ^= low
+    return found
+
+
+def cuts(problem: Problem, order: Sequence[int]) -> list[int]:
+    """Positions in `order` behind which it may be cut: each step there is before or behind every other one, but for
+    small branches."""
+    count = len(order)
+    behind = [0] * count
+    ahead = [0] * count
+    for step in range(count):
+        for other in _bits(problem.before[step]):
+            behind[step] |= behind[other] | 1 << other
+    for step in reversed(range(count)):
+        for other in problem.after[step]:
+            ahead[step] |= ahead[other] | 1 << other
+    trunk = sum(1 << step for step in range(count)
+                if behind[step].bit_count() > BRANCH and ahead[step].bit_count() > BRANCH)
+    return [k for k, step in enumerate(order) if trunk >> step & 1
+            and not trunk & ~(behind[step] | ahead[step] | 1 << step)]
+
+
+def _parted(problem: Problem, order: list[int], least: int) -> Cuts:
+    """`order` with each part in a better one, if there is one. Parts where no more than `least` is alive stay."""
+    found = Cuts([])
+    known: dict[Key, list[int] | None] = {}
+    curve = problem.curve(order)
+    start = 0
+    seen = 0
+    for stop in (*_borders(cuts(problem, order), len(order)), len(order)):
+        part = order[start:stop]
+        if not part:
+            continue
+        small = part_of(problem, part, seen)
+        key = _key(small)
+        found.parts += 1
+        if key not in known:
+            known[key] = None
+            found.different += 1
+        fullest = max(sum(one) for one in curve[start:stop])
+        if known[key] is None and fullest > least:
+            found.searched += 1
+            peak = small.peak(range(len(part)))
+            best = search(small, peak - 1, LOOKS_EACH * len(part))
+            known[key] = list(range(len(part))) if best is None else best
+        found.order += [part[k] for k in known[key] or range(len(part))]
+        seen |= sum(1 << step for step in part)
+        start = stop
+    return found
+
+
+def _borders(places: Sequence[int], count: int) -> list[int]:
+    """Where parts end: at cuts, so that none is very small, and elsewhere only where a part would be too large."""
+    found: list[int] = []
+    start = 0
+    for place in (*places, count - 1):
+        while place + 1 - start > MOST_PART:
+            start += MOST_PART
+            found.append(start)
+        if place + 1 - start >= LEAST_PART:
+            start = place + 1
+            found.append(start)
+    return found
+
+
+def part_of(problem: Problem, part: Sequence[int], seen: int) -> Problem:
+    """The problem of ordering the steps `part`, which follow those `seen`: what others need stays."""
+    place = {step: k for k, step in enumerate(part)}
+    inside = sum(1 << step for step in part)
+    number: dict[int, int] = {}
+    touches = [[number.setdefault(value, len(number)) for value in problem.touches[step]] for step in part]
+    early_, late_ = set(), set()
+    users = [0] * len(number)
+    for value, k in number.items():
+        users[k] = sum(1 << place[step] for step in _bits(problem.users[value] & inside))
+        if value in problem.early or problem.users[value] & seen:
+            early_.add(k)
+        if value in problem.late or problem.users[value] & ~(seen | inside):
+            late_.add(k)
+    before = [sum(1 << place[other] for other in _bits(problem.before[step] & inside)) for step in part]
+    after = [[place[other] for other in problem.after[step] if inside >> other & 1] for step in part]
+    over = [[(number[a], number[b]) for a, b in problem.over[step]] for step in part]
+    return Problem(before, after, touches, users, [problem.sizes[value] for value in number],
+                   [problem.kinds[value] for value in number], early_, late_, over, 0,
+                   [problem.rows[step] for step in part])
+
+
+def _key(problem: Problem) -> Key:
+    """What makes two parts the same problem."""
+    return (tuple(problem.before), tuple(map(tuple, problem.touches)), tuple(problem.sizes), tuple(problem.kinds),
+            tuple(sorted(problem.early)), tuple(sorted(problem.late)), tuple(map(tuple, problem.over)))
