@@ -13,7 +13,7 @@ from anyshape.plan.cut import order_by_parts
 from anyshape.plan.search import Problem
 from anyshape.plan.solution import ALIGNMENT, Solution
 from anyshape.run.context import Context
-from anyshape.run.placement import best
+from anyshape.run.placement import Life, best
 
 
 def solve(problem: Problem, context: Context) -> Solution:
@@ -33,9 +33,9 @@ def placed(problem: Problem, order: Sequence[int], context: Context) -> Solution
     return Solution(tuple(order), tuple(offsets), top)
 
 
-def lives(problem: Problem, order: Sequence[int]) -> list[tuple[tuple[int, int, int], list[int]]]:
-    """Pieces of memory in that order: bytes (aligned), first and last step, and the values that lie there one after
-    another, each made over the one before."""
+def lives(problem: Problem, order: Sequence[int], aligned: int = ALIGNMENT) -> list[tuple[Life, list[int]]]:
+    """Pieces of memory in that order: bytes (rounded up to `aligned`), first and last step, and the values that lie
+    there one after another, each made over the one before."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for k, step in enumerate(order):
@@ -57,6 +57,6 @@ def lives(problem: Problem, order: Sequence[int]) -> list[tuple[tuple[int, int, 
     for value in first:
         whole = piece.get(value, [value])
         pieces.setdefault(whole[0], whole)
-    return [((-(-max(problem.sizes[value] for value in whole) // ALIGNMENT) * ALIGNMENT,
+    return [((-(-max(problem.sizes[value] for value in whole) // aligned) * aligned,
               min(first[value] for value in whole), max(last[value] for value in whole)), whole)
             for whole in pieces.values()]

@@ -1,0 +1,140 @@
+"""The order of a planning problem as an integer program in MODeL's form, solved by HiGHS (`pip install highspy`).
+
+    minimise P;   create[s, t], keep[v, t] are 0 or 1, s a step, v a value, t a moment
+    a step runs once                            sum over t of create[s, t] = 1
+    kept is what was kept or made before        keep[v, t] <= keep[v, t-1] + create[maker(v), t-1]
+    a step runs when what it reads is kept      create[s, t] <= keep[v, t]
+    bytes                                       sum of size(v) * (create[maker(v), t] + keep[v, t]) <= P
+
+Steiner and others, MODeL: Memory Optimizations for Deep Learning, 2023, without its second half, the addresses: what it
+finds is the least that a layout could need. A step has variables only for moments between the number of steps that must
+come before it, and those that must come behind.
+"""
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from anyshape.base.errors import ConfigError
+from anyshape.plan.search import Problem
+
+
+@dataclass(slots=True)
+class Program:
+    """What the solver found. peak: bytes, or -1; bound: no order needs less; trail: (seconds, peak) of each solution in
+    turn."""
+
+    peak: int = -1
+    bound: int = 0
+    seconds: float = 0.0
+    order: list[int] = field(default_factory=list)
+    trail: list[tuple[float, int]] = field(default_factory=list)
+    variables: int = 0
+
+
+def plain(problem: Problem) -> Problem:
+    """The same problem without values made in the place of others, which the form does not have."""
+    return Problem(problem.before, problem.after, problem.touches, problem.users, problem.sizes, problem.kinds,
+                   problem.early, problem.late, [[] for _ in problem.over], problem.floor, problem.rows)
+
+
+def solved(problem: Problem, seconds: float) -> Program:
+    """What HiGHS finds in that time.
+
+    Raises:
+        ConfigError: highspy is not installed.
+    """
+    try:
+        import highspy
+    except ImportError:
+        raise ConfigError("the integer program needs the package highspy", why="it is not installed",
+                          do="pip install anyshape[plan]") from None
+    begun = time.perf_counter()
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("time_limit", float(seconds))
+    solver.setOptionValue("threads", 1)
+    count = len(problem.before)
+    infinity = highspy.kHighsInf
+    spans = [(problem._behind(step).bit_count(), count - 1 - problem._ahead(step).bit_count()) for step in range(count)]
+    unit = max(max(problem.sizes, default=1), 1) / 1000  # so that numbers are of ordinary size
+    create: dict[tuple[int, int], int] = {}
+    keep: dict[tuple[int, int], int] = {}
+    rows: list[tuple[float, float, list[int], list[float]]] = []
+    makers = {value: min(_bits(users)) for value, users in enumerate(problem.users) if users}
+    for step, (first, last) in enumerate(spans):
+        for moment in range(first, last + 1):
+            create[step, moment] = len(create)
+        rows.append((1.0, 1.0, [create[step, moment] for moment in range(first, last + 1)], [1.0] * (last + 1 - first)))
+    number = len(create)
+    bytes_: list[tuple[list[int], list[float]]] = [([], []) for _ in range(count)]
+    for value, maker in makers.items():
+        is_early = value in problem.early
+        first = 0 if is_early else spans[maker][0] + 1
+        last = count - 1 if value in problem.late else max(spans[step][1] for step in _bits(problem.users[value]))
+        size = problem.sizes[value] / unit
+        for moment in range(first, last + 1):
+            keep[value, moment] = number
+            number += 1
+        for moment in range(first, last + 1):
+            at, weights = [keep[value, moment]], [1.0]
+            for known in (keep.get((value, moment - 1)), None if is_early else create.get((maker, moment - 1))):
+                if known is not None:
+                    at.append(known)
+                    weights.append(-1.0)
+            if not (is_early and moment == first):
+                rows.append((-infinity, 0.0, at, weights))
+            bytes_[moment][0].append(keep[value, moment])
+            bytes_[moment][1].append(size)
+        for step in _bits(problem.users[value]):
+            for moment in range(spans[step][0], spans[step][1] + 1):
+                if step == maker and not is_early:
+                    bytes_[moment][0].append(create[step, moment])
+                    bytes_[moment][1].append(size)
+                elif (value, moment) in keep:
+                    rows.append((-infinity, 0.0, [create[step, moment], keep[value, moment]], [1.0, -1.0]))
+                else:
+                    rows.append((0.0, 0.0, [create[step, moment]], [1.0]))
+        if value in problem.late:
+            known = [keep[value, count - 1]] if (value, count - 1) in keep else []
+            known += [create[maker, count - 1]] if not is_early and (maker, count - 1) in create else []
+            rows.append((1.0, infinity, known, [1.0] * len(known)))
+    for step in range(count):
+        for other in _bits(problem.before[step]):
+            for moment in range(spans[step][0], spans[step][1] + 1):
+                at = [create[step, moment]]
+                at += [create[other, earlier] for earlier in range(spans[other][0], min(moment, spans[other][1] + 1))]
+                rows.append((-infinity, 0.0, at, [1.0] + [-1.0] * (len(at) - 1)))
+    solver.addVars(number + 1, [0.0] * (number + 1), [1.0] * number + [infinity])
+    solver.changeColsIntegrality(number, list(range(number)), [highspy.HighsVarType.kInteger] * number)
+    solver.changeColCost(number, 1.0)
+    for at, weights in bytes_:
+        rows.append((-infinity, 0.0, [*at, number], [*weights, -1.0]))
+    for low, high, at, weights in rows:
+        solver.addRow(low, high, len(at), at, weights)
+    found = Program(variables=number)
+
+    def improved(event: object) -> None:
+        found.trail.append((time.perf_counter() - begun,
+                            round(event.data_out.mip_primal_bound * unit)))  # type: ignore[attr-defined]
+
+    solver.cbMipImprovingSolution.subscribe(improved)
+    solver.run()
+    found.seconds = time.perf_counter() - begun
+    info = solver.getInfo()
+    found.bound = max(round(info.mip_dual_bound * unit), 0) if info.mip_dual_bound < infinity else 0
+    if info.primal_solution_status == 2:
+        values = solver.getSolution().col_value
+        when = {step: moment for (step, moment), at in create.items() if values[at] > 0.5}
+        found.order = sorted(range(count), key=lambda step: (when[step], step))
+        found.peak = problem.peak(found.order)
+    return found
+
+
+def _bits(number: int) -> list[int]:
+    found = []
+    while number:
+        low = number & -number
+        found.append(low.bit_length() - 1)
+        number ^= low
+    return found
