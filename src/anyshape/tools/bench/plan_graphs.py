@@ -7,7 +7,6 @@ of the program: what the backward computes again comes right before its first re
 """
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import time
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 import anyshape
 from anyshape.assemble import assemble
 from anyshape.base.config import Config
+from anyshape.frontend.memory import pairs
 from anyshape.plan.cut import part_of
 from anyshape.plan.join import step_problem
 from anyshape.plan.order import reorder
@@ -30,6 +30,7 @@ from anyshape.plan.receive import received
 from anyshape.plan.search import Problem
 from anyshape.plan.solution import show_problem
 from anyshape.road import fused, named
+from anyshape.run.keeping import EVERYTHING
 
 from . import convnets
 from .networks import Classifier
@@ -38,7 +39,6 @@ from .order_search import at
 TRACED = 3  # the batch that is traced
 NEAR_ALL = 0.98  # of the steps that follow the gradient of the loss, those that mark a step near it
 IMAGE, TOKENS, CLASSES = 224, 128, 1000
-STEM = "problem"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,25 +134,30 @@ def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str,
         store, fusion = fused(one.graph, Config())
         plans.append(received(assemble(one.graph, fusion, store, named(fusion, one.graph.facts)[0])))
     first = backward.executable.maker.keeps.forward
-    ours = [reorder(plans[0], None), reorder(plans[1], first)]
     place = {id(one): k for k, one in enumerate((*plans[0].steps, *plans[1].steps))}
-    chosen = [place[id(one)] for plan in ours for one in plan.steps]
-    del step, compiled, module
-    gc.collect()
+    [(_, limit)] = pairs(step.compilation)
     for batch in batches:
         problem, order = problem_at(plans, batch)
         now = {step: k for k, step in enumerate(order)}
+        values = sizes_at(plans[0], batch)
+        chosen = [place[id(one)] for plan, before in zip(plans, (None, first))
+                  for one in reorder(at(plan, values), before).steps]
         name = f"{network.name}-{batch}"
         (folder / f"{name}.txt").write_text(show_problem(problem, name))
-        record["problems"][str(batch)] = {"file": f"{name}.txt", "order": [now[step] for step in chosen]}
+        record["problems"][str(batch)] = {"order": [now[step] for step in chosen],
+                                          "needed": limit.needed(values, EVERYTHING)}
     return record
+
+
+def sizes_at(plan: Plan, batch: int) -> dict[str, int]:
+    """The hints of a plan, with another batch size."""
+    return {name: batch if hint == TRACED else hint for name, hint in plan.facts.hints}
 
 
 def problem_at(plans: Sequence[Plan], batch: int) -> tuple[Problem, list[int]]:
     """The problem of a forward and backward at a batch size, in the order of the program, and which of the plans'
     steps each of its steps is."""
-    values = {name: batch if hint == TRACED else hint for name, hint in plans[0].facts.hints}
-    problem = step_problem(*(at(plan, values) for plan in plans))
+    problem = step_problem(*(at(plan, sizes_at(plans[0], batch)) for plan in plans))
     order = program_order(problem, len(plans[0].steps))
     return part_of(problem, order, 0), order
 

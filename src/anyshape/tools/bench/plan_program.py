@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from anyshape.base.errors import ConfigError
+from anyshape.base.errors import ConfigError, VerifyError
 from anyshape.plan.search import Problem
 
 
@@ -67,7 +67,7 @@ def solved(problem: Problem, seconds: float) -> Program:
             create[step, moment] = len(create)
         rows.append((1.0, 1.0, [create[step, moment] for moment in range(first, last + 1)], [1.0] * (last + 1 - first)))
     number = len(create)
-    bytes_: list[tuple[list[int], list[float]]] = [([], []) for _ in range(count)]
+    bytes_: list[dict[int, float]] = [{} for _ in range(count)]  # by moment: variable -> bytes
     for value, maker in makers.items():
         is_early = value in problem.early
         first = 0 if is_early else spans[maker][0] + 1
@@ -84,13 +84,12 @@ def solved(problem: Problem, seconds: float) -> Program:
                     weights.append(-1.0)
             if not (is_early and moment == first):
                 rows.append((-infinity, 0.0, at, weights))
-            bytes_[moment][0].append(keep[value, moment])
-            bytes_[moment][1].append(size)
+            bytes_[moment][keep[value, moment]] = size
         for step in _bits(problem.users[value]):
             for moment in range(spans[step][0], spans[step][1] + 1):
                 if step == maker and not is_early:
-                    bytes_[moment][0].append(create[step, moment])
-                    bytes_[moment][1].append(size)
+                    made = create[step, moment]
+                    bytes_[moment][made] = bytes_[moment].get(made, 0.0) + size
                 elif (value, moment) in keep:
                     rows.append((-infinity, 0.0, [create[step, moment], keep[value, moment]], [1.0, -1.0]))
                 else:
@@ -108,10 +107,11 @@ def solved(problem: Problem, seconds: float) -> Program:
     solver.addVars(number + 1, [0.0] * (number + 1), [1.0] * number + [infinity])
     solver.changeColsIntegrality(number, list(range(number)), [highspy.HighsVarType.kInteger] * number)
     solver.changeColCost(number, 1.0)
-    for at, weights in bytes_:
-        rows.append((-infinity, 0.0, [*at, number], [*weights, -1.0]))
+    for some in bytes_:
+        rows.append((-infinity, 0.0, [*some, number], [*some.values(), -1.0]))
     for low, high, at, weights in rows:
-        solver.addRow(low, high, len(at), at, weights)
+        if solver.addRow(low, high, len(at), at, weights) != highspy.HighsStatus.kOk:
+            raise VerifyError("the integer program has a row that HiGHS refuses", do="report it: a bug of the benchmark")
     found = Program(variables=number)
 
     def improved(event: object) -> None:
