@@ -1,7 +1,6 @@
 """The order in which kernels and single nodes run: dependencies first, otherwise as near to the program as can be."""
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 
 from anyshape.ir.graph import Node
@@ -11,31 +10,33 @@ Item = Kernel | Node
 
 
 def ordered(items: Sequence[Item], where: Sequence[int], base: Mapping[str, str]) -> tuple[Item, ...]:
-    """Topological order; among items that are ready the one with the least `where` (place in the graph).
+    """Topological order: by `where` (place in the graph), each item right after those that it needs and that stand
+    later. So what nobody needs yet does not run because something else has to wait.
 
     base: operand of a library or extern call -> the stored value that it is a window of. Raises NotFusable when the
     kernels depend on each other in a circle.
     """
     maker = {name: k for k, item in enumerate(items) for name in _makes(item)}
-    waiting: list[int] = []
-    followers: dict[int, list[int]] = {}
-    for k, item in enumerate(items):
-        before = dict.fromkeys(maker[name] for name in _reads(item, base) if name in maker and maker[name] != k)
-        waiting.append(len(before))
-        for other in before:
-            followers.setdefault(other, []).append(k)
-    ready = [(where[k], k) for k in range(len(items)) if not waiting[k]]
-    heapq.heapify(ready)
+    before = [sorted({maker[name] for name in _reads(item, base) if name in maker and maker[name] != k},
+                     key=lambda other: (-where[other], -other)) for k, item in enumerate(items)]
+    done: set[int] = set()
+    begun: set[int] = set()
     result: list[Item] = []
-    while ready:
-        _, k = heapq.heappop(ready)
-        result.append(items[k])
-        for follower in followers.get(k, ()):
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(ready, (where[follower], follower))
-    if len(result) != len(items):
-        raise NotFusable("the kernels depend on each other in a circle")
+    for first in sorted(range(len(items)), key=lambda k: (where[k], k)):
+        stack = [first]
+        while stack:
+            k = stack[-1]
+            missing = [other for other in before[k] if other not in done]
+            if k in done or not missing:
+                stack.pop()
+                if k not in done:
+                    done.add(k)
+                    result.append(items[k])
+                continue
+            if k in begun:
+                raise NotFusable("the kernels depend on each other in a circle")
+            begun.add(k)
+            stack += missing
     return tuple(result)
 
 

@@ -17,7 +17,7 @@ from anyshape.plan.search import Problem, search
 BRANCH = 32  # steps at most in a branch that does not keep its root from being a cut
 LEAST_PART, MOST_PART = 8, 160  # steps in a part
 LOOKS_EACH = 1500  # steps that a search may look at, for each of its part's
-WHOLE, WHOLE_LOOKS = 300, 200000  # steps of a problem that is also searched uncut, and what that may look at
+WHOLE, WHOLE_LOOKS = 300, 60000  # steps of a problem that is also searched uncut, and what that may look at
 Key = tuple[object, ...]
 
 
