@@ -3,6 +3,7 @@
     1  steps that only free memory come as soon as they can, those that only take it as late as they can
     2  cuts: steps that every other one comes before or behind, but for branches that end soon (updates) or begin there
     3  each part between two cuts is searched alone (plan/search.py); equal parts (repeated layers) once
+    4  so are windows about the fullest step, as long as that helps
 
 What is alive across a cut is the same whatever the order within the parts, so parts cannot harm each other. (Shu et
 al., ROAM, 2023: memory-insensitive operators, and update branches taken off first.)
@@ -15,7 +16,10 @@ from dataclasses import dataclass
 from anyshape.plan.search import Problem, search
 
 BRANCH = 32  # steps at most in a branch that does not keep its root from being a cut
-LEAST_PART, MOST_PART = 8, 160  # steps in a part
+CAPS = 5  # how many bytes a step that comes early may need are tried
+NEAR = 24  # steps to either side of a cut that have to be before or behind it
+LEAST_PART, MOST_PART = 16, 160  # steps in a part
+WINDOWS, MOST_WINDOWS = (24, 60, 150), 40  # steps to either side of the fullest one; windows that are searched
 LOOKS_EACH = 1500  # steps that a search may look at, for each of its part's
 WHOLE, WHOLE_LOOKS = 300, 60000  # steps of a problem that is also searched uncut, and what that may look at
 Key = tuple[object, ...]
@@ -37,13 +41,15 @@ def order_by_parts(problem: Problem) -> Cuts:
     found = Cuts(program)
     least = problem.least(program)
     candidates = [program]
+    room = problem.peak(program) - least
     for order in (program, late(problem, program, least)):
-        candidates.append(early(problem, order, least))
+        candidates += [early(problem, order, least + room * part // CAPS) for part in range(CAPS + 1) if room or not part]
     peaks = [problem.peak(order) for order in candidates]
     lowest = peaks.index(min(peaks))
     found.order = candidates[lowest]
     if peaks[lowest] > least:
         found = _parted(problem, found.order, least)
+        found.order = _windowed(problem, found.order, least)
     if len(program) <= WHOLE and problem.peak(found.order) > least:
         whole = search(problem, problem.peak(found.order) - 1, problem.looks + WHOLE_LOOKS)
         found.order = found.order if whole is None else whole
@@ -102,8 +108,8 @@ def _bits(number: int) -> list[int]:
 
 
 def cuts(problem: Problem, order: Sequence[int]) -> list[int]:
-    """Positions in `order` behind which it may be cut: each step there is before or behind every other one, but for
-    small branches."""
+    """Positions in `order` behind which it may be cut: each step there is before or behind every one near it, but for
+    small branches. What is far away, such as what computes a value of this layer again, has its place there."""
     count = len(order)
     behind = [0] * count
     ahead = [0] * count
@@ -113,10 +119,14 @@ def cuts(problem: Problem, order: Sequence[int]) -> list[int]:
     for step in reversed(range(count)):
         for other in problem.after[step]:
             ahead[step] |= ahead[other] | 1 << other
-    trunk = sum(1 << step for step in range(count)
-                if behind[step].bit_count() > BRANCH and ahead[step].bit_count() > BRANCH)
-    return [k for k, step in enumerate(order) if trunk >> step & 1
-            and not trunk & ~(behind[step] | ahead[step] | 1 << step)]
+    trunk = {step for step in range(count) if min(behind[step].bit_count(), ahead[step].bit_count()) > BRANCH}
+    found = []
+    for k, step in enumerate(order):
+        if step in trunk:
+            near = sum(1 << other for other in order[max(k - NEAR, 0):k + NEAR + 1] if other in trunk)
+            if not near & ~(behind[step] | ahead[step] | 1 << step):
+                found.append(k)
+    return found
 
 
 def _parted(problem: Problem, order: list[int], least: int) -> Cuts:
@@ -146,6 +156,27 @@ def _parted(problem: Problem, order: list[int], least: int) -> Cuts:
         seen |= sum(1 << step for step in part)
         start = stop
     return found
+
+
+def _windowed(problem: Problem, order: list[int], least: int) -> list[int]:
+    """`order` with windows about its fullest step in a better one, again and again."""
+    for _ in range(MOST_WINDOWS):
+        curve = [sum(one) for one in problem.curve(order)]
+        peak = max(curve)
+        place = curve.index(peak)
+        for reach in WINDOWS:
+            start = max(place - reach, 0)
+            part = order[start:place + reach]
+            if peak <= least:
+                return order
+            small = part_of(problem, part, sum(1 << step for step in order[:start]))
+            best = search(small, small.peak(range(len(part))) - 1, LOOKS_EACH * len(part) // 2)
+            if best is not None:
+                order = [*order[:start], *(part[k] for k in best), *order[start + len(part):]]
+                break
+        else:
+            return order
+    return order
 
 
 def _borders(places: Sequence[int], count: int) -> list[int]:

@@ -3,7 +3,8 @@ writes the problem at each batch size as text. Sizes are formulas, so the large 
 
 A problem is the list of steps of the compiled train step, forward, backward and update by AdamW, before any order is
 chosen: kernels, products and calls of PyTorch's operators, with the bytes that each makes. The order of the list is that
-of the program: what the backward computes again comes right before its first reader, as PyTorch orders it.
+of the program, as it was traced and PyTorch cut it in two: what the backward computes again comes right before its
+first reader.
 """
 from __future__ import annotations
 
@@ -22,12 +23,10 @@ import anyshape
 from anyshape.assemble import assemble
 from anyshape.base.config import Config
 from anyshape.frontend.memory import pairs
-from anyshape.plan.cut import part_of
 from anyshape.plan.join import step_problem
 from anyshape.plan.order import reorder
 from anyshape.plan.plan import Plan
 from anyshape.plan.receive import received
-from anyshape.plan.search import Problem
 from anyshape.plan.solution import show_problem
 from anyshape.road import fused, named
 from anyshape.run.keeping import EVERYTHING
@@ -37,7 +36,6 @@ from .networks import Classifier
 from .order_search import at
 
 TRACED = 3  # the batch that is traced
-NEAR_ALL = 0.98  # of the steps that follow the gradient of the loss, those that mark a step near it
 IMAGE, TOKENS, CLASSES = 224, 128, 1000
 
 
@@ -137,56 +135,19 @@ def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str,
     place = {id(one): k for k, one in enumerate((*plans[0].steps, *plans[1].steps))}
     [(_, limit)] = pairs(step.compilation)
     for batch in batches:
-        problem, order = problem_at(plans, batch)
-        now = {step: k for k, step in enumerate(order)}
         values = sizes_at(plans[0], batch)
+        problem = step_problem(*(at(plan, values) for plan in plans))
         chosen = [place[id(one)] for plan, before in zip(plans, (None, first))
                   for one in reorder(at(plan, values), before).steps]
         name = f"{network.name}-{batch}"
         (folder / f"{name}.txt").write_text(show_problem(problem, name))
-        record["problems"][str(batch)] = {"order": [now[step] for step in chosen],
-                                          "needed": limit.needed(values, EVERYTHING)}
+        record["problems"][str(batch)] = {"order": chosen, "needed": limit.needed(values, EVERYTHING)}
     return record
 
 
 def sizes_at(plan: Plan, batch: int) -> dict[str, int]:
     """The hints of a plan, with another batch size."""
     return {name: batch if hint == TRACED else hint for name, hint in plan.facts.hints}
-
-
-def problem_at(plans: Sequence[Plan], batch: int) -> tuple[Problem, list[int]]:
-    """The problem of a forward and backward at a batch size, in the order of the program, and which of the plans'
-    steps each of its steps is."""
-    problem = step_problem(*(at(plan, sizes_at(plans[0], batch)) for plan in plans))
-    order = program_order(problem, len(plans[0].steps))
-    return part_of(problem, order, 0), order
-
-
-def program_order(problem: Problem, border: int) -> list[int]:
-    """The traced order, but that steps of the backward in front of the gradient of the loss come when they are needed:
-    they compute saved values again. border: the first step of the backward."""
-    count = len(problem.before)
-    ahead = [0] * count
-    for step in reversed(range(border, count)):
-        for other in problem.after[step]:
-            ahead[step] |= ahead[other] | 1 << other
-    sizes = [one.bit_count() for one in ahead[border:]]
-    start = border + max((k for k, size in enumerate(sizes) if size >= NEAR_ALL * max(sizes)), default=0)
-    found = list(range(border))
-    done = (1 << border) - 1
-    for step in (*range(start, count), *range(border, start)):
-        stack = [step]
-        while stack:
-            one = stack[-1]
-            missing = problem.before[one] & ~done
-            if missing:
-                stack.append(missing.bit_length() - 1)
-                continue
-            stack.pop()
-            if not done >> one & 1:
-                done |= 1 << one
-                found.append(one)
-    return found
 
 
 if __name__ == "__main__":
