@@ -43,7 +43,7 @@ def order_by_parts(problem: Problem) -> Cuts:
     candidates = [program]
     room = problem.peak(program) - least
     for order in (program, late(problem, program, least)):
-        candidates += [early(problem, order, least + room * part // CAPS) for part in range(CAPS + 1) if room or not part]
+        candidates += [early(problem, order, least + room * part // CAPS) for part in range(CAPS + 1)]
     peaks = [problem.peak(order) for order in candidates]
     lowest = peaks.index(min(peaks))
     found.order = candidates[lowest]
@@ -80,7 +80,7 @@ def early(problem: Problem, order: Sequence[int], cap: int) -> list[int]:
             done |= 1 << one
             now, peak = after, max(peak, sum(during))
             opened = set(problem.after[one]) | {user for value in problem.touches[one]
-                                                for user in _bits(problem.users[value] & ~done)}
+                                                for user in bits(problem.users[value] & ~done)}
             stack += sorted(opened, key=lambda other: -place[other])
     return found
 
@@ -93,12 +93,13 @@ def late(problem: Problem, order: Sequence[int], cap: int) -> list[int]:
 def reversed_problem(problem: Problem) -> Problem:
     """The problem whose orders are those of `problem`, back to front, with the same bytes alive."""
     return Problem([sum(1 << other for other in after) for after in problem.after],
-                   [list(_bits(before)) for before in problem.before], problem.touches, problem.users, problem.sizes,
+                   [list(bits(before)) for before in problem.before], problem.touches, problem.users, problem.sizes,
                    problem.kinds, problem.late, problem.early, [[(b, a) for a, b in over] for over in problem.over],
                    problem.floor, problem.rows)
 
 
-def _bits(number: int) -> list[int]:
+def bits(number: int) -> list[int]:
+    """The members of a set that is a whole number, a bit each."""
     found = []
     while number:
         low = number & -number
@@ -114,7 +115,7 @@ def cuts(problem: Problem, order: Sequence[int]) -> list[int]:
     behind = [0] * count
     ahead = [0] * count
     for step in range(count):
-        for other in _bits(problem.before[step]):
+        for other in bits(problem.before[step]):
             behind[step] |= behind[other] | 1 << other
     for step in reversed(range(count)):
         for other in problem.after[step]:
@@ -202,12 +203,12 @@ def part_of(problem: Problem, part: Sequence[int], seen: int) -> Problem:
     early_, late_ = set(), set()
     users = [0] * len(number)
     for value, k in number.items():
-        users[k] = sum(1 << place[step] for step in _bits(problem.users[value] & inside))
+        users[k] = sum(1 << place[step] for step in bits(problem.users[value] & inside))
         if value in problem.early or problem.users[value] & seen:
             early_.add(k)
         if value in problem.late or problem.users[value] & ~(seen | inside):
             late_.add(k)
-    before = [sum(1 << place[other] for other in _bits(problem.before[step] & inside)) for step in part]
+    before = [sum(1 << place[other] for other in bits(problem.before[step] & inside)) for step in part]
     after = [[place[other] for other in problem.after[step] if inside >> other & 1] for step in part]
     over = [[(number[a], number[b]) for a, b in problem.over[step]] for step in part]
     return Problem(before, after, touches, users, [problem.sizes[value] for value in number],

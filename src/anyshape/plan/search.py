@@ -97,15 +97,15 @@ class Problem:
         for kind in (0, 1):
             for place in sorted(range(len(order)), key=lambda i: -curve[i][kind])[:most]:
                 unit = order[place]
-                behind, ahead = self._behind(unit), self._ahead(unit)
+                earlier, later = self.behind(unit), self.ahead(unit)
                 bit = 1 << unit
                 need = 0
-                over = {made for source, made in self.over[unit] if not self.users[source] & ahead}
+                over = {made for source, made in self.over[unit] if not self.users[source] & later}
                 for value, users in enumerate(self.users):
                     if self.kinds[value] != kind:
                         continue
-                    begun = value in self.early or users & (behind | bit)
-                    wanted = users & (ahead | bit) or (value in self.late and (users or value in self.early))
+                    begun = value in self.early or users & (earlier | bit)
+                    wanted = users & (later | bit) or (value in self.late and (users or value in self.early))
                     if begun and wanted and value not in over:
                         need += self.sizes[value]
                 found[kind] = max(found[kind], need)
@@ -114,7 +114,8 @@ class Problem:
             found[kind] = max(found[kind], ends)
         return found[0] + found[1]
 
-    def _behind(self, unit: int) -> int:
+    def behind(self, unit: int) -> int:
+        """The set of units that must be done before it."""
         found, waiting = 0, self.before[unit]
         while waiting:
             low = waiting & -waiting
@@ -123,7 +124,8 @@ class Problem:
             waiting |= self.before[low.bit_length() - 1] & ~found
         return found
 
-    def _ahead(self, unit: int) -> int:
+    def ahead(self, unit: int) -> int:
+        """The set of units that can only be done after it."""
         found, waiting = 0, list(self.after[unit])
         while waiting:
             one = waiting.pop()

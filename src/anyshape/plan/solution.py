@@ -136,7 +136,7 @@ def parse_solution(text: str) -> Solution:
 
 
 def judge_solution(problem: str, solution: str) -> int:
-    """Goes over both texts; returns the most bytes that are alive at one step in that order: no layout of it needs less.
+    """Goes over both texts; returns the most bytes alive at one step in that order: no layout of it needs less.
 
     Raises:
         VerifyError: a step is missing, there twice or before one that it stands after; a value has no place, one that

@@ -61,6 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "anyshape bench step NAME ...)")
     parser.add_argument("--accumulate", type=_positive, default=None, metavar="N",
                         help="batches of a train step whose memory is counted too, 1 for none (default: 8)")
+    parser.add_argument("--plan", action="store_true",
+                        help="compare orders and layouts of whole train steps with other ways to plan them (also: "
+                             "anyshape bench plan NAME ...)")
+    parser.add_argument("--program-seconds", type=float, default=20.0, metavar="SECONDS",
+                        help="time of the integer program for each problem of --plan; 0: leave it out (default: 20)")
     limits_options.add_arguments(parser)
     parser.add_argument("--list", action="store_true", help="list the models and end")
     parser.add_argument("--show", type=Path, default=None, metavar="FOLDER", help="show stored results, run nothing")
@@ -95,6 +100,9 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.step or arguments.names[:1] == ["step"]:
         from . import step_command
         return step_command.main(arguments, console)
+    if arguments.plan or arguments.names[:1] == ["plan"]:
+        from . import plan_command
+        return plan_command.main(arguments, console)
     try:
         if arguments.list:
             console.print(listing())

@@ -1,10 +1,10 @@
-"""Planning problems of whole train steps, for `anyshape bench plan`: one process traces a network with a small batch and
-writes the problem at each batch size as text. Sizes are formulas, so the large ones are never run.
+"""Planning problems of whole train steps, for `anyshape bench plan`: one process traces a network with a small batch
+and writes the problem at each batch size as text. Sizes are formulas, so the large ones are never run.
 
 A problem is the list of steps of the compiled train step, forward, backward and update by AdamW, before any order is
-chosen: kernels, products and calls of PyTorch's operators, with the bytes that each makes. The order of the list is that
-of the program, as it was traced and PyTorch cut it in two: what the backward computes again comes right before its
-first reader.
+chosen: kernels, products and calls of PyTorch's operators, with the bytes that each makes. The order of the list is
+that of the program, as it was traced and PyTorch cut it in two: what the backward computes again comes right before
+its first reader.
 """
 from __future__ import annotations
 
@@ -124,14 +124,10 @@ def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str,
     step(*network.batch(TRACED))
     record: dict[str, Any] = {"model": network.name, "compiled": time.process_time() - begun, "problems": {}}
     compiled = [program.compiled for program in step.programs]
-    forward, backward = compiled
     record["nodes"] = sum(len(one.graph.nodes) for one in compiled)
     record["planned"] = sum(dict(one.seconds)["plan"] for one in compiled)
-    plans = []
-    for one in compiled:
-        store, fusion = fused(one.graph, Config())
-        plans.append(received(assemble(one.graph, fusion, store, named(fusion, one.graph.facts)[0])))
-    first = backward.executable.maker.keeps.forward
+    plans = plans_of(step)
+    first = compiled[1].executable.maker.keeps.forward
     place = {id(one): k for k, one in enumerate((*plans[0].steps, *plans[1].steps))}
     [(_, limit)] = pairs(step.compilation)
     for batch in batches:
@@ -143,6 +139,16 @@ def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str,
         (folder / f"{name}.txt").write_text(show_problem(problem, name))
         record["problems"][str(batch)] = {"order": chosen, "needed": limit.needed(values, EVERYTHING)}
     return record
+
+
+def plans_of(step: Any) -> list[Plan]:
+    """The forward and the backward of a train step that has run, in the order of the program; not allocated."""
+    plans = []
+    for program in step.programs:
+        graph = program.compiled.graph
+        store, fusion = fused(graph, Config())
+        plans.append(received(assemble(graph, fusion, store, named(fusion, graph.facts)[0])))
+    return plans
 
 
 def sizes_at(plan: Plan, batch: int) -> dict[str, int]:

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, field
 
 from anyshape.base.errors import ConfigError, VerifyError
+from anyshape.plan.cut import bits
 from anyshape.plan.search import Problem
 
 
@@ -56,12 +57,12 @@ def solved(problem: Problem, seconds: float) -> Program:
     solver.setOptionValue("threads", 1)
     count = len(problem.before)
     infinity = highspy.kHighsInf
-    spans = [(problem._behind(step).bit_count(), count - 1 - problem._ahead(step).bit_count()) for step in range(count)]
+    spans = [(problem.behind(step).bit_count(), count - 1 - problem.ahead(step).bit_count()) for step in range(count)]
     unit = max(max(problem.sizes, default=1), 1) / 1000  # so that numbers are of ordinary size
     create: dict[tuple[int, int], int] = {}
     keep: dict[tuple[int, int], int] = {}
     rows: list[tuple[float, float, list[int], list[float]]] = []
-    makers = {value: min(_bits(users)) for value, users in enumerate(problem.users) if users}
+    makers = {value: min(bits(users)) for value, users in enumerate(problem.users) if users}
     for step, (first, last) in enumerate(spans):
         for moment in range(first, last + 1):
             create[step, moment] = len(create)
@@ -71,7 +72,7 @@ def solved(problem: Problem, seconds: float) -> Program:
     for value, maker in makers.items():
         is_early = value in problem.early
         first = 0 if is_early else spans[maker][0] + 1
-        last = count - 1 if value in problem.late else max(spans[step][1] for step in _bits(problem.users[value]))
+        last = count - 1 if value in problem.late else max(spans[step][1] for step in bits(problem.users[value]))
         size = problem.sizes[value] / unit
         for moment in range(first, last + 1):
             keep[value, moment] = number
@@ -85,7 +86,7 @@ def solved(problem: Problem, seconds: float) -> Program:
             if not (is_early and moment == first):
                 rows.append((-infinity, 0.0, at, weights))
             bytes_[moment][keep[value, moment]] = size
-        for step in _bits(problem.users[value]):
+        for step in bits(problem.users[value]):
             for moment in range(spans[step][0], spans[step][1] + 1):
                 if step == maker and not is_early:
                     made = create[step, moment]
@@ -95,11 +96,11 @@ def solved(problem: Problem, seconds: float) -> Program:
                 else:
                     rows.append((0.0, 0.0, [create[step, moment]], [1.0]))
         if value in problem.late:
-            known = [keep[value, count - 1]] if (value, count - 1) in keep else []
-            known += [create[maker, count - 1]] if not is_early and (maker, count - 1) in create else []
-            rows.append((1.0, infinity, known, [1.0] * len(known)))
+            ends = [keep[value, count - 1]] if (value, count - 1) in keep else []
+            ends += [create[maker, count - 1]] if not is_early and (maker, count - 1) in create else []
+            rows.append((1.0, infinity, ends, [1.0] * len(ends)))
     for step in range(count):
-        for other in _bits(problem.before[step]):
+        for other in bits(problem.before[step]):
             for moment in range(spans[step][0], spans[step][1] + 1):
                 at = [create[step, moment]]
                 at += [create[other, earlier] for earlier in range(spans[other][0], min(moment, spans[other][1] + 1))]
@@ -111,7 +112,7 @@ def solved(problem: Problem, seconds: float) -> Program:
         rows.append((-infinity, 0.0, [*some, number], [*some.values(), -1.0]))
     for low, high, at, weights in rows:
         if solver.addRow(low, high, len(at), at, weights) != highspy.HighsStatus.kOk:
-            raise VerifyError("the integer program has a row that HiGHS refuses", do="report it: a bug of the benchmark")
+            raise VerifyError("HiGHS refuses a row of the integer program", do="report it: a bug of the benchmark")
     found = Program(variables=number)
 
     def improved(event: object) -> None:
@@ -128,13 +129,4 @@ def solved(problem: Problem, seconds: float) -> Program:
         when = {step: moment for (step, moment), at in create.items() if values[at] > 0.5}
         found.order = sorted(range(count), key=lambda step: (when[step], step))
         found.peak = problem.peak(found.order)
-    return found
-
-
-def _bits(number: int) -> list[int]:
-    found = []
-    while number:
-        low = number & -number
-        found.append(low.bit_length() - 1)
-        number ^= low
     return found

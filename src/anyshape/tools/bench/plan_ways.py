@@ -1,9 +1,9 @@
 """Ways to plan a problem that ours is compared with, each given the same steps: PyTorch's allocator in the order of the
 program, and a greedy order with long-lived values placed first.
 
-The allocator is that of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2): sizes are rounded up to 512 bytes; up to 1 MB lie
-in the pool of segments of 2 MB, the others in that of segments of 20 MB, or of their own size rounded up to 2 MB from
-10 MB on; the smallest free block that fits is taken, and split; free neighbours become one; nothing is given back.
+The allocator is that of c10/cuda/CUDACachingAllocator.cpp (PyTorch 2): sizes are rounded up to 512 bytes; up to 1 MB
+lie in the pool of segments of 2 MB, the others in that of segments of 20 MB, or of their own size rounded up to 2 MB
+from 10 MB on; the smallest free block that fits is taken, and split; free neighbours become one; nothing is given back.
 """
 from __future__ import annotations
 
