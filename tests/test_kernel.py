@@ -301,6 +301,15 @@ def test_kernels_that_wait_for_each_other_are_an_error() -> None:
         ordered([first, second], [0, 1], {})
 
 
+def test_nothing_runs_early_because_something_else_waits() -> None:
+    """The first kernel in the program needs one that stands last; what nobody needs before it stays behind it."""
+    late, first, again, reader = parse(
+        "graph g(x: f32[n]) where 0 <= n\n  a = exp(x)  f32[n]\n  b = tanh(a)  f32[n]\n  c = sin(x)  f32[n]\n"
+        "  d = add(c, b)  f32[n]\n  return d\n").nodes
+    assert ordered([late, first, again, reader], [3, 0, 1, 2], {}) == (late, first, again, reader)
+    assert ordered([reader, again, first, late], [2, 1, 0, 3], {}) == (late, first, again, reader)
+
+
 # ---- the finished nest
 
 

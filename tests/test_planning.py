@@ -11,7 +11,7 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import ParseError, VerifyError
-from anyshape.plan.cut import cuts, early, late, order_by_parts, reversed_problem
+from anyshape.plan.cut import early, late, order_by_parts, reversed_problem
 from anyshape.plan.join import step_problem
 from anyshape.plan.search import Problem
 from anyshape.plan.solution import (
@@ -75,7 +75,7 @@ def test_instances_are_solved_as_well_as_recorded(path: Path) -> None:
     assert alive == problem.peak(solution.order) <= solution.peak <= RECORDED[path.stem]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_judge_agrees_with_what_searches_count(seed: int) -> None:
     problem = random_problem(seed)
     order = random.Random(seed).choice(valid_orders(problem))
@@ -109,13 +109,13 @@ def test_a_text_that_is_no_problem_is_refused(text: str) -> None:
 
 # ---- orders
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_small_problems_are_solved_exactly(seed: int) -> None:
     problem = random_problem(seed)
     assert problem.peak(order_by_parts(problem).order) == min(map(problem.peak, valid_orders(problem)))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_orders_stay_valid_and_are_the_same_from_the_end(seed: int) -> None:
     problem = random_problem(seed, 30)
     program = list(range(30))
@@ -148,7 +148,7 @@ def test_repeated_layers_are_solved_once() -> None:
     problem = parse_problem("\n".join(lines + steps))
     found = order_by_parts(problem)
     assert problem.peak(found.order) < 0.5 * problem.peak(range(len(steps)))
-    assert len(cuts(problem, range(len(steps)))) > 20 or found.parts <= 1
+    assert found.different <= 4 < 10 <= found.parts
 
 
 # ---- other ways

@@ -130,6 +130,7 @@ def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str,
     first = compiled[1].executable.maker.keeps.forward
     place = {id(one): k for k, one in enumerate((*plans[0].steps, *plans[1].steps))}
     [(_, limit)] = pairs(step.compilation)
+    unused = dict.fromkeys(limit.program.layout.symbols, 0)  # sizes that nothing depends on
     for batch in batches:
         values = sizes_at(plans[0], batch)
         problem = step_problem(*(at(plan, values) for plan in plans))
@@ -137,7 +138,7 @@ def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str,
                   for one in reorder(at(plan, values), before).steps]
         name = f"{network.name}-{batch}"
         (folder / f"{name}.txt").write_text(show_problem(problem, name))
-        record["problems"][str(batch)] = {"order": chosen, "needed": limit.needed(values, EVERYTHING)}
+        record["problems"][str(batch)] = {"order": chosen, "needed": limit.needed(unused | values, EVERYTHING)}
     return record
 
 

@@ -22,8 +22,8 @@ from anyshape.plan.search import Problem
 
 @dataclass(slots=True)
 class Program:
-    """What the solver found. peak: bytes, or -1; bound: no order needs less; trail: (seconds, peak) of each solution in
-    turn."""
+    """What the solver found. peak: bytes, or -1; bound: no order needs less; seconds: of processor time; trail: (seconds,
+    peak) of each solution in turn."""
 
     peak: int = -1
     bound: int = 0
@@ -50,7 +50,7 @@ def solved(problem: Problem, seconds: float) -> Program:
     except ImportError:
         raise ConfigError("the integer program needs the package highspy", why="it is not installed",
                           do="pip install anyshape[plan]") from None
-    begun = time.perf_counter()
+    begun = time.process_time()
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("time_limit", float(seconds))
@@ -116,12 +116,12 @@ def solved(problem: Problem, seconds: float) -> Program:
     found = Program(variables=number)
 
     def improved(event: object) -> None:
-        found.trail.append((time.perf_counter() - begun,
+        found.trail.append((time.process_time() - begun,
                             round(event.data_out.mip_primal_bound * unit)))  # type: ignore[attr-defined]
 
     solver.cbMipImprovingSolution.subscribe(improved)
     solver.run()
-    found.seconds = time.perf_counter() - begun
+    found.seconds = time.process_time() - begun
     info = solver.getInfo()
     found.bound = max(round(info.mip_dual_bound * unit), 0) if info.mip_dual_bound < infinity else 0
     if info.primal_solution_status == 2:
