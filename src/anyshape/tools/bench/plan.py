@@ -21,6 +21,7 @@ PROBLEMS = "problems"  # a folder of their texts
 MODULE = "anyshape.tools.bench.plan_graphs"
 DEFAULT = ("alexnet", "vgg16", "mobilenet-v2", "efficientnet-b0", "vit", "bert", "gpt2")
 DEEP = "gpt2-xl"
+ROUNDED = 1.0001  # how exactly a solver's numbers say what its peak is
 BATCHES, QUICK_BATCHES = (1, 32), (1,)
 WHOLE_PROGRAM, WINDOW = 64, 40  # steps of a problem that the integer program is given whole; else about the fullest one
 
@@ -153,6 +154,8 @@ def in_window(problem: Problem, order: list[int], seconds: float) -> Window:
     ours = problem.peak(order_by_parts(problem).order)
     spent = time.process_time() - begun
     theirs = plan_program.solved(problem, seconds)
-    reached = next((at for at, peak in theirs.trail if peak <= ours * (1 + 1e-6)), None)
+    reached = next((at for at, peak in theirs.trail if peak <= ours * ROUNDED), None)
+    if reached is None and 0 <= theirs.peak <= ours:
+        reached = theirs.seconds
     return Window(len(problem.before), ours, theirs.peak, theirs.bound, spent,
                   theirs.seconds if reached is None else reached, reached is not None, theirs.variables)

@@ -22,8 +22,8 @@ from anyshape.plan.search import Problem
 
 @dataclass(slots=True)
 class Program:
-    """What the solver found. peak: bytes, or -1; bound: no order needs less; seconds: of processor time; trail: (seconds,
-    peak) of each solution in turn."""
+    """What the solver found. peak: bytes, or -1; bound: no order needs less; seconds: of processor time; trail:
+    (seconds, peak) of each solution in turn."""
 
     peak: int = -1
     bound: int = 0
