@@ -7,37 +7,55 @@ from anyshape.ir.graph import Node
 from anyshape.kernel.fusion import Kernel, NotFusable, taken_over
 
 Item = Kernel | Node
+FEW = 16  # kernels that may come before their place, for another that needs them
 
 
 def ordered(items: Sequence[Item], where: Sequence[int], base: Mapping[str, str]) -> tuple[Item, ...]:
-    """Topological order: by `where` (place in the graph), each item right after those that it needs and that stand
-    later. So what nobody needs yet does not run because something else has to wait.
+    """Topological order: the item with the least `where` (place in the graph), after the few that it needs and that
+    stand later, so that what nobody needs yet does not run because something small has to come first; an item that
+    needs many waits for them.
 
     base: operand of a library or extern call -> the stored value that it is a window of. Raises NotFusable when the
     kernels depend on each other in a circle.
     """
     maker = {name: k for k, item in enumerate(items) for name in _makes(item)}
-    before = [sorted({maker[name] for name in _reads(item, base) if name in maker and maker[name] != k},
-                     key=lambda other: (-where[other], -other)) for k, item in enumerate(items)]
+    before = [{maker[name] for name in _reads(item, base) if name in maker and maker[name] != k}
+              for k, item in enumerate(items)]
+    waiting = sorted(range(len(items)), key=lambda k: (where[k], k))
+    place = {k: number for number, k in enumerate(waiting)}
     done: set[int] = set()
-    begun: set[int] = set()
     result: list[Item] = []
-    for first in sorted(range(len(items)), key=lambda k: (where[k], k)):
-        stack = [first]
-        while stack:
-            k = stack[-1]
-            missing = [other for other in before[k] if other not in done]
-            if k in done or not missing:
-                stack.pop()
-                if k not in done:
-                    done.add(k)
-                    result.append(items[k])
-                continue
-            if k in begun:
+    while waiting:
+        for most in (FEW, len(items)):
+            needed = next((some for k in waiting if (some := _needed(k, before, done, most)) is not None), None)
+            if needed is not None:
+                break
+        else:
+            raise NotFusable("the kernels depend on each other in a circle")
+        while needed:
+            ready = [k for k in needed if before[k] <= done]
+            if not ready:
                 raise NotFusable("the kernels depend on each other in a circle")
-            begun.add(k)
-            stack += missing
+            k = min(ready, key=place.__getitem__)
+            needed.remove(k)
+            done.add(k)
+            waiting.remove(k)
+            result.append(items[k])
     return tuple(result)
+
+
+def _needed(item: int, before: Sequence[set[int]], done: set[int], most: int) -> set[int] | None:
+    """The item with those not done that it needs, at most so many; None: there are more."""
+    found = {item}
+    stack = [item]
+    while stack:
+        for other in before[stack.pop()]:
+            if other not in done and other not in found:
+                if len(found) > most:
+                    return None
+                found.add(other)
+                stack.append(other)
+    return found
 
 
 def _reads(item: Item, base: Mapping[str, str]) -> list[str]:

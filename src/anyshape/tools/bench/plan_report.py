@@ -181,7 +181,8 @@ call has this batch.
 def document(found: Plans) -> str:
     """The text of docs/benchmarks-plan.md."""
     parts = [INTRODUCTION.format(traced=TRACED, whole=WHOLE_PROGRAM, window=WINDOW), "## Machine\n\n",
-             facts(found.machine, "1"), f"\nThe integer program had {found.options.get('seconds', 0):g} seconds; times are processor time.\n\n",
+             facts(found.machine, "1"), f"\nThe integer program had {found.options.get('seconds', 0):g} seconds; ",
+             "all times are processor time.\n\n",
              markdown(found)]
     wrong = problems(found)
     if wrong:
