@@ -151,3 +151,38 @@ def test_what_is_computed_again_is_so_before_its_weight_is_updated() -> None:
         changed |= {window.buffer for window in written(one)} & inputs
     assert changed
     assert plan.again
+
+
+class Heads(torch.nn.Module):
+    """Attention whose operands are turned round: each is a view with memory of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(32, 96, bias=False) for _ in range(4))
+        self.back = torch.nn.ModuleList(torch.nn.Linear(32, 32, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        for part, back in zip(self.parts, self.back, strict=True):
+            q, k, v = part(x).view(batch, length, 3, 4, 8).permute(2, 0, 3, 1, 4).reshape(3, batch * 4, length, 8)
+            weights = torch.bmm(q.sin(), k.sin().transpose(1, 2)).sigmoid()  # no attention that is known
+            mixed = torch.bmm(weights, v).view(batch, 4, length, 8).transpose(1, 2).reshape(batch, length, 32)
+            x = x + torch.tanh(back(mixed))
+        return x
+
+
+def test_views_with_memory_of_their_own_come_again() -> None:
+    draw = torch.Generator().manual_seed(5)
+    given = [torch.randn(*size, 32, generator=draw) for size in ((3, 50), (4, 61), (2, 97), (4, 61))]
+    free, least = bounds(Heads, given[1])
+    assert least < 0.7 * free
+    model, plain = made(Heads)
+    losses = [plain(x) for x in given]
+    for limit in ((free + least) // 2, free):
+        other, step = made(Heads, memory_limit=limit)
+        for x, wanted in zip(given, losses, strict=True):
+            torch.testing.assert_close(step(x), wanted, rtol=1e-5, atol=1e-6)
+        for one, two in zip(other.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+    _, tight = made(Heads, memory_limit=least)
+    torch.testing.assert_close(tight(given[1]), made(Heads)[1](given[1]), rtol=1e-5, atol=1e-6)

@@ -54,6 +54,7 @@ class Compiled:
 
     graph: after the passes; `history` has it before and between. programs: kernel name -> loop program.
     seconds: (stage, time) in order. edited: files whose text stands in place of a computed stage.
+    stored: of a forward under a limit, the names of values that are stored.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Compiled:
     seconds: tuple[tuple[str, float], ...]
     edited: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
+    stored: frozenset[str] = frozenset()
 
 
 def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
@@ -91,12 +93,13 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     parts: tuple[Segment, ...] = ()
     again: list[_Again] = []
     if config.limited and forward is None and graph.saved:
-        parts = segments(graph)
+        parts = segments(graph, storage(graph, Refused(UNSUPPORTED)).base())
         graph = _with_inputs_saved(graph, parts)
     elif config.limited and forward is not None and forward.segments:
         graph, again = _again(graph, forward, config)
 
     store, fusion = fused(graph, config)
+    stored = frozenset(store.base().values()) if parts else frozenset()
     clock.mark("fuse")
 
     first = -1 if pipeline.REGIMES in config.disabled() else 0
@@ -123,7 +126,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
         plan = _with_again(plan, graph, again, forward)
     plan = hold_less(allocate(plan, before), before, config.limited)
     if once:
-        plan = dataclasses.replace(plan, spent=_spent(plan, graph, parts))
+        plan = dataclasses.replace(plan, spent=_spent(plan, graph, parts, stored))
     publish(config, graph.name, *PLAN, lambda: show_plan(plan))
     if config.check >= 1 or edited:
         _judged(plan)
@@ -131,7 +134,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     clock.mark("plan")
     events.count("compile_seconds", clock.total())
     return Compiled(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks),
-                    tuple(one.path for one in edited.values()), parts)
+                    tuple(one.path for one in edited.values()), parts, stored)
 
 
 def rebuilt(compiled: Compiled, plan: Plan, programs: Mapping[str, LoopProgram], config: Config) -> Executable:
@@ -174,7 +177,7 @@ def _again(graph: Graph, forward: Compiled, config: Config) -> tuple[Graph, list
             name += "_"
         more.append(Value(name, value.type))
     graph = graph.replace(inputs=(*graph.inputs, *more), restored=(*graph.restored, *more))
-    kept = kept_values(forward.graph, forward.plan)
+    kept = kept_values(forward.graph, forward.plan, forward.stored)
     found = []
     for number, segment in enumerate(forward.segments):
         one = again_graph(segment, number, forward.graph, kept.types)
@@ -192,12 +195,12 @@ def _with_again(plan: Plan, graph: Graph, again: list[_Again], forward: Compiled
     # an input of a whole step is an input of both halves, by one name, and may be written in this one
     borrowed |= {value.name: value.name for value in graph.inputs if value.name in borrowed}
     parts = [(one.graph, assemble(one.graph, one.fusion, one.store, one.regimes)) for one in again]
-    return with_again(plan, parts, forward.plan, kept_values(forward.graph, forward.plan), borrowed)
+    return with_again(plan, parts, forward.plan, kept_values(forward.graph, forward.plan, forward.stored), borrowed)
 
 
-def _spent(plan: Plan, graph: Graph, parts: tuple[Segment, ...]) -> tuple[str, ...]:
+def _spent(plan: Plan, graph: Graph, parts: tuple[Segment, ...], stored: frozenset[str]) -> tuple[str, ...]:
     """What the one backward of this forward may write over: all but what is needed to compute something again."""
-    kept = kept_values(graph, plan)
+    kept = kept_values(graph, plan, stored)
     anchors = {kept.buffers[value.name][0] for part in parts for value in part.anchors if value.name in kept.buffers}
     return tuple(b.name for b in plan.buffers if b.home == "saved" and b.name not in anchors)
 

@@ -1,7 +1,7 @@
 """What one op is: a row. Everything the compiler asks about an op is a field of its row, never its name."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -105,10 +105,12 @@ def type_of(operand: Operand) -> TensorType:
     return operand.tensor
 
 
-def base_of(value: Value, producers: Mapping[str, Node]) -> Value:
-    """The value whose memory this one shows."""
+def base_of(value: Value, producers: Mapping[str, Node], stored: Container[str] = ()) -> Value:
+    """The value whose memory this one shows. stored: names of views that have memory of their own, as one has that no
+    strides can express."""
     node = producers.get(value.name)
-    while node is not None and row(node).kind == "view" and row(node).strided is not None:
+    while (node is not None and value.name not in stored
+           and row(node).kind == "view" and row(node).strided is not None):
         value = next(node.values())
         node = producers.get(value.name)
     return value

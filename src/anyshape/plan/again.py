@@ -16,7 +16,7 @@ optional step gets takes the place of the tape's.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from anyshape.ir.graph import Graph, Value
@@ -56,8 +56,8 @@ class Kept:
                 for value, (name, index) in self.buffers.items() if name not in self.outside or index in tape}
 
 
-def kept_values(graph: Graph, plan: Plan) -> Kept:
-    """What the forward `plan` of `graph` keeps."""
+def kept_values(graph: Graph, plan: Plan, views: Container[str]) -> Kept:
+    """What the forward `plan` of `graph` keeps. views: names of those that are stored (`Compiled.stored`)."""
     producers = graph.producers()
     homes = {b.name: b.home for b in plan.buffers}
     stored = {window.buffer: window.type for step in plan.steps for window in written(step) if window.offset == 0}
@@ -66,7 +66,7 @@ def kept_values(graph: Graph, plan: Plan) -> Kept:
     for index, (operand, window) in enumerate(zip(graph.saved, plan.saved, strict=True)):
         if isinstance(operand, Value) and isinstance(window, Window) and (
                 homes.get(window.buffer) == "saved" or (homes.get(window.buffer) == "extern" and window.offset == 0)):
-            base = base_of(operand, producers)
+            base = base_of(operand, producers, views)
             kind = stored.get(window.buffer)
             if kind is not None and kind.dtype == base.tensor.dtype and kind.shape == base.tensor.shape:
                 buffers[base.name] = window.buffer, index

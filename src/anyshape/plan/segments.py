@@ -40,9 +40,10 @@ class Segment:
     inputs: tuple[Value, ...]
 
 
-def segments(graph: Graph) -> tuple[Segment, ...]:
-    """The segments of a forward `graph` that can give something again, in order."""
-    return _Search(graph).run()
+def segments(graph: Graph, stored: Mapping[str, str]) -> tuple[Segment, ...]:
+    """The segments of a forward `graph` that can give something again, in order. stored: value -> the stored value
+    that it is a window of (`Storage.base`)."""
+    return _Search(graph, stored).run()
 
 
 def again_graph(segment: Segment, number: int, graph: Graph, types: Mapping[str, TensorType]) -> Graph | None:
@@ -62,8 +63,9 @@ def again_graph(segment: Segment, number: int, graph: Graph, types: Mapping[str,
 
 
 class _Search:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, stored: Mapping[str, str]) -> None:
         self.graph = graph
+        self.stored = frozenset(stored.values())
         self.hint = graph.facts.hint
         self.producers = graph.producers()
         self.position = {value.name: i for i, node in enumerate(graph.nodes) for value in node.outputs}
@@ -76,7 +78,7 @@ class _Search:
                       for base in (self.base(value),) if base.name not in self.inputs and base.name not in results}
 
     def base(self, value: Value) -> Value:
-        return base_of(value, self.producers)
+        return base_of(value, self.producers, self.stored)
 
     def run(self) -> tuple[Segment, ...]:
         cuts = self.cuts()

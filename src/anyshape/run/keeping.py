@@ -363,6 +363,6 @@ class Keeps:
                 places[self.shown[i][0]] = offset
         for i, (name, before) in self.shown.items():
             if name in places:
-                offsets[i] = places[name] + (evaluate(before, values) if before else 0)
+                offsets[i] = places[name] + evaluate(before, values)
         found.moved = [(places[one.saved], padded[self.numbers[one.saved]]) for one in keeping.moved]
         found.offsets = offsets

@@ -15,6 +15,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from anyshape.base.errors import ConfigError, VerifyError
 from anyshape.plan.cut import bits
 from anyshape.plan.search import Problem
@@ -106,7 +108,8 @@ def solved(problem: Problem, seconds: float) -> Program:
                 at += [create[other, earlier] for earlier in range(spans[other][0], min(moment, spans[other][1] + 1))]
                 rows.append((-infinity, 0.0, at, [1.0] + [-1.0] * (len(at) - 1)))
     solver.addVars(number + 1, [0.0] * (number + 1), [1.0] * number + [infinity])
-    solver.changeColsIntegrality(number, list(range(number)), [highspy.HighsVarType.kInteger] * number)
+    solver.changeColsIntegrality(number, np.arange(number, dtype=np.int32),
+                                 np.full(number, highspy.HighsVarType.kInteger.value, np.uint8))
     solver.changeColCost(number, 1.0)
     for some in bytes_:
         rows.append((-infinity, 0.0, [*some, number], [*some.values(), -1.0]))
