@@ -128,6 +128,9 @@ def test_a_limit_with_what_is_alive():
     assert "memory_limit_total" in caught.value.do
     del ballast
     assert "of the whole process" in str(other.memory(x=(20000, 64)))
+    with pytest.raises(LimitError) as caught:  # no step fits, whatever is alive; what is named fits beside it
+        step(anyshape.compile(module, memory_limit_total="1MB"), module, x)
+    assert int(caught.value.do.split("memory_limit_total to ")[1].split(" ")[0]) > pages.resident()
 
 
 def test_what_fits_is_left_alone(without):

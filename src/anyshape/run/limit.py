@@ -193,13 +193,15 @@ class Limit:
         Raises:
             LimitError: the call cannot be done within that.
         """
-        room = min(self.bytes, self.total) if room is None else room
+        given, room = room, min(self.bytes, self.total) if room is None else room
         if self.needed(values, EVERYTHING) <= room:
             return EVERYTHING
         ladder = self.ladder(values, full is None)
         for rung in () if ladder is None else ladder.below(room):
             if self.needed(values, rung.keeping) <= room:
                 return rung.keeping
+        if given is None and self.total < UNLIMITED:
+            room = min(room, self.room())  # what is alive by now counts in what is named
         raise self._error(values, room, full, freed)
 
     def least(self, values: dict[str, int], moving: bool = True) -> int:
