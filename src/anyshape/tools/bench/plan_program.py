@@ -126,7 +126,7 @@ def solved(problem: Problem, seconds: float) -> Program:
     solver.run()
     found.seconds = time.process_time() - begun
     info = solver.getInfo()
-    found.bound = max(round(info.mip_dual_bound * unit), 0) if info.mip_dual_bound < infinity else 0
+    found.bound = max(round(info.mip_dual_bound * unit), 0) if abs(info.mip_dual_bound) < infinity else 0
     if info.primal_solution_status == 2:
         values = solver.getSolution().col_value
         when = {step: moment for (step, moment), at in create.items() if values[at] > 0.5}
