@@ -13,10 +13,14 @@ from torch.nn import functional as F
 
 import anyshape
 from anyshape.passes.channels_last import channels_last
+from anyshape.passes.followers import leader, lies_last
 from anyshape.run import torch_api
 from anyshape.run.call import same_strides
 from anyshape.run.context import shared_context
 from anyshape.run.convolution import PackedWeights, by_product, convolve, few_windows
+from anyshape.run.keeping import EVERYTHING
+from limits import NO_LIMIT, limit_of
+from roads import compilation_of
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
@@ -90,6 +94,106 @@ def test_any_chain_is_as_eager(dims: int, seed: int) -> None:
             found = compiled(x)
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
         assert same_strides(found.shape, found.stride(), wanted.stride())
+
+
+def gradients(run, model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """The result, and the gradients of the input and of all parameters."""
+    x = x.clone().requires_grad_()
+    model.zero_grad(set_to_none=True)
+    result = run(x)
+    (result * torch.linspace(0.5, 1.5, result.numel()).reshape(result.shape)).sum().backward()
+    return [result.detach(), x.grad, *[p.grad for p in model.parameters()]]
+
+
+def close(found: list[torch.Tensor], wanted: list[torch.Tensor], what: object) -> None:
+    # biases before a norm have no gradient but what rounding makes of the others
+    largest = max(1.0, *(float(other.abs().max()) for other in wanted))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=3e-5 * largest, msg=lambda m: f"{what}: {m}")
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_chain_trains_as_eager(dims: int, seed: int) -> None:
+    model = Random(dims, 10 * seed + dims)
+    compiled = anyshape.compile(model, strict=True)
+    for batch, *sizes in ((2, 17, 12, 9), (1, 9, 31, 10), (3, 16, 9, 9)):
+        x = torch.randn(batch, model.channels, *sizes[:dims])
+        try:
+            wanted = gradients(model, model, x)
+        except RuntimeError:
+            continue
+        close(gradients(compiled, model, x), wanted, (dims, seed, batch))
+
+
+class Levels(nn.Module):
+    """What a network that is trained puts between convolutions: norms over batches and over groups, pooling with its
+    positions, resizing, a skip, one convolution a channel, and a turned one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.batch = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.each, self.group = nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False), nn.GroupNorm(8, 16)
+        self.wide, self.back = nn.Conv2d(16, 24, 1), nn.ConvTranspose2d(24, 16, 2, stride=2)
+        self.last = nn.Conv2d(32, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.batch(self.first(x)))
+        small = F.silu(self.group(self.each(F.max_pool2d(x, 2, ceil_mode=True))))
+        large = F.interpolate(small, scale_factor=2.0, mode="nearest") + self.back(self.wide(small))
+        return self.last(torch.cat([x, large[:, :, :x.shape[2], :x.shape[3]]], 1))
+
+
+def test_training_takes_channels_last_from_end_to_end() -> None:
+    torch.manual_seed(0)
+    model = Levels()
+    compiled = anyshape.compile(model, strict=True)
+    for shape in ((2, 3, 16, 22), (3, 3, 17, 13), (1, 3, 9, 40), (2, 3, 6, 7)):
+        x = torch.randn(shape)
+        state = {name: one.clone() for name, one in model.state_dict().items()}
+        wanted = gradients(model, model, x)
+        after = {name: one.clone() for name, one in model.state_dict().items()}
+        model.load_state_dict(state)
+        close(gradients(compiled, model, x), wanted, shape)
+        close([model.state_dict()[name] for name in after], [*after.values()], shape)
+    forward, backward = (next(p.compiled.graph for p in compilation_of(compiled).programs if part in p.name)
+                         for part in ("forward", "backward"))
+    assert sum(node.op == "convolution" for node in forward.nodes) == 3
+    leaders = [lead for node in backward.nodes if (lead := leader(node)) is not None]
+    permuted = {node.output.name for node in backward.nodes if node.op == "permute"}
+    assert len(leaders) == 6
+    # all but the images themselves lie with channels last
+    assert sum(lead.name in permuted or lies_last(lead.tensor) for lead in leaders) == 5
+
+
+def test_a_train_step_and_a_limit_take_channels_last() -> None:
+    torch.manual_seed(0)
+    ours, theirs = (nn.Sequential(*(part for _ in range(9) for part in (
+        nn.LazyConv2d(8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU()))) for _ in range(2))
+    for model in (ours, theirs):
+        model(torch.randn(1, 3, 8, 8))
+    theirs.load_state_dict(ours.state_dict())
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (ours, theirs))
+
+    def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()
+
+    step = anyshape.train_step(ours, loss_of, first, strict=True, memory_limit=NO_LIMIT)
+    for size in (32, 32, 17):
+        x = torch.randn(4, 3, size, 24)
+        step(x)
+        second.zero_grad()
+        loss_of(theirs, x).backward()
+        second.step()
+        limit = limit_of(step)
+        values = dict(next(iter(limit.program.records.values())).values)
+        least = limit.least(values)
+        assert least < 0.9 * limit.needed(values, EVERYTHING)
+        limit.move(least)  # the next step at these sizes drops what it can
+    assert any(one.keeping.dropped for one in limit.program.records.values())
+    assert any(node.op == "convolution" for program in step.programs for node in program.compiled.graph.nodes)
+    for one, wanted in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one, wanted, rtol=1e-3, atol=1e-4)
 
 
 class Small(nn.Module):

@@ -15,6 +15,7 @@ from anyshape.ir.types import TensorType
 from anyshape.kernel.fusion import Kernel
 from anyshape.plan.again import written
 from anyshape.plan.alloc import allocate
+from anyshape.plan.hold import owned_elsewhere
 from anyshape.plan.judge import judge, lower_bound
 from anyshape.plan.order import dependencies, no_more, permuted, reorder
 from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Window, touched
@@ -24,6 +25,7 @@ from anyshape.plan.search import Problem, search
 from anyshape.plan.together import together
 from anyshape.sym.expr import evaluate, symbol
 from anyshape.sym.facts import Facts
+from roads import compilation_of
 
 b, s = symbol("b"), symbol("s")
 FACTS = Facts(ranges=(("b", 1, None), ("s", 1, 4096)), hints=(("b", 8), ("s", 512)))
@@ -287,3 +289,18 @@ def test_a_train_step_gives_the_same_gradients():
         for found, same, wanted in zip(gradients(fast, x), gradients(plain, x), gradients(towers, x), strict=True):
             assert torch.equal(found, same)
             torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-2 * wanted.abs().max())
+
+
+def test_inputs_of_a_whole_step_are_not_the_calls_to_free():
+    """What an order needs is what the call takes: parameters and optimiser state, which a step reads last in their
+    update, are there before and after it; the gradient that comes into a backward is the call's alone."""
+    model = torch.nn.Linear(32, 64)
+    step = anyshape.train_step(model, lambda model, x: model(x).square().sum(), torch.optim.AdamW(model.parameters()))
+    step(torch.randn(300, 32))
+    forward, backward = (program.compiled.plan for program in step.programs)
+    assert {b.home for b in backward.buffers if b.name in owned_elsewhere(backward, forward)} <= {"extern"}
+
+    fast = anyshape.compile(model)
+    fast(torch.randn(300, 32)).square().sum().backward()
+    forward, backward = (program.compiled.plan for program in compilation_of(fast).programs)
+    assert "input" in {b.home for b in backward.buffers if b.name in owned_elsewhere(backward, forward)}

@@ -71,13 +71,13 @@ class Compiled:
 
 
 def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
-                  needed: tuple[Size, ...] = (), once: bool = False) -> Compiled:
+                  needed: tuple[Size, ...] = (), whole: bool = False) -> Compiled:
     """Compile one graph.
 
     Args:
         forward: for a backward graph, the compiled forward whose memory and tape it shares.
         needed: sizes that must be at least 0 in a call, beside those of the graph itself.
-        once: of a forward: no second backward reads its tape.
+        whole: it is half of a whole step. No second backward reads the tape, and all inputs are the caller's.
 
     Raises:
         EditError: a stage in `config.edit` is not valid or does not fit.
@@ -117,7 +117,8 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     clock.mark("build")
 
     before = forward.plan if forward is not None else None
-    plan = dataclasses.replace(received(assemble(graph, fusion, store, regimes)), nonnegative=nonnegative)
+    plan = dataclasses.replace(received(assemble(graph, fusion, store, regimes)), nonnegative=nonnegative,
+                               whole=whole and forward is None)
     if pipeline.ORDER not in config.disabled():
         plan, fusion = _reordered(plan, fusion, before)
     plan = together(plan if pipeline.ROOMS in config.disabled() else share(plan, before),
@@ -125,7 +126,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     if config.limited and forward is not None and before is not None:
         plan = _with_again(plan, graph, again, forward)
     plan = hold_less(allocate(plan, before), before, config.limited)
-    if once:
+    if plan.whole:
         plan = dataclasses.replace(plan, spent=_spent(plan, graph, parts, stored))
     publish(config, graph.name, *PLAN, lambda: show_plan(plan))
     if config.check >= 1 or edited:

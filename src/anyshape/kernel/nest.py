@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anyshape.kernel.loop import Instruction, LoopProgram, Param, Scratch, Stage
-from anyshape.sym.expr import Size, maximum, product, substitute, symbol, symbols_of
+from anyshape.sym.expr import Size, floordiv, maximum, product, substitute, symbol, symbols_of
 
 Loops = tuple[tuple[str, Size], ...]
 EFFECTS = ("store", "scatter", "fold", "check")
+SHORT = 16  # steps of a loop that is a vector, below which it takes its neighbour in
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Nest:
 
 def program_of(nest: Nest) -> tuple[LoopProgram, tuple[str, ...]]:
     """The loop program, without a name, and the graph's size symbol behind each of its sizes."""
-    rows, stages = _joined(nest.rows, nest.stages)
+    rows, stages = _joined(nest.rows, nest.stages, SHORT if nest.inner_row or not nest.columns else 0)
     columns, stages = _joined(nest.columns, stages)
     if not columns and len(rows) >= 2:
         rows, columns = rows[:-1], rows[-1:]
@@ -73,11 +74,13 @@ def _role(nest: Nest, name: str) -> str:
     return "out" if name in nest.stored or name == "" else "in"
 
 
-def _joined(loops: Loops, stages: tuple[Stage, ...]) -> tuple[Loops, tuple[Stage, ...]]:
-    """Make neighbouring loops one wherever every offset steps through them as through one."""
+def _joined(loops: Loops, stages: tuple[Stage, ...], short: int = 0) -> tuple[Loops, tuple[Stage, ...]]:
+    """Make neighbouring loops one wherever every offset steps through them as through one. short: an innermost loop of
+    fewer steps than that also becomes one with the next where some offsets count that one alone."""
     for position in range(len(loops) - 2, -1, -1):
         outer, (inner, inner_size) = loops[position][0], loops[position + 1]
-        changed = _as_one(stages, outer, inner, inner_size)
+        few = position == len(loops) - 2 and isinstance(inner_size, int) and 1 < inner_size < short
+        changed = _as_one(stages, outer, inner, inner_size, few)
         if changed is not None:
             extent = loops[position][1] * inner_size
             loops = (*loops[:position], (inner, extent), *loops[position + 2:])
@@ -87,8 +90,9 @@ def _joined(loops: Loops, stages: tuple[Stage, ...]) -> tuple[Loops, tuple[Stage
     return loops, stages
 
 
-def _as_one(stages: tuple[Stage, ...], outer: str, inner: str, inner_size: Size) -> dict[Size, Size] | None:
-    """Offset -> offset over one loop `inner` in place of two; None when some offset does not step evenly."""
+def _as_one(stages: tuple[Stage, ...], outer: str, inner: str, inner_size: Size, few: bool) -> dict[Size, Size] | None:
+    """Offset -> offset over one loop `inner` in place of two; None when some offset does not step evenly. few: those
+    of `outer` alone may be quotients then."""
     changed: dict[Size, Size] = {}
     for stage in stages:
         for offset in (i.offset for i in stage.instructions):
@@ -96,9 +100,12 @@ def _as_one(stages: tuple[Stage, ...], outer: str, inner: str, inner_size: Size)
                 continue
             # with outer = 0 the offset must give everything back when inner counts on through both loops
             alone = substitute(offset, {outer: 0})
-            if substitute(alone, {inner: symbol(outer) * inner_size + symbol(inner)}) != offset:
+            if substitute(alone, {inner: symbol(outer) * inner_size + symbol(inner)}) == offset:
+                changed[offset] = alone
+            elif few and inner not in symbols_of(offset):
+                changed[offset] = substitute(offset, {outer: floordiv(symbol(inner), inner_size)})
+            else:
                 return None
-            changed[offset] = alone
     return changed
 
 

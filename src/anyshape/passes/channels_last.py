@@ -26,19 +26,24 @@ after:
       reshape_4 = reshape(matmul_1 | shape=[b, h, w, 4])  f32[b, h, w, 4]
       e = permute(reshape_4 | dims=[0, 3, 1, 2])          f32[b, 4, h, w]
       return e
-The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse. A
-window of one element becomes a product of matrices. A permute that is left is a strided access in some kernel; where
-there would be more than one of those to two convolutions, the graph stays as it was. So it does in training: the
-library's backward wants the layout of the trace.
+The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse, and
+through operators of PyTorch that give their results the layout of an operand (passes/followers.py). A window of one
+element becomes a product of matrices. A permute that is left is a strided access in some kernel; where there would be
+more than one of those to two convolutions, the graph stays as it was. A backward follows its forward: what it finds on
+the tape with channels last begins such a permute.
 """
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anyshape.base.config import Config
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
 from anyshape.ir.op import row
+from anyshape.ir.types import TensorType
 from anyshape.passes.dce import dce
+from anyshape.passes.followers import RANKS, followers, last_strides, leader, lies_last
 from anyshape.passes.replay import Replay
 from anyshape.passes.views import reshape_first
 from anyshape.sym.expr import Expr, ceildiv, product
@@ -46,23 +51,37 @@ from anyshape.sym.expr import Expr, ceildiv, product
 Dims = tuple[int, ...]
 _TARGET = "aten.convolution.default"
 _DTYPES = ("f32",)
+_TRAINED = RANKS  # of convolutions whose backward takes channels last too
 
 
 def channels_last(graph: Graph, config: Config) -> Graph:
     """See the head of this file."""
-    if graph.saved or graph.restored or not any(_call(node) for node in graph.nodes):
+    tape = [value for value in graph.restored if isinstance(value.type, TensorType) and lies_last(value.tensor)]
+    calls = [call for node in graph.nodes if (call := _call(node)) is not None]
+    if (not tape and not calls) or (graph.saved and any(len(call.stride) + 2 not in _TRAINED for call in calls)):
         return graph
     sinking = _Sinking()
-    turned = dce(Replay(graph, sinking.rewrite).run(), config)
-    return turned if 2 * (_strided(turned) - _strided(graph)) <= sinking.count else graph
+    replay = Replay(graph, sinking.rewrite, sinking.follow)
+    sinking.begin(replay, tape)
+    turned = dce(replay.run(), config)
+    return turned if tape or 2 * (_strided(turned) - _strided(graph)) <= sinking.count else graph
 
 
 def _strided(graph: Graph) -> int:
-    """How many permutes are read by something other than a convolution or a product, which read any strides."""
-    readers = {value.name for node in graph.nodes if row(node).kind != "library" and node.op != "convolution"
+    """How many permutes are read by something that does not read any strides as well: all but convolutions, products,
+    operators whose results follow, and the tape. One that only moves dims of size 1 does not count."""
+    readers = {value.name for node in graph.nodes
+               if row(node).kind != "library" and node.op not in ("convolution", "permute") and leader(node) is None
                for value in node.values()}
-    readers.update(value.name for value in graph.roots())
-    return sum(node.op == "permute" and node.output.name in readers for node in graph.nodes)
+    readers.update(value.name for value in graph.roots() if value not in graph.saved)
+    return sum(node.op == "permute" and node.output.name in readers and _moves(node) for node in graph.nodes)
+
+
+def _moves(node: Node) -> bool:
+    if isinstance(node.inputs[0], Value) and lies_last(node.inputs[0].tensor):
+        return False
+    places = [d for d in _dims(node) if _shape(node.inputs[0])[d] != 1]
+    return places != sorted(places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +140,34 @@ class _Sinking:
         self.turned: set[str] = set()
         self.count = 0  # convolutions seen
 
+    def begin(self, replay: Replay, tape: Sequence[Value]) -> None:
+        """Puts a permute in front of everything that reads one of these values of the tape."""
+        roots = {value.name for value in replay.graph.roots()}
+        for value in tape:
+            if value.name not in roots:
+                last = replay.op("permute", value, dims=_orders(value.tensor.rank)[0])
+                replay.stand(value, self.back(replay, last, _orders(value.tensor.rank)[1]))
+
+    def follow(self, replay: Replay, node: Node) -> tuple[Value, ...] | None:
+        """An operator of PyTorch whose results lie as an operand does that has its channels last."""
+        lead = leader(node)
+        found = None if lead is None else self.source(replay, lead)
+        if lead is None or found is None or found[1] != _orders(lead.tensor.rank)[1]:
+            return None
+        after = followers(node)
+        results = replay.multi(node.op, node.inputs, node.attrs, [
+            dataclasses.replace(value.tensor, strides=last_strides(value.tensor.shape)) if turns else value.type
+            for value, turns in zip(node.outputs, after, strict=True)])
+        return tuple(self.back(replay, replay.op("permute", value, dims=_orders(lead.tensor.rank)[0]), found[1])
+                     if turns else value for value, turns in zip(results, after, strict=True))
+
     def rewrite(self, replay: Replay, node: Node) -> Operand | None:
         call = _call(node)
         if call is not None:
             return self.convolution(replay, node, call)
+        if leader(node) is not None:
+            results = self.follow(replay, node)
+            return None if results is None else results[0]
         rule = _RULES.get(node.op) or _KINDS.get(row(node).kind)
         return rule(self, replay, node) if rule is not None and len(node.outputs) == 1 else None
 
@@ -151,7 +194,7 @@ class _Sinking:
     def convolution(self, replay: Replay, node: Node, call: _Call) -> Operand | None:
         x, weights = node.inputs[:2]
         rank = node.output.tensor.rank
-        forth, back = (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
+        forth, back = _orders(rank)
         found = self.source(replay, x)
         last = found[0] if found is not None and found[1] == back else replay.op("permute", x, dims=forth)
         self.count += 1
@@ -199,6 +242,9 @@ class _Sinking:
             return found[0]
         shape = (1,) * (len(dims) - value.tensor.rank) + value.tensor.shape
         forth = _inverse(dims)
+        made = replay.producer(value)
+        if made is not None and made.op == "full" and value.tensor.rank == len(dims):
+            return replay.op("full", *made.inputs, **dict(made.attrs) | {"shape": tuple(shape[d] for d in forth)})
         if sum(size != 1 for size in shape) <= 1:
             return replay.op("reshape", value, shape=tuple(shape[d] for d in forth)) if value.tensor.rank else value
         whole = replay.op("reshape", value, shape=shape) if shape != value.tensor.shape else value
@@ -212,6 +258,18 @@ class _Sinking:
         value, dims = found
         return self.make(replay, dims, node.op, value, *node.inputs[1:],
                          **dict(node.attrs) | {"dim": dims[_number(node, "dim")]})
+
+    def places(self, replay: Replay, node: Node) -> Operand | None:
+        """Lookups along neighbouring dims, and writes to such places, by as many dims of indices."""
+        data = node.inputs[:len(node.inputs) - len(_dims(node))]
+        found = next((one for x in data if (one := self.source(replay, x)) is not None), None)
+        along = () if found is None else tuple(found[1][d] for d in _dims(node))
+        if found is None or along != tuple(range(along[0], along[0] + len(along))) or any(
+                not isinstance(x, Value) or x.tensor.rank != len(found[1]) for x in (*data, node.output)):
+            return None
+        operands = [self.turn(replay, x, found[1]) for x in data if isinstance(x, Value)]
+        return self.make(replay, found[1], node.op, *operands, *node.inputs[len(data):],
+                         **dict(node.attrs) | {"dims": along})
 
     def flip(self, replay: Replay, node: Node) -> Operand | None:
         found = self.source(replay, node.inputs[0])
@@ -247,6 +305,17 @@ class _Sinking:
         if not node.attr("keep"):
             places = [d for d in range(len(dims)) if d not in inside]
             left = tuple(places.index(dims[d]) for d in range(len(dims)) if d not in over)
+        kept = [d for d, size in enumerate(value.tensor.shape) if d not in inside and size != 1]
+        outer = tuple(d for d in inside if any(d < other for other in kept))
+        if 0 < len(outer) < len(inside) and any(other < inside[-1] for other in kept):
+            # groups of channels: over the pixels channel by channel, then over each group's few
+            value = replay.op(node.op, value, dims=outer, keep=True)
+            rest = tuple(d for d in inside if d not in outer)
+            value = replay.op(node.op, value, dims=rest, keep=True)
+            if not node.attr("keep"):
+                value = replay.op("reshape", value, shape=tuple(
+                    size for d, size in enumerate(value.tensor.shape) if d not in inside))
+            return self.back(replay, value, left)
         return self.make(replay, left, node.op, value, dims=inside, keep=node.attr("keep"))
 
     def permute(self, replay: Replay, node: Node) -> Operand | None:
@@ -268,6 +337,11 @@ class _Sinking:
                 d for d in turned[0] if value.tensor.shape[d] != 1):
             return None
         return self.make(replay, turned[2], "reshape", value, shape=turned[1])
+
+
+def _orders(rank: int) -> tuple[Dims, Dims]:
+    """The dims of [N, C, *S] as [N, *S, C] has them, and back."""
+    return (0, *range(2, rank), 1), (0, rank - 1, *range(1, rank - 1))
 
 
 def _inverse(dims: Dims) -> Dims:
@@ -301,4 +375,5 @@ _KINDS = {"pointwise": _Sinking.together, "reduce": _Sinking.reduce}
 _RULES = {
     "concat": _Sinking.together, "slice": _Sinking.along, "take": _Sinking.along, "flip": _Sinking.flip,
     "pad": _Sinking.pad, "broadcast": _Sinking.broadcast, "permute": _Sinking.permute, "reshape": _Sinking.reshape,
+    **dict.fromkeys(("index", "put", "put_add", "put_mul", "put_amax", "put_amin"), _Sinking.places),
 }  # fmt: skip

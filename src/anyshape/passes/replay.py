@@ -9,24 +9,27 @@ values keep their names, so that texts before and after can be compared.
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
 from anyshape.ir.op import OPS
-from anyshape.ir.types import TensorType
+from anyshape.ir.types import TensorType, ValueType
 
 # new equations are rewritten in turn; a rule that feeds itself for ever stops here
 _DEEPEST = 32
 
 Rewrite = Callable[["Replay", Node], Operand | None]
+Several = Callable[["Replay", Node], tuple[Value, ...] | None]
 
 
 class Replay:
-    """A graph being written again. `made` maps a value's name to the equation that defines it in the new graph."""
+    """A graph being written again. `made` maps a value's name to the equation that defines it in the new graph.
+    `several`: a rewrite of equations with several results, which answers with a value for each."""
 
-    def __init__(self, graph: Graph, rewrite: Rewrite) -> None:
+    def __init__(self, graph: Graph, rewrite: Rewrite, several: Several | None = None) -> None:
         self.graph = graph
         self.rewrite = rewrite
+        self.several = several
         self.nodes: list[Node] = []
         self.made: dict[str, Node] = {}
         self.changed = False
@@ -54,7 +57,12 @@ class Replay:
                     break
             self._where = node.where
             before = len(self.nodes)
-            found = self.rewrite(self, node) if len(node.outputs) == 1 else None
+            if len(node.outputs) != 1:
+                if self.several is None or not self._accept_all(node, self.several(self, node)):
+                    self._forget(before)
+                    self._append(node)
+                continue
+            found = self.rewrite(self, node)
             if found is None or not self._accept(node, found, before):
                 self._forget(before)
                 self._append(node)
@@ -76,6 +84,17 @@ class Replay:
         self._append(Node(op, inputs, pairs, (value,), self._where))
         return value
 
+    def multi(self, op: str, inputs: tuple[Operand, ...], attrs: tuple[tuple[str, Attr], ...],
+              types: Sequence[ValueType]) -> tuple[Value, ...]:
+        """The results, of these types, of a new equation that no rule knows the types of; it is not rewritten."""
+        values = tuple(Value(self._fresh(op), kind) for kind in types)
+        self._append(Node(op, inputs, attrs, values, self._where))
+        return values
+
+    def stand(self, value: Value, other: Value) -> None:
+        """`other`, of the same type, stands for an input in all equations, before any of them is written."""
+        self._env[value.name] = other
+
     def producer(self, operand: Operand) -> Node | None:
         """The equation that defines `operand` in the new graph; None for inputs and for what is no value."""
         return self.made.get(operand.name) if isinstance(operand, Value) else None
@@ -96,6 +115,19 @@ class Replay:
                 return False
             self._taken.add(found.name)
         self._env[old.name] = found
+        self.changed = True
+        return True
+
+    def _accept_all(self, node: Node, found: tuple[Value, ...] | None) -> bool:
+        if found is None:
+            return False
+        for new, old in zip(found, node.outputs, strict=True):
+            if not same_type(new.type, old.type) or (old.name in self._kept and new.name in self._taken):
+                return False
+        for new, old in zip(found, node.outputs, strict=True):
+            if old.name in self._kept:
+                self._taken.add(new.name)
+            self._env[old.name] = new
         self.changed = True
         return True
 

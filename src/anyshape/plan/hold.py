@@ -22,6 +22,10 @@ def hold_less(plan: Plan, forward: Plan | None, limited: bool = False) -> Plan:
     outside the kept block. `limited`: what is small at the hints may be large in a call, and counts."""
     placed = {name for name, _ in plan.offsets}
     elsewhere = owned_elsewhere(plan, forward)
+    if forward is not None:
+        # what the caller of a whole step holds is let go, too: there, pieces of the call's own memory can follow
+        # each other under a limit (run/keeping.py)
+        elsewhere |= {b.name for b in plan.buffers if b.home == "input"}
     ends = {o.buffer for o in (*plan.outputs, *plan.saved) if isinstance(o, Window)}
     take: dict[int, list[str]] = {}
     drop: dict[int, list[str]] = {}
@@ -81,10 +85,11 @@ def owned_elsewhere(plan: Plan, forward: Plan | None) -> set[str]:
     """Tensors outside the arena that nobody but the call need hold: what PyTorch made, a gradient that comes in, or a
     result that only the tape kept."""
     homes = {b.name: b.home for b in forward.buffers} if forward is not None else {}
+    gradients = forward is not None and not forward.whole
     found = set()
     for buffer in plan.buffers:
         saved = forward.saved[buffer.index] if forward is not None and buffer.home == "tape" else None
-        if buffer.home == "extern" or (buffer.home == "input" and forward is not None) or (
+        if buffer.home == "extern" or (buffer.home == "input" and gradients) or (
                 isinstance(saved, Window) and homes.get(saved.buffer) in ("output", "extern")):
             found.add(buffer.name)
     return found

@@ -168,6 +168,7 @@ class Plan:
     spent: (forward) saved buffers that nothing needs after the last step of the backward that reads them: no second
         backward, and nothing that is computed again. It may write over them.
     chunks: (backward) the forward's saved buffers by chunk: the chunks can be given back one after another.
+    whole: (forward) of a whole step: its one backward takes no gradients, and all its inputs are the caller's.
     """
 
     name: str
@@ -187,6 +188,7 @@ class Plan:
     optional: tuple[int, ...] = ()
     chunks: tuple[tuple[str, ...], ...] = ()
     spent: tuple[str, ...] = ()
+    whole: bool = False
 
 
 def touched(step: Step) -> list[Window]:

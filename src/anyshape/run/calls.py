@@ -63,7 +63,9 @@ class Calls:
             if isinstance(step, ExternStep):
                 if step.target == CONVOLUTION:
                     weights = step.inputs[1]
-                    constant = isinstance(weights, Window) and self.buffers[weights.buffer].home == "input"
+                    # a program that trains has others at every step
+                    constant = isinstance(weights, Window) and self.buffers[weights.buffer].home == "input" and not (
+                        plan.saved or plan.restored)
                     attributes: Any = step.template
                     self.functions[number] = Convolution(packed, (owner, number), dict(attributes), constant)
                 elif not step.target.startswith(OWN):

@@ -14,7 +14,7 @@ from anyshape.run.attention import OPS as ATTENTION
 from anyshape.run.sizes import Sizes
 from anyshape.sym.expr import Size, product
 
-CONVOLUTION = "aten.convolution.default"
+CONVOLUTIONS = ("aten.convolution.default", "anyshape.convolution")
 FLOATS = ("f32", "f64", "bf16", "f16")  # dtypes whose products have a speed of their own; others count as the first
 
 
@@ -36,7 +36,7 @@ def work_of(step: Step) -> tuple[Size, Size]:
     for window in touched(step):
         traffic = traffic + window.type.bytes
     work: Size = 0
-    if isinstance(step, ExternStep) and step.target == CONVOLUTION:
+    if isinstance(step, ExternStep) and step.target in CONVOLUTIONS:
         weights, result = step.inputs[1], step.outputs[0]
         if isinstance(weights, Window) and result is not None:
             work = 2 * result.type.count * product(weights.type.shape[1:])
