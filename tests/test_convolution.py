@@ -168,7 +168,7 @@ def test_training_takes_channels_last_from_end_to_end() -> None:
 
 def test_a_train_step_and_a_limit_take_channels_last() -> None:
     torch.manual_seed(0)
-    ours, theirs = (nn.Sequential(*(part for _ in range(9) for part in (
+    ours, theirs = (nn.Sequential(*(part for _ in range(8) for part in (
         nn.LazyConv2d(8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU()))) for _ in range(2))
     for model in (ours, theirs):
         model(torch.randn(1, 3, 8, 8))
@@ -179,6 +179,7 @@ def test_a_train_step_and_a_limit_take_channels_last() -> None:
         return model(x).square().mean()
 
     step = anyshape.train_step(ours, loss_of, first, strict=True, memory_limit=NO_LIMIT)
+    dropped = []
     for size in (32, 32, 17):
         x = torch.randn(4, 3, size, 24)
         step(x)
@@ -186,11 +187,12 @@ def test_a_train_step_and_a_limit_take_channels_last() -> None:
         loss_of(theirs, x).backward()
         second.step()
         limit = limit_of(step)
+        dropped += [len(record.keeping.dropped) for record in limit.program.records.values()]
         values = dict(next(iter(limit.program.records.values())).values)
         least = limit.least(values)
         assert least < 0.9 * limit.needed(values, EVERYTHING)
         limit.move(least)  # the next step at these sizes drops what it can
-    assert any(one.keeping.dropped for one in limit.program.records.values())
+    assert any(dropped)
     assert any(node.op == "convolution" for program in step.programs for node in program.compiled.graph.nodes)
     for one, wanted in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(one, wanted, rtol=1e-3, atol=1e-4)
