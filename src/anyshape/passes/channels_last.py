@@ -50,7 +50,7 @@ from anyshape.sym.expr import Expr, ceildiv, product
 
 Dims = tuple[int, ...]
 _TARGET = "aten.convolution.default"
-_DTYPES = ("f32",)
+_DTYPES = ("f32", "bf16")
 _TRAINED = RANKS  # of convolutions whose backward takes channels last too
 
 
