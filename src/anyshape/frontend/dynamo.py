@@ -19,6 +19,7 @@ from anyshape.frontend import decompositions, repro
 from anyshape.frontend.attention import attention
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.derivatives import derivatives
+from anyshape.frontend.gradients import detached
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
@@ -67,6 +68,8 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         return gm.forward  # a call on shapes alone: there is no memory to compute on
     number = compilation.next_graph(size_names(gm))
     gm = derivatives(_recognised(gm, compilation, number))
+    if compilation.step is not None:
+        gm = detached(gm)
     halves = Halves()
     pair = Pair(halves, compilation, len(example_inputs))
     inference = _Inference(compilation, number, halves)

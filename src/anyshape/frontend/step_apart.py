@@ -39,12 +39,18 @@ class StepApart:
     def __call__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """One batch; the loss, and what `loss_fn` gave beside."""
         parts = self.settings.accumulate
-        self.position += 1
+        self.settings.begin_averages(self.averages)
+        if self.position == 0:
+            self.settings.optimizer.zero_grad(set_to_none=True)  # what others left there is not of this step
         if self.searches:
+            is_last = self.position == parts - 1
+            found = None if is_last else self.compiled(*arguments, **keywords)
             self.batches.append((arguments, keywords))
-            found = self.finish() if self.position == parts else self.compiled(*arguments, **keywords)
+            self.position += 1
+            found = self.finish() if is_last else found
         else:
             found = self.backward(arguments, keywords, parts)
+            self.position += 1
             if self.position == parts:
                 self.finish()
         loss, rest = parts_of(found)
@@ -67,6 +73,7 @@ class StepApart:
         if count == 0:
             return None
         found: Any = None
+        is_left_out = False
         if self.searches:
             batches, self.batches = self.batches, []
             first: list[Any] = []
@@ -91,9 +98,10 @@ class StepApart:
                 optimizer.step()
             else:
                 settings.scaler.step(optimizer)
+                is_left_out = any(map(bool, settings.scaler._found_inf_per_device(optimizer).values()))
                 settings.scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        if settings.ema is not None:
+        if settings.ema is not None and not is_left_out:
             with torch.no_grad():
                 for name, weight in settings.model.named_parameters():
                     self.averages[name].lerp_(weight, 1 - settings.ema)

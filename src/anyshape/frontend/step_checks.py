@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer as every
 
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, InputError
@@ -52,6 +53,13 @@ class StepSettings:
             if not fits:
                 raise ConfigError(f"{name} is {found!r}", why=words, do="set another number")
 
+    def begin_averages(self, averages: dict[str, Tensor]) -> None:
+        """Adds parameters that have no average yet to `averages`, as they are."""
+        if self.ema is not None:
+            for name, weight in self.model.named_parameters():
+                if name not in averages:
+                    averages[name] = weight.detach().clone()
+
 
 def check_loss(loss: Any) -> None:
     """Raises InputError where gradients cannot be taken of it."""
@@ -61,13 +69,16 @@ def check_loss(loss: Any) -> None:
     if loss.numel() != 1:
         raise InputError(f"the loss has the shape {list(loss.shape)}", why="gradients are those of one number",
                          do="reduce it, for example by loss.mean()")
+    if loss.is_complex():
+        raise InputError("the loss is complex", why="gradients are those of a real number",
+                         do="make one of it, for example by loss.abs()")
     if not loss.requires_grad:
         raise InputError("the loss depends on no weight", why="it was made of tensors without gradients",
                          do="call the model in loss_fn, outside of no_grad, and give back a loss that is not detached")
 
 
 def rule_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Rule | None, str]:
-    """The rule of the optimiser; None, and why the step cannot be one program."""
+    """The rule of the optimiser; None, and why the step cannot be one program. `why_apart` is asked at every step."""
     if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
         return None, f"a model under {type(model).__name__} hands on its gradients while the backward runs"
     rule = rule_of(optimizer)
@@ -75,17 +86,35 @@ def rule_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[
         return None, f"{type(optimizer).__name__} computes the loss several times a step, by a closure"
     if rule is None:
         return None, f"there is no update rule for {type(optimizer).__name__}"
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return None, "the optimiser has hooks on its step"
+    if rule.beyond(optimizer):
+        return None, f"the update rule for {type(optimizer).__name__} does not know {rule.beyond(optimizer)}"
+    why = why_apart(optimizer)
+    return (None, why) if why else (rule, "")
+
+
+def why_apart(optimizer: torch.optim.Optimizer) -> str:
+    """Why the step cannot be one program with the hooks and weights that the optimiser has now; "" if it can."""
+    if (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+            or every._global_optimizer_pre_hooks or every._global_optimizer_post_hooks):
+        return "the optimiser has hooks on its step"
+    if _is_replaced(optimizer):
+        return "the optimiser's step was replaced by another function"
     for group in optimizer.param_groups:
         for weight in group["params"]:
-            hooks = [weight._backward_hooks, getattr(weight, "_post_accumulate_grad_hooks", None)]
-            if any(hooks):
-                return None, "a parameter has hooks, which run when its gradient is there"
-            if not weight.is_floating_point() or weight.device.type != "cpu" or type(weight) not in (
-                    Tensor, torch.nn.Parameter):
-                return None, f"a weight is a {type(weight).__name__} of {weight.dtype} on {weight.device}"
-    return rule, ""
+            if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+                return "a parameter has hooks, which run when its gradient is there"
+            if type(weight) not in (Tensor, torch.nn.Parameter) or not weight.is_floating_point() or not weight.is_cpu:
+                return f"a weight is a {type(weight).__name__} of {weight.dtype} on {weight.device}"
+    return ""
+
+
+def _is_replaced(optimizer: torch.optim.Optimizer) -> bool:
+    """Does the object have a `step` that is not its class's? Schedulers put one around that, which only counts."""
+    own = vars(optimizer).get("step")
+    if own is None:
+        return False
+    inner = own.__wrapped__ if getattr(own, "_wrapped_by_lr_sched", False) else own
+    return getattr(inner, "__func__", inner) is not type(optimizer).step
 
 
 def wants_closure(optimizer: torch.optim.Optimizer) -> bool:

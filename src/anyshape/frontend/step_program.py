@@ -71,7 +71,7 @@ class StepProgram:
         self.known: dict[Any, Ended] = {}
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        """The outputs of the trace, with None for gradients.
+        """The outputs of the trace, with an empty tensor for each gradient: AOTAutograd marks tensors among them.
 
         Raises:
             InputError: the step cannot be one program; nothing has run.
@@ -87,7 +87,7 @@ class StepProgram:
             state.norm = found[ended.norm] if ended.norm >= 0 else None
             state.finite = found[ended.finite] if ended.finite >= 0 else None
             state.has_ended = True
-        return [found[place] if place >= 0 else None for place in ended.outputs]
+        return [found[place] if place >= 0 else state.nothing for place in ended.outputs]
 
     def _bound(self, inputs: Sequence[Any]) -> Bound:
         update, is_last = self.state.update, self.state.is_last

@@ -24,19 +24,20 @@ class StepStates:
 
     Args:
         averages: name of a parameter -> its running average; empty without.
-        names: of parameters, by id.
 
     Attributes:
+        names: of parameters, by id.
+        resting: weights that no step changes, as those that are frozen, and their averages.
         update: of all weights; empty before the first step.
     """
 
-    def __init__(self, whole: WholeStep, settings: StepSettings, rule: Rule, averages: dict[str, Tensor],
-                 names: dict[int, str]) -> None:
+    def __init__(self, whole: WholeStep, settings: StepSettings, rule: Rule, averages: dict[str, Tensor]) -> None:
         self.whole = whole
         self.settings = settings
         self.rule = rule
         self.averages = averages
-        self.names = names
+        self.names: dict[int, str] = {}
+        self.resting: list[tuple[Tensor, Tensor]] = []
         self.structure: Any = None
         self.new: list[int] = []  # places of weights whose states the optimiser does not have yet
         self.update = StepUpdate(RULES.index(rule), (), torch.zeros(0), torch.zeros(0),
@@ -85,10 +86,16 @@ class StepStates:
             if given or one.states:
                 self.settings.optimizer.state[one.weight].update({**given, **one.states})
 
-    def scaled(self, finite: Tensor | None) -> None:
-        """After an update: the next scale of the loss, and for schedulers that there was a step."""
-        self.settings.optimizer._opt_called = True  # type: ignore[attr-defined]
-        scaler = self.settings.scaler
+    def ended(self, finite: Tensor | None) -> None:
+        """After an update: averages of weights that are not in it, the next scale of the loss, and for schedulers that
+        there was a step."""
+        settings = self.settings
+        if self.resting and settings.ema is not None and (finite is None or bool(finite)):
+            with torch.no_grad():
+                for weight, average in self.resting:
+                    average.lerp_(weight, 1 - settings.ema)
+        settings.optimizer._opt_called = True  # type: ignore[attr-defined]
+        scaler = settings.scaler
         if scaler is not None and finite is not None:
             torch._amp_update_scale_(
                 scaler._scale, scaler._growth_tracker, 1.0 - finite.to(torch.float32), scaler.get_growth_factor(),
@@ -105,7 +112,7 @@ class StepStates:
         for place, one in enumerate(self.update.weights):
             own = state.get(one.weight)
             if own is None:
-                if place in self.new:
+                if place in self.new or (not one.states and one.step is None):
                     continue
                 return False
             for name, tensor in one.states.items():
@@ -118,6 +125,8 @@ class StepStates:
     def _take_over(self) -> None:
         """Weights with their states from the optimiser; zeros where it has none yet."""
         whole, settings, rule, before = self.whole, self.settings, self.rule, self.update
+        settings.begin_averages(self.averages)
+        self.names = {id(weight): name for name, weight in settings.model.named_parameters()}
         groups = settings.optimizer.param_groups
         listed = [(number, weight) for number, group in enumerate(groups) for weight in group["params"]
                   if weight.requires_grad]
@@ -155,6 +164,9 @@ class StepStates:
             is_clipped=settings.clip_norm is not None,
             uses=torch.tensor([uses.get(id(weight), 0.0) for _, weight in listed]))
         whole.trained = tuple(one.weight for one in found)
+        changed = {id(weight) for weight in whole.trained}
+        self.resting = [(weight, self.averages[name]) for name, weight in settings.model.named_parameters()
+                        if name in self.averages and id(weight) not in changed]
 
 
 def _zeros(weight: Tensor, shape: Sequence[int]) -> Tensor:

@@ -128,11 +128,13 @@ class StepUpdate:
         found: list[tuple[Tensor, Tensor]] = []
         for number, (one, own, gradient) in enumerate(zip(self.weights, gradients, total, strict=True)):
             if gradient is None:
+                found += self._average(one, one.weight, finite)
                 continue
             when = finite
             if own is None:  # a weight that no batch had a gradient for stays as it is
                 when = used[number] if when is None else when & used[number]
-            found += self._update_one(one, gradient if factor is None else gradient * factor.to(gradient.dtype), when)
+            clipped = gradient if factor is None else gradient * factor.to(gradient.dtype)
+            found += self._update_one(one, clipped, when, finite)
         steps = self.steps + (used if finite is None else used & finite)
         return Changes([*found, (self.steps, steps), (self.uses, torch.zeros_like(self.uses))], norm, finite)
 
@@ -150,16 +152,27 @@ class StepUpdate:
             total = (gathered if total is None else gathered + total) * (1 / self.parts)
         return total if total is None or self.scale is None else total / self.scale.to(work)
 
-    def _update_one(self, one: Weight, gradient: Tensor, when: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-        """The changes of one weight and its states, where `when` is true."""
+    def _update_one(self, one: Weight, gradient: Tensor, when: Tensor | None,
+                    finite: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """The changes of one weight and its states, where `when` is true, and of its average, where `finite` is."""
         weight, states = updated(self.rule, one.choices, one.weight, gradient, one.states, one.numbers)
         changes = [(one.weight, weight), *((one.states[name], state) for name, state in states.items())]
-        if one.average is not None:
-            changes.append((one.average, one.average + self.part.to(weight.dtype) * (weight - one.average)))
         changes = [(target, value.to(target.dtype)) for target, value in changes]
         if when is not None:
             changes = [(target, torch.where(when, value, target)) for target, value in changes]
+        if when is not finite:
+            weight = torch.where(when, weight, one.weight.to(weight.dtype))
+        changes += self._average(one, weight, finite)
         return changes if one.gathered is None else [*changes, (one.gathered, torch.zeros_like(one.gathered))]
+
+    def _average(self, one: Weight, weight: Tensor, finite: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        """The change of a weight's average, if it has one, by its value after the step."""
+        if one.average is None:
+            return []
+        work = torch.promote_types(weight.dtype, torch.float32)
+        average = one.average.to(work)
+        value = (average + self.part.to(work) * (weight.to(work) - average)).to(one.average.dtype)
+        return [(one.average, value if finite is None else torch.where(finite, value, one.average))]
 
 
 def _largest(gradients: Sequence[Tensor]) -> Tensor:

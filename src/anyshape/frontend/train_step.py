@@ -10,6 +10,7 @@ backward, with the optimiser as it is (frontend/step_apart.py), and says why.
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ from anyshape.frontend.dynamo import FallbackWarning
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.gradients import gradients_of
 from anyshape.frontend.step_apart import StepApart
-from anyshape.frontend.step_checks import StepSettings, check_loss, parts_of, rule_for, warn_of_others
+from anyshape.frontend.step_checks import StepSettings, check_loss, parts_of, rule_for, warn_of_others, why_apart
 from anyshape.frontend.step_states import StepStates
 from anyshape.frontend.whole_step import StepState, WholeStep
 from anyshape.run import torch_api, torch_trace
@@ -56,17 +57,15 @@ class TrainStep:
         self.norm: Tensor | None = None
         self.position = 0
         self.averages: dict[str, Tensor] = {}
-        if ema is not None:
-            self.averages = {name: weight.detach().clone() for name, weight in inner.named_parameters()}
+        settings.begin_averages(self.averages)
         self._apart: StepApart | None = None
-        self._has_run = False
+        self._lock = threading.RLock()  # batches of several threads come one after another
         rule, why = rule_for(inner, optimizer)
         if rule is None:
             self._fall_back(why)
             return
         self._whole = WholeStep(inner, loss_fn, StepState())
-        self._states = StepStates(self._whole, settings, rule, self.averages,
-                                  {id(weight): name for name, weight in inner.named_parameters()})
+        self._states = StepStates(self._whole, settings, rule, self.averages)
         self._compiled = Compiled(self._whole, settings.config)
         self._compiled.compilation.step = self._whole.state
         torch_trace.one_node(gradients_of)
@@ -86,13 +85,17 @@ class TrainStep:
             InputError: the loss is not one number that depends on a weight.
             LimitError: the step needs more than `memory_limit`; nothing of it has run.
         """
-        results = self._run(arguments, keywords) if self._apart is None else self._apart(arguments, keywords)
-        if self._apart is not None:
-            self.position, self.norm = self._apart.position, self._apart.norm
+        with self._lock:
+            results = self._run(arguments, keywords) if self._apart is None else self._apart(arguments, keywords)
+            if self._apart is not None:
+                self.position, self.norm = self._apart.position, self._apart.norm
         return results if len(results) > 1 else results[0]
 
     def _run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """One batch by the one program; where it turns out that it cannot be one, nothing has run, and its parts do."""
+        why = why_apart(self.settings.optimizer)
+        if why:  # hooks that are new, or weights
+            return self._run_apart(why, arguments, keywords)
         is_last = self.position == self.settings.accumulate - 1
         self._states.prepare(is_last)
         state = self._whole.state
@@ -100,23 +103,22 @@ class TrainStep:
         try:
             loss, rest, _ = self._compiled.call(arguments, keywords)
         except torch_api.not_one_graph() as error:
-            if self._has_run and not isinstance(error, torch_api.too_many_graphs()):
-                raise  # it has compiled before: the call is at fault
             if self.settings.config.strict:
                 check_loss(parts_of(self.settings.loss_fn(self.settings.model, *arguments, **keywords))[0])
                 raise
-            return self._run_apart(error, arguments, keywords)
+            cause = getattr(error, "inner_exception", error)  # the compiler's own, inside Dynamo's
+            why = f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}"
+            return self._run_apart(why, arguments, keywords)
         finally:
             if state.has_ended:  # an interrupt is raised after it
                 self._states.settle()
                 self.position = 0 if is_last else self.position + 1
-        self._has_run = True
         if is_last:
             self.norm = state.norm
-            self._states.scaled(state.finite)
+            self._states.ended(state.finite)
         return (loss, *rest)
 
-    def _run_apart(self, error: BaseException, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
+    def _run_apart(self, why: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """The batch as parts, as all that come after it. What PyTorch refuses too, it says itself: then the next batch
         is tried as one program again."""
         begun = self.state_dict()
@@ -127,26 +129,26 @@ class TrainStep:
         except BaseException:
             self._apart, self.position = None, begun["position"]
             raise
-        cause = getattr(error, "inner_exception", error)  # the compiler's own, inside Dynamo's
-        self._fall_back(f"{type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]}", level=5)
+        self._fall_back(why, level=5)
         return results
 
     def finish(self) -> None:
         """Ends a step of which fewer than `accumulate` batches have run, such as at the end of an epoch: the update is
         made by the mean of the gradients gathered so far. Does nothing where there are none."""
-        if self.position == 0:
-            return
-        if self._apart is not None:
-            self._apart.finish()
-            self.norm = self._apart.norm
-        else:
-            self._states.prepare(True)
-            self._states.make(self.position)
-            state = self._whole.state
-            self.norm = state.norm
-            self._states.settle()
-            self._states.scaled(state.finite)
-        self.position = 0
+        with self._lock:
+            if self.position == 0:
+                return
+            if self._apart is not None:
+                self._apart.finish()
+                self.norm = self._apart.norm
+            else:
+                self._states.prepare(True)
+                self._states.make(self.position)
+                state = self._whole.state
+                self.norm = state.norm
+                self._states.settle()
+                self._states.ended(state.finite)
+            self.position = 0
 
     def _fall_back(self, why: str, level: int = 4) -> None:
         """From here on, forward and backward apart from the optimiser."""

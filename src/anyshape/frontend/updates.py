@@ -37,6 +37,7 @@ class Rule:
         numbers: (group, shape, number of the step from 1 on, whether states are new) -> what changes from step to step.
         update: (choices, weight, gradient, states, numbers) -> the new weight and states. Tensors are of the dtype
             that the rule computes in; `numbers` are tensors without dims.
+        beyond: optimiser -> the setting of it that the rule does not know; "" without one.
     """
 
     classes: tuple[str, ...]
@@ -45,6 +46,7 @@ class Rule:
     choices: Callable[[Group], dict[str, Any]]
     numbers: Callable[[Group, Sequence[int], int, bool], tuple[float, ...]]
     update: Callable[[Choices, Tensor, Tensor, States, Sequence[Tensor]], tuple[Tensor, States]]
+    beyond: Callable[[torch.optim.Optimizer], str] = lambda _optimizer: ""
 
 
 # ---- Adam and AdamW
@@ -140,6 +142,11 @@ def _lion(_choices: Choices, weight: Tensor, gradient: Tensor, states: States,
     return weight * decay - rate * direction, {"exp_avg": average * second + gradient * second_rest}
 
 
+def _lion_beyond(optimizer: torch.optim.Optimizer) -> str:
+    others = sorted(set(optimizer.defaults) - {"lr", "betas", "weight_decay"})  # versions have had others
+    return "decoupled_weight_decay" if getattr(optimizer, "decoupled_wd", False) else ", ".join(others)
+
+
 # ---- Adafactor
 
 
@@ -225,7 +232,7 @@ def _orthogonal(choices: Choices, change: Tensor) -> Tensor:
 ADAM = Rule(("torch.optim.adam.Adam", "torch.optim.adamw.AdamW"), True, _adam_shapes, _adam_choices, _adam_numbers,
             _adam)
 SGD = Rule(("torch.optim.sgd.SGD",), False, _sgd_shapes, _sgd_choices, _sgd_numbers, _sgd)
-LION = Rule(("lion_pytorch.lion_pytorch.Lion",), False, _lion_shapes, _no_choices, _lion_numbers, _lion)
+LION = Rule(("lion_pytorch.lion_pytorch.Lion",), False, _lion_shapes, _no_choices, _lion_numbers, _lion, _lion_beyond)
 ADAFACTOR = Rule(("torch.optim.Adafactor",), True, _adafactor_shapes, _adafactor_choices,
                  _adafactor_numbers, _adafactor)
 MUON = Rule(("torch.optim.Muon",), False, _muon_shapes, _muon_choices, _muon_numbers, _muon)

@@ -28,9 +28,10 @@ class StepState:
         is_last: the batch in hand ends a step.
         has_ended: the last call has changed all that it changes.
         norm, finite: of that call, as in `Changes`.
+        nothing: an empty tensor, which stands for gradients.
     """
 
-    __slots__ = ("finite", "has_ended", "is_last", "norm", "update")
+    __slots__ = ("finite", "has_ended", "is_last", "norm", "nothing", "update")
 
     def __init__(self) -> None:
         self.update: StepUpdate | None = None
@@ -38,6 +39,7 @@ class StepState:
         self.has_ended = False
         self.norm: Tensor | None = None
         self.finite: Tensor | None = None
+        self.nothing = torch.empty(0)
 
 
 class WholeStep(torch.nn.Module):

@@ -75,8 +75,7 @@ def _names(plan: Plan) -> dict[str, str]:
 def _is_same(source: Window, target: Window) -> bool:
     """Do both lie alike in their whole buffers?"""
     return (source.type.dtype == target.type.dtype and source.offset == 0 and target.offset == 0
-            and all(a == b for a, b in zip(source.type.layout(), target.type.layout(), strict=True))
-            and source.type.shape == target.type.shape)
+            and source.type.shape == target.type.shape and source.type.layout() == target.type.layout())
 
 
 def _fits(maker: Step, source: Window, target: Window) -> bool:

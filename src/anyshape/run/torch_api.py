@@ -67,7 +67,20 @@ def partition_joint(joint: torch.fx.GraphModule, joint_inputs: Any, *, num_fwd_o
     import torch._functorch.config as functorch_config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     with functorch_config.patch(cse=False, ban_recompute_materialized_backward=False):
-        return min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **more)
+        forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs,
+                                                                **more)
+    _describe_random(backward)
+    return forward, backward
+
+
+def _describe_random(backward: torch.fx.GraphModule) -> None:
+    """Says what random numbers drawn again (under `torch.utils.checkpoint`) look like, which torch leaves out."""
+    for node in backward.graph.nodes:
+        if str(node.target) == "run_with_rng_state" and "val" not in node.meta:
+            _, op, *operands = torch.fx.node.map_arg(node.args, lambda one: one.meta["val"])
+            tensor = next(one for one in operands if isinstance(one, torch.Tensor))
+            with tensor.fake_mode:  # type: ignore[attr-defined]
+                node.meta["val"] = op(*operands, **torch.fx.node.map_arg(node.kwargs, lambda one: one.meta["val"]))
 
 
 def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forward: Callable[..., Any],
