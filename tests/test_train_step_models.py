@@ -3,8 +3,11 @@ from __future__ import annotations
 
 import copy
 import warnings
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import anyshape
 from anyshape.frontend.dynamo import FallbackWarning
@@ -34,3 +37,98 @@ def test_tensors_in_a_dictionary_beside_the_loss_are_given_back_detached() -> No
             torch.testing.assert_close(beside["found"], other["found"].detach())
             assert not beside["found"].requires_grad
     torch.testing.assert_close(model.weight, twin.weight)
+
+
+def like_eager(model: torch.nn.Module, loss_fn: Any, **keywords: Any) -> anyshape.TrainStep:
+    """Some steps of `model` and of a copy in PyTorch, with the same results; strict."""
+    twin = copy.deepcopy(model)
+    a, b = (torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (model, twin))
+    step = anyshape.train_step(model, loss_fn, a, strict=True, **keywords)
+    for size in (5, 1, 7):
+        batch = torch.randn(size, 4)
+        found, wanted = step(batch), loss_fn(twin, batch)
+        loss = wanted[0] if isinstance(wanted, tuple) else wanted
+        b.zero_grad()
+        loss.backward()
+        b.step()
+        expected = tuple(map(Tensor.detach, wanted)) if isinstance(wanted, tuple) else loss.detach()
+        torch.testing.assert_close(found, expected)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    return step
+
+
+class Routed(torch.nn.Module):
+    """Leaves a part of its loss in an attribute, as mixtures of experts do, and outputs in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 4)
+        self.beside = torch.zeros(())
+        self.seen: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.inner(x).softmax(-1)
+        self.beside = shares.mean(0).square().sum()
+        self.seen["shares"] = shares
+        return x * shares
+
+
+def test_tensors_that_a_model_leaves_in_attributes() -> None:
+    torch.manual_seed(0)
+    model = Routed()
+    like_eager(model, lambda model, x: (model(x) - 1).square().mean() + model.beside)
+    assert not model.beside.requires_grad and not model.seen["shares"].requires_grad
+    assert model.seen["shares"].shape == (7, 4)
+
+
+def test_arguments_beside_the_loss() -> None:
+    torch.manual_seed(0)
+    like_eager(torch.nn.Linear(4, 3), lambda model, x: (model(x).square().mean(), x, x[:1]))
+
+
+class Scaled(torch.nn.Module):
+    """Weights of one element, with and without dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(4, 3)
+        self.scales = torch.nn.ParameterList([torch.tensor(1.5), torch.ones(1), torch.ones(1, 1), torch.zeros(0)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.inner(x) + self.scales[3].sum()
+        for scale in self.scales[:3]:
+            found = found * scale
+        return found
+
+
+def test_weights_of_one_element() -> None:
+    torch.manual_seed(0)
+    like_eager(Scaled(), lambda model, x: model(x).square().mean())
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.inner = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Dropout(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, self.first(x), use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def test_dropout_under_a_checkpoint() -> None:
+    """PyTorch refuses it in a graph with its backward, so it is for a step of two parts."""
+    torch.manual_seed(0)
+    model = Checkpointed()
+    twin = copy.deepcopy(model)
+    fast = anyshape.compile(model, strict=True)
+    for size in (5, 1, 7):
+        batch = torch.randn(size, 4)
+        gradients = []
+        for one in (fast, twin):
+            torch.manual_seed(size)
+            loss = one(batch).square().sum()
+            gradients.append(torch.autograd.grad(loss, list((twin if one is twin else model).parameters())))
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -23,6 +23,7 @@ from anyshape.frontend.gradients import detached
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
+from anyshape.frontend.step_checks import warn_of_inputs
 from anyshape.frontend.step_halves import HalvesProgram, step_halves
 from anyshape.frontend.step_program import StepProgram
 from anyshape.frontend.training import Pair
@@ -69,6 +70,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     number = compilation.next_graph(size_names(gm))
     gm = derivatives(_recognised(gm, compilation, number))
     if compilation.step is not None:
+        warn_of_inputs(gm)
         gm = detached(gm)
     halves = Halves()
     pair = Pair(halves, compilation, len(example_inputs))

@@ -43,7 +43,8 @@ def gradients_of(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
 
 def detached(gm: GraphModule) -> GraphModule:
     """A step's graph whose results have no gradients; `gm` itself, which is not changed, where they have none. Those
-    that have are what the loss left in attributes and lists: after the step, eager PyTorch has freed what they would need.
+    that have are what the loss left in attributes and lists; after a step, eager PyTorch has freed what they would
+    need.
 
     Args:
         gm: a graph of Dynamo's, with fake tensors as `meta["example_value"]`.

@@ -9,11 +9,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.optim import optimizer as every
 
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, InputError
+from anyshape.frontend.reasons import source_words
 from anyshape.frontend.updates import Rule, rule_of
+from anyshape.run import torch_api
+
+ACCELERATED = "accelerate.optimizer.AcceleratedOptimizer"
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimiser inside of one of `accelerate`, where that only hands on what it is asked; else `optimizer`.
+
+    Raises:
+        ConfigError: `accelerate` gathers gradients of several batches, and would leave out updates of ours.
+    """
+    if f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" != ACCELERATED:
+        return optimizer
+    if optimizer.gradient_state.num_steps > 1:
+        raise ConfigError("an Accelerator gathers gradients, which a train step does itself",
+                          why=f"its gradient_accumulation_steps are {optimizer.gradient_state.num_steps}",
+                          do=f"make it with 1, and pass accumulate={optimizer.gradient_state.num_steps} to train_step")
+    is_alone = optimizer.scaler is None and str(optimizer.accelerator_state.distributed_type).endswith("NO")
+    return optimizer.optimizer if is_alone else optimizer
 
 
 def parts_of(found: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -121,6 +142,20 @@ def wants_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Does its `step` compute the loss itself, as a search along a line does?"""
     parameters = inspect.signature(type(optimizer).step).parameters
     return "closure" in parameters and parameters["closure"].default is inspect.Parameter.empty
+
+
+def warn_of_inputs(gm: GraphModule) -> None:
+    """Says which arguments of a step require a gradient that the step does not make. gm: a graph of Dynamo's."""
+    found = []
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value, source = node.meta.get("example_value"), torch_api.source_of(node)
+        if isinstance(value, Tensor) and value.requires_grad and source.startswith(("L['arguments']", "L['keywords']")):
+            found.append(source_words(source))
+    if found:
+        warnings.warn(f"gradients that a train step does not make: of {', '.join(found[:4])}\n"
+                      "  why: a step makes those of the optimiser's weights, and none of its arguments or what they are "
+                      "made of\n"
+                      "  do:  detach the argument, or make it in loss_fn by a part of the model", stacklevel=2)
 
 
 def warn_of_others(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:

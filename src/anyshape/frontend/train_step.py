@@ -27,7 +27,15 @@ from anyshape.frontend.dynamo import FallbackWarning
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.gradients import gradients_of
 from anyshape.frontend.step_apart import StepApart
-from anyshape.frontend.step_checks import StepSettings, check_loss, parts_of, rule_for, warn_of_others, why_apart
+from anyshape.frontend.step_checks import (
+    StepSettings,
+    check_loss,
+    parts_of,
+    rule_for,
+    unwrapped,
+    warn_of_others,
+    why_apart,
+)
 from anyshape.frontend.step_states import StepStates
 from anyshape.frontend.whole_step import StepState, WholeStep
 from anyshape.run import torch_api, torch_trace
@@ -50,9 +58,10 @@ class TrainStep:
         compiled = getattr(model, "_anyshape", None)
         inner = compiled.target if compiled is not None else getattr(model, "_orig_mod", model)
         self.settings = settings = StepSettings(
-            inner, loss_fn, optimizer, config.replace(fullgraph=True), clip_norm, accumulate,
+            inner, loss_fn, unwrapped(optimizer), config.replace(fullgraph=True), clip_norm, accumulate,
             scaler if scaler is not None and scaler.is_enabled() else None, ema)
         settings.check()
+        optimizer = settings.optimizer
         warn_of_others(inner, optimizer)
         self.norm: Tensor | None = None
         self.position = 0
