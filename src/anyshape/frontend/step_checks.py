@@ -153,8 +153,8 @@ def warn_of_inputs(gm: GraphModule) -> None:
             found.append(source_words(source))
     if found:
         warnings.warn(f"gradients that a train step does not make: of {', '.join(found[:4])}\n"
-                      "  why: a step makes those of the optimiser's weights, and none of its arguments or what they are "
-                      "made of\n"
+                      "  why: a step makes those of the optimiser's weights, none of its arguments and what they come "
+                      "from\n"
                       "  do:  detach the argument, or make it in loss_fn by a part of the model", stacklevel=2)
 
 
