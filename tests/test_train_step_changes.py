@@ -13,6 +13,7 @@ from torch import Tensor
 import anyshape
 from anyshape.base.errors import ConfigError, InputError
 from anyshape.frontend.dynamo import FallbackWarning
+from anyshape.frontend.step_checks import why_apart
 
 WHOLE, APART = torch.optim.SGD, torch.optim.Adagrad
 
@@ -148,14 +149,17 @@ def halve(gradient: Tensor) -> Tensor:
 
 CHANGES: dict[str, tuple[Any, str]] = {
     "hook": (lambda model, _: model[0].weight.register_hook(halve), "hooks"),
-    "step": (lambda _, optimizer: setattr(optimizer, "step", types.MethodType(_twice, optimizer)), "replaced"),
     "data": (lambda _, __: None, "data-dependent"),
 }
 
 
-def _twice(optimizer: torch.optim.Optimizer) -> None:
-    torch.optim.SGD.step(optimizer)  # type: ignore[arg-type]
-    torch.optim.SGD.step(optimizer)  # type: ignore[arg-type]
+def test_a_step_of_the_optimizer_that_was_replaced() -> None:
+    model = net()
+    optimizer = WHOLE(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    assert why_apart(optimizer) == ""
+    optimizer.step = types.MethodType(WHOLE.zero_grad, optimizer)  # type: ignore[method-assign]
+    assert "replaced" in why_apart(optimizer)
 
 
 @pytest.mark.parametrize("name", CHANGES)
