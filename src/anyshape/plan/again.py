@@ -1,14 +1,13 @@
-"""Puts the steps that compute saved values again into a backward, where the first of them is needed.
+"""Puts the steps that compute saved values again into a backward, each where what it makes is needed first.
 
     forward saves x, h                 3 kernel(kept x) -> again n          optional: run if h was not kept
     backward: 3 kernel(tape h) -> g    4 matmul(again n, tape w) -> kept h  optional
                                        5 kernel(tape h) -> g
 
-Before them stands a memory step, which is optional, too: where the kept block is in chunks, what no later step reads is
-given back there. Nothing else in the backward changes. A call whose forward kept h leaves the optional steps out;
-otherwise h lies in the arena from step 4 on. What a call keeps is decided when its sizes are known (run/limit.py).
-
-What reads an input that the backward has written by then is left out: the value has to be kept.
+Before the first of a segment stands a memory step, which is optional, too: where the kept block is in chunks, what no
+later step reads is given back there. Nothing else in the backward changes. A call whose forward kept h leaves the
+optional steps out; otherwise h lies in the arena from step 4 on. What a call keeps is decided when its sizes are known
+(run/limit.py). How long a step waits says plan/waiting.py; what reads an input stands before the step that writes it.
 
 What PyTorch made in the forward (a convolution) lies outside the arena, and PyTorch makes it again: the tensor that the
 optional step gets takes the place of the tape's.
@@ -16,6 +15,7 @@ optional step gets takes the place of the tape's.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +26,7 @@ from anyshape.plan.alloc import saved_entry, tape_entry
 from anyshape.plan.hold import unbroken
 from anyshape.plan.merge import renamed_step
 from anyshape.plan.plan import Again, Buffer, CopyStep, KernelStep, MemoryStep, Plan, Step, Window, touched
+from anyshape.plan.waiting import places
 from anyshape.sym.expr import Size
 
 
@@ -85,49 +86,50 @@ def with_again(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forward: Plan, k
     """
     windows = _windows(plan, forward)
     stored = kept.names(plan)
-    first = _first_uses(plan)
-    overwritten = _first_writes(plan)
-    steps_before: dict[int, list[tuple[Graph, Plan]]] = {}
-    for graph, part in parts:
-        names = [kept.buffers[v.name][0] for v in graph.outputs if isinstance(v, Value)]
-        uses = [first[tape] for name in names for tape, _ in windows.get(name, ()) if tape in first]
-        reads = {borrowed.get(value.name) for value in graph.inputs}
-        if uses and _fits(graph, part, kept, stored) and all(
-                position >= min(uses) for name, position in overwritten.items() if name in reads):
-            steps_before.setdefault(min(uses), []).append((graph, part))
+    placed = _placed(plan, parts, kept, windows, {**stored, **borrowed})
     steps: list[Step] = []
     borders: list[int] = []
     moved: list[int] = []
     optional: list[int] = []
-    lives: dict[str, tuple[int, int]] = {}
-    added: dict[str, Buffer] = {}
-    again: list[Again] = []
+    waiting: dict[int, list[tuple[int, int]]] = {}  # by position, parts and their steps
+    for number, one in enumerate(placed):
+        for k, position in enumerate(one.places):
+            waiting.setdefault(position, []).append((number, k))
+    begins = {min(one.places) for one in placed}
+    spans: list[dict[str, tuple[int, int]]] = [{} for _ in placed]  # by part, where its buffers are touched
     for position in range(len(plan.steps) + 1):
-        if position in steps_before:
+        if position in begins:
             steps.append(MemoryStep((), (), chunk=len(borders)))
             borders.append(len(steps) - 1)
-        for graph, part in steps_before.get(position, ()):
-            segment = len({one.segment for one in again})
-            start = len(steps)
-            here = _names(graph, part, {**stored, **borrowed})
-            steps += [renamed_step(step, here) for step in part.steps]
-            optional += range(start, len(steps))
-            for buffer in part.buffers:
-                name = here[buffer.name]
-                begin, end = start + buffer.first, start + min(buffer.last, len(part.steps) - 1)
-                if name in lives or name in stored.values() or buffer.home == "input":
-                    old = lives.get(name, (begin, end))
-                    lives[name] = min(old[0], begin), max(old[1], end)
-                else:
-                    home = "again" if buffer.home == "arena" else buffer.home
-                    added[name] = Buffer(name, buffer.bytes, home, 0, begin, end)
-            for value in graph.outputs:
-                assert isinstance(value, Value)
-                name, _ = kept.buffers[value.name]
-                again.append(Again(name, stored[value.name], segment, tuple(windows.get(name, ()))))
+        for number, k in waiting.get(position, ()):
+            step = placed[number].plan.steps[k]
+            for window in touched(step):
+                begin, _ = spans[number].get(window.buffer, (len(steps), 0))
+                spans[number][window.buffer] = begin, len(steps)
+            optional.append(len(steps))
+            steps.append(renamed_step(step, placed[number].names))
         moved.append(len(steps))
         if position < len(plan.steps):
             steps.append(plan.steps[position])
+    lives: dict[str, tuple[int, int]] = {}
+    added: dict[str, Buffer] = {}
+    again: list[Again] = []
+    for segment, (one, span) in enumerate(zip(placed, spans, strict=True)):
+        for buffer in one.plan.buffers:
+            if buffer.name not in span:
+                continue
+            name = one.names[buffer.name]
+            begin, end = span[buffer.name]
+            if name in lives or name in stored.values() or buffer.home == "input":
+                old = lives.get(name, (begin, end))
+                lives[name] = min(old[0], begin), max(old[1], end)
+            else:
+                home = "again" if buffer.home == "arena" else buffer.home
+                added[name] = Buffer(name, buffer.bytes, home, 0, begin, end)
+        for value in one.graph.outputs:
+            assert isinstance(value, Value)
+            name, _ = kept.buffers[value.name]
+            again.append(Again(name, stored[value.name], segment, tuple(windows.get(name, ()))))
     buffers = []
     for buffer in plan.buffers:
         begin, end = moved[buffer.first], moved[buffer.last]
@@ -145,6 +147,49 @@ def with_again(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forward: Plan, k
         plan, steps=tuple(steps), buffers=everything, again=tuple(again), optional=(*optional, *borders),
         chunks=_chunks(everything, forward, borders),
         together=tuple(part for run in plan.together for part in unbroken(plan, moved, *run)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A graph that computes values again and its plan; which buffers of the backward the plan's are; by step, the one
+    of the backward that it stands in front of."""
+
+    graph: Graph
+    plan: Plan
+    names: Mapping[str, str]
+    places: Sequence[int]
+
+
+def _placed(plan: Plan, parts: Sequence[tuple[Graph, Plan]], kept: Kept,
+            windows: Mapping[str, Sequence[tuple[str, Size]]], known: Mapping[str, str]) -> list[_Part]:
+    """Those of `parts` that give what `plan` needs, in the order of their first steps. known: value of the forward ->
+    the buffer of `plan` that it is."""
+    uses = _uses(plan)
+    overwritten = _first_writes(plan)
+    alive, across = _alive(plan)
+    found = []
+    for graph, part in parts:
+        if not _fits(graph, part, kept, known):
+            continue
+        names = _names(graph, part, known)
+        inputs = [(b.name, graph.inputs[b.index].name) for b in part.buffers if b.home == "input"]
+        results = [(window.buffer, value) for value, window in _results(graph, part)]
+        # what shows each saved value in the backward
+        shown = {name: [tape for tape, _ in windows.get(kept.buffers[value][0], ())]
+                 for name, value in (*inputs, *results) if value in kept.buffers}
+        needed = {name: [use for tape in tapes for use in uses.get(tape, ())] for name, tapes in shown.items()}
+        first = {name: min(needed[name]) for name, _ in results if needed[name]}
+        if not first:
+            continue
+        last = {name: max(some, default=-1) for name, some in needed.items()}
+        before = {}
+        for name, own in names.items():
+            writes = [overwritten[one] for one in (own, *shown.get(name, ())) if one in overwritten]
+            if writes:
+                before[name] = min(writes)
+        found.append(_Part(graph, part, names, places(part, written, first, last, before, alive, across,
+                                                      plan.facts.hint)))
+    return sorted(found, key=lambda one: min(one.places))
 
 
 def _chunks(buffers: Sequence[Buffer], forward: Plan, borders: Sequence[int]) -> tuple[tuple[str, ...], ...]:
@@ -176,17 +221,33 @@ def _windows(plan: Plan, forward: Plan) -> dict[str, list[tuple[str, Size]]]:
     return found
 
 
-def _first_uses(plan: Plan) -> dict[str, int]:
-    first: dict[str, int] = {}
+def _uses(plan: Plan) -> dict[str, tuple[int, int]]:
+    """The first and the last step that touches each buffer."""
+    found: dict[str, tuple[int, int]] = {}
     for position, step in enumerate(plan.steps):
         for window in touched(step):
-            first.setdefault(window.buffer, position)
-    return first
+            found[window.buffer] = found.get(window.buffer, (position, 0))[0], position
+    return found
+
+
+def _alive(plan: Plan) -> tuple[list[int], list[int]]:
+    """By step, the bytes at the hints of the plan's own values that are there, and of those that are before it and
+    still needed."""
+    own = [(b.first, b.last, plan.facts.hint(b.bytes)) for b in plan.buffers if b.home not in ("input", "tape")]
+    count = len(plan.steps)
+    alive, across = [0] * (count + 1), [0] * (count + 1)
+    for first, last, size in own:
+        last = min(last, count - 1)
+        for changes, begin in ((alive, first), (across, first + 1)):
+            if begin <= last:
+                changes[begin] += size
+                changes[last + 1] -= size
+    return [*itertools.accumulate(alive[:count])], [*itertools.accumulate(across[:count])]
 
 
 def _first_writes(plan: Plan) -> dict[str, int]:
-    """Input -> the first step that writes it: from there on it is not what the forward read."""
-    inputs = {b.name for b in plan.buffers if b.home == "input"}
+    """Input, or entry of the tape -> the first step that writes it: from there on it is not what the forward had."""
+    inputs = {b.name for b in plan.buffers if b.home in ("input", "tape")}
     first: dict[str, int] = {}
     for position, step in enumerate(plan.steps):
         for window in written(step):

@@ -23,6 +23,8 @@ from anyshape.ir.types import TensorType
 
 UNSAVED = 1.25  # what a byte counts that crosses a cut and is not saved: it has to be computed from behind the cut
 MOST_PLACES = 256  # where a graph may be cut
+SMALL = 0.01  # of the bytes of all saved values, those of the smallest ones that are never computed again
+LESS = 3  # so many times smaller is what stays for the sake of a value that is computed again
 MOST_PARTS = 64  # segments of equal size, or equivalents, that are tried
 
 
@@ -84,9 +86,9 @@ class _Search:
         cuts = self.cuts()
         segment_of = {name: sum(self.position[name] > cut for cut in cuts) for name in self.saved}
         slices = {name: self.slice(value) for name, value in self.saved.items()}
-        anchors = {name for cut in cuts for name in self.crossing[cut]}
+        anchors = {name for cut in cuts for name in self.crossing[cut]} | self.small()
         again: set[str] = set()
-        # the largest first; what it needs stays, or is computed again with it
+        # the largest first; what it needs stays if it is far smaller, or is computed again with it
         for name in sorted(self.saved, key=lambda one: (-self.bytes[one], self.position[one])):
             found = slices[name]
             if name in anchors or found is None:
@@ -99,11 +101,23 @@ class _Search:
                 continue
             again.add(name)
             anchors.update(one for one in more if segment_of[one] != segment_of[name]
-                           or self.bytes[one] < self.bytes[name])
+                           or LESS * self.bytes[one] < self.bytes[name])
         parts = (self.segment([name for name in sorted(again, key=self.position.__getitem__)
                                if segment_of[name] == number], slices, again)
                  for number in sorted(set(segment_of.values())))
         return tuple(part for part in parts if part is not None)
+
+    def small(self) -> set[str]:
+        """What stays in any case: the smallest values, which together take next to nothing. A backward often needs
+        them early (means and variances of all norms at once), and all that leads to them would be computed for it."""
+        left = SMALL * sum(self.bytes[name] for name in self.saved)
+        found: set[str] = set()
+        for name in sorted(self.saved, key=lambda one: (self.bytes[one], self.position[one])):
+            left -= self.bytes[name]
+            if left < 0:
+                break
+            found.add(name)
+        return found
 
     def cuts(self) -> list[int]:
         """The positions of nodes after which the graph is cut: of all ways, one for which what is saved at the cuts and
