@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 REMEMBERED = 512  # ladders and needs, of the shapes met last
 UNLIMITED = sys.maxsize
 APART = Keeping(apart=True)
+CLEARLY = 1.001  # of the room, what a rung is not laid out for that may need as much
 NAMED = 4  # values that an error names
 
 
@@ -197,12 +198,39 @@ class Limit:
         if self.needed(values, EVERYTHING) <= room:
             return EVERYTHING
         ladder = self.ladder(values, full is None)
-        for rung in () if ladder is None else ladder.below(room):
-            if self.needed(values, rung.keeping) <= room:
-                return rung.keeping
+        rung = None if ladder is None else self._fits(ladder, values, room)
+        if rung is not None:
+            return rung.keeping
         if given is None and self.total < UNLIMITED:
             room = min(room, self.room())  # what is alive by now counts in what is named
         raise self._error(values, room, full, freed)
+
+    def _fits(self, ladder: Ladder, values: dict[str, int], room: int) -> Rung | None:
+        """The first rung that fits into `room` bytes; None: there is none. A layout needs some more than the ladder's
+        bound, and of rungs that follow each other about as much: those that would miss the room by it are not laid out
+        before one fits. Then they are, down from that, unless they clearly miss by what it needs above its own bound."""
+        number = ladder.next(0, room)
+        tried = left = number
+        while number >= 0:
+            need = self.needed(values, ladder.rung(number).keeping)
+            if need <= room:
+                break
+            tried, number = number, ladder.next(number + 1, room - (need - ladder.bound(number)))
+        else:
+            while left >= 0:
+                if self.needed(values, ladder.rung(left).keeping) <= room:
+                    return ladder.rung(left)
+                left = ladder.next(left + 1, room)
+            return None
+        for before in range(number - 1, tried, -1):
+            more = need - ladder.bound(number)
+            if ladder.bound(before) > room or ladder.bound(before) + more > CLEARLY * room:
+                continue
+            found = self.needed(values, ladder.rung(before).keeping)
+            if found > room:
+                break
+            number, need = before, found
+        return ladder.rung(number)
 
     def least(self, values: dict[str, int], moving: bool = True) -> int:
         """The smallest limit that works at these sizes; `moving`: with values moved out, if there is a store."""
@@ -212,11 +240,12 @@ class Limit:
         """What needs least of all that the ladder offers: mostly its last rung."""
         ladder = self.ladder(values, moving)
         found, least = EVERYTHING, sys.maxsize
-        for may_need, rung in () if ladder is None else ladder.upwards():
-            if may_need < least:
-                need = self.needed(values, rung.keeping)
+        for number in () if ladder is None else ladder.upwards():
+            if ladder is not None and ladder.bound(number) < least:
+                keeping = ladder.rung(number).keeping
+                need = self.needed(values, keeping)
                 if need < least:
-                    found, least = rung.keeping, need
+                    found, least = keeping, need
         return found
 
     def needed(self, values: dict[str, int], keeping: Keeping) -> int:

@@ -78,9 +78,21 @@ class _Greedy:
         self.fixed = fixed
         self.wall = wall
         self.columns = np.ascontiguousarray(items.T)
-        self.room = np.empty(len(items), np.int64)
+        self.room = np.empty(2 * len(items), np.int64)
         address, step = self.columns.ctypes.data, 8 * len(items)
         self.addresses = [address, address + step, address + 2 * step]
+        self.starts, self.near = self._neighbours()
+
+    def _neighbours(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which items are alive together, as the host's routine lists it; empty: too many are."""
+        count = len(self.items)
+        order = np.argsort(self.columns[1], kind="stable")
+        starts = np.empty(count + 1, np.int64)
+        given = count, self.fixed, order.ctypes.data, self.addresses[1], self.addresses[2], starts.ctypes.data
+        near = np.empty(self.context.neighbours(*given, None), np.int64)
+        if len(near):
+            self.context.neighbours(*given, near.ctypes.data)
+        return starts, near
 
     def order(self, weight: Weight) -> np.ndarray:
         """The items that are not fixed, in an order."""
@@ -93,7 +105,8 @@ class _Greedy:
         order = np.concatenate((np.arange(self.fixed), moving))
         offsets = self.columns[3].copy()
         top = self.context.place(count, self.fixed, order.ctypes.data, *self.addresses, offsets.ctypes.data,
-                                 self.room.ctypes.data, self.wall, lowest, ceiling // 64 * 64)
+                                 self.room.ctypes.data, self.wall, lowest, ceiling // 64 * 64,
+                                 self.starts.ctypes.data, self.near.ctypes.data if len(self.near) else None)
         return top, offsets[self.fixed:]
 
 
