@@ -363,7 +363,8 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
 
 
 ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, gathered, neighbours, best_gap,
-            *SERIES_ROUTINES, *LIBRARY_ROUTINES, *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES, *ATTENTION_ROUTINES)
+            *SERIES_ROUTINES, *LIBRARY_ROUTINES, *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES,
+            *ATTENTION_ROUTINES)
 
 
 def emit_host() -> str:

@@ -229,6 +229,11 @@ class Ladder:
         """The least bytes that it may need."""
         return self.found[number][0]
 
+    def cost(self, number: int) -> float:
+        """The seconds that it takes, as `Rung` has them."""
+        _, climb, at = self.found[number]
+        return climb.seconds(at)
+
     def upwards(self) -> Iterator[int]:
         """All rungs from the last to the first."""
         self.next(0, -1)
@@ -244,10 +249,10 @@ class Ladder:
         lives = climb.climb(bytes_)
         # below what usual speeds come to, measured ones choose nothing: so the last rung does not depend on them
         floor = min((other.climb(-1)[-1] for other in self.climbs[1:] if self.done == 0), default=-1)
-        for number in range(self.read, len(lives)):
+        for number, bound in enumerate(climb.bounds(self.read, len(lives)), self.read):
             if floor < lives[number] < self.lowest:
                 self.lowest = lives[number]
-                self.found.append((climb.bound(number), climb, number))
+                self.found.append((bound, climb, number))
         self.read = len(lives)
         if climb.done:
             self.done, self.read = self.done + 1, 0

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 REMEMBERED = 512  # ladders and needs, of the shapes met last
 UNLIMITED = sys.maxsize
 APART = Keeping(apart=True)
-CLEARLY = 1.001  # of the room, what a rung is not laid out for that may need as much
+OFTEN = 0.99  # of the room, what the bound of a rung comes to that mostly fits
+CHEAPER = 0.97  # of what a rung that fits takes, what one before it takes that is laid out in any case
+CLEARLY = 1.001  # of the room, more than what a rung needs by estimate that is not laid out
 NAMED = 4  # values that an error names
 
 
@@ -206,30 +208,31 @@ class Limit:
         raise self._error(values, room, full, freed)
 
     def _fits(self, ladder: Ladder, values: dict[str, int], room: int) -> Rung | None:
-        """The first rung that fits into `room` bytes; None: there is none. A layout needs some more than the ladder's
-        bound, and of rungs that follow each other about as much: those that would miss the room by it are not laid out
-        before one fits. Then they are, down from that, unless they clearly miss by what it needs above its own bound."""
-        number = ladder.next(0, room)
-        tried = left = number
+        """The first rung that fits into `room` bytes, or one that takes hardly more to compute again; None: none fits.
+
+        A layout needs some more than the ladder's bound, and of rungs that follow each other about as much. So a rung
+        is laid out first that mostly fits, and then others that may by what the last one needed more: on from it until
+        one fits, and then those before that, and any that is clearly cheaper."""
+        first = ladder.next(0, room)
+        number = max(first, ladder.next(first, int(OFTEN * room))) if first >= 0 else -1
         while number >= 0:
             need = self.needed(values, ladder.rung(number).keeping)
             if need <= room:
                 break
-            tried, number = number, ladder.next(number + 1, room - (need - ladder.bound(number)))
+            number = ladder.next(number + 1, room - (need - ladder.bound(number)))
         else:
-            while left >= 0:
-                if self.needed(values, ladder.rung(left).keeping) <= room:
-                    return ladder.rung(left)
-                left = ladder.next(left + 1, room)
+            while first >= 0:  # near the least that works, nothing is left out
+                if self.needed(values, ladder.rung(first).keeping) <= room:
+                    return ladder.rung(first)
+                first = ladder.next(first + 1, room)
             return None
-        for before in range(number - 1, tried, -1):
-            more = need - ladder.bound(number)
-            if ladder.bound(before) > room or ladder.bound(before) + more > CLEARLY * room:
-                continue
-            found = self.needed(values, ladder.rung(before).keeping)
-            if found > room:
-                break
-            number, need = before, found
+        more, cheap = need - ladder.bound(number), CHEAPER * ladder.cost(number)
+        for before in range(first, number):
+            may_need = ladder.bound(before)
+            if may_need <= room and (may_need + more <= CLEARLY * room or ladder.cost(before) < cheap):
+                rung = ladder.rung(before)
+                if self.needed(values, rung.keeping) <= room:
+                    return rung
         return ladder.rung(number)
 
     def least(self, values: dict[str, int], moving: bool = True) -> int:
@@ -272,19 +275,19 @@ class Limit:
     def _needed(self, values: dict[str, int], keeping: Keeping, threads: int) -> tuple[int, int]:
         maker = self.program.maker
         blocks = self.sizing.at(values, keeping)
-        ends = {name: maker.keeps.ends[name] for name in keeping.dropped}
         kept = whole(blocks.kept) if blocks.room < 0 else 0
         temporary = whole(blocks.temporary + blocks.scratch * threads)
-        found = kept + temporary + self.sizing.held.most(values, ends)
+        found = kept + temporary + self.sizing.held.most(values, keeping.dropped, maker.keeps.ends)
         if self.backward is None or self.ladders is None or self.later_sizing is None:
             return found, 0
         later = self.backward.maker
         values = self.later(values)
         blocks = self.later_sizing.at(values, keeping)
         end = len(later.plan.steps)
-        used = later.keeps.used(keeping)
         there = self.sizes(values)
-        there[[i for i, name in self.only if name not in used]] = 0
+        if self.only:
+            used = later.keeps.used(keeping)
+            there[[i for i, name in self.only if name not in used]] = 0
         curve = self.elsewhere.curve(there)
         begins = later.keeps.begins
         lives = [(evaluate(b.bytes, values), begins[b.name] if b.name in keeping.dropped else 0, last)
