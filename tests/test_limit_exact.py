@@ -16,7 +16,7 @@ from torch import nn
 import anyshape
 from anyshape.base.errors import LimitError
 from anyshape.run.keeping import EVERYTHING, Keeping
-from anyshape.run.limit import Limit
+from anyshape.run.limit import CHEAPER, Limit
 from anyshape.tools.bench.limits_calls import bound
 from limits import NO_LIMIT, limit_of, sizes, step
 
@@ -94,6 +94,21 @@ def test_no_set_of_values_needs_much_less_than_the_ladder(make) -> None:
         assert limit.needed(values, limit.choose(values, least)) <= least
         with pytest.raises(LimitError):
             limit.choose(values, best - 1)
+        _takes_about_the_first_rung_that_fits(limit, values, least, most)
+
+
+def _takes_about_the_first_rung_that_fits(limit: Limit, values: dict[str, int], least: int, most: int) -> None:
+    """Though not all rungs before it are laid out."""
+    ladder = limit.ladder(values)
+    assert ladder is not None
+    rungs = [*ladder]
+    needs = [limit.needed(values, rung.keeping) for rung in rungs]
+    for room in range(least, most, max((most - least) // 20, 1)):
+        first = next(rung for rung, need in zip(rungs, needs, strict=True) if need <= room)
+        [found] = [(rung, need) for rung, need in zip(rungs, needs, strict=True)
+                   if rung.keeping == limit.choose(values, room)]
+        assert found[1] <= room
+        assert CHEAPER * found[0].seconds <= first.seconds
 
 
 def _best(limit: Limit, values: dict[str, int]) -> int:

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import random
 
+import numpy as np
 import pytest
 
 from anyshape.base.errors import VerifyError
@@ -19,6 +20,7 @@ from anyshape.plan.rooms import share
 from anyshape.plan.show import show
 from anyshape.run.context import shared_context
 from anyshape.run.layout import layout_of
+from anyshape.run.placement import Greedy
 from anyshape.run.record import Records
 from anyshape.sym.expr import floordiv, symbol
 from anyshape.sym.facts import Facts
@@ -190,6 +192,28 @@ def test_a_new_shape_costs_little():
     records.make({"b": 2, "s": 2})
     made = calls(lambda: records.make({"b": 5, "s": 300}))
     assert made < 10_000  # a few milliseconds
+
+
+@pytest.mark.parametrize("longest", (3, 60), ids=("short", "some long"))
+def test_places_are_the_same_where_only_what_is_alive_together_is_looked_at(longest: int) -> None:
+    random_ = random.Random(longest)
+    found = 0
+    for _ in range(20):
+        lives = [(first, first + random_.choice((0, 1, 2, longest))) for first in random_.choices(range(200), k=300)]
+        items = np.array([(0, 0, 200, 0), *((64 * random_.randint(0, 9), *life, 0) for life in lives)], np.int64)
+        items[:3, 3], items[:3, 0] = (0, 640, 1920), 576
+        greedy = Greedy(shared_context(), items, 3, 4096)
+        found += len(greedy.near) > 0
+        order = np.array([*range(3, len(items))])
+        random_.shuffle(order)
+        ways = [(lowest, ceiling) for lowest in (False, True) for ceiling in (0, 8192)]
+        near = [greedy.placed(order, *way) for way in ways]
+        greedy.near = np.zeros(0, np.int64)
+        for way, (top, places) in zip(ways, near, strict=True):
+            expected, offsets = greedy.placed(order, *way)
+            assert top == expected
+            assert places.tolist() == offsets.tolist()
+    assert found == 20
 
 
 def test_text(golden):

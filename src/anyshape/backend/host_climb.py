@@ -30,7 +30,16 @@ from anyshape.backend.host_climb_changes import (
     top_of,
     tops,
 )
-from anyshape.backend.host_climb_phases import bound, divided, highest, in_phases, standing
+from anyshape.backend.host_climb_phases import (
+    bound,
+    divided,
+    highest,
+    highest_at,
+    in_phases,
+    standing,
+    strip_end,
+    strips,
+)
 from anyshape.backend.host_climb_words import (
     AFTER,
     ARENA,
@@ -266,8 +275,9 @@ def take(frame: int, row: int) -> int:
     return 0
 
 
-ROUTINES = (begin, climb, highest, standing, in_phases, divided, bound, chosen, too_much, price, changed, left_behind,
-            take, add_all, look, compare, look_at, leave, bring, note, run, tops, top_of, top_between)
+ROUTINES = (begin, climb, strips, strip_end, highest, highest_at, standing, in_phases, divided, bound, chosen,
+            too_much, price, changed, left_behind, take, add_all, look, compare, look_at, leave, bring, note, run, tops,
+            top_of, top_between)
 
 
 def emit_climb() -> str:

@@ -8,7 +8,6 @@ or in phases, one piece after another (run/keeping.py).
 from __future__ import annotations
 
 from anyshape.backend.host_climb_words import (
-    AFTER,
     ARENA,
     AT,
     BORDER,
@@ -21,8 +20,9 @@ from anyshape.backend.host_climb_words import (
     PHASE_FIRST,
     PHASED,
     REST,
-    REST_AFTER,
     SCRATCH,
+    STRIP_ARENA,
+    STRIP_REST,
     TURN_COUNT,
     TURNS,
 )
@@ -31,29 +31,65 @@ from anyshape.backend.native import maximum, set_word, word, words
 PHASES, UNWORTHY = 4, 100  # one more phase is not worth it that saves less than this part (see run/keeping.py)
 
 
+def strips(frame: int) -> int:
+    """Finds the highest of both curves in the forward, and in the backward between every two turns."""
+    arena = word(frame, ARENA)
+    rest = word(frame, REST)
+    turns = word(frame, TURN_COUNT)
+    first = 0
+    for k in range(turns + 2):
+        end = strip_end(frame, k)
+        most = 0
+        rest_most = 0
+        for i in range(first, end):
+            most = maximum(most, word(arena, i))
+            rest_most = maximum(rest_most, word(rest, i))
+        set_word(word(frame, STRIP_ARENA), k, most)
+        set_word(word(frame, STRIP_REST), k, rest_most)
+        first = end
+    return 0
+
+
+def strip_end(frame: int, strip: int) -> int:
+    """The step before which a strip ends."""
+    if strip == 0:
+        return word(frame, BORDER)
+    if strip > word(frame, TURN_COUNT):
+        return word(frame, LENGTH)
+    return word(word(frame, TURNS), strip - 1)
+
+
 def highest(curve: int, first: int, end: int) -> int:
-    """The first step with the most bytes."""
-    at = first
-    most = word(curve, first)
-    for i in range(first, end):
-        bytes_ = word(curve, i)
-        if bytes_ > most:
-            most = bytes_
-            at = i
-    return at
+    """The highest of some strips."""
+    most = 0
+    for k in range(first, end):
+        most = maximum(most, word(curve, k))
+    return most
+
+
+def highest_at(frame: int, first: int, end: int) -> int:
+    """The first step of some strips with the most bytes outside the arena."""
+    most = highest(word(frame, STRIP_REST), first, end)
+    strip = first
+    while strip < end - 1:
+        if word(word(frame, STRIP_REST), strip) == most:
+            break
+        strip += 1
+    start = 0 if strip == 0 else strip_end(frame, strip - 1)
+    for i in range(start, strip_end(frame, strip)):
+        if word(word(frame, REST), i) == most:
+            return i
+    return start
 
 
 def standing(frame: int) -> int:
     """The most bytes alive at once, of the forward or of the backward; notes which of both it is, the fullest phase of
     the backward, and the steps at which most lies outside the arena."""
-    border = word(frame, BORDER)
-    arena = word(frame, ARENA)
-    rest = word(frame, REST)
-    at = highest(rest, 0, border)
-    forward = word(frame, KEPT) + word(frame, SCRATCH) + word(rest, at) + word(arena, highest(arena, 0, border))
+    strips(frame)
+    forward = word(frame, KEPT) + word(frame, SCRATCH) + word(word(frame, STRIP_REST), 0) + word(
+        word(frame, STRIP_ARENA), 0)
     backward = word(frame, LATER_SCRATCH) + in_phases(frame)
-    set_word(frame, AT, at)
-    set_word(frame, LATER_AT, highest(rest, word(frame, PHASE_FIRST), word(frame, PHASE_END)))
+    set_word(frame, AT, highest_at(frame, 0, 1))
     set_word(frame, IS_LATER, backward >= forward)
     return maximum(forward, backward)
 
@@ -61,14 +97,11 @@ def standing(frame: int) -> int:
 def in_phases(frame: int) -> int:
     """The most bytes of the backward at once, its arena in up to PHASES pieces one after the other: the fullest phase
     is divided where that relieves it most, again and again."""
-    border = word(frame, BORDER)
-    length = word(frame, LENGTH)
-    arena = word(frame, ARENA)
-    rest = word(frame, REST)
-    phases = words(12)  # first step, end, bytes
-    set_word(phases, 0, border)
-    set_word(phases, 1, length)
-    set_word(phases, 2, word(rest, highest(rest, border, length)) + word(arena, highest(arena, border, length)))
+    end = word(frame, TURN_COUNT) + 2
+    phases = words(12)  # first strip, end, bytes
+    set_word(phases, 0, 1)
+    set_word(phases, 1, end)
+    set_word(phases, 2, highest(word(frame, STRIP_REST), 1, end) + highest(word(frame, STRIP_ARENA), 1, end))
     count = 1
     fullest = 0
     while count < PHASES and word(frame, PHASED) != 0:
@@ -79,46 +112,37 @@ def in_phases(frame: int) -> int:
         for k in range(1, count):
             if word(phases, 3 * k + 2) > word(phases, 3 * fullest + 2):
                 fullest = k
-    set_word(frame, PHASE_FIRST, word(phases, 3 * fullest))
-    set_word(frame, PHASE_END, word(phases, 3 * fullest + 1))
+    first = word(phases, 3 * fullest)
+    end = word(phases, 3 * fullest + 1)
+    set_word(frame, PHASE_FIRST, strip_end(frame, first - 1))
+    set_word(frame, PHASE_END, strip_end(frame, end - 1))
+    set_word(frame, LATER_AT, highest_at(frame, first, end))
     return word(phases, 3 * fullest + 2)
 
 
 def divided(frame: int, phases: int, phase: int, count: int) -> int:
     """Divides one of `count` phases in two where that relieves it most; 0: nowhere is it worth it."""
-    arena = word(frame, ARENA)
-    rest = word(frame, REST)
+    arena = word(frame, STRIP_ARENA)
+    rest = word(frame, STRIP_REST)
     first = word(phases, 3 * phase)
     end = word(phases, 3 * phase + 1)
     bytes_ = word(phases, 3 * phase + 2)
-    # the highest from each step on
-    after = word(frame, AFTER)
-    rest_after = word(frame, REST_AFTER)
-    set_word(after, end, 0)
-    set_word(rest_after, end, 0)
-    for k in range(end - first):
-        i = end - 1 - k
-        set_word(after, i, maximum(word(after, i + 1), word(arena, i)))
-        set_word(rest_after, i, maximum(word(rest_after, i + 1), word(rest, i)))
     least = bytes_ - bytes_ // UNWORTHY
     found = 0
     before = 0
     rest_before = 0
-    i = first
-    for k in range(word(frame, TURN_COUNT)):
-        turn = word(word(frame, TURNS), k)
-        if turn > first and turn < end:
-            while i < turn:
-                before = maximum(before, word(arena, i))
-                rest_before = maximum(rest_before, word(rest, i))
-                i += 1
-            one = before + rest_before
-            other = word(after, turn) + word(rest_after, turn)
-            if maximum(one, other) < least:
-                least = maximum(one, other)
-                found = turn
-                set_word(phases, 3 * phase + 2, one)
-                set_word(phases, 3 * count + 2, other)
+    for strip in range(first + 1, end):
+        before = maximum(before, word(arena, strip - 1))
+        rest_before = maximum(rest_before, word(rest, strip - 1))
+        one = before + rest_before
+        if one >= least:
+            break  # it only grows
+        other = highest(arena, strip, end) + highest(rest, strip, end)
+        if maximum(one, other) < least:
+            least = maximum(one, other)
+            found = strip
+            set_word(phases, 3 * phase + 2, one)
+            set_word(phases, 3 * count + 2, other)
     if found != 0:
         set_word(phases, 3 * phase + 1, found)
         set_word(phases, 3 * count, found)
@@ -127,20 +151,11 @@ def divided(frame: int, phases: int, phase: int, count: int) -> int:
 
 
 def bound(frame: int) -> int:
-    """What no layout needs less than: a phase of the backward may end at every turn."""
-    border = word(frame, BORDER)
-    length = word(frame, LENGTH)
-    arena = word(frame, ARENA)
-    rest = word(frame, REST)
-    forward = word(rest, highest(rest, 0, border)) + word(arena, highest(arena, 0, border))
+    """What no layout needs less than: a phase of the backward may end at every turn. After `standing`."""
+    arena = word(frame, STRIP_ARENA)
+    rest = word(frame, STRIP_REST)
     backward = 0
-    first = border
-    for k in range(word(frame, TURN_COUNT) + 1):
-        end = length
-        if k < word(frame, TURN_COUNT):
-            end = word(word(frame, TURNS), k)
-        if first < end:
-            here = word(rest, highest(rest, first, end)) + word(arena, highest(arena, first, end))
-            backward = maximum(backward, here)
-        first = end
+    for k in range(1, word(frame, TURN_COUNT) + 2):
+        backward = maximum(backward, word(rest, k) + word(arena, k))
+    forward = word(rest, 0) + word(arena, 0)
     return maximum(forward + word(frame, KEPT) + word(frame, SCRATCH), backward + word(frame, LATER_SCRATCH))

@@ -14,6 +14,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from anyshape.backend import host_words as host
 from anyshape.plan.hold import births
 from anyshape.plan.plan import KernelStep, LibraryStep, Plan, Step
@@ -67,13 +69,14 @@ class Sizing:
                 kinds[kind] = len(steps)
                 steps.append(step)
             self.kinds.append(kinds[kind])
+        self.kind_of = np.array(self.kinds, np.int64)
         self.always = sorted({kind for number, kind in enumerate(self.kinds) if number not in maker.keeps.optional})
         self.count = len(steps)
         self.layout = layout_of(dataclasses.replace(
             plan, steps=tuple(step for step in steps if isinstance(step, KernelStep | LibraryStep)), together=(),
             inputs=(), outputs=(), saved=(), offsets=(), kept=0, arena=0, nonnegative=(), optional=()), entries)
         self.numbers = [i for i, step in enumerate(steps) if isinstance(step, KernelStep | LibraryStep)]
-        self.latest: tuple[tuple[int, ...], list[int]] | None = None
+        self.latest: tuple[tuple[int, ...], np.ndarray] | None = None
         self.held = Held(plan)
 
     def at(self, values: dict[str, int], keeping: Keeping) -> Blocks | Record:
@@ -85,8 +88,8 @@ class Sizing:
         scratch = self.scratch(values)
         if min(differences, default=0) < 0 or scratch is None:
             return maker.made(values, keeping)
-        kinds = {self.kinds[number] for number in maker.keeps.runs(keeping)}
-        most = max((scratch[kind] for kind in kinds.union(self.always)), default=0)
+        most = max(int(scratch[self.always].max(initial=0)),
+                   int(scratch[self.kind_of[maker.keeps.numbers_of(keeping).steps]].max(initial=0)))
         most = -(-most // 64) * 64
         if keeping == EVERYTHING:
             inside = self.inside(values)
@@ -99,7 +102,7 @@ class Sizing:
         return Blocks(place.border, top - place.border, most, chunks, phases=tuple(size for _, size in place.phases),
                       turns=tuple(first for first, _ in place.phases[1:]))
 
-    def scratch(self, values: dict[str, int]) -> list[int] | None:
+    def scratch(self, values: dict[str, int]) -> np.ndarray | None:
         """Bytes that a thread takes for each kind of step; None: no version of a kernel fits. Those of the last sizes
         are at hand."""
         sizes = tuple([values[name] for name in self.layout.symbols])
@@ -123,8 +126,9 @@ class Sizing:
                 kind = self.numbers[words[at + 2]]
                 found[kind] = max(found[kind], words[at + place])
             at += words[at + 1]
-        self.latest = sizes, found
-        return found
+        result = np.array(found, np.int64)
+        self.latest = sizes, result
+        return result
 
 
 class Held:
@@ -137,11 +141,12 @@ class Held:
         self.lives = Lives([(first[b.name], b.last) for b in buffers], len(plan.steps))
         self.sizes = Sizes([b.bytes for b in buffers], f"results of {plan.name}")
 
-    def most(self, values: dict[str, int], ends: dict[str, int]) -> int:
-        """The most bytes that a call holds of them at once; `ends`: steps with which some go before their time."""
+    def most(self, values: dict[str, int], dropped: frozenset[str], ends: dict[str, int]) -> int:
+        """The most bytes that a call holds of them at once; `ends`: steps with which those go that are dropped."""
         lives = self.lives
-        if ends.keys() & self.names.keys():
-            lives = lives.ending({self.names[name]: end for name, end in ends.items() if name in self.names})
+        some = {i: ends[name] for name, i in self.names.items() if name in dropped}
+        if some:
+            lives = lives.ending(some)
         return lives.most(self.sizes(values))
 
 

@@ -186,8 +186,8 @@ class Choices:
                                 native.LATER_FIRST, native.LATER_END, native.LATER_TOP), rows)
         sizes |= {native.CHANGES: 3 * int(self.room[0]), native.RESTS: 3 * int(self.room[1])}
         sizes |= dict.fromkeys((native.WANTED, native.NOW), buffers)
-        sizes |= dict.fromkeys((native.ARENA, native.REST, native.DELTA, native.BEFORE, native.AFTER,
-                                native.REST_AFTER), steps)
+        sizes |= dict.fromkeys((native.ARENA, native.REST, native.DELTA, native.BEFORE, native.AFTER), steps)
+        sizes |= dict.fromkeys((native.STRIP_ARENA, native.STRIP_REST), len(ladders.keeps.turns) + 2)
         sizes |= dict.fromkeys((native.TAKEN, native.RUNG_LIVE, native.RUNG_BOUND, native.RUNG_CHOICES,
                                 native.RUNG_PICOSECONDS, native.RUNG_AWAY), rows + 1)
         starts = np.cumsum([0, *sizes.values()])
@@ -260,9 +260,13 @@ class Climb:
         self.context.climbing.climb(self.address)
         return self.at(native.RUNG_LIVE)[:self.frame[native.RUNGS]].tolist()  # type: ignore[no-any-return]
 
-    def bound(self, number: int) -> int:
-        """What no layout of a rung needs less than."""
-        return int(self.at(native.RUNG_BOUND)[number])
+    def bounds(self, first: int, end: int) -> list[int]:
+        """What no layouts of some rungs need less than."""
+        return self.at(native.RUNG_BOUND)[first:end].tolist()  # type: ignore[no-any-return]
+
+    def seconds(self, number: int) -> float:
+        """What a rung takes longer, by estimate, of all threads."""
+        return float(self.at(native.RUNG_PICOSECONDS)[number]) / PICO
 
     @property
     def done(self) -> bool:
@@ -277,7 +281,7 @@ class Climb:
         dropped = {row for row in taken if row < count}.difference(moved)
         names = self.choices.names
         return Rung(frozenset(names[i] for i in dropped), int(self.at(native.RUNG_LIVE)[number]),
-                    float(self.at(native.RUNG_PICOSECONDS)[number]) / PICO, tuple(self._moved(dropped, moved)),
+                    self.seconds(number), tuple(self._moved(dropped, moved)),
                     int(self.at(native.RUNG_AWAY)[number]))
 
     def _moved(self, dropped: set[int], moved: Sequence[int]) -> Iterator[Move]:

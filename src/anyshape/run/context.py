@@ -68,11 +68,13 @@ class Context:
         self.temporary = Pool()
         self.kept = Pool()
         self.stores = Stores()
-        self.native = llvm_build.load(emit_host(), ("run_plan", "measure", "place"), limits.host(), cache)
+        self.native = llvm_build.load(emit_host(), ("run_plan", "measure", "place", "neighbours"), limits.host(), cache)
         address = self.native.address
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
-        self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, *[WORD] * 3)(address["place"])
+        self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, *[WORD] * 3,
+                                      *[ctypes.c_void_p] * 2)(address["place"])
+        self.neighbours = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 5)(address["neighbours"])
         self.lock = threading.Lock()
         self.products: dict[str, list[Routines]] = {}
         self._climbing: Climbing | None = None

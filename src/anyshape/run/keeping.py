@@ -94,6 +94,36 @@ def _best_turn(rest: np.ndarray, live: np.ndarray, across: np.ndarray, turns: np
     return turn if max(before[turn - first - 1], after[turn - first]) < WORTH * most else 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """What computes one dropped value: the optional steps, and what they touch; the same as bits, of the steps, and of
+    the places in the arena that they touch; and the bit of the value among the saved buffers."""
+
+    runs: frozenset[int]
+    used: frozenset[str]
+    steps: int
+    places: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Numbers:
+    """Of a `Keeping`, positions in order: of the saved buffers that are not in the kept block, of the optional steps
+    that compute what is dropped, and of what has a place in the arena then."""
+
+    away: np.ndarray
+    steps: np.ndarray
+    places: np.ndarray
+
+
+def _positions(bits: int) -> np.ndarray:
+    """The positions of the bits that are set, in order."""
+    if not bits:
+        return np.zeros(0, np.int64)
+    data = bits.to_bytes(-(-bits.bit_length() // 8), "little")
+    return np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little"))
+
+
 class Keeps:
     """The layouts of one plan, a forward's or a backward's, under any `Keeping`.
 
@@ -120,6 +150,7 @@ class Keeps:
         self.region_sizes = function_of([size for region in regions for size in (region.bytes, region.offset)],
                                         f"saved by the forward of {plan.name}")
         self.region_bytes = Sizes([region.bytes for region in regions], f"bytes saved by the forward of {plan.name}")
+        self.region_lasts = np.array([region.last for region in regions], np.int64)
         by_name = {b.name: b for b in plan.buffers}
         self.homes = homes = {name: by_name[name] for name in layout.placed}
         self.kept_buffers = [b for b in (forward or plan).buffers if b.home == "saved"]
@@ -146,9 +177,16 @@ class Keeps:
         # what lies in the arena where optional steps touch it: all of "again", and of "kept" what is dropped
         self.brought = {b.name: (i, "" if b.home == "again" else self.shown.get(i, ("-", 0))[0])
                         for i, b in enumerate(homes.values()) if b.home in ("again", "kept")}
+        # by place, which of the saved buffers it shows; -1: none, -2: one that is not dropped
+        self.brought_of = np.full(len(lives), -1, np.int64)
+        for i, shown in self.brought.values():
+            if shown:
+                self.brought_of[i] = self.numbers.get(shown, -2)
         # where Python has something to do anyway: there a phase of the upper block may end
         self.turns = [k for k, step in enumerate(plan.steps) if k > 0 and isinstance(step, MemoryStep)]
         self.others: tuple[Sizes, Lives] | None = None
+        # by saved buffer the chunk that it lies in, one more for those in none, and how many chunks there are
+        self.chunk_of: tuple[Sequence[Sequence[str]], np.ndarray, int] | None = None
         self.reads = self._reads()
         # the optional steps from the last on, with what they write and touch; none: a memory step
         self.repeats = [(number, None if isinstance(step, MemoryStep) else frozenset(w.buffer for w in written(step)),
@@ -159,9 +197,16 @@ class Keeps:
                         for step in (plan.steps[number],) if isinstance(step, ExternStep)
                         for window in step.outputs if window is not None and window.buffer not in self.made]
         self.known: dict[tuple[frozenset[str], bool], tuple[frozenset[int], frozenset[str]]] = {}
+        self.single: dict[str, _Again] = {}  # by value that is dropped
+        self.latest: tuple[Keeping, _Numbers] | None = None
+        self.freeing = frozenset(number for number, writes, _ in self.repeats if writes is None)
         last = {window.buffer: number for number, step in enumerate(plan.steps) for window in touched(step)}
         self.ends = {b.name: last.get(b.name, 0)
                      for b in (*(b for b in plan.buffers if b.home == "saved"), *self.outside)}
+        # of a forward, by saved buffer: where it is among what has a place, and the last step that touches it
+        own = [] if forward is not None else self.kept_buffers
+        self.saved_places = np.array([self.places_of[b.name] for b in own], np.int64)
+        self.saved_ends = np.array([self.ends[b.name] for b in own], np.int64)
 
     def _reads(self) -> dict[str, list[int]]:
         """The steps of a backward that touch each of the forward's saved buffers, in order."""
@@ -182,25 +227,58 @@ class Keeps:
         return self._repeated(keeping)[1]
 
     def _repeated(self, keeping: Keeping) -> tuple[frozenset[int], frozenset[str]]:
-        """Both; those of the last ones are at hand."""
+        """Both; those of the last ones are at hand. What several values take is what each of them takes."""
         key = keeping.dropped, keeping.apart
         known = self.known.get(key)
         if known is not None:
             return known
-        wanted = {one.buffer for one in self.plan.again if one.saved in keeping.dropped}
+        every = [self._single(name) for name in keeping.dropped]
+        runs = frozenset[int]().union(self.freeing if keeping.apart else (), *[one.runs for one in every])
+        if len(self.known) >= REMEMBERED:
+            self.known.clear()
+        result = self.known[key] = runs, frozenset[str]().union(*[one.used for one in every])
+        return result
+
+    def _single(self, name: str) -> _Again:
+        """What computes one value, if nothing else is dropped."""
+        known = self.single.get(name)
+        if known is not None:
+            return known
+        wanted = {one.buffer for one in self.plan.again if one.saved == name}
         found: list[int] = []
         used: set[str] = set()
         for number, writes, touches in self.repeats:
-            if writes is None:
-                if keeping.apart:
-                    found.append(number)
-            elif not writes.isdisjoint(wanted):
+            if writes is not None and not writes.isdisjoint(wanted):
                 found.append(number)
                 used |= touches
                 wanted |= touches & self.made
-        if len(self.known) >= REMEMBERED:
-            self.known.clear()
-        result = self.known[key] = frozenset(found), frozenset(used)
+        result = self.single[name] = _Again(
+            frozenset(found), frozenset(used), sum(1 << number for number in found),
+            sum(1 << self.brought[other][0] for other in used if other in self.brought),
+            1 << self.numbers[name] if name in self.numbers else 0)
+        return result
+
+    def numbers_of(self, keeping: Keeping) -> _Numbers:
+        """What is not in the kept block, and what computes it again. That of the last one is at hand."""
+        known = self.latest
+        if known is not None and known[0] is keeping:
+            return known[1]
+        steps = places = away = 0
+        for name in keeping.dropped:
+            one = self.single.get(name) or self._single(name)
+            steps |= one.steps
+            places |= one.places
+            away |= one.number
+        for move in keeping.moved:
+            away |= 1 << self.numbers[move.saved]
+        gone = np.zeros(len(self.numbers) + 2, bool)
+        gone[_positions(away)] = True
+        for move in keeping.moved:
+            gone[self.numbers[move.saved]] = move.saved in keeping.dropped
+        gone[-1] = True
+        found = _positions(places)
+        result = _Numbers(_positions(away), _positions(steps), found[gone[self.brought_of[found]]])
+        self.latest = keeping, result
         return result
 
     def spilled(self, keeping: Keeping) -> list[tuple[Size, int]]:
@@ -227,39 +305,43 @@ class Keeps:
             starts.append(-(-border // PAGE) * PAGE if keeping.apart else border)
         return places, starts
 
-    def starts(self, sizes: np.ndarray, away: frozenset[str]) -> list[int]:
-        """Where chunks of the kept block begin, and its end, as `kept` has them."""
+    def starts(self, sizes: np.ndarray, away: np.ndarray) -> list[int]:
+        """Where chunks of the kept block begin, and its end, as `kept` has them, without the saved buffers `away`."""
+        if self.chunk_of is None or self.chunk_of[0] is not self.chunks:
+            chunks = self.chunks or [tuple(self.numbers)]
+            found = np.full(len(self.numbers), len(chunks), np.int64)
+            for chunk, names in enumerate(chunks):
+                found[[self.numbers[name] for name in names]] = chunk
+            self.chunk_of = self.chunks, found, len(chunks)
+        _, chunk_of, count = self.chunk_of
         there = sizes.copy()
-        there[[self.numbers[name] for name in away if name in self.numbers]] = 0
-        totals = there.tolist()
-        starts = [0]
-        for chunk in self.chunks or [tuple(self.numbers)]:
-            border = starts[-1] + sum([totals[self.numbers[name]] for name in chunk])
-            starts.append(-(-border // PAGE) * PAGE)
-        return starts
+        there[away] = 0
+        totals = np.zeros(count + 1, np.int64)
+        np.add.at(totals, chunk_of, there)
+        return [0, *np.cumsum(-(-totals[:count] // PAGE) * PAGE).tolist()]
 
     def places(self, sizes: np.ndarray, values: Mapping[str, int], keeping: Keeping) -> Places:
         """The layout of a forward that does not keep everything, or not in one piece, or of its backward, but for the
         offsets (`complete`). sizes: of the buffers that have a place."""
         padded = -(-sizes // 64) * 64
         lives = self.life_table.copy()
-        dropped = keeping.dropped
+        numbers = self.numbers_of(keeping)
         moving = [*self.moving]
         if self.forward is None:
             bytes_ = padded[self.saved]
-            ends = {**{name: self.ends[name] for name in dropped}, **{one.saved: one.gone for one in keeping.moved}}
-            away = sorted(self.places_of[name] for name in ends if name in self.places_of)
-            moving += away
-            lives[away, 1] = [ends[self.layout.placed[i]] for i in away]
+            away = self.saved_places[numbers.away]
+            lives[away, 1] = self.saved_ends[numbers.away]
+            for one in keeping.moved:
+                lives[self.saved_places[self.numbers[one.saved]], 1] = one.gone
+            moving += np.sort(away).tolist()
             firsts, lasts = lives[self.saved].T
         else:
             bytes_ = -(-self.region_bytes(values) // 64) * 64
-            found = [self.brought[name] for name in self.used(keeping) if name in self.brought]
-            moving += sorted(i for i, shown in found if not shown or shown in dropped)
-            firsts, lasts = np.zeros(len(bytes_), np.int64), np.array([one.last for one in self.regions], np.int64)
+            moving += numbers.places.tolist()
+            firsts, lasts = np.zeros(len(bytes_), np.int64), self.region_lasts
         back = keeping.moved if self.forward is not None else ()
         if keeping.apart:  # nothing else lies in the chunks
-            starts = self.starts(bytes_, keeping.away)
+            starts = self.starts(bytes_, numbers.away)
             fixed = np.array([[starts[-1], 0, len(self.plan.steps), 0]], np.int64)
         else:
             places, starts = self.kept(bytes_.tolist(), keeping)
@@ -279,11 +361,10 @@ class Keeps:
         layout = Places([], border, max(top, border), bound, starts=starts if keeping.apart else [], moving=moving,
                         placed=placed)
         if keeping.apart and self.forward is not None:
-            self._in_phases(layout, items, len(back), values, keeping)
+            self._in_phases(layout, items, len(back), values)
         return layout
 
-    def _in_phases(self, found: Places, items: np.ndarray, back: int, values: Mapping[str, int],
-                   keeping: Keeping) -> None:
+    def _in_phases(self, found: Places, items: np.ndarray, back: int, values: Mapping[str, int]) -> None:
         """Puts a backward's upper block in phases where its fullest step is less full then. items: the chunks, then
         what moves, the last `back` of it brought back."""
         end = len(self.plan.steps)
@@ -291,8 +372,7 @@ class Keeps:
         size, first, last = items[1:, 0], items[1:, 1], items[1:, 2]
         live = found.border + Lives(items[1:, 1:3], end).curve(size)[:end + 1]
         across = Lives(np.stack((first + 1, last), axis=1), end).curve(size)
-        runs = self.runs(keeping)
-        turns = np.array([k for k in self.turns if k not in self.optional or k in runs], np.int64)
+        turns = np.array(self.turns, np.int64)
         least = WORTH * (int(rest.max()) + found.top)
         phases = [0, end + 1]
         while len(phases) <= PHASES:

@@ -201,29 +201,43 @@ class Ladder:
         self.rungs: dict[int, Rung] = {}
 
     def __iter__(self) -> Iterator[Rung]:
-        return self.below(sys.maxsize)
+        number = self.next(0, sys.maxsize)
+        while number >= 0:
+            yield self.rung(number)
+            number = self.next(number + 1, sys.maxsize)
 
-    def below(self, bytes_: int) -> Iterator[Rung]:
-        """The rungs that may need at most so many bytes."""
-        number = 0
-        while True:
-            with self.lock:
-                while number == len(self.found) or self.found[number][0] > bytes_:
-                    if number < len(self.found):
-                        number += 1
-                    elif not self._climb(bytes_):
-                        return
-                if number not in self.rungs:
-                    _, climb, at = self.found[number]
-                    self.rungs[number] = climb.rung(at)
-                rung = self.rungs[number]
-            yield rung
-            number += 1
+    def next(self, number: int, bytes_: int) -> int:
+        """The first rung from `number` on that may need at most so many bytes; -1: there is none."""
+        with self.lock:
+            while True:
+                while number < len(self.found):
+                    if self.found[number][0] <= bytes_:
+                        return number
+                    number += 1
+                if not self._climb(bytes_):
+                    return -1
 
-    def upwards(self) -> Iterator[tuple[int, Rung]]:
-        """All rungs from the last to the first, each with the least bytes that it may need."""
-        rungs = list(self)
-        yield from reversed([(found[0], rung) for found, rung in zip(self.found, rungs, strict=True)])
+    def rung(self, number: int) -> Rung:
+        """A rung that `next` has found."""
+        with self.lock:
+            if number not in self.rungs:
+                _, climb, at = self.found[number]
+                self.rungs[number] = climb.rung(at)
+            return self.rungs[number]
+
+    def bound(self, number: int) -> int:
+        """The least bytes that it may need."""
+        return self.found[number][0]
+
+    def cost(self, number: int) -> float:
+        """The seconds that it takes, as `Rung` has them."""
+        _, climb, at = self.found[number]
+        return climb.seconds(at)
+
+    def upwards(self) -> Iterator[int]:
+        """All rungs from the last to the first."""
+        self.next(0, -1)
+        return reversed(range(len(self.found)))
 
     def _climb(self, bytes_: int) -> bool:
         """Climbs on, up to a rung that may need at most so many bytes; whether there may be more."""
@@ -235,10 +249,10 @@ class Ladder:
         lives = climb.climb(bytes_)
         # below what usual speeds come to, measured ones choose nothing: so the last rung does not depend on them
         floor = min((other.climb(-1)[-1] for other in self.climbs[1:] if self.done == 0), default=-1)
-        for number in range(self.read, len(lives)):
+        for number, bound in enumerate(climb.bounds(self.read, len(lives)), self.read):
             if floor < lives[number] < self.lowest:
                 self.lowest = lives[number]
-                self.found.append((climb.bound(number), climb, number))
+                self.found.append((bound, climb, number))
         self.read = len(lives)
         if climb.done:
             self.done, self.read = self.done + 1, 0

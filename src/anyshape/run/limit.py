@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 REMEMBERED = 512  # ladders and needs, of the shapes met last
 UNLIMITED = sys.maxsize
 APART = Keeping(apart=True)
+OFTEN = 0.99  # of the room, what the bound of a rung comes to that mostly fits
+CHEAPER = 0.97  # of what a rung that fits takes, what one before it takes that is laid out in any case
+CLEARLY = 1.001  # of the room, more than what a rung needs by estimate that is not laid out
 NAMED = 4  # values that an error names
 
 
@@ -197,12 +200,40 @@ class Limit:
         if self.needed(values, EVERYTHING) <= room:
             return EVERYTHING
         ladder = self.ladder(values, full is None)
-        for rung in () if ladder is None else ladder.below(room):
-            if self.needed(values, rung.keeping) <= room:
-                return rung.keeping
+        rung = None if ladder is None else self._fits(ladder, values, room)
+        if rung is not None:
+            return rung.keeping
         if given is None and self.total < UNLIMITED:
             room = min(room, self.room())  # what is alive by now counts in what is named
         raise self._error(values, room, full, freed)
+
+    def _fits(self, ladder: Ladder, values: dict[str, int], room: int) -> Rung | None:
+        """The first rung that fits into `room` bytes, or one that takes hardly more to compute again; None: none fits.
+
+        A layout needs some more than the ladder's bound, and of rungs that follow each other about as much. So a rung
+        is laid out first that mostly fits, and then others that may by what the last one needed more: on from it until
+        one fits, and then those before that, and any that is clearly cheaper."""
+        first = ladder.next(0, room)
+        number = max(first, ladder.next(first, int(OFTEN * room))) if first >= 0 else -1
+        while number >= 0:
+            need = self.needed(values, ladder.rung(number).keeping)
+            if need <= room:
+                break
+            number = ladder.next(number + 1, room - (need - ladder.bound(number)))
+        else:
+            while first >= 0:  # near the least that works, nothing is left out
+                if self.needed(values, ladder.rung(first).keeping) <= room:
+                    return ladder.rung(first)
+                first = ladder.next(first + 1, room)
+            return None
+        more, cheap = need - ladder.bound(number), CHEAPER * ladder.cost(number)
+        for before in range(first, number):
+            may_need = ladder.bound(before)
+            if may_need <= room and (may_need + more <= CLEARLY * room or ladder.cost(before) < cheap):
+                rung = ladder.rung(before)
+                if self.needed(values, rung.keeping) <= room:
+                    return rung
+        return ladder.rung(number)
 
     def least(self, values: dict[str, int], moving: bool = True) -> int:
         """The smallest limit that works at these sizes; `moving`: with values moved out, if there is a store."""
@@ -212,11 +243,12 @@ class Limit:
         """What needs least of all that the ladder offers: mostly its last rung."""
         ladder = self.ladder(values, moving)
         found, least = EVERYTHING, sys.maxsize
-        for may_need, rung in () if ladder is None else ladder.upwards():
-            if may_need < least:
-                need = self.needed(values, rung.keeping)
+        for number in () if ladder is None else ladder.upwards():
+            if ladder is not None and ladder.bound(number) < least:
+                keeping = ladder.rung(number).keeping
+                need = self.needed(values, keeping)
                 if need < least:
-                    found, least = rung.keeping, need
+                    found, least = keeping, need
         return found
 
     def needed(self, values: dict[str, int], keeping: Keeping) -> int:
@@ -243,19 +275,19 @@ class Limit:
     def _needed(self, values: dict[str, int], keeping: Keeping, threads: int) -> tuple[int, int]:
         maker = self.program.maker
         blocks = self.sizing.at(values, keeping)
-        ends = {name: maker.keeps.ends[name] for name in keeping.dropped}
         kept = whole(blocks.kept) if blocks.room < 0 else 0
         temporary = whole(blocks.temporary + blocks.scratch * threads)
-        found = kept + temporary + self.sizing.held.most(values, ends)
+        found = kept + temporary + self.sizing.held.most(values, keeping.dropped, maker.keeps.ends)
         if self.backward is None or self.ladders is None or self.later_sizing is None:
             return found, 0
         later = self.backward.maker
         values = self.later(values)
         blocks = self.later_sizing.at(values, keeping)
         end = len(later.plan.steps)
-        used = later.keeps.used(keeping)
         there = self.sizes(values)
-        there[[i for i, name in self.only if name not in used]] = 0
+        if self.only:
+            used = later.keeps.used(keeping)
+            there[[i for i, name in self.only if name not in used]] = 0
         curve = self.elsewhere.curve(there)
         begins = later.keeps.begins
         lives = [(evaluate(b.bytes, values), begins[b.name] if b.name in keeping.dropped else 0, last)

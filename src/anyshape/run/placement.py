@@ -44,11 +44,13 @@ Weight = Callable[[np.ndarray], np.ndarray]  # items -> their positions in the o
 
 
 def _size(items: np.ndarray) -> np.ndarray:
-    return np.lexsort((items[:, 1] - items[:, 2], -items[:, 0]))
+    lasting = items[:, 2] - items[:, 1]
+    # one number for both; bytes and steps together are far below a word
+    return np.argsort(-items[:, 0] * (int(np.abs(lasting).max(initial=0)) * 2 + 1) - lasting, kind="stable")
 
 
 def _area(items: np.ndarray) -> np.ndarray:
-    return np.lexsort((-items[:, 0] * (items[:, 2] - items[:, 1] + 1),))
+    return np.argsort(-items[:, 0] * (items[:, 2] - items[:, 1] + 1), kind="stable")
 
 
 def _about(items: np.ndarray) -> np.ndarray:
@@ -69,7 +71,7 @@ def _birth(items: np.ndarray) -> np.ndarray:
     return np.lexsort((-items[:, 0], items[:, 1]))
 
 
-class _Greedy:
+class Greedy:
     """Greedy placement by the host's routine `place`; the first `fixed` items have their offsets already."""
 
     def __init__(self, context: Context, items: np.ndarray, fixed: int, wall: int) -> None:
@@ -78,9 +80,21 @@ class _Greedy:
         self.fixed = fixed
         self.wall = wall
         self.columns = np.ascontiguousarray(items.T)
-        self.room = np.empty(len(items), np.int64)
+        self.room = np.empty(2 * len(items), np.int64)
         address, step = self.columns.ctypes.data, 8 * len(items)
         self.addresses = [address, address + step, address + 2 * step]
+        self.starts, self.near = self._neighbours()
+
+    def _neighbours(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which items are alive together, as the host's routine lists it; empty: too many are."""
+        count = len(self.items)
+        order = np.argsort(self.columns[1], kind="stable")
+        starts = np.empty(count + 1, np.int64)
+        given = count, self.fixed, order.ctypes.data, self.addresses[1], self.addresses[2], starts.ctypes.data
+        near = np.empty(self.context.neighbours(*given, None), np.int64)
+        if len(near):
+            self.context.neighbours(*given, near.ctypes.data)
+        return starts, near
 
     def order(self, weight: Weight) -> np.ndarray:
         """The items that are not fixed, in an order."""
@@ -93,14 +107,15 @@ class _Greedy:
         order = np.concatenate((np.arange(self.fixed), moving))
         offsets = self.columns[3].copy()
         top = self.context.place(count, self.fixed, order.ctypes.data, *self.addresses, offsets.ctypes.data,
-                                 self.room.ctypes.data, self.wall, lowest, ceiling // 64 * 64)
+                                 self.room.ctypes.data, self.wall, lowest, ceiling // 64 * 64,
+                                 self.starts.ctypes.data, self.near.ctypes.data if len(self.near) else None)
         return top, offsets[self.fixed:]
 
 
 def best(context: Context, items: Sequence[Item] | np.ndarray, fixed: int, wall: int, bound: int,
          top: int) -> tuple[int, list[int]]:
     """The lowest top of some ways to place the items from `fixed` on, and their offsets; none below `top`."""
-    place = _Greedy(context, np.asarray(items, np.int64).reshape(-1, 4), fixed, wall)
+    place = Greedy(context, np.asarray(items, np.int64).reshape(-1, 4), fixed, wall)
     least = np.zeros(0, np.int64)
     for weight, lowest, ceiling in ((_size, False, 0), (_area, False, 0), (_about, False, bound),
                                     (_between, False, bound), (_birth, False, 0), (_birth, True, 0),
@@ -114,7 +129,7 @@ def best(context: Context, items: Sequence[Item] | np.ndarray, fixed: int, wall:
     return top, least.tolist()
 
 
-def _repaired(place: _Greedy, bound: int, top: int, least: np.ndarray) -> tuple[int, np.ndarray]:
+def _repaired(place: Greedy, bound: int, top: int, least: np.ndarray) -> tuple[int, np.ndarray]:
     """The same, or better: what lies at the top comes first, again and again."""
     fixed, sizes = place.fixed, place.columns[0]
     for first, lowest in ((_size, False), (_size, True), (_area, False), (_birth, True)):
