@@ -33,7 +33,7 @@ from anyshape.plan.hold import hold_less
 from anyshape.plan.judge import judge
 from anyshape.plan.order import reorder
 from anyshape.plan.plan import CopyStep, KernelStep, Plan
-from anyshape.plan.receive import received
+from anyshape.plan.receive import late, received
 from anyshape.plan.rooms import share
 from anyshape.plan.segments import Segment, again_graph, segments
 from anyshape.plan.show import show as show_plan
@@ -117,8 +117,10 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     clock.mark("build")
 
     before = forward.plan if forward is not None else None
-    plan = dataclasses.replace(received(assemble(graph, fusion, store, regimes)), nonnegative=nonnegative,
-                               whole=whole and forward is None)
+    assembled = assemble(graph, fusion, store, regimes)
+    plan = late(assembled)
+    fusion = _with_items(fusion, assembled, plan)
+    plan = dataclasses.replace(received(plan), nonnegative=nonnegative, whole=whole and forward is None)
     if pipeline.ORDER not in config.disabled():
         plan, fusion = _reordered(plan, fusion, before)
     plan = together(plan if pipeline.ROOMS in config.disabled() else share(plan, before),
@@ -209,12 +211,17 @@ def _spent(plan: Plan, graph: Graph, parts: tuple[Segment, ...], stored: frozens
 def _reordered(plan: Plan, fusion: Fusion, before: Plan | None) -> tuple[Plan, Fusion]:
     """The assembled `plan` with its steps in a better order, if there is one, and the items that they stand for."""
     other = reorder(plan, before)
+    return other, _with_items(fusion, plan, other)
+
+
+def _with_items(fusion: Fusion, plan: Plan, other: Plan) -> Fusion:
+    """The items that the steps of `other` stand for, which is `plan` with the steps in another order."""
     if other is plan:
-        return plan, fusion
+        return fusion
     # each item is one step, beside copies that it may need
     own = [step for step in plan.steps if not isinstance(step, CopyStep)]
     item = {id(step): item for step, item in zip(own, fusion.items, strict=True)}
-    return other, dataclasses.replace(fusion, items=tuple(item[id(step)] for step in other.steps if id(step) in item))
+    return dataclasses.replace(fusion, items=tuple(item[id(step)] for step in other.steps if id(step) in item))
 
 
 def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:

@@ -32,7 +32,15 @@ class InputError(AnyShapeError):
 
 
 class LimitError(AnyShapeError, MemoryError):
-    """A call cannot be done within the limit in bytes that was set; nothing of it has run."""
+    """A call cannot be done within the limit in bytes that was set; nothing of it has run.
+
+    Args:
+        least: the smallest limit that works; 0: not known. The others: as in AnyShapeError.
+    """
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", do: str = "", least: int = 0) -> None:
+        super().__init__(what, where=where, why=why, do=do)
+        self.least = least
 
 
 class StoreError(AnyShapeError):

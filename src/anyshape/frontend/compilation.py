@@ -149,11 +149,11 @@ class Compilation:
             self.captures.append(Capture(*self.tracing, sizes))
             return self.graphs - 1
 
-    def next_update(self, number: int) -> int:
+    def next_update(self, number: int, reason: str) -> int:
         """The number of another update behind the captured graph `number`, as of a captured graph of its own."""
         with self.lock:
             self.graphs += 1
-            self.captures.append(replace(self.captures[number], reason="another update behind the same trace"))
+            self.captures.append(replace(self.captures[number], reason=reason))
             return self.graphs - 1
 
     def register(self, program: Any) -> None:

@@ -6,7 +6,6 @@ works; `anyshape.compile` binds a `Compilation` to the same function.
 from __future__ import annotations
 
 import functools
-import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -181,14 +180,17 @@ def _traced_step(compilation: Compilation, number: int, gm: GraphModule) -> Boxe
     """The programs of a train step, which are compiled when they are first called; None for other graphs."""
     if compilation.step is None:
         return None
-    numbers = itertools.chain((number,), iter(lambda: compilation.next_update(number), None))
-    return StepProgram(gm, compilation.step, functools.partial(_compile_step, compilation, numbers),
+    return StepProgram(gm, compilation.step, functools.partial(_compile_step, compilation, number, iter((number,))),
                        torch_api.static_inputs())
 
 
-def _compile_step(compilation: Compilation, numbers: Iterator[int], gm: GraphModule, static: tuple[int, ...]) -> Boxed:
-    """A train step as a forward and a backward with its update, or as one program where it is not cut."""
-    number = next(numbers)
+def _compile_step(compilation: Compilation, traced: int, first: Iterator[int], gm: GraphModule,
+                  static: tuple[int, ...], reason: str) -> Boxed:
+    """A train step as a forward and a backward with its update, or as one program where it is not cut. traced: the
+    number of its trace, which is that of the `first` program; reason: of another one."""
+    number = next(first, None)
+    if number is None:
+        number = compilation.next_update(traced, reason)
     halves = step_halves(gm, static)
     if halves is None:
         expanded(gm)

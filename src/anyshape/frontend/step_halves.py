@@ -49,6 +49,10 @@ class StepHalves:
     outputs: tuple[int, ...]
     literals: tuple[Any, ...]
 
+    def forward_given(self, inputs: Sequence[Any]) -> list[Any]:
+        """Of the whole's inputs, what the forward takes."""
+        return [inputs[i] for i in self.forward_inputs]
+
 
 class HalvesProgram:
     """Both programs of a step, one after the other. Called with one list of inputs, which it empties."""
@@ -63,7 +67,7 @@ class HalvesProgram:
     def __call__(self, inputs: list[Any]) -> list[Any]:
         halves = self.halves
         later = [inputs[i] for i in halves.backward_inputs]
-        first = [inputs[i] for i in halves.forward_inputs]
+        first = halves.forward_given(inputs)
         inputs.clear()
         found = list(self.forward(first))
         if halves.layout is not None:

@@ -7,6 +7,7 @@ Nothing is changed before all is computed. Run as it is, the values are copied; 
 """
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -70,6 +71,7 @@ class StepUpdate:
         scale: what the loss is multiplied with (torch.amp); None without.
         parts: batches whose gradients make one step.
         is_clipped: the gradients' norm is limited.
+        norm, finite: as in `Changes`, where they are known before there are gradients (frontend/step_program.py).
     """
     rule: int
     weights: tuple[Weight, ...]
@@ -80,12 +82,20 @@ class StepUpdate:
     scale: Tensor | None = None
     parts: int = 1
     is_clipped: bool = False
+    norm: Tensor | None = None
+    finite: Tensor | None = None
+
+    def knowing(self) -> StepUpdate:
+        """The same update behind what it needs to know of all gradients, which is to be filled in."""
+        dtype = functools.reduce(torch.promote_types, (one.weight.dtype for one in self.weights), torch.float32)
+        return replace(self, norm=torch.zeros((), dtype=dtype) if self.is_clipped else None,
+                       finite=None if self.scale is None else torch.zeros((), dtype=torch.bool))
 
     # ---- as data, for a trace
 
     def tensors(self) -> list[Tensor]:
         """All that it reads or changes, in an order that depends on its kind alone."""
-        found: list[Tensor | None] = [self.steps, self.uses, self.most, self.part, self.scale]
+        found: list[Tensor | None] = [self.steps, self.uses, self.most, self.part, self.scale, self.norm, self.finite]
         for one in self.weights:
             found += [one.weight, *one.states.values(), one.numbers, one.gathered, one.average]
         return [tensor for tensor in found if tensor is not None]
@@ -94,19 +104,21 @@ class StepUpdate:
         """The same update of other tensors, in the order of `tensors`."""
         given: Iterator[Tensor] = iter(tensors)
         steps, uses, most, part = (next(given) for _ in range(4))
-        scale = None if self.scale is None else next(given)
+        scale, norm, finite = (None if one is None else next(given) for one in (self.scale, self.norm, self.finite))
         weights = tuple(replace(
             one, weight=next(given), states={name: next(given) for name in one.states}, numbers=next(given),
             gathered=None if one.gathered is None else next(given),
             average=None if one.average is None else next(given)) for one in self.weights)
-        return replace(self, steps=steps, uses=uses, most=most, part=part, scale=scale, weights=weights)
+        return replace(self, steps=steps, uses=uses, most=most, part=part, scale=scale, norm=norm, finite=finite,
+                       weights=weights)
 
     def kind(self, is_last: bool) -> Any:
         """What a program of it depends on, or, unless `is_last`, one that gathers; it can be compared and hashed."""
         weights = tuple((repr(one.choices) if is_last else "", tuple(one.states), one.gathered is None,
                          one.average is None) for one in self.weights)
         kinds = tuple((one.dtype, one.shape, one.stride()) for one in self.tensors())
-        return self.rule, self.parts, self.is_clipped, self.scale is None, weights, kinds
+        known = self.norm is None, self.finite is None
+        return self.rule, self.parts, self.is_clipped, self.scale is None, known, weights, kinds
 
     # ---- what it does
 
@@ -119,10 +131,8 @@ class StepUpdate:
 
     def updates(self, gradients: Sequence[Tensor | None]) -> Changes:
         """Weights and states change by `gradients` and those gathered."""
-        total = [self._total(one, gradient) for one, gradient in zip(self.weights, gradients, strict=True)]
-        there = [gradient for gradient in total if gradient is not None]
-        finite = None if self.scale is None else _largest(there).isfinite()
-        norm = _norm(there) if self.is_clipped else None
+        total = self._totals(gradients)
+        norm, finite = (self.norm, self.finite) if self.is_known else self._seen(total)
         factor = None if norm is None else (self.most.to(norm.dtype) / (norm + 1e-6)).clamp(max=1.0)
         used = self._uses(gradients) > 0
         found: list[tuple[Tensor, Tensor]] = []
@@ -136,12 +146,36 @@ class StepUpdate:
             clipped = gradient if factor is None else gradient * factor.to(gradient.dtype)
             found += self._update_one(one, clipped, when, finite)
         steps = self.steps + (used if finite is None else used & finite)
-        return Changes([*found, (self.steps, steps), (self.uses, torch.zeros_like(self.uses))], norm, finite)
+        found += [(self.steps, steps), (self.uses, torch.zeros_like(self.uses))]
+        return Changes(found) if self.is_known else Changes(found, norm, finite)
+
+    def measures(self, gradients: Sequence[Tensor | None]) -> Changes:
+        """Nothing changes: what an update needs to know of all `gradients` and those gathered."""
+        return Changes([], *self._seen(self._totals(gradients)))
+
+    @property
+    def waits(self) -> bool:
+        """No weight is updated before all gradients have been seen."""
+        return self.is_clipped or self.scale is not None
+
+    @property
+    def is_known(self) -> bool:
+        """What an update needs to know of all gradients is there before them."""
+        return self.norm is not None or self.finite is not None
+
+    def _seen(self, total: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
+        """The norm of gradients, if it is limited, and whether all are numbers, if the loss is scaled."""
+        there = [gradient for gradient in total if gradient is not None]
+        return (_norm(there) if self.is_clipped else None,
+                None if self.scale is None else _largest(there).isfinite())
 
     def _uses(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Per weight, the batches of this step that had a gradient for it."""
         runs = [(there, len(list(run))) for there, run in itertools.groupby(one is not None for one in gradients)]
         return self.uses + torch.cat([self.uses.new_full((count,), float(there)) for there, count in runs])
+
+    def _totals(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        return [self._total(one, gradient) for one, gradient in zip(self.weights, gradients, strict=True)]
 
     def _total(self, one: Weight, gradient: Tensor | None) -> Tensor | None:
         """The gradient of the whole step, in the dtype that the rule computes in."""

@@ -3,7 +3,8 @@
     a = exp(x)   [kernel]      b = neg(x)   [kernel]      -->      a, b   [one kernel; x is read once]
 
 Pairs are tried by the bytes that they share, most first. Two are left apart where a library's step that reads the one
-comes before a step that the other waits for: its operand would lie in memory all that time.
+comes before a step that the other waits for: its operand would lie in memory all that time. So are two that share a
+number or two, where what the one alone reads would have to wait for the other (gradients, and one factor for all).
 """
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from anyshape.kernel.group import NotLowerable
 from anyshape.sym.expr import Size
 
 MOST_READERS = 16  # of one value, of which all pairs are looked at
+LINE = 64  # bytes that both read, up to which it is nothing to read them twice
+SMALL = 16384  # bytes that may wait for nothing but one kernel less
 
 
 def merge_siblings(drafts: Drafts, limit: int) -> None:
@@ -20,7 +23,7 @@ def merge_siblings(drafts: Drafts, limit: int) -> None:
     owner = list(range(len(drafts.groups)))
     for (first, second), saved in sorted(_shared(drafts).items(), key=lambda item: (-item[1], item[0])):
         first, second = _find(owner, first), _find(owner, second)
-        if first != second and saved and _merge(drafts, first, second, limit):
+        if first != second and saved and _merge(drafts, first, second, limit, saved):
             owner[second] = first
 
 
@@ -42,8 +45,9 @@ def _shared(drafts: Drafts) -> dict[tuple[int, int], int]:
     return shared
 
 
-def _merge(drafts: Drafts, a: int, b: int, limit: int) -> bool:
-    """Make groups `a` and `b` one, if no third kernel must run between them and the result can be lowered."""
+def _merge(drafts: Drafts, a: int, b: int, limit: int, saved: int) -> bool:
+    """Make groups `a` and `b` one, which saves so many bytes, if no third kernel must run between them and the result
+    can be lowered."""
     first, second = drafts.groups[a], drafts.groups[b]
     merged = Draft({**first.nodes, **second.nodes}, {**first.roots, **second.roots}, first.dims,
                    first.reductions + second.reductions)
@@ -56,6 +60,8 @@ def _merge(drafts: Drafts, a: int, b: int, limit: int) -> bool:
     if first.by_strips and any(value.tensor.count == first.points for value in merged.roots.values()):
         return False
     if drafts.leads_to(a, b) or drafts.leads_to(b, a) or _delays(drafts, first, second):
+        return False
+    if saved <= LINE and max(_held(drafts, a, b), _held(drafts, b, a)) > SMALL:
         return False
     try:
         lowered = drafts.lowered(merged)
@@ -71,6 +77,17 @@ def _delays(drafts: Drafts, first: Draft, second: Draft) -> bool:
     """Would a step outside of all groups that reads what one of the two stores have to wait for one that makes what the
     other reads, and that comes later?"""
     return any(_reader(drafts, one) < _maker(drafts, other) for one, other in ((first, second), (second, first)))
+
+
+def _held(drafts: Drafts, a: int, b: int) -> int:
+    """Bytes, at the hints' sizes, that only group `a` reads and that would have to wait for a step outside of all
+    groups that group `b` waits for."""
+    draft = drafts.groups[a]
+    if _maker(drafts, draft) >= _maker(drafts, drafts.groups[b]):
+        return 0
+    return sum(drafts.bytes(name) for name in dict.fromkeys(drafts.kernel(draft).lowered.values)
+               if name in drafts.producers and name not in draft.roots
+               and all(drafts.holders(position) == [a] for position in drafts.uses(name)))
 
 
 def _reader(drafts: Drafts, draft: Draft) -> int:

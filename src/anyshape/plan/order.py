@@ -15,7 +15,6 @@ kernels that check indices; what writes an input stays behind those. Products th
 """
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from anyshape.plan.again import written
@@ -23,7 +22,7 @@ from anyshape.plan.alloc import kept_regions, tape_entry
 from anyshape.plan.hold import owned_elsewhere
 from anyshape.plan.inplace import pairs
 from anyshape.plan.plan import Buffer, ExternStep, KernelStep, Plan, Step, Window, touched
-from anyshape.plan.receive import early
+from anyshape.plan.receive import early, permuted
 from anyshape.plan.rooms import share
 from anyshape.plan.search import Problem, search
 from anyshape.plan.together import kernels_from, together
@@ -73,24 +72,6 @@ def _is_better(other: Plan, plan: Plan, forward: Plan | None, worth: float) -> b
     least = [sum(max(map(hint, curve), default=0) for curve in curves) for curves in (before, after)]
     return least[1] <= least[0] * worth and all(
         no_more(a, b, plan.facts) for a, b in zip(after, before, strict=True))
-
-
-def permuted(plan: Plan, order: Sequence[int]) -> Plan:
-    """`plan` (not allocated) with its steps in that order, and lives as follow from it."""
-    place = {step: k for k, step in enumerate(order)}
-    end = len(plan.steps)
-    uses: dict[str, list[int]] = {}
-    for position, step in enumerate(plan.steps):
-        for window in touched(step):
-            uses.setdefault(window.buffer, []).append(place[position])
-    buffers = []
-    for buffer in plan.buffers:
-        found = uses.get(buffer.name)
-        if found:
-            first = 0 if buffer.home in ("input", "tape") else min(found)
-            buffer = dataclasses.replace(buffer, first=first, last=end if buffer.last == end else max(found))
-        buffers.append(buffer)
-    return dataclasses.replace(plan, steps=tuple(plan.steps[k] for k in order), buffers=tuple(buffers))
 
 
 def _units(plan: Plan) -> list[list[int]]:

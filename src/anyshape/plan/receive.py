@@ -15,14 +15,41 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 from anyshape.plan.again import written
 from anyshape.plan.merge import merged
 from anyshape.plan.plan import CopyStep, KernelStep, LibraryStep, Plan, Step, Window, touched
 
 
+def late(plan: Plan) -> Plan:
+    """`plan` (as `assemble` makes it) with steps that make only what the copies at its end put into inputs right before
+    these: behind all that reads the inputs as they were. Where they can come earlier, `early` sees to it."""
+    steps = plan.steps
+    inputs = {b.name for b in plan.buffers if b.home == "input"}
+    end = len(steps)
+    for step in reversed(steps):
+        if not isinstance(step, CopyStep) or step.target.buffer not in inputs:
+            break
+        end -= 1
+    sources = {window.buffer for step in steps[end:] for window in touched(step)} - inputs
+    last = {window.buffer: k for k, step in enumerate(steps[:end]) for window in written(step)}
+    uses = Counter(name for step in steps[:end] for name in {window.buffer for window in touched(step)})
+    kept = {entry.buffer for entry in (*plan.outputs, *plan.saved) if isinstance(entry, Window)}
+    # read nowhere else, or handed on inside of one step
+    free = {name for name, count in uses.items() if count == 1 and name not in kept}
+    moved = [k for k, step in enumerate(steps[:end])
+             if isinstance(step, (KernelStep, LibraryStep)) and {w.buffer for w in written(step)} <= free
+             and not sources.isdisjoint(w.buffer for w in written(step))
+             and all(last.get(w.buffer, k) <= k for w in touched(step)) and not _refuses(step)]
+    if not moved:
+        return plan
+    order = [k for k in range(end) if k not in set(moved)]
+    return permuted(plan, [*order, *moved, *range(end, len(steps))])
+
+
 def received(plan: Plan) -> Plan:
-    """`plan` (as `assemble` makes it) with such values made in the inputs."""
+    """`plan` (as `late` gives it) with such values made in the inputs."""
     names = _names(plan)
     if not names:
         return plan
@@ -30,6 +57,11 @@ def received(plan: Plan) -> Plan:
               and names.get(step.source.buffer) == step.target.buffer}
     plan = merged(plan, names)
     return without(plan, copies)
+
+
+def _refuses(step: Step) -> bool:
+    """May the step refuse the call, for an index that is wrong?"""
+    return isinstance(step, KernelStep) and any(window.buffer == "status" for window in step.params)
 
 
 def without(plan: Plan, left_out: set[int]) -> Plan:
@@ -53,7 +85,7 @@ def _names(plan: Plan) -> dict[str, str]:
             made.setdefault(window.buffer, k)
         for window in touched(step):
             last[window.buffer] = k
-        if isinstance(step, KernelStep) and any(window.buffer == "status" for window in step.params):
+        if _refuses(step):
             refuses = k
     names: dict[str, str] = {}
     targets = [step.target.buffer for step in plan.steps if isinstance(step, CopyStep)]
@@ -88,6 +120,24 @@ def _fits(maker: Step, source: Window, target: Window) -> bool:
              if _is_same(maker.params[a], maker.params[b])}
     reads = sum(window.buffer == target.buffer for window in maker.params)
     return reads == 1 and (target.buffer, source.buffer) in pairs
+
+
+def permuted(plan: Plan, order: Sequence[int]) -> Plan:
+    """`plan` (not allocated) with its steps in that order, and lives as follow from it."""
+    place = {step: k for k, step in enumerate(order)}
+    end = len(plan.steps)
+    uses: dict[str, list[int]] = {}
+    for position, step in enumerate(plan.steps):
+        for window in touched(step):
+            uses.setdefault(window.buffer, []).append(place[position])
+    buffers = []
+    for buffer in plan.buffers:
+        found = uses.get(buffer.name)
+        if found:
+            first = 0 if buffer.home in ("input", "tape") else min(found)
+            buffer = dataclasses.replace(buffer, first=first, last=end if buffer.last == end else max(found))
+        buffers.append(buffer)
+    return dataclasses.replace(plan, steps=tuple(plan.steps[k] for k in order), buffers=tuple(buffers))
 
 
 def early(plan: Plan, dependencies: list[set[int]]) -> list[int]:

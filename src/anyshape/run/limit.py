@@ -352,7 +352,8 @@ class Limit:
             f"{self.program.name} cannot run within {mega(bytes_)} at {shape}",
             why=f"it needs {mega(least)} at least, with all {moved}computed again that can be{others}; at its fullest "
                 f"step there are {largest}{nowhere}",
-            do=f"set {name} to {least + taken} ({mega(least + taken)}) or more, or call with smaller sizes")
+            do=f"set {name} to {least + taken} ({mega(least + taken)}) or more, or call with smaller sizes",
+            least=least + taken)
 
 
 def pair(program: Executable, backward: Executable | None, config: Config, held: Held,

@@ -26,7 +26,7 @@ from anyshape.frontend.memory import pairs
 from anyshape.plan.join import step_problem
 from anyshape.plan.order import reorder
 from anyshape.plan.plan import Plan
-from anyshape.plan.receive import received
+from anyshape.plan.receive import late, received
 from anyshape.plan.solution import show_problem
 from anyshape.road import fused, named
 from anyshape.run.keeping import EVERYTHING
@@ -148,7 +148,7 @@ def plans_of(step: Any) -> list[Plan]:
     for program in step.programs:
         graph = program.compiled.graph
         store, fusion = fused(graph, Config())
-        plans.append(received(assemble(graph, fusion, store, named(fusion, graph.facts)[0])))
+        plans.append(received(late(assemble(graph, fusion, store, named(fusion, graph.facts)[0]))))
     return plans
 
 
