@@ -15,13 +15,14 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import LimitError
+from anyshape.run.arena import PAGE
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.limit import CHEAPER, Limit
 from anyshape.tools.bench.limits_calls import bound
 from limits import NO_LIMIT, limit_of, sizes, step
 
 pytestmark = pytest.mark.unguarded
-MISSED = 1.05  # of the best of all sets, what the ladder may need
+MISSED = 1.03  # of the best of all sets, what the ladder may need
 MOST = 10  # values that can be dropped, of which all sets are tried
 
 
@@ -90,7 +91,8 @@ def test_no_set_of_values_needs_much_less_than_the_ladder(make) -> None:
         assert best < most
         least = limit.least(values)
         assert 0.8 * best < bound(limit, values) <= best
-        assert best <= least <= MISSED * best
+        # a block is whole pages: scratch of one more thread can be one more, which counts at few rows
+        assert best <= least <= MISSED * best + PAGE
         assert limit.needed(values, limit.choose(values, least)) <= least
         with pytest.raises(LimitError):
             limit.choose(values, best - 1)
