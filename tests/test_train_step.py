@@ -615,6 +615,8 @@ def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
     step(x)
     eager(theirs, b, mean_square, x)
     done = 1
+    # where tests run in the background, Ctrl-C is ignored
+    before_all = signal.signal(signal.SIGINT, signal.default_int_handler)
     for wait in (0.0, 0.001, 0.002, 0.004, 0.008):
         timer = threading.Timer(wait, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
@@ -627,6 +629,7 @@ def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
             eager(theirs, b, mean_square, x)
         done = now
         near(ours, theirs, 1e-4)
+    signal.signal(signal.SIGINT, before_all)
 
 
 def test_an_interrupt_does_not_lose_its_place_among_gathered_batches() -> None:
