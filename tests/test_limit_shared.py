@@ -14,7 +14,7 @@ from torch import nn
 import anyshape
 from anyshape.base.errors import LimitError
 from anyshape.run import shared
-from anyshape.run.arena import Chunks
+from anyshape.run.arena import Chunks, Pool
 from anyshape.run.context import shared_context
 from anyshape.run.keeping import EVERYTHING, Keeping
 from limits import NO_LIMIT, counted, net, same, step
@@ -234,6 +234,45 @@ def test_what_is_held_is_what_is_counted(single):
         gc.collect()
         assert len(limit.held.leases) == 3
         sum(losses).backward()
+    assert limit.held.bytes == 0 and pool.held == pool.idle_after(0)
+
+
+@pytest.mark.parametrize("when", ("before", "between"))
+def test_a_tape_may_go_while_it_drops_more(single, monkeypatch, when):
+    """Another thread, or the collector of garbage, may release it at any time: its block is given back once."""
+    parameters, run, xs, programs = single
+    (limit, values), x = programs[0], xs[0]
+    move(run, NO_LIMIT)
+    wanted = torch.autograd.grad(run(x).square().sum(), parameters)
+    move(run, limit.needed(values, EVERYTHING) + least_kept(limit, values))
+    limit.alone = False
+    pool, done = shared_context().kept, shared._Move.run
+
+    def going(one):
+        fresh = Pool.fresh
+
+        def released(*arguments):
+            one.tape.release()
+            return fresh(*arguments)
+
+        if when == "before":
+            one.tape.release()
+        with pytest.MonkeyPatch.context() as patch:
+            if when == "between":
+                patch.setattr(Pool, "fresh", released)
+            done(one)
+
+    with moves() as made:
+        monkeypatch.setattr(shared._Move, "run", lambda one: (made.append(one), going(one)))
+        first = run(x).square().sum()
+        second = run(x).square().sum()
+        monkeypatch.undo()
+    assert made and all(one.tape.released and not one.lease.block.bytes for one in made)
+    assert len({id(block) for block in pool.free}) == len(pool.free)
+    assert same(torch.autograd.grad(second, parameters), wanted)
+    del first
+    made.clear()
+    gc.collect()
     assert limit.held.bytes == 0 and pool.held == pool.idle_after(0)
 
 

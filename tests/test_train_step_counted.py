@@ -39,6 +39,7 @@ def batch(length: int) -> Tensor:
     return torch.arange(8 * length).reshape(8, length) * 7 % 64
 
 
+@pytest.mark.unguarded
 def test_a_step_takes_what_was_predicted_and_a_refused_one_changes_nothing() -> None:
     torch.manual_seed(0)
     model = Tied()

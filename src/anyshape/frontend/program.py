@@ -26,6 +26,7 @@ from anyshape.plan.plan import Window
 from anyshape.road import Compiled, compile_graph
 from anyshape.run import torch_api
 from anyshape.run.calibrate import calibration_of
+from anyshape.run.joined import join
 from anyshape.run.limit import pair
 from anyshape.run.store import check_folder
 from anyshape.sym.expr import Expr, Size, symbols_of
@@ -114,6 +115,8 @@ def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forwa
             compiled = prepared
         else:
             compiled = compile_graph(graph, request.config, forward, _needed(request, graph, notes), request.whole)
+        if request.whole and request.role == "backward" and forward is not None and not _own_sizes(forward, compiled):
+            join(forward.executable.maker, compiled.executable.maker)
         if request.config.limited:
             _limit(request, compiled, notes, forward)
     program = NativeProgram(name, compiled, notes)
@@ -140,14 +143,19 @@ def _limit(request: ProgramRequest, compiled: Compiled, notes: Notes, forward: C
             backward = compile_graph(later, request.config, compiled)
             request.compilation.prepared[name] = backward
             zeros = _zeros(request, backward, notes)
-            unknown = set(backward.executable.layout.symbols) - set(compiled.executable.layout.symbols)
-            if any(not symbol.startswith(UNUSED) for symbol in unknown):
+            if _own_sizes(compiled, backward):
                 request.compilation.record(name, "limit", "its memory is not counted: it has sizes of its own")
                 backward = None
         except Unsupported as error:
             request.compilation.record(name, "limit", f"nothing is computed again: {error.what}")
     pair(compiled.executable, None if backward is None else backward.executable, request.config,
          request.compilation.held, calibration_of(request.config), zeros)
+
+
+def _own_sizes(forward: Compiled, backward: Compiled) -> bool:
+    """Whether a backward has sizes that its forward does not know."""
+    unknown = set(backward.executable.layout.symbols) - set(forward.executable.layout.symbols)
+    return any(not symbol.startswith(UNUSED) for symbol in unknown)
 
 
 def _zeros(request: ProgramRequest, backward: Compiled, notes: Notes) -> list[tuple[Size, int]]:

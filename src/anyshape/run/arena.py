@@ -286,12 +286,12 @@ class Lease:
     so that nothing may change. beside: the most bytes that later calls and what else was held took meanwhile.
     """
 
-    __slots__ = ("__weakref__", "begun", "beside", "block", "bytes", "held", "limit", "number", "pool", "record",
+    __slots__ = ("__weakref__", "_blocks", "begun", "beside", "bytes", "held", "limit", "number", "pool", "record",
                  "tape")
 
     def __init__(self, pool: Pool, block: Block | Chunks, record: Any, limit: Limit | None = None) -> None:
         self.pool = pool
-        self.block = block
+        self._blocks = [block]
         self.record = record
         self.limit = limit
         self.tape: weakref.ref[Tape] | None = None
@@ -300,6 +300,24 @@ class Lease:
         self.bytes = record.outside + (block.bytes if isinstance(block, Block) else sum(record.chunks))
         self.held = None if limit is None else limit.held
         self.number = 0 if self.held is None else self.held.add(self)
+
+    @property
+    def block(self) -> Block | Chunks:
+        """What is kept; the pool's empty block where it was taken."""
+        return next(iter(self._blocks), self.pool.empty)
+
+    def taken(self) -> Block | Chunks | None:
+        """The same, which is the caller's from now on. Of two threads, one gets it, and the other None."""
+        try:
+            return self._blocks.pop()  # one step of the interpreter
+        except IndexError:
+            return None
+
+    def put(self, block: Block | Chunks) -> None:
+        """Gives what was taken back, or what has its place; who has released the lease meanwhile no longer wants it."""
+        self._blocks.append(block)
+        if self.held is None:
+            self.release()
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor lies in the block."""
@@ -310,8 +328,8 @@ class Lease:
     def release(self) -> None:
         """Gives the block back to the pool; a second time it does nothing."""
         self.held = None  # no lock: the collector of garbage may call this anywhere
-        block, self.block = self.block, self.pool.empty
+        block = self.taken()
         if isinstance(block, Block):
             self.pool.give(block)
-        elif block.space is not None:
+        elif block is not None and block.space is not None:
             block.space.release()

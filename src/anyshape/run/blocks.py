@@ -91,7 +91,7 @@ class Sizing:
         most = max(int(scratch[self.always].max(initial=0)),
                    int(scratch[self.kind_of[maker.keeps.numbers_of(keeping).steps]].max(initial=0)))
         most = -(-most // 64) * 64
-        if keeping == EVERYTHING:
+        if keeping == EVERYTHING and (maker.joined is None or maker.joined.of(maker, values) is None):
             inside = self.inside(values)
             bound = max(self.lives.most(-(-inside // 64) * 64), kept)
             if arena <= GOOD_ENOUGH * bound or not maker.moving:

@@ -29,6 +29,7 @@ from anyshape.plan.alloc import kept_regions, live_bytes
 from anyshape.plan.plan import Buffer, KernelStep, MemoryStep, Plan, Window
 from anyshape.run import pages
 from anyshape.run.context import Context
+from anyshape.run.joined import Joined
 from anyshape.run.keeping import EVERYTHING, Keeping, Keeps, without
 from anyshape.run.layout import NO_REGIME, Layout
 from anyshape.run.moving import Action, actions, with_actions
@@ -131,6 +132,7 @@ class Records:
         self.laid: dict[Any, Places] = {}
         self.latest: tuple[tuple[int, ...], tuple[Any, ...]] | None = None
         self.lock = threading.Lock()
+        self.joined: Joined | None = None  # of half of a whole step
         # the largest result that is not written from the start on; of a call that a backward follows, none
         free = [] if plan.saved or forward is not None else [b for b in self.outputs if b.first > 0]
         self.room = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
@@ -164,12 +166,7 @@ class Records:
             known = self.laid.get(key)
         if known is None:
             if keeping == EVERYTHING:
-                if self.offsets is None:
-                    plan, places = self.plan, dict(self.plan.offsets)
-                    self.offsets = Sizes([*(places[name] for name in self.homes), plan.kept, plan.arena],
-                                         f"offsets of {plan.name}")
-                *offsets, kept, arena = self.offsets(values).tolist()
-                known = self._place(self.sizes(values).tolist(), offsets, kept, arena, values, 0)
+                known = self._place(*self._formulas(values), values, 0)
             else:
                 known = self.keeps.places(self.sizes(values), values, keeping)
             with self.lock:
@@ -282,19 +279,15 @@ class Records:
         """Bytes of the arena of a call at the symbols' `values`, from the plan's formulas, without making its record;
         None while a symbol that they need is missing."""
         plan = self.plan
-        places = dict(plan.offsets)
-        sizes = [buffer.bytes for buffer in self.homes.values()]
-        offsets = [places[name] for name in self.homes]
-        used = [*sizes, *offsets, plan.kept, plan.arena, *(size for r in self.regions for size in (r.bytes, r.offset))]
+        used = [*(b.bytes for b in self.homes.values()), *(offset for _, offset in plan.offsets), plan.kept, plan.arena,
+                *(size for r in self.regions for size in (r.bytes, r.offset))]
         room: Size = 0
         if self.room is not None:
             room = self.room.bytes
             used += [b.bytes for b in (*self.outputs, *self.beside)]
         if not set().union(*(symbols_of(size) for size in used)) <= values.keys():
             return None
-        place = self._place([evaluate(size, values) for size in sizes],
-                            [evaluate(offset, values) for offset in offsets], evaluate(plan.kept, values),
-                            evaluate(plan.arena, values), values, evaluate(room, values))
+        place = self._place(*self._formulas(values), values, evaluate(room, values))
         return place.top - (place.border if place.lower == "room" else 0)
 
     def _allocation(self, buffer: Buffer, view: View, bytes_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -322,19 +315,28 @@ class Records:
             at += steps[at + 1]
         return calls
 
+    def apart(self, values: dict[str, int]) -> Places:
+        """Of half of a whole step, the layout with what is kept in a block of its own."""
+        sizes, offsets, kept, arena = self._formulas(values)
+        return self._own([-(-size // 64) * 64 for size in sizes], offsets, kept, arena, values)[0]
+
+    def _formulas(self, values: dict[str, int]) -> tuple[list[int], list[int], int, int]:
+        """Sizes and offsets by the plan, bytes of its kept block and of its arena."""
+        if self.offsets is None:
+            plan, places = self.plan, dict(self.plan.offsets)
+            self.offsets = Sizes([*(places[name] for name in self.homes), plan.kept, plan.arena],
+                                 f"offsets of {plan.name}")
+        *offsets, kept, arena = self.offsets(values).tolist()
+        return self.sizes(values).tolist(), offsets, kept, arena
+
     def _place(self, sizes: list[int], offsets: list[int], kept: int, arena: int, values: dict[str, int],
                room: int) -> Places:
         """The best of the plan's layout, one made for these sizes, one that uses the `room` bytes of a result, and one
-        whose lower block is given back before that result is taken."""
+        whose lower block is given back before that result is taken. Of half of a whole step, that of both."""
+        if self.joined is not None and (both := self.joined.of(self, values)) is not None:
+            return both
         padded = [-(-size // 64) * 64 for size in sizes]
-        items = [(padded[i], *self.lives[i], offsets[i]) for i in self.saved]
-        regions = iter(self.keeps.region_sizes(values))
-        for region, size, offset in zip(self.regions, regions, regions, strict=True):
-            if region.last >= 0:
-                items.append((-(-size // 64) * 64, 0, region.last, offset))
-        fixed = len(items)
-        items += [(padded[i], *self.lives[i], 0) for i in self.moving]
-        found = self._improved(items, fixed, Places(offsets, kept, arena, max(self._live(items), kept)))
+        found, items = self._own(padded, offsets, kept, arena, values)
         if self.room is None or min(room, arena) < LEAST_ROOM:
             return found
         end = len(self.plan.steps)
@@ -347,6 +349,18 @@ class Records:
             # a block that is taken and given back in every call has to be worth it
             layouts.append((self._peak(values, blocks, self.taken) + LEAST_ROOM, early))
         return min(layouts, key=lambda one: one[0])[1]
+
+    def _own(self, padded: list[int], offsets: list[int], kept: int, arena: int,
+             values: dict[str, int]) -> tuple[Places, list[Item]]:
+        """The better of the plan's layout and one made for these sizes, and what lies there."""
+        items = [(padded[i], *self.lives[i], offsets[i]) for i in self.saved]
+        regions = iter(self.keeps.region_sizes(values))
+        for region, size, offset in zip(self.regions, regions, regions, strict=True):
+            if region.last >= 0:
+                items.append((-(-size // 64) * 64, 0, region.last, offset))
+        fixed = len(items)
+        items += [(padded[i], *self.lives[i], 0) for i in self.moving]
+        return self._improved(items, fixed, Places(offsets, kept, arena, max(self._live(items), kept))), items
 
     def _inside(self, items: list[Item], border: int, first: int) -> Places:
         """What fits in the memory of the result, which is first written in step `first`; low there, so that scratch

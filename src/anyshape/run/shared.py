@@ -370,16 +370,30 @@ class _Move:
         return most <= self.limit.room()
 
     def run(self) -> None:
-        """Does it."""
+        """Does it. A tape that is released meanwhile, by another thread or the collector of garbage, finds no block:
+        its memory goes when the move is done."""
+        lease = self.lease
+        block = None if self.tape is None else lease.taken()
+        if block is None:
+            return
         try:
-            self._run()
+            found = self._moved(block)
         except AnyShapeError as error:  # there is no memory
             self.error = error
+            lease.put(block)
             if self.apart and self.tape is not None:
                 self.tape.release()  # some of its chunks are gone
+            return
+        self._describe()
+        lease.record, lease.bytes = self.new, sum(self.new.chunks) + self.new.outside
+        lease.put(found)
+        if isinstance(block, Block):
+            lease.pool.give(block)
+        _noted(self.limit.learnt, (lease.number, key_of(self.new.values)), self.new.keeping)
 
-    def _run(self) -> None:
-        lease, pool, block, new = self.lease, self.lease.pool, self.lease.block, self.new
+    def _moved(self, block: Block | Chunks) -> Chunks:
+        """What the tape keeps, out of what it kept so far."""
+        pool, new = self.lease.pool, self.new
         sizes = {b.name: evaluate(b.bytes, new.values) for b in self.program.maker.keeps.kept_buffers}
         before = list(itertools.accumulate(self.old.chunks, initial=0))
         found = Chunks(pool, [0] * len(new.chunks), block.space if isinstance(block, Chunks) else None)
@@ -396,18 +410,15 @@ class _Move:
             found.blocks[number], found.addresses[number] = fresh, target
             if isinstance(block, Chunks):
                 block.blocks[number] = None
-        self._describe()
-        lease.block, lease.record, lease.bytes = found, new, sum(new.chunks) + new.outside
-        if isinstance(block, Block):
-            pool.give(block)
-        _noted(self.limit.learnt, (lease.number, key_of(new.values)), new.keeping)
+        return found
 
     def _describe(self) -> None:
         """Has the tape hold what is not kept, and what lies in the chunks, as what says what it is."""
         assert self.tape is not None
-        for i, entry in enumerate(self.program.plan.saved):
+        values = self.tape.values  # none, if it has been released
+        for i, entry in enumerate(self.program.plan.saved[:len(values)]):
             if isinstance(entry, Window) and (entry.buffer in self.new.offsets
                                               or entry.buffer in self.new.keeping.dropped):
                 shape, strides, _ = self.new.saved[i]
-                self.tape.values[i] = torch.empty_strided(shape, strides, dtype=TORCH_DTYPES[entry.type.dtype],
+                values[i] = torch.empty_strided(shape, strides, dtype=TORCH_DTYPES[entry.type.dtype],
                                                           device="meta")
