@@ -7,9 +7,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +28,9 @@ from anyshape.run.call import Call
 from anyshape.run.context import shared_context
 from anyshape.run.counted import counted_outside
 from anyshape.run.keeping import EVERYTHING, Keeping
+from anyshape.run.library import taken_by
+from anyshape.sym.expr import evaluate
+from anyshape.tools.bench.memory import build_counter
 from limits import limit_of, same, sizes, under
 
 pytestmark = pytest.mark.unguarded
@@ -98,7 +105,8 @@ def step(run, module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def counted() -> Iterator[list[int]]:
-    """A list that receives the most bytes at once: blocks of the arena, tensors outside it, results of the forward."""
+    """A list that receives the most bytes at once: blocks of the arena, tensors outside it, results of the forward, and
+    what the library takes by `taken_by`."""
     context = shared_context()
     context.kept.release_idle()
     context.temporary.release_idle()
@@ -107,8 +115,8 @@ def counted() -> Iterator[list[int]]:
     forward: list[tuple[object, int]] = []
     new, do = Pool._new, Call.step
 
-    def note(call: Call | None) -> None:
-        bytes_ = context.kept.held + context.temporary.held
+    def note(call: Call | None, taken: int = 0) -> None:
+        bytes_ = context.kept.held + context.temporary.held + taken
         if call is not None and call.shared.plan.saved:
             plan = call.shared.plan
             names = {entry.buffer for entry in plan.outputs if hasattr(entry, "buffer")}
@@ -127,9 +135,11 @@ def counted() -> Iterator[list[int]]:
         return block
 
     def doing(call, number):
-        note(call)
+        steps = call.shared.plan.steps
+        taken = evaluate(taken_by(steps[number]), call.record.values) if number < len(steps) else 0
+        note(call, taken)
         do(call, number)
-        note(call)
+        note(call, taken)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Pool, "_new", making)
@@ -194,7 +204,8 @@ def test_what_is_counted_is_what_was_predicted(trained):
     dropped, phases = set(), set()
     needs = [limit.needed(values, Keeping(rung.dropped, apart=True)) for rung in rungs]
     lower = [need for before, need in itertools.pairwise(itertools.accumulate(needs, min)) if need < before]
-    for needed in [need for need in lower if need < limit.needed(values, EVERYTHING)][::len(rungs) // 5]:
+    lower = [need for need in lower if need < limit.needed(values, EVERYTHING)]
+    for needed in [*lower[:-1:len(rungs) // 5], lower[-1]]:
         with under(run, needed):
             with counted() as most:
                 assert same(step(run, module, x), wanted)
@@ -363,3 +374,53 @@ def test_a_tape_may_hold_tensors_of_pytorch_alone(rows):
     wanted, mask = torch.native_dropout(x, 0.3, True)
     assert torch.equal(y, wanted)
     torch.testing.assert_close(leaf.grad, 2 * wanted * mask / 0.7)
+
+
+HEAVY = """
+import ctypes, gc, sys
+import torch
+from torch import nn
+import anyshape
+from anyshape.tools.bench.memory import HeapMeter
+from limits import NO_LIMIT, limit_of
+
+meter = HeapMeter(ctypes.CDLL(sys.argv[1]))
+torch.set_num_threads(2)
+widths = (3, 32, 64, 128, 256)
+module = nn.Sequential(*(part for a, b in zip(widths, widths[1:]) for part in (
+    nn.Conv2d(a, b, 3, 2 if a > 32 else 1, 1, bias=False), nn.BatchNorm2d(b), nn.ReLU())))
+x = torch.randn(2, 3, 24, 24)
+run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
+
+def step():
+    run(x).square().mean().backward()
+    module.zero_grad(set_to_none=True)
+
+step()
+limit = limit_of(run)
+bytes_ = limit.least(dict(next(iter(limit.program.records.values())).values))
+limit.move(bytes_)
+for _ in range(3):
+    step()
+limit.program.context.kept.release_idle()
+limit.program.context.temporary.release_idle()
+gc.collect()
+before = meter.live()
+meter.reset()
+step()
+print(bytes_, meter.peak() - before)
+"""
+
+
+def test_what_the_library_takes_is_counted(tmp_path):
+    """By the C library's blocks; oneDNN keeps what it compiled for an image size, which is not a call's."""
+    counter, why = build_counter(tmp_path)
+    if counter is None:
+        pytest.skip(why)
+    here = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", HEAVY, str(counter)], capture_output=True, text=True, check=True,
+        env={**os.environ, "LD_PRELOAD": str(counter), "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0",
+             "PYTHONPATH": f"{here.parent / 'src'}{os.pathsep}{here}"})
+    limit, counted_bytes = map(int, done.stdout.split())
+    assert 0.9 * limit < counted_bytes <= limit

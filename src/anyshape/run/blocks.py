@@ -21,6 +21,7 @@ from anyshape.plan.hold import births
 from anyshape.plan.plan import KernelStep, LibraryStep, Plan, Step
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.layout import NO_REGIME, layout_of
+from anyshape.run.library import taken_by
 from anyshape.run.placement import GOOD_ENOUGH, WORD
 from anyshape.run.record import SCRATCH, Record
 from anyshape.run.sizes import Lives, Sizes
@@ -132,14 +133,16 @@ class Sizing:
 
 
 class Held:
-    """Results, and tensors made by PyTorch, of one program: see `held_bytes` (run/calls.py)."""
+    """Results, tensors made by PyTorch, and what its library takes, of one program: see `held_bytes` (run/calls.py)."""
 
     def __init__(self, plan: Plan) -> None:
         first = births(plan)
         buffers = [b for b in plan.buffers if b.name in first]
         self.names = {b.name: i for i, b in enumerate(buffers)}
-        self.lives = Lives([(first[b.name], b.last) for b in buffers], len(plan.steps))
-        self.sizes = Sizes([b.bytes for b in buffers], f"results of {plan.name}")
+        taken = [(number, bytes_) for number, step in enumerate(plan.steps) if (bytes_ := taken_by(step)) != 0]
+        self.lives = Lives([*((first[b.name], b.last) for b in buffers), *((number, number) for number, _ in taken)],
+                           len(plan.steps))
+        self.sizes = Sizes([*(b.bytes for b in buffers), *(bytes_ for _, bytes_ in taken)], f"results of {plan.name}")
 
     def most(self, values: dict[str, int], dropped: frozenset[str], ends: dict[str, int]) -> int:
         """The most bytes that a call holds of them at once; `ends`: steps with which those go that are dropped."""

@@ -22,6 +22,7 @@ from anyshape.run.blocks import Sizing
 from anyshape.run.climb import Rung
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.ladder import Ladder, Ladders
+from anyshape.run.library import Library
 from anyshape.run.record import Record
 from anyshape.run.shared import joined, key_of, make_room, mega
 from anyshape.run.sizes import Lives, Sizes
@@ -80,6 +81,7 @@ class Limit:
                                0 if backward is None else len(backward.plan.steps))
         self.only = [(i, life.name) for i, life in enumerate(lives)
                      if backward is not None and life.name in backward.maker.keeps.made]
+        self.library = None if backward is None else Library(backward.plan)
         # by chunk of the kept block, the step of the backward that gives it back
         self.gone = {} if backward is None else {step.chunk: number for number, step in enumerate(backward.plan.steps)
                                                  if isinstance(step, MemoryStep)}
@@ -278,7 +280,7 @@ class Limit:
         kept = whole(blocks.kept) if blocks.room < 0 else 0
         temporary = whole(blocks.temporary + blocks.scratch * threads)
         found = kept + temporary + self.sizing.held.most(values, keeping.dropped, maker.keeps.ends)
-        if self.backward is None or self.ladders is None or self.later_sizing is None:
+        if self.backward is None or self.ladders is None or self.later_sizing is None or self.library is None:
             return found, 0
         later = self.backward.maker
         values = self.later(values)
@@ -294,6 +296,8 @@ class Limit:
                  for b, last in self.ladders.beside]
         lives += [(evaluate(size, values), number, number) for size, number in later.keeps.spilled(keeping)]
         lives += [(evaluate(size, values), 0, last) for size, last in self.zeros]
+        lives += [(bytes_, number, number) for number, bytes_ in self.library.at(values)
+                  if number not in later.keeps.optional or number in later.keeps.runs(keeping)]
         if blocks.chunks:
             lives += [(size, 0, self.gone.get(chunk, end + 1) - 1) for chunk, size in enumerate(blocks.chunks)]
         else:
