@@ -85,3 +85,29 @@ def test_both_halves_lie_in_one_block_where_that_takes_less(monkeypatch: pytest.
             assert most[0] <= forward.limit.needed(before.values, before.keeping)
     assert joined >= 3
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+class Linear(nn.Module):
+    """Nothing is kept for its gradient, which is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(400, 300))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.sum(0) * self.weight).sum() + (x * 2).exp().sum()
+
+
+def test_halves_without_a_tape_stay_apart() -> None:
+    torch.manual_seed(0)
+    ours = Linear()
+    theirs = copy.deepcopy(ours)
+    step = anyshape.train_step(ours, lambda model, x: model(x), torch.optim.SGD(ours.parameters(), lr=0.1), strict=True)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for rows in (7, 1, 5, 0, 300):
+        x = torch.randn(rows, 400, 300)
+        step(x)
+        optimizer.zero_grad()
+        theirs(x).backward()
+        optimizer.step()
+        torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-5, atol=1e-4)

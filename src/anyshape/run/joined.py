@@ -115,5 +115,6 @@ class Joined:
 
 def join(forward: Records, backward: Records) -> None:
     """From now on both lie in one block where that takes less. No call has run; the backward has no sizes of its own.
-    """
-    forward.joined = backward.joined = Joined(forward, backward)
+    Where there is no tape, there is no block that both have."""
+    if forward.plan.saved and backward.plan.restored:
+        forward.joined = backward.joined = Joined(forward, backward)
