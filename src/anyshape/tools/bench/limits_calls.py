@@ -103,13 +103,21 @@ def bound(limit: Limit, values: dict[str, int], room: int = 0) -> int:
 
 def _as_predicted(switch: Switch, step: Train, inputs: models.Inputs) -> bool:
     """Whether a step writes as many bytes of the arena as its records say."""
-    programs = [one for limit in switch.limits() for one in (limit.program, limit.backward) if one is not None]
-    seen: list[Any] = []
-    for program in programs:  # one at a time: a backward reads what its forward wrote
-        with watched(program) as runs:
-            step(inputs)
-        seen += runs
-    return bool(seen) and all(run.record.arena == run.counted for run in seen)
+    found = []
+    for limit in switch.limits():
+        seen: list[Any] = []
+        for program in (limit.program, limit.backward):  # one at a time: a backward reads what its forward wrote
+            if program is not None:
+                with watched(program) as runs:
+                    step(inputs)
+                seen += runs
+        records = [run.record for run in seen]
+        if records and len({record.arena for record in records}) == 1 and not any(one.temporary for one in records):
+            # both in one block, which one of them fills
+            found.append(max(run.counted for run in seen) == records[0].arena)
+        else:
+            found += [run.record.arena == run.counted for run in seen]
+    return bool(found) and all(found)
 
 
 def epochs(model: models.BenchModel, job: dict[str, Any], found: Ours, counter: Meter, tell: Tell) -> None:
