@@ -23,7 +23,7 @@ from anyshape.ir.types import TensorType
 
 UNSAVED = 1.25  # what a byte counts that crosses a cut and is not saved: it has to be computed from behind the cut
 MOST_PLACES = 256  # where a graph may be cut
-SMALL = 0.01  # of the bytes of all saved values, those of the smallest ones that are never computed again
+SMALL = 0.003  # of the bytes of all saved values, those of the smallest ones that are never computed again
 LESS = 3  # so many times smaller is what stays for the sake of a value that is computed again
 MOST_PARTS = 64  # segments of equal size, or equivalents, that are tried
 
