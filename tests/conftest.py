@@ -75,8 +75,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "unguarded: counts bytes of the arena, or calls; no guards behind its pieces")
     os.environ.setdefault("ANYSHAPE_DEFER", "0")  # tests of sizes of 1 want programs for them
     os.environ.setdefault("ANYSHAPE_CALIBRATE", "0")  # what is computed again is the same everywhere
-    # oneDNN (torch 2.13) reads freed memory when it drops what it compiled for the 1,025th size of a product
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16384")
     # several processes, each with threads that spin until there is work, take a third longer than ones that sleep; what
     # is said here holds for the processes that are started from here, pytest's own among them
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
