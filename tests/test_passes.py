@@ -26,6 +26,7 @@ from anyshape.passes import (
     cse,
     dce,
     fold,
+    onto,
     pieces,
     pipeline,
     products,
@@ -41,7 +42,7 @@ from anyshape.sym.expr import symbol
 from counting import calls
 from text_cases import CASES
 
-PASSES = (fold, simplify, channels_last, views, cse, pieces, causal, products, addends, strips, dce)
+PASSES = (fold, simplify, channels_last, views, cse, onto, pieces, causal, products, addends, strips, dce)
 STEPS = {module.__name__.rsplit(".", 1)[-1]: getattr(module, module.__name__.rsplit(".", 1)[-1]) for module in PASSES}
 CONFIG = Config()
 # these run in the reference interpreter to the bit; "everything" names operators that do not exist
@@ -379,9 +380,9 @@ def test_stages_are_shown_and_dumped(tmp_path: object, capsys: pytest.CaptureFix
     folder = tmp_path / "attention"  # type: ignore[operator]
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["00_capture.txt", "01_fold.txt", "02_simplify.txt", "03_channels_last.txt",
-                     "04_views.txt", "05_cse.txt", "06_pieces.txt", "07_causal.txt", "08_products.txt",
-                     "09_addends.txt", "10_strips.txt", "11_dce.txt"]
-    assert show(parse((folder / "11_dce.txt").read_text())) == show(after)
+                     "04_views.txt", "05_cse.txt", "06_onto.txt", "07_pieces.txt", "08_causal.txt", "09_products.txt",
+                     "10_addends.txt", "11_strips.txt", "12_dce.txt"]
+    assert show(parse((folder / "12_dce.txt").read_text())) == show(after)
 
 
 @pytest.mark.parametrize(("dims", "shape", "wanted"), [

@@ -22,6 +22,7 @@ from anyshape.passes.cse import cse
 from anyshape.passes.dce import dce
 from anyshape.passes.edit import put_back
 from anyshape.passes.fold import fold
+from anyshape.passes.onto import onto
 from anyshape.passes.pieces import pieces
 from anyshape.passes.products import products
 from anyshape.passes.simplify import simplify
@@ -31,9 +32,10 @@ from anyshape.passes.views import views
 
 Pass = Callable[[Graph, Config], Graph]
 
-# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; pieces, products,
-# addends and strips count readers, so equal equations are one before; dce sweeps
-ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, pieces, causal, products, addends, strips, dce)
+# constants before arithmetic, so that mul(x, full(1)) is seen; views again open up equal equations; onto, pieces,
+# products, addends and strips count readers, so equal equations are one before; dce sweeps
+ROAD: tuple[Pass, ...] = (fold, simplify, channels_last, views, cse, onto, pieces, causal, products, addends, strips,
+                         dce)
 
 # what `disable` names beside passes: the fused operator in place of attention that is written out
 # (frontend/attention.py), versions of kernels (kernel/regimes.py), another order of steps (plan/order.py), values in

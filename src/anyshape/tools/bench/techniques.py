@@ -44,6 +44,7 @@ TECHNIQUES: dict[str, tuple[dict[str, Any], str]] = {
         ("addends", "products add residuals and biases themselves"),
         ("strips", "a wide value between two products is made in two halves"),
         ("products", "weights are rounded, operands read through views, within products"),
+        ("onto", "what is scattered and added is added where the rest lies"),
         ("pieces", "concatenations are written part by part"),
         ("channels_last", "convolutions with channels last"),
         ("views", "views of views are one, so that they vanish in kernels"),
