@@ -22,6 +22,7 @@ from anyshape.run import torch_api
 from anyshape.run.call import same_strides
 from anyshape.run.context import shared_context
 from anyshape.run.convolution import PackedWeights, by_product, convolve, few_windows
+from anyshape.run.guarded import guarded_backward, guarded_convolution
 from anyshape.run.keeping import EVERYTHING
 from limits import NO_LIMIT, limit_of
 from roads import compilation_of
@@ -168,6 +169,81 @@ def test_few_channels_without_a_window_are_trained_within_their_memory() -> None
         [sys.executable, "-c", PIXELS], capture_output=True, text=True, check=False,
         env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(here.parent / "src")})
     assert done.stdout.strip() == "all is well", done.stderr[-2000:]
+
+
+class Odd(nn.Module):
+    """Convolutions that oneDNN does wrongly in bf16 with channels last, among plain ones."""
+
+    def __init__(self, dims: int) -> None:
+        super().__init__()
+        conv, turned = CONV[dims], {2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}[dims]
+        self.layers = nn.ModuleList([
+            conv(3, 6, 3, padding=1), turned(6, 40, (*[2] * (dims - 1), 5), (*[1] * (dims - 1), 3), dilation=2),
+            conv(40, 17, 3, padding=2, dilation=2), conv(17, 16, (*[2] * (dims - 1), 3)),
+            conv(16, 32, 3, padding=1, groups=4), conv(32, 32, 3, padding=1, groups=32), conv(32, 2, 2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_what_is_wrong_with_channels_last_has_them_where_they_are(dims: int) -> None:
+    torch.manual_seed(0)
+    model = Odd(dims).bfloat16()
+    compiled = anyshape.compile(model, strict=True)
+    for batch, *sizes in ((1, 9, 33, 7), (3, 12, 20, 6), (2, 7, 7, 8)):
+        x = torch.randn(batch, 3, *sizes[:dims]).bfloat16()
+        for found, wanted in zip(gradients(compiled, model, x), gradients(model, model, x), strict=True):
+            torch.testing.assert_close(found.float(), wanted.float(), rtol=0.1, atol=0.05 * float(wanted.abs().max()))
+
+
+def test_one_such_layer_leaves_the_plain_ones_with_channels_last() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, dilation=1), nn.ReLU()) for _ in range(6)),
+                          nn.Conv2d(16, 3, 3, dilation=2)).bfloat16()
+    compiled = anyshape.compile(model, strict=True)
+    x = torch.randn(2, 16, 12, 14).bfloat16()
+    for found, wanted in zip(gradients(compiled, model, x), gradients(model, model, x), strict=True):
+        torch.testing.assert_close(found.float(), wanted.float(), rtol=0.1, atol=0.05 * float(wanted.abs().max()))
+    forward = next(p.compiled.graph for p in compilation_of(compiled).programs if "forward" in p.name)
+    assert sum(node.op == "convolution" for node in forward.nodes) == 6
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_odd_convolutions_of_bf16_are_right_with_channels_last(seed: int) -> None:
+    """What a caller gives with channels last, too, where eager PyTorch is wrong at times."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    dims, groups, turned = draw.choice([1, 2, 3]), draw.choice([1, 2, 3]), draw.random() < 0.4
+    channels, number = groups * draw.choice([1, 2, 17, 16]), groups * draw.choice([1, 2, 5, 16])
+    pairs = [[draw.choice([1, 2, 3]) for _ in range(dims)] for _ in range(3)]
+    images = torch.randn(2, channels, *(draw.choice([1, 7, 12, 33]) for _ in range(dims))).bfloat16()
+    weights = torch.randn(*(channels, number // groups) if turned else (number, channels // groups),
+                          *pairs[0]).bfloat16()
+    more = (pairs[1], [1] * dims, [draw.choice([1, 2]) for _ in range(dims)], turned, [0] * dims, groups)
+
+    def both(images: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        function = torch.ops.aten.convolution.default
+        result = (guarded_convolution(function) if images.dtype == torch.bfloat16 else function)(
+            images, weights, None, *more)
+        gradient = torch.linspace(-1, 1, result.numel()).view(result.shape).to(result)
+        if images.dtype == torch.bfloat16:
+            gradient = last(gradient)
+        function = torch.ops.aten.convolution_backward.default
+        function = guarded_backward(function) if images.dtype == torch.bfloat16 else function
+        return result, *function(gradient, images, weights, [number], *more, [True, True, False])[:2]
+
+    def last(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+
+    try:
+        wanted = both(images.double(), weights.double())
+    except RuntimeError:
+        return  # no result at this size
+    for one, other in zip(both(last(images), weights), wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=0.05, atol=0.02 * float(other.abs().max()))
 
 
 class Levels(nn.Module):

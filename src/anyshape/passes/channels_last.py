@@ -43,7 +43,7 @@ from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import TensorType
 from anyshape.passes.dce import dce
-from anyshape.passes.followers import RANKS, followers, last_strides, leader, lies_last
+from anyshape.passes.followers import RANKS, followers, last_strides, leader, lies_last, trusted
 from anyshape.passes.replay import Replay
 from anyshape.passes.views import reshape_first
 from anyshape.sym.expr import Expr, ceildiv, product
@@ -100,7 +100,7 @@ def _call(node: Node) -> _Call | None:
     if node.op != "extern" or node.attr("target") != _TARGET:
         return None
     x = node.output.tensor
-    if x.dtype not in _DTYPES or x.device != "cpu" or not 3 <= x.rank <= 5:
+    if x.dtype not in _DTYPES or x.device != "cpu" or not 3 <= x.rank <= 5 or not trusted(node):
         return None
     template = node.attr("template")
     assert isinstance(template, tuple)

@@ -6,6 +6,7 @@
 """
 from __future__ import annotations
 
+from anyshape.base.faults import right_with_channels_last
 from anyshape.ir.graph import Node, Value
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size
@@ -20,6 +21,8 @@ LEADERS = {
 _WEIGHTS = "aten.convolution_backward.default"
 _MASK = -1  # its last argument says which gradients there are: of the operand, of the weights, of the bias
 RANKS = (4, 5)  # of what can have its channels last
+# where the arguments of a call are: stride, padding, dilation, transposed, and more
+_ARGUMENTS = {"aten.convolution.default": 3, _WEIGHTS: 4}
 
 
 def leader(node: Node) -> Value | None:
@@ -29,7 +32,27 @@ def leader(node: Node) -> Value | None:
     target = node.attr("target")
     place = LEADERS.get(target) if isinstance(target, str) else None
     value = None if place is None else node.inputs[place]
-    return value if isinstance(value, Value) and value.tensor.rank in RANKS else None
+    return value if isinstance(value, Value) and value.tensor.rank in RANKS and trusted(node) else None
+
+
+def trusted(node: Node) -> bool:
+    """Is an operator of PyTorch, if it is a convolution or the backward of one, right with channels last?"""
+    target = node.attr("target")
+    at = _ARGUMENTS.get(target) if isinstance(target, str) else None
+    if at is None:
+        return True
+    images, weights = (*node.inputs, None, None)[at - 3:at - 1]
+    template = node.attr("template")
+    assert isinstance(template, tuple) and isinstance(template[0], tuple)
+    apart, transposed, _, groups = template[0][at + 3:at + 7]
+    assert isinstance(apart, tuple)
+    entries = [*apart[1:], groups, transposed]
+    numbers = [entry[1] for entry in entries if isinstance(entry, tuple) and isinstance(entry[1], int)
+               and entry[0] != "operand"]
+    if not isinstance(images, Value) or not isinstance(weights, Value) or len(numbers) != len(entries):
+        return False
+    *dilation, count, turned = numbers
+    return right_with_channels_last(images.tensor.dtype, weights.tensor.shape, dilation, bool(turned), count)
 
 
 def followers(node: Node) -> tuple[bool, ...]:

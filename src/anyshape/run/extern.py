@@ -15,6 +15,7 @@ from anyshape.base.errors import DataError, VerifyError
 from anyshape.ir.graph import Attr
 from anyshape.run.draws import bernoulli
 from anyshape.run.dtypes import TORCH_DTYPES
+from anyshape.run.guarded import guarded_backward, guarded_convolution
 
 
 def resolve(target: str) -> Callable[..., Any]:
@@ -121,36 +122,10 @@ def _by_row_sums(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
     return gradient
 
 
-_BLOCK = 16  # channels that oneDNN takes at once
-
-
-def _convolution_backward(target: Any) -> Callable[..., Any]:
-    """The backward of a convolution, without a step that oneDNN does beyond its memory (torch 2.13; in oneDNN's sources
-    of 2026, `sp * jcp.ic_block` in jit_avx512_common_1x1_convolution.cpp). For the gradient of weights without a window
-    it copies the pixels that strides leave: with channels last, to places for 16 channels, where it took memory for as
-    many as there are. An image of 128 x 160 with 3 channels ends the process, in eager PyTorch too. Where that would
-    be, the copy is made here."""
-    def call(gradient: torch.Tensor, images: torch.Tensor, weights: torch.Tensor, biases: Any, strides: Sequence[int],
-             padding: Sequence[int], dilation: Sequence[int], transposed: bool, more: Sequence[int], groups: int,
-             wanted: Sequence[bool]) -> Any:
-        strides = list(strides) * (weights.dim() - 2 if len(strides) == 1 else 1)
-        rest = padding, dilation, transposed, more, groups
-        pixels = weights.shape[2:].numel() == 1 and max(strides) > 1 and not any(padding) and not transposed
-        if not (pixels and wanted[1] and images.shape[1] < _BLOCK and images.numel()):
-            return target(gradient, images, weights, biases, strides, *rest, wanted)
-        first = None
-        if wanted[0]:
-            first = target(gradient, images, weights, biases, strides, *rest, [True, False, False])[0]
-        images = images[(..., *(slice(None, None, stride) for stride in strides))]
-        ones = [1] * len(strides)
-        return first, *target(gradient, images, weights, biases, ones, *rest, [False, True, wanted[2]])[1:]
-
-    return call
-
-
 # operators that end the process, or read elsewhere; some do where eager PyTorch would not call them
 _GUARDED: dict[str, Callable[[Any], Callable[..., Any]]] = {
-    "aten.convolution_backward.default": _convolution_backward,
+    "aten.convolution.default": guarded_convolution,
+    "aten.convolution_backward.default": guarded_backward,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
     **{f"aten.{name}.default": _in_own_storage for name in BY_STORAGE},

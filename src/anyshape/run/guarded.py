@@ -1,0 +1,62 @@
+"""Convolutions of PyTorch, without what oneDNN does wrongly (torch 2.13, 2026-11-23). Eager PyTorch has these faults,
+too; that a compiled program lies with channels last where eager did not must not bring them in.
+
+Some of bf16 with channels last (base/faults.py): they get their operands as PyTorch's users have them.
+
+The gradient of weights without a window, with strides, of fewer than 16 channels that are last: oneDNN copies the
+pixels that strides leave, to places for 16 channels, in memory for as many as there are (`sp * jcp.ic_block` in its
+jit_avx512_common_1x1_convolution.cpp). An image of 128 x 160 with 3 channels ends the process. The copy is made here.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from anyshape.base.faults import right_with_channels_last
+from anyshape.run.dtypes import DTYPE_NAMES
+
+_BLOCK = 16  # channels that oneDNN takes at once
+
+
+def guarded_convolution(target: Any) -> Callable[..., Any]:
+    """`target` is aten.convolution; a function of the same arguments."""
+    def call(images: torch.Tensor, weights: torch.Tensor, bias: Any, strides: Sequence[int], padding: Sequence[int],
+             dilation: Sequence[int], transposed: bool, more: Sequence[int], groups: int) -> Any:
+        if not _right(images, weights, dilation, transposed, groups):
+            images, weights = _dense(images), _dense(weights)
+        return target(images, weights, bias, strides, padding, dilation, transposed, more, groups)
+
+    return call
+
+
+def guarded_backward(target: Any) -> Callable[..., Any]:
+    """`target` is aten.convolution_backward; a function of the same arguments."""
+    def call(gradient: torch.Tensor, images: torch.Tensor, weights: torch.Tensor, biases: Any, strides: Sequence[int],
+             padding: Sequence[int], dilation: Sequence[int], transposed: bool, more: Sequence[int], groups: int,
+             wanted: Sequence[bool]) -> Any:
+        rest = padding, dilation, transposed, more, groups
+        if not _right(images, weights, dilation, transposed, groups):
+            return target(_dense(gradient), _dense(images), _dense(weights), biases, strides, *rest, wanted)
+        strides = list(strides) * (weights.dim() - 2 if len(strides) == 1 else 1)
+        pixels = weights.shape[2:].numel() == 1 and max(strides) > 1 and not any(padding) and not transposed
+        if not (pixels and wanted[1] and images.shape[1] < _BLOCK and images.numel()):
+            return target(gradient, images, weights, biases, strides, *rest, wanted)
+        first = None
+        if wanted[0]:
+            first = target(gradient, images, weights, biases, strides, *rest, [True, False, False])[0]
+        images = images[(..., *(slice(None, None, stride) for stride in strides))]
+        ones = [1] * len(strides)
+        return first, *target(gradient, images, weights, biases, ones, *rest, [False, True, wanted[2]])[1:]
+
+    return call
+
+
+def _right(images: torch.Tensor, weights: torch.Tensor, dilation: Sequence[int], transposed: bool, groups: int) -> bool:
+    return right_with_channels_last(DTYPE_NAMES[images.dtype], weights.shape, dilation, transposed, groups)
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """In order, with the strides that say so also in dims of size 1: by these PyTorch sees channels last."""
+    return tensor.contiguous().view(-1).view(tensor.shape)
