@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anyshape.assemble import Storage, assemble, storage
+from anyshape.backend.base import Kernel as BuiltKernel
 from anyshape.backend.limits import host
 from anyshape.backend.llvm import emit
 from anyshape.backend.llvm_build import build
@@ -31,7 +32,7 @@ from anyshape.plan.again import kept_values, with_again
 from anyshape.plan.alloc import allocate
 from anyshape.plan.hold import hold_less
 from anyshape.plan.judge import judge
-from anyshape.plan.order import reorder
+from anyshape.plan.order import orders
 from anyshape.plan.plan import CopyStep, KernelStep, Plan
 from anyshape.plan.receive import late, received
 from anyshape.plan.rooms import share
@@ -54,7 +55,8 @@ class Compiled:
 
     graph: after the passes; `history` has it before and between. programs: kernel name -> loop program.
     seconds: (stage, time) in order. edited: files whose text stands in place of a computed stage.
-    stored: of a forward under a limit, the names of values that are stored.
+    stored: of a forward under a limit, the names of values that are stored. other: the same with its steps in another
+    order, for sizes at which that needs less.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Compiled:
     edited: tuple[str, ...] = ()
     segments: tuple[Segment, ...] = ()
     stored: frozenset[str] = frozenset()
+    other: Executable | None = None
 
 
 def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
@@ -120,24 +123,33 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     assembled = assemble(graph, fusion, store, regimes)
     plan = late(assembled)
     fusion = _with_items(fusion, assembled, plan)
-    plan = dataclasses.replace(received(plan), nonnegative=nonnegative, whole=whole and forward is None)
+    plan = dataclasses.replace(
+        received(plan), nonnegative=nonnegative, whole=whole and forward is None)
+    ordered: tuple[Plan, ...] = (plan,)
     if pipeline.ORDER not in config.disabled():
-        plan, fusion = _reordered(plan, fusion, before)
-    plan = together(plan if pipeline.ROOMS in config.disabled() else share(plan, before),
-                    pipeline.EPILOGUES not in config.disabled())
-    if config.limited and forward is not None and before is not None:
-        plan = _with_again(plan, graph, again, forward)
-    plan = hold_less(allocate(plan, before), before, config.limited)
-    if plan.whole:
-        plan = dataclasses.replace(plan, spent=_spent(plan, graph, parts, stored))
-    publish(config, graph.name, *PLAN, lambda: show_plan(plan))
-    if config.check >= 1 or edited:
-        _judged(plan)
-    executable = Executable(plan, kernels, shared_context(), before, config.threads, config.packed_bytes)
+        ordered = orders(plan, before)
+        fusion = _with_items(fusion, plan, ordered[0])
+    finished = []
+    # where results and gradients are alive until the backward has ended, its order matters less than that its forward
+    # knows it
+    for one in ordered if (not graph.saved if forward is None else forward.plan.whole) else ordered[:1]:
+        plan = together(one if pipeline.ROOMS in config.disabled() else share(one, before),
+                        pipeline.EPILOGUES not in config.disabled())
+        if config.limited and forward is not None and before is not None:
+            plan = _with_again(plan, graph, again, forward)
+        plan = hold_less(allocate(plan, before), before, config.limited)
+        if plan.whole:
+            plan = dataclasses.replace(plan, spent=_spent(plan, graph, parts, stored))
+        if config.check >= 1 or edited:
+            _judged(plan)
+        finished.append(plan)
+    plan = finished[0]
+    publish(config, graph.name, *PLAN, lambda: "\n\n".join(show_plan(one) for one in finished))
+    executable, *beside = (_executable(one, kernels, before, config) for one in finished)
     clock.mark("plan")
     events.count("compile_seconds", clock.total())
     return Compiled(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks),
-                    tuple(one.path for one in edited.values()), parts, stored)
+                    tuple(one.path for one in edited.values()), parts, stored, *beside)
 
 
 def rebuilt(compiled: Compiled, plan: Plan, programs: Mapping[str, LoopProgram], config: Config) -> Executable:
@@ -148,8 +160,7 @@ def rebuilt(compiled: Compiled, plan: Plan, programs: Mapping[str, LoopProgram],
     kernels += build([emit(program, host()) for program in programs.values()], host(), cache_of(config))
     if config.check >= 1:
         _judged(plan)
-    return Executable(plan, kernels, shared_context(), compiled.executable.maker.keeps.forward, config.threads,
-                      config.packed_bytes)
+    return _executable(plan, kernels, compiled.executable.maker.keeps.forward, config)
 
 
 @dataclass(slots=True)
@@ -208,10 +219,13 @@ def _spent(plan: Plan, graph: Graph, parts: tuple[Segment, ...], stored: frozens
     return tuple(b.name for b in plan.buffers if b.home == "saved" and b.name not in anchors)
 
 
-def _reordered(plan: Plan, fusion: Fusion, before: Plan | None) -> tuple[Plan, Fusion]:
-    """The assembled `plan` with its steps in a better order, if there is one, and the items that they stand for."""
-    other = reorder(plan, before)
-    return other, _with_items(fusion, plan, other)
+def twin(compiled: Compiled, config: Config) -> Executable:
+    """The executable of `compiled` once more, of the same kernels."""
+    return _executable(compiled.plan, compiled.executable.kernels, None, config)
+
+
+def _executable(plan: Plan, kernels: Sequence[BuiltKernel], before: Plan | None, config: Config) -> Executable:
+    return Executable(plan, kernels, shared_context(), before, config.threads, config.packed_bytes)
 
 
 def _with_items(fusion: Fusion, plan: Plan, other: Plan) -> Fusion:

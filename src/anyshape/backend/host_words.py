@@ -195,6 +195,9 @@ ATTENTION_FACTORS = 34
 ATTENTION_OPERANDS = 35  # per operand: slot (-1: none), bytes, and bytes from batch to batch, head to head, row to row
 OPERANDS = ("q", "k", "v", "mask", "sums", "result", "gradient", "products", "dq", "dk", "dv")
 (QUERY, KEY, VALUE, MASK, SUMS, RESULT, GRADIENT, PRODUCTS, DQUERY, DKEY, DVALUE) = range(len(OPERANDS))
+# op -> the word of a step that says how much scratch a thread needs
+THREADS_SCRATCH = {KERNEL: KERNEL_SCRATCH, PRODUCT: PACKED_SCRATCH, GROUPED: GROUPED_SCRATCH,
+                   ATTENTION: ATTENTION_SCRATCH}
 PLAIN = 78  # "N" and "T", as the library wants to be told
 TURNED = 84
 

@@ -17,6 +17,7 @@ from anyshape.frontend.explanation import (
     RegimeNote,
     StepNote,
 )
+from anyshape.frontend.fx_inputs import UNUSED
 from anyshape.frontend.program import NativeProgram
 from anyshape.kernel.fusion import Kernel
 from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Regime, Step, Window
@@ -54,9 +55,15 @@ def _attentions(compilation: Compilation) -> tuple[AttentionUse, ...]:
 def placed(compilation: Compilation, values: Mapping[str, int]) -> tuple[int | None, ...]:
     """Per program, the bytes of the arena of a call at `values`: where the formula's layout is far from the least, the
     run time makes a better one for these sizes."""
-    return tuple(program.compiled.executable.maker.arena({
-        **values, **{old: values[name] for old, _, name in capture_of(program, compilation).sizes if name in values}})
-        for program in native_programs(compilation))
+    found = []
+    for program in native_programs(compilation):
+        at = {**values, **{old: values[name] for old, _, name in capture_of(program, compilation).sizes
+                           if name in values}}
+        executable = program.compiled.executable
+        if all(name in at or name.startswith(UNUSED) for name in executable.layout.symbols):
+            executable = executable.at(at)
+        found.append(executable.maker.arena(at))
+    return tuple(found)
 
 
 def native_programs(compilation: Compilation) -> list[NativeProgram]:
@@ -116,7 +123,8 @@ def program_note(program: NativeProgram, compilation: Compilation) -> ProgramNot
         _refusals(compiled, names), _steps(plan, names), substitute(plan.arena, names), substitute(plan.kept, names),
         substitute(outputs, names), compiled.seconds,
         tuple((stage.name, stage.before, stage.after, stage.seconds) for stage in compiled.history.stages), likely,
-        edited=compiled.edited, undecided=_undecided(plan, names))
+        edited=compiled.edited, undecided=_undecided(plan, names),
+        other=None if compiled.other is None else substitute(compiled.other.plan.arena, names))
 
 
 def _undecided(plan: Plan, names: Names) -> tuple[tuple[Size, Size], ...]:

@@ -64,6 +64,9 @@ def _program(program: ProgramNote, explanation: Explanation) -> Any:
         lines.append(f"traced: {program.where}" + (f"; {ways[program.way]}" if program.way in ways else ""))
     sizes = [f"{name} ({place})" for name, place in program.sizes]
     lines.append(f"sizes:  {', '.join(sizes) or 'none: every size is fixed'}")
+    if program.other is not None:
+        lines.append("orders: two; calls take the one that needs less at their sizes. This is the first; the arena of "
+                     f"the other is {said(program.other, explanation.values)}")
     lines += [f"edited: {path}" for path in program.edited]
     parts: list[Any] = [Text("\n".join(lines))]
     parts += [table for table in (_kernels(program, explanation), _calls(program), _refusals(program, explanation),

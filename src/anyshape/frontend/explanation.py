@@ -76,7 +76,8 @@ class ProgramNote:
     kept for the backward; outputs: bytes handed to the caller. seconds: time of every stage; passes: of every pass,
     with equations before and after. likely: sizes that the trace saw. placed: bytes of the arena of a call at the sizes
     given, at most what the formula says. edited: files whose text stands in place of a computed stage. undecided: bytes
-    of different values of which no proof says how they compare.
+    of different values of which no proof says how they compare. other: `arena` in the other order of steps, where calls
+    choose between two by their sizes.
     """
 
     name: str
@@ -99,6 +100,7 @@ class ProgramNote:
     placed: int | None = None
     edited: tuple[str, ...] = ()
     undecided: tuple[tuple[Size, Size], ...] = ()
+    other: Size | None = None
 
     def peak(self) -> Size:
         """Bytes that the program holds at its highest: its arena and its outputs."""

@@ -35,8 +35,9 @@ def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
         at = known_at(program, compilation, values)
         if at is None:
             continue
-        if program.executable.limit is not None:
-            says.append((program.name, program.executable.limit.says(at)))
+        limit = limit_at(limit, at)
+        if limit.program.limit is not None:
+            says.append((program.name, limit.program.limit.says(at)))
         curve = curve_of(program, limit, at)
         curves += [] if curve is None else [curve]
     return MemoryNote(notes, tuple(sorted(values.items())), placed(compilation, values), tuple(says), tuple(curves))
@@ -53,7 +54,8 @@ def known_at(program: NativeProgram, compilation: Compilation, values: Mapping[s
 def pairs(compilation: Compilation) -> list[tuple[NativeProgram, Limit]]:
     """Every program that is called, with its limit: a forward's has its backward."""
     programs = {program.name: program for program in native_programs(compilation)}
-    limits = {name: _limit(program.executable, programs.get(backward_name(name)) if "forward" in name else None)
+    partners = {name: programs.get(backward_name(name)) if "forward" in name else None for name in programs}
+    limits = {name: _limit(program.executable, None if (partner := partners[name]) is None else partner.executable)
               for name, program in programs.items()}
     taken = {backward_name(name) for name, limit in limits.items() if limit.backward is not None}
     return [(program, limits[name]) for name, program in programs.items() if name not in taken]
@@ -64,11 +66,18 @@ def backward_name(name: str) -> str:
     return name.replace("forward", "backward")
 
 
-def _limit(program: Executable, partner: NativeProgram | None) -> Limit:
+def limit_at(limit: Limit, values: dict[str, int]) -> Limit:
+    """The limit of a program in the order of steps that a call at these sizes takes."""
+    program, later = limit.program.at(values), limit.backward
+    if program is limit.program:
+        return limit
+    return _limit(program, None if later is None else later.other)
+
+
+def _limit(program: Executable, later: Executable | None) -> Limit:
     """A limit that answers questions, and pushes out nothing that calls remember; of nothing, if none is set."""
     if program.limit is not None:
         return program.limit.apart()
-    later = None if partner is None else partner.executable
     # what is compiled in parts has backwards that read the tapes of several, or have sizes of their own
     if later is not None and (later.maker.keeps.forward is not program.plan or any(
             not name.startswith(UNUSED) for name in set(later.layout.symbols) - set(program.layout.symbols))):

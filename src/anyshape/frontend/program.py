@@ -23,9 +23,11 @@ from anyshape.ops.needs import uncertain_sizes
 from anyshape.passes import pipeline
 from anyshape.passes.stages import check_edit
 from anyshape.plan.plan import Window
-from anyshape.road import Compiled, compile_graph
+from anyshape.road import Compiled, compile_graph, twin
 from anyshape.run import torch_api
 from anyshape.run.calibrate import calibration_of
+from anyshape.run.choice import offer
+from anyshape.run.executable import Executable
 from anyshape.run.joined import join
 from anyshape.run.limit import pair
 from anyshape.run.store import check_folder
@@ -115,8 +117,11 @@ def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forwa
             compiled = prepared
         else:
             compiled = compile_graph(graph, request.config, forward, _needed(request, graph, notes), request.whole)
+        _offer(compiled, forward, request.config)
         if request.whole and request.role == "backward" and forward is not None and not _own_sizes(forward, compiled):
-            join(forward.executable.maker, compiled.executable.maker)
+            for one, later in in_orders(forward.executable, compiled.executable):
+                if later is not None:
+                    join(one.maker, later.maker)
         if request.config.limited:
             _limit(request, compiled, notes, forward)
     program = NativeProgram(name, compiled, notes)
@@ -130,8 +135,7 @@ def _limit(request: ProgramRequest, compiled: Compiled, notes: Notes, forward: C
     """Puts the limit on a program. That of a forward has to know its backward, which is compiled with it."""
     if request.role == "backward":
         if forward is not None:
-            pair(forward.executable, compiled.executable, request.config, request.compilation.held,
-                 calibration_of(request.config), _zeros(request, compiled, notes))
+            _pair(request, forward, compiled, _zeros(request, compiled, notes))
         return
     backward = None
     zeros: list[tuple[Size, int]] = []
@@ -146,10 +150,37 @@ def _limit(request: ProgramRequest, compiled: Compiled, notes: Notes, forward: C
             if _own_sizes(compiled, backward):
                 request.compilation.record(name, "limit", "its memory is not counted: it has sizes of its own")
                 backward = None
+            else:
+                _offer(backward, compiled, request.config)
         except Unsupported as error:
             request.compilation.record(name, "limit", f"nothing is computed again: {error.what}")
-    pair(compiled.executable, None if backward is None else backward.executable, request.config,
-         request.compilation.held, calibration_of(request.config), zeros)
+    _pair(request, compiled, backward, zeros)
+
+
+def _pair(request: ProgramRequest, forward: Compiled, backward: Compiled | None,
+          zeros: list[tuple[Size, int]]) -> None:
+    """Puts the limit on a forward, or on a program that has no backward, in each order that there is."""
+    later = None if backward is None else backward.executable
+    for one, other in in_orders(forward.executable, later):
+        pair(one, other, request.config, request.compilation.held, calibration_of(request.config), zeros)
+
+
+def in_orders(program: Executable, backward: Executable | None) -> list[tuple[Executable, Executable | None]]:
+    """A program with its backward, in each order of steps that calls choose from."""
+    found = [(program, backward)]
+    if program.other is not None:
+        found.append((program.other, None if backward is None else backward.other))
+    return found
+
+
+def _offer(compiled: Compiled, forward: Compiled | None, config: Config) -> None:
+    """Lets calls of a program, and of its forward, choose between the orders of steps that there are for it."""
+    if compiled.other is None or compiled.executable.other is not None:
+        return
+    if forward is None:
+        offer(compiled.executable, compiled.other)
+    elif forward.executable.other is None and not _own_sizes(forward, compiled):
+        offer(compiled.executable, compiled.other, forward.executable, twin(forward, config))
 
 
 def _own_sizes(forward: Compiled, backward: Compiled) -> bool:

@@ -10,6 +10,7 @@ al., ROAM, 2023: memory-insensitive operators, and update branches taken off fir
 """
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,18 +28,30 @@ Key = tuple[object, ...]
 
 @dataclass(slots=True)
 class Cuts:
-    """What an order was made of: the parts, how many of them were different, and how many searches there were."""
+    """What an order was made of: the parts, how many of them were different, how many searches there were, and how many
+    steps these may still look at."""
 
     order: list[int]
     parts: int = 0
     different: int = 0
     searched: int = 0
+    looks: int = sys.maxsize
+
+    def search(self, problem: Problem, most: int, looks: int) -> list[int] | None:
+        """As plan/search.py, within what may still be looked at."""
+        if self.looks <= 0:
+            return None
+        self.searched += 1
+        found = search(problem, most, problem.looks + min(looks, self.looks))
+        self.looks -= problem.looks
+        return found
 
 
-def order_by_parts(problem: Problem) -> Cuts:
-    """The best order found: the one of the program, or another with a lower peak."""
+def order_by_parts(problem: Problem, looks: int = sys.maxsize) -> Cuts:
+    """The best order found: the one of the program, or another with a lower peak. `looks`: steps that all searches may
+    look at."""
     program = list(range(len(problem.before)))
-    found = Cuts(program)
+    found = Cuts(program, looks=looks)
     least = problem.least(program)
     candidates = [program]
     room = problem.peak(program) - least
@@ -48,11 +61,11 @@ def order_by_parts(problem: Problem) -> Cuts:
     lowest = peaks.index(min(peaks))
     found.order = candidates[lowest]
     if peaks[lowest] > least:
-        found = _parted(problem, found.order, least)
-        found.order = _windowed(problem, found.order, least)
+        _parted(problem, found, least)
+        _windowed(problem, found, least)
     if len(program) <= WHOLE and problem.peak(found.order) > least:
-        whole = search(problem, problem.peak(found.order) - 1, problem.looks + WHOLE_LOOKS)
-        found.order = found.order if whole is None else whole
+        problem.looks = 0
+        found.order = found.search(problem, problem.peak(found.order) - 1, WHOLE_LOOKS) or found.order
     return found
 
 
@@ -130,9 +143,9 @@ def cuts(problem: Problem, order: Sequence[int]) -> list[int]:
     return found
 
 
-def _parted(problem: Problem, order: list[int], least: int) -> Cuts:
-    """`order` with each part in a better one, if there is one. Parts where no more than `least` is alive stay."""
-    found = Cuts([])
+def _parted(problem: Problem, found: Cuts, least: int) -> None:
+    """Puts each part into a better order, if there is one. Parts where no more than `least` is alive stay."""
+    order, found.order = found.order, []
     known: dict[Key, list[int] | None] = {}
     curve = problem.curve(order)
     start = 0
@@ -149,35 +162,32 @@ def _parted(problem: Problem, order: list[int], least: int) -> Cuts:
             found.different += 1
         fullest = max(sum(one) for one in curve[start:stop])
         if known[key] is None and fullest > least:
-            found.searched += 1
-            peak = small.peak(range(len(part)))
-            best = search(small, peak - 1, LOOKS_EACH * len(part))
+            best = found.search(small, small.peak(range(len(part))) - 1, LOOKS_EACH * len(part))
             known[key] = list(range(len(part))) if best is None else best
         found.order += [part[k] for k in known[key] or range(len(part))]
         seen |= sum(1 << step for step in part)
         start = stop
-    return found
 
 
-def _windowed(problem: Problem, order: list[int], least: int) -> list[int]:
-    """`order` with windows about its fullest step in a better one, again and again."""
+def _windowed(problem: Problem, found: Cuts, least: int) -> None:
+    """Puts windows about the fullest step into a better order, again and again."""
     for _ in range(MOST_WINDOWS):
+        order = found.order
         curve = [sum(one) for one in problem.curve(order)]
         peak = max(curve)
         place = curve.index(peak)
         for reach in WINDOWS:
             start = max(place - reach, 0)
             part = order[start:place + reach]
-            if peak <= least:
-                return order
+            if peak <= least or found.looks <= 0:
+                return
             small = part_of(problem, part, sum(1 << step for step in order[:start]))
-            best = search(small, small.peak(range(len(part))) - 1, LOOKS_EACH * len(part) // 2)
+            best = found.search(small, small.peak(range(len(part))) - 1, LOOKS_EACH * len(part) // 2)
             if best is not None:
-                order = [*order[:start], *(part[k] for k in best), *order[start + len(part):]]
+                found.order = [*order[:start], *(part[k] for k in best), *order[start + len(part):]]
                 break
         else:
-            return order
-    return order
+            return
 
 
 def _borders(places: Sequence[int], count: int) -> list[int]:

@@ -5,10 +5,12 @@
     2 sum(a) -> c                              2 k1(x) -> b
     3 sum(b) -> d                              3 sum(b) -> d
 
-The search (plan/search.py) goes by the hints: where it is proved for every size that one step makes more than another,
-it does so at the hints too. What it finds stands in place of the program's order if at every size it needs no more: the
-bytes alive at each of its steps are, as formulas, at most those at some step of the program's order. And it has to be
-better at the hints by more than a little. Where no order can be much better, which a bound tells, nothing is searched.
+The search (plan/search.py, of parts: plan/cut.py) goes by the hints: where it is proved for every size that one step
+makes more than another, it does so at the hints too. What it finds stands in place of the program's order if at every
+size it needs no more: the bytes alive at each of its steps are, as formulas, at most those at some step of the order of
+the program. And it has to be better at the hints by more than a little. What is better there and not proved to be so at
+every size may stand beside: calls then take the order that needs less at their sizes (run/choice.py). Where no order
+can be much better, which a bound tells, nothing is searched.
 
 What is seen from outside keeps its order: calls with effects (random numbers), operators that are not PyTorch's own,
 kernels that check indices; what writes an input stays behind those. Products that run side by side stay together.
@@ -16,9 +18,11 @@ kernels that check indices; what writes an input stays behind those. Products th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from anyshape.plan.again import written
 from anyshape.plan.alloc import kept_regions, tape_entry
+from anyshape.plan.cut import order_by_parts
 from anyshape.plan.hold import owned_elsewhere
 from anyshape.plan.inplace import pairs
 from anyshape.plan.plan import Buffer, ExternStep, KernelStep, Plan, Step, Window, touched
@@ -34,44 +38,70 @@ WORTH_PARTING = 0.9  # the same for one that parts products which would run side
 LEAST = 65536  # bytes below which nothing is gained
 LOOKS, LOOKS_EACH, MOST_LOOKS = 60000, 100, 400000  # steps that the search may look at, some 1.5 us each
 SMALL = 0.9  # where no order can need less than this part of the bytes, it may look at a quarter of them
+PART_LOOKS = 1000000  # the same where parts are searched
+LEFT = 0.2  # of what an order could save, what the search may have left so that parts are not searched, too
 TRIED = 24  # steps of the program's order, the fullest at the hints, that one of the other order is compared with
 
 
 def reorder(plan: Plan, forward: Plan | None) -> Plan:
-    """`plan` (not allocated, as `assemble` makes it) in the best order of steps that was found."""
+    """`plan` (not allocated, as `assemble` makes it) in the best order of steps that was found for all sizes."""
+    return orders(plan, forward)[0]
+
+
+def orders(plan: Plan, forward: Plan | None) -> tuple[Plan, ...]:
+    """`plan` as `reorder` gives it, and, if one was found, in an order that needs clearly less at the hints, and at
+    other sizes perhaps more."""
     best = plan = permuted(plan, early(plan, dependencies(plan)))
+    needed = _needed(best, forward)
+    beside: tuple[Plan, int] | None = None
     joined = _units(plan)
     for units, worth in ((joined, WORTH), ([[k] for k in range(len(plan.steps))], WORTH_PARTING)):
         if worth == WORTH or len(joined) < len(units):
-            other = _searched(plan, forward, units, worth)
-            if other is not None and _is_better(other, best, forward, worth):
-                best = other
-    return best
+            for other in _searched(plan, forward, units, worth):
+                needs = _needed(other, forward)
+                if needs.most <= worth * needed.most and _is_no_more(needs, needed, plan.facts):
+                    best, needed = other, needs
+                elif needs.most <= worth * (needed.most if beside is None else beside[1]):
+                    beside = other, needs.most
+    return (best,) if beside is None or beside[1] > WORTH * needed.most else (best, beside[0])
 
 
-def _searched(plan: Plan, forward: Plan | None, units: Sequence[Sequence[int]], worth: float) -> Plan | None:
-    """`plan` with its units in an order that needs at most `worth` of the bytes by the hints; None: there is none, or
-    none was found."""
+def _searched(plan: Plan, forward: Plan | None, units: Sequence[Sequence[int]], worth: float) -> list[Plan]:
+    """`plan` with its units in orders that need at most `worth` of the bytes by the hints, if there are such and they
+    were found: of the whole, and then of parts where that has left much."""
     problem = problem_of(plan, forward, units)
     program = list(range(len(units)))
     peak = problem.peak(program)
     most = min(int(peak * worth), peak - LEAST)
     least = problem.least(program) if len(units) > 2 else peak
     if most < least:
-        return None
+        return []
     looks = min(LOOKS + LOOKS_EACH * len(units), MOST_LOOKS)
-    found = search(problem, most, looks // 4 if least > SMALL * peak else looks)
-    return None if found is None else permuted(plan, [step for unit in found for step in units[unit]])
+    found = [search(problem, most, looks // 4 if least > SMALL * peak else looks)]
+    if found[0] is None or problem.peak(found[0]) > least + LEFT * (peak - least):
+        found.append(order_by_parts(problem, PART_LOOKS).order)
+    return [permuted(plan, [step for unit in order for step in units[unit]]) for order in found
+            if order is not None and problem.peak(order) <= most]
 
 
-def _is_better(other: Plan, plan: Plan, forward: Plan | None, worth: float) -> bool:
-    """Does `other` need at most `worth` of the bytes of `plan` at the hints, and provably no more at any size?"""
-    old, new = (together(share(one, forward)) for one in (plan, other))
-    before, after = (_totals(one, forward) for one in (old, new))
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """Formulas of the bytes alive at each step, in the arena and beside it; the most of both at the hints, added."""
+
+    inside: list[Size]
+    beside: list[Size]
+    most: int
+
+
+def _needed(plan: Plan, forward: Plan | None) -> _Needed:
+    inside, beside = _totals(together(share(plan, forward)), forward)
     hint = plan.facts.hint
-    least = [sum(max(map(hint, curve), default=0) for curve in curves) for curves in (before, after)]
-    return least[1] <= least[0] * worth and all(
-        no_more(a, b, plan.facts) for a, b in zip(after, before, strict=True))
+    return _Needed(inside, beside, sum(max(map(hint, curve), default=0) for curve in (inside, beside)))
+
+
+def _is_no_more(new: _Needed, old: _Needed, facts: Facts) -> bool:
+    """Does the order of `new` provably need no more than that of `old`, at any size?"""
+    return no_more(new.inside, old.inside, facts) and no_more(new.beside, old.beside, facts)
 
 
 def _units(plan: Plan) -> list[list[int]]:

@@ -23,7 +23,7 @@ from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.layout import NO_REGIME, layout_of
 from anyshape.run.library import taken_by
 from anyshape.run.placement import GOOD_ENOUGH, WORD
-from anyshape.run.record import SCRATCH, Record
+from anyshape.run.record import Record
 from anyshape.run.sizes import Lives, Sizes
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Sizing:
         found = [0] * self.count
         at = host.HEAD_WORDS
         while words[at] != host.END:
-            place = SCRATCH.get(words[at])
+            place = host.THREADS_SCRATCH.get(words[at])
             if place is not None:
                 kind = self.numbers[words[at + 2]]
                 found[kind] = max(found[kind], words[at + place])

@@ -6,12 +6,11 @@ fill the block, run the host natively, give the arena back. Nothing is decided h
 from __future__ import annotations
 
 import ctypes
-import itertools
 import struct
 import threading
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +20,14 @@ from anyshape.backend.base import Kernel
 from anyshape.base import events
 from anyshape.base.errors import IndexRangeError, InputError, VerifyError
 from anyshape.ir.types import TensorType
-from anyshape.plan.plan import KernelStep, Plan, Window
+from anyshape.plan.plan import Plan, Window
 from anyshape.run import torch_api
 from anyshape.run.arena import Block, Chunks, Lease, Phases
 from anyshape.run.bind import Binder
 from anyshape.run.call import Call, restrided
 from anyshape.run.calls import Calls
+from anyshape.run.choice import Choice
+from anyshape.run.clock import clock_of, durations
 from anyshape.run.context import Context, shared_context
 from anyshape.run.counted import counted_peak
 from anyshape.run.dtypes import TORCH_DTYPES
@@ -90,6 +91,8 @@ class Executable:
         self.plain = self.ordered and not plan.saved
         self.straight = self.calls.order is not None and not self.lazy  # allocated at the start, returned as they are
         self.limit: Limit | None = None  # says what a call at given sizes does not keep
+        self.other: Executable | None = None  # the same in another order, which calls run where `choice` says so
+        self.choice: Choice | None = None
         self.profiles: list[tuple[Record, list[tuple[int, float]]]] | None = None  # set to [] to receive times of steps
         events.count("programs")
         events.count("kernels", len(self.kernels))
@@ -105,6 +108,8 @@ class Executable:
         if self.takes_tape:
             return self._backward(args)
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit)
+        if record.is_other is not self.maker.is_other:
+            return self._in_other_order(args)
         args.clear()
         space = None
         if self.limit is not None:
@@ -126,8 +131,10 @@ class Executable:
             raise InputError(f"{self.name} takes the tape of its forward first",
                              why=f"got {type(args[0]).__name__ if args else 'no argument'}",
                              do="pass what the forward returned last")
+        lease = args[0].owner if isinstance(args[0].owner, Lease) else None
+        if lease is not None and lease.record.is_other is not self.maker.is_other:
+            return self._in_other_order(args)
         tape = args.pop(0)
-        lease = tape.owner if isinstance(tape.owner, Lease) else None
         if lease is not None and lease.limit is not None:
             begin(lease, lease.limit)
         values = tape.open()
@@ -163,6 +170,24 @@ class Executable:
         if not keeps:
             tape.release()
         return outputs
+
+    def at(self, values: Mapping[str, int]) -> Executable:
+        """Who runs a call at the symbols' `values`: the program itself, or the same in another order."""
+        is_second = self.other is not None and self.choice is not None and self.choice.is_second(values)
+        return self.other if is_second and self.other is not None else self
+
+    def ran(self, record: Record) -> Executable:
+        """Who ran a call that had this record: the program itself, or the same in another order."""
+        return self.other if record.is_other and self.other is not None else self
+
+    def _in_other_order(self, args: list[Any]) -> list[Any]:
+        """The call in the order that its sizes, or its forward, take. Whoever watches this program sees it."""
+        other = self.other
+        if other is None:
+            raise VerifyError(f"the tape of {self.name} comes from another forward",
+                              why="that has another order of steps", do="report it: a bug of the runtime")
+        other.context, other.profiles = self.context, self.profiles
+        return other(args)
 
     def _private_kept(self, record: Record, inputs: Sequence[Any], lease: Lease | None) -> Block:
         """A copy of the kept block, for a tape that must stay as it is or that has no block."""
@@ -270,8 +295,7 @@ class Executable:
                 self.calls.begin(record)
                 call = Call(self.calls, record, inputs, outputs, kept, temporary, phases)
                 context.calls[number] = call
-            clock = None if self.profiles is None else array("q", bytes(24 * (2 * _marks(self.plan)
-                                                                                      + len(record.actions) + 2)))
+            clock = None if self.profiles is None else clock_of(self.plan, len(record.actions))
             times = 0 if clock is None else clock.buffer_info()[0]
             block = array("q", (0, number, lower, temporary.address, threads, context.callback,
                                 self.functions_address, record.address, 0, times, spare, 0, *pointers,
@@ -285,8 +309,7 @@ class Executable:
                 call.block = block
             code = context.run_plan(block.buffer_info()[0])
             if clock is not None and self.profiles is not None:
-                steps = [one for one in _durations(clock) if one[0] < len(self.plan.steps)]
-                self.profiles.append((record, steps))
+                self.profiles.append((record, durations(clock, len(self.plan.steps))))
             if code != host.DONE:
                 self._raise(code, block, call)
             for given, used in undo:
@@ -366,17 +389,22 @@ class Executable:
             if record is not None:
                 return record, arguments
         symbols = self.binder.bind(arguments, known)
+        program = self if plan.restored else self.at(symbols)
         if isinstance(origin, Record):
             record = self.maker.made(symbols, origin.keeping)
-        elif self.limit is not None:
-            record = self.maker.made(symbols, self.limit.choose(symbols))
+        elif program.limit is not None:
+            record = program.maker.made(symbols, program.limit.choose(symbols))
         else:
-            record = self.maker.make(symbols)
+            record = program.maker.make(symbols)
+        for one in dict.fromkeys((self, program)):  # keys are made of the inputs, which are alike
+            one._remember(key, record)
+        return record, arguments
+
+    def _remember(self, key: Any, record: Record) -> None:
         with self.lock:
             while len(self.records) >= RECORDS:
                 self.records.pop(next(iter(self.records)))
             self.records[key] = record
-        return record, arguments
 
     def _tensor(self, kind: TensorType | str, argument: Any) -> Any:
         """A Python number where the program has a scalar tensor becomes one."""
@@ -407,22 +435,11 @@ class Executable:
         if self.takes_tape:
             tape = arguments.pop(0)
             origin = tape.owner.record if isinstance(tape.owner, Lease) else ()
+            if self.other is not None and isinstance(origin, Record) and origin.is_other is not self.maker.is_other:
+                return self.other.record(tape, *arguments)
             return self._slow(arguments, tape.open(), origin)[0]
         return self._slow(arguments)[0]
 
     def counted_peak(self, record: Record) -> int:
         """Bytes of the arena that the steps really touch; equals `record.arena`."""
-        return counted_peak(self.plan, record)
-
-
-
-def _marks(plan: Plan) -> int:
-    """How often the clock is read in a run, at most."""
-    return sum(max(len(regime.kernels) for regime in step.regimes) if isinstance(step, KernelStep) else 1
-               for step in plan.steps)
-
-
-def _durations(clock: array[int]) -> list[tuple[int, float]]:
-    """(step number, seconds) of the steps that ran."""
-    marks = [(clock[i + 2], clock[i] + clock[i + 1] * 1e-9) for i in range(0, len(clock), 3) if clock[i]]
-    return [(number, now - before) for (_, before), (number, now) in itertools.pairwise(marks)]
+        return counted_peak(self.ran(record).plan, record)

@@ -28,7 +28,7 @@ REMEMBERED = 32  # sizes
 WORTH = 0.99  # of two blocks, what one has to come to
 
 
-class _Half:
+class Half:
     """The forward or the backward: what lies in its arena, and the plan's arena."""
 
     def __init__(self, maker: Records) -> None:
@@ -52,7 +52,7 @@ class Joined:
 
     def __init__(self, forward: Records, backward: Records) -> None:
         self.forward, self.backward = forward, backward
-        self.halves = _Half(forward), _Half(backward)
+        self.halves = Half(forward), Half(backward)
         # both in a row: what moves in the forward, what it keeps, and what moves in the backward
         end = len(forward.plan.steps)
         self.lives = np.array([*(forward.lives[i] for i in forward.moving),

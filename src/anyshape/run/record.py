@@ -42,9 +42,6 @@ ROOMY = 1.1  # of the bytes that values need at once, those they may lie in with
 LAID = 32  # layouts that are remembered: some rungs of some shapes, until one of them is a record
 REMEMBERED = 128  # records that somebody asked about, those of a limit
 LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is moved there
-# op -> the word of a step that says how much scratch a thread needs
-SCRATCH = {host.KERNEL: host.KERNEL_SCRATCH, host.PRODUCT: host.PACKED_SCRATCH, host.GROUPED: host.GROUPED_SCRATCH,
-           host.ATTENTION: host.ATTENTION_SCRATCH}
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
@@ -59,12 +56,12 @@ class Record:
     the output buffer, by slot, whose memory is the lower block, or -1: then that is the kept block. given: the lower
     block is the call's own, and is given back before results are taken at this step; or -1. bound: no layout of the
     arena needs fewer bytes. overwrites: steps write into the kept block of a backward's tape, so that it cannot run
-    again. outside: bytes of PyTorch's tensors that its tape keeps, too. keeping: see there; chunks: bytes of each
-    chunk of the kept block, and parts: (slot, chunk, byte) of what lies in them, where it is in chunks, and after
-    them of what lies in the first phase; late: (slot, byte) of what lies in each of the others. actions: what moves
-    values out or back, of `stored` bytes. allocations: (sizes, strides) of each output buffer, by slot; exact: these
-    are the outputs' own; large: (slot, bytes) of those on large pages. calls: Python has something to do between
-    steps. block: what is the same in the blocks of all calls.
+    again. outside: bytes of PyTorch's tensors that its tape keeps, too. is_other: it is of the second of two orders
+    of steps. keeping: see there; chunks: bytes of each chunk of the kept block, and parts: (slot, chunk, byte) of
+    what lies in them, where it is in chunks, and after them of what lies in the first phase; late: (slot, byte) of
+    what lies in each of the others. actions: what moves values out or back, of `stored` bytes. allocations: (sizes,
+    strides) of each output buffer, by slot; exact: these are the outputs' own; large: (slot, bytes) of those on large
+    pages. calls: Python has something to do between steps. block: what is the same in the blocks of all calls.
     """
 
     values: dict[str, int]
@@ -83,6 +80,7 @@ class Record:
     bound: int
     overwrites: bool
     outside: int
+    is_other: bool
     keeping: Keeping
     chunks: tuple[int, ...]
     parts: tuple[tuple[int, int, int], ...]
@@ -133,6 +131,7 @@ class Records:
         self.latest: tuple[tuple[int, ...], tuple[Any, ...]] | None = None
         self.lock = threading.Lock()
         self.joined: Joined | None = None  # of half of a whole step
+        self.is_other = False  # the plan has the second of two orders of steps (run/choice.py)
         # the largest result that is not written from the start on; of a call that a backward follows, none
         free = [] if plan.saved or forward is not None else [b for b in self.outputs if b.first > 0]
         self.room = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
@@ -254,7 +253,7 @@ class Records:
             overwrites=bool(self.regions) and not keeping.apart and any(
                 place.offsets[i] < place.border for i in self.moving),
             outside=sum(evaluate(b.bytes, values) for b in self.keeps.outside if b.name not in keeping.dropped),
-            keeping=keeping, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)),
+            is_other=self.is_other, keeping=keeping, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)),
             parts=tuple(parts), late=tuple(map(tuple, late)),
             actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
@@ -402,7 +401,7 @@ class Records:
         products = []
         at = words[host.HEAD_FIRST]
         while words[at] != host.END:
-            needs = SCRATCH.get(words[at])
+            needs = host.THREADS_SCRATCH.get(words[at])
             if words[at + 2] >= until and needs is not None and words[at + needs] > 0:
                 if not self._dies(words, at):
                     return 0, 0

@@ -15,7 +15,7 @@ from anyshape.base.errors import InputError, LimitError
 from anyshape.frontend.compilation import Capture, Compilation
 from anyshape.frontend.explain import capture_of, given_values, step_text
 from anyshape.frontend.fx_inputs import UNUSED
-from anyshape.frontend.memory import backward_name, pairs
+from anyshape.frontend.memory import backward_name, limit_at, pairs
 from anyshape.frontend.program import NativeProgram
 from anyshape.frontend.report.spans import POINTS, Span, points, taken_apart
 from anyshape.plan.plan import Plan
@@ -28,6 +28,8 @@ from anyshape.sym.floats import float_of
 
 FORMAT = "anyshape-report-1"
 NO_LIMIT = UNLIMITED
+TWO = ("calls take the one of two orders of steps that needs less at their sizes; this shows the one at the sizes "
+       "where the sliders stand first")
 Json = dict[str, Any]
 
 
@@ -49,6 +51,8 @@ def collect(name: str, compilation: Compilation, given: Mapping[str, Any], most:
                          "PyTorch", do="call the program once (and its backward, if it is trained), and see explain()")
     programs = [_program(one, limit, compilation, values, ranges, most) for one, limit in found]
     notes = [{"name": one.name, "stage": one.stage, "reason": one.reason} for one in compilation.fallbacks]
+    notes += [{"name": one.name, "stage": "order", "reason": TWO} for one, _ in found
+              if one.executable.other is not None]
     limit = compilation.config.memory_limit
     return {"format": FORMAT, "name": name, "limit": limit if limit < NO_LIMIT else 0, "programs": programs,
             "notes": notes}
@@ -58,12 +62,13 @@ def _program(program: NativeProgram, limit: Limit, compilation: Compilation, val
              ranges: Mapping[str, tuple[int, int]], most: int) -> Json:
     capture = capture_of(program, compilation)
     names = {old: name for old, _, name in capture.sizes}
+    spans = _spans(limit, capture, values, ranges)
+    limit = limit_at(limit, dict(zip(limit.program.layout.symbols, (one.start for one in spans), strict=True)))
     line = timeline(limit)
     formulas = _Formulas({old: symbol(name) for old, name in names.items()})
     lives = [_life(one, formulas) for one in line.lives]
     undecided = [formulas.number(one) for one in _undecided(limit)]
     needs = [formulas.number(one) for one in program.executable.plan.nonnegative]
-    spans = _spans(limit, capture, values, ranges)
     found: list[Json] = []
     for point in points(spans, most):
         at = dict(zip(limit.program.layout.symbols, point, strict=True))

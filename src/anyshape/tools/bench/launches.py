@@ -1,6 +1,6 @@
 """Counts what one step launches: kernels, products of a library, single calls of PyTorch, copies. Never while timing.
 
-Ours are counted from what ran: the clock of `run/executable.py` makes a mark for every step of the host that was
+Ours are counted from what ran: the clock of `run/clock.py` has a mark for every step of the host that was
 reached. Kernels that follow each other are one such step, for which threads are called together once, and so are a
 product and the kernels that read its result, which counts as a product (backend/host_series.py). Inductor's are counted
 in the Python that it generates, whose lines run one after another: what calls a kernel of its own or an operator of
@@ -85,9 +85,9 @@ def counted(programs: Sequence[Any], apart: bool = False) -> Iterator[dict[str, 
             yield seen
         finally:
             for (name, executable), own in zip(executables, before, strict=True):
-                for _, durations in executable.profiles:
+                for record, durations in executable.profiles:
                     for number, _ in durations:
-                        for step in _steps(executable.plan, number, apart):
+                        for step in _steps(executable.ran(record).plan, number, apart):
                             add(name, KINDS.get(type(step), Launches()))
                 executable.profiles = own
 

@@ -15,8 +15,9 @@ from anyshape.assemble import assemble
 from anyshape.base.config import Config
 from anyshape.base.errors import LimitError
 from anyshape.plan.judge import judge
-from anyshape.plan.order import reorder
+from anyshape.plan.order import orders as ordered
 from anyshape.plan.plan import Plan
+from anyshape.plan.receive import late, received
 from anyshape.road import Compiled, fused, named
 from anyshape.run.executable import Executable
 from anyshape.run.keeping import EVERYTHING, Keeping
@@ -143,7 +144,8 @@ def _compiled(model: models.BenchModel, job: dict[str, Any]) -> tuple[Switch, Tr
 
 
 def _backward(programs: list[Executable], program: Executable) -> Executable | None:
-    return next((one for one in programs if one.maker.keeps.forward is program.plan), None)
+    return next((one for one in programs if one.maker.keeps.forward is program.plan
+                 and one.maker.is_other is program.maker.is_other), None)
 
 
 def _later(backward: Executable, values: dict[str, int]) -> dict[str, int]:
@@ -157,8 +159,8 @@ def orders(model: models.BenchModel, job: dict[str, Any], found: Ours, tell: Tel
     switch, step = _compiled(model, job)
     compiled = [one.compiled for one in switch.compiled[FREE].programs
                 if isinstance(getattr(one, "compiled", None), Compiled)]
-    programs = [one.executable for one in compiled]
-    made: dict[str, tuple[Plan, Plan, Plan | None]] = {}
+    programs = [one for it in compiled for one in (it.executable, it.executable.other) if one is not None]
+    made: dict[Executable, tuple[Plan, Plan, Plan | None]] = {}
     shapes = [model.shapes[-1], *random_shapes(model, job["shapes"] - 1, "orders")]
     for number, shape in enumerate(shapes):
         with _asked(programs) as seen:
@@ -167,10 +169,10 @@ def orders(model: models.BenchModel, job: dict[str, Any], found: Ours, tell: Tel
             backward = _backward(programs, program)
             for one in (program, backward) if backward is not None else (program,):
                 tell(f"{shape}: {one.name}", number, len(shapes))
-                if one.name not in made:
-                    made[one.name] = _plans(next(it for it in compiled if it.executable is one), one)
+                if one not in made:
+                    made[one] = _plans(next(it for it in compiled if one in (it.executable, it.executable.other)), one)
                 sizes = record.values if one is program else _later(one, record.values)
-                found.orders.append(_order(one.name, shape, made[one.name], sizes, float(job["orders"])))
+                found.orders.append(_order(one.name, shape, made[one], sizes, float(job["orders"])))
     tell("orders", 1, 1)
 
 
@@ -178,8 +180,9 @@ def _plans(compiled: Compiled, program: Executable) -> tuple[Plan, Plan, Plan | 
     """The plan in the order of the model, the one in our order, and the forward's."""
     config = Config()
     store, fusion = fused(compiled.graph, config)
-    plan = assemble(compiled.graph, fusion, store, named(fusion, compiled.graph.facts)[0])
-    return plan, reorder(plan, program.maker.keeps.forward), program.maker.keeps.forward
+    plan = received(late(assemble(compiled.graph, fusion, store, named(fusion, compiled.graph.facts)[0])))
+    forward = program.maker.keeps.forward
+    return plan, ordered(plan, forward)[-1 if program.maker.is_other else 0], forward
 
 
 def _order(name: str, shape: Shape, plans: tuple[Plan, Plan, Plan | None], values: dict[str, int],

@@ -58,8 +58,9 @@ class Switch:
                      lambda *arguments, **keywords: self.compiled[self.current](*arguments, **keywords))
 
     def programs(self) -> list[Executable]:
-        """Those that were compiled, of the one that is called."""
+        """Those that were compiled, of the one that is called, in each order of steps that there is."""
         found = [getattr(one, "executable", one) for one in self.compiled[self.current].programs]
+        found += [getattr(one, "other", None) for one in found]
         return [one for one in found if isinstance(one, Executable)]
 
     def limits(self) -> list[Limit]:
@@ -78,7 +79,9 @@ class Switch:
     def set(self, bytes_: int) -> None:
         """Puts the limit elsewhere."""
         for limit in self.limits():
-            limit.move(bytes_)
+            for program in (limit.program, limit.program.other):
+                if program is not None and program.limit is not None:
+                    program.limit.move(bytes_)
 
 
 def record_of(limit: Limit) -> Record:
@@ -96,9 +99,13 @@ def need(switch: Switch, step: Train, inputs: models.Inputs) -> tuple[int, dict[
 
 def needed(switch: Switch) -> tuple[int, dict[Limit, dict[str, int]]]:
     """The same of the step that ran last, where no record was there before."""
-    ran = [limit for limit in switch.limits() if limit.program.records]
-    values = {limit: record_of(limit).values for limit in ran}
-    return sum(limit.needed(values[limit], record_of(limit).keeping) for limit in ran), values
+    ran = {}
+    for limit in switch.limits():
+        if limit.program.records:
+            record = record_of(limit)
+            ran[limit.program.ran(record).limit or limit] = record
+    return sum(limit.needed(record.values, record.keeping) for limit, record in ran.items()), {
+        limit: record.values for limit, record in ran.items()}
 
 
 def random_shapes(model: models.BenchModel, number: int, salt: str) -> list[Shape]:

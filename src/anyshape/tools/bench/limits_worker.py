@@ -87,7 +87,7 @@ def ours(model: models.BenchModel, job: dict[str, Any], rows: dict[str, Row], fo
             for _ in range(2):
                 step(inputs)
         most, values = need(switch, step, inputs)
-        found.least.append(sum(limit.least(values[limit]) for limit in switch.limits() if limit in values))
+        found.least.append(sum(limit.least(its) for limit, its in values.items()))
         limits = {"no limit": NEVER, **{f"{share:.0%} of that": int(most * share) for share in SHARES}}
         limits |= {f"as {way}": peaks[place] for way, peaks in job["peaks"].items() if place < len(peaks)}
         limits["least limit"] = found.least[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anyshape.frontend.memory import limit_at
 from anyshape.frontend.train_step import TrainStep
 from anyshape.run.keeping import EVERYTHING
 from anyshape.run.limit import Limit
@@ -35,6 +36,7 @@ class Watch:
         for limit, names in self.limits():
             if all(names.get(old, old) in given for old in limit.program.layout.symbols):
                 values = {old: given[names[old]] for old in limit.program.layout.symbols}
+                limit = limit_at(limit, values)
                 if bytes_:
                     limit = limit.apart(bytes_)
                 keeping = limit.choose(values)
