@@ -1,6 +1,7 @@
-"""Two orders of steps, each better at some sizes (run/choice.py): calls take the one that needs less, and give the same."""
+"""Two orders of steps, each better at some sizes (run/choice.py): calls take the one that needs less."""
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -25,7 +26,7 @@ class Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         sizes = (3, 96, 16, 16, 16, 16)
-        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(sizes))
         self.wide, self.last = nn.Linear(256, 2048), nn.Linear(2048, 2)
 
     def forward(self, x: Tensor) -> Tensor:

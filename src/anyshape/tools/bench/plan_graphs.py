@@ -22,9 +22,9 @@ from torch import Tensor, nn
 import anyshape
 from anyshape.assemble import assemble
 from anyshape.base.config import Config
-from anyshape.frontend.memory import pairs
+from anyshape.frontend.memory import limit_at, pairs
 from anyshape.plan.join import step_problem
-from anyshape.plan.order import reorder
+from anyshape.plan.order import orders, reorder
 from anyshape.plan.plan import Plan
 from anyshape.plan.receive import late, received
 from anyshape.plan.solution import show_problem
@@ -134,11 +134,13 @@ def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str,
     for batch in batches:
         values = sizes_at(plans[0], batch)
         problem = step_problem(*(at(plan, values) for plan in plans))
-        chosen = [place[id(one)] for plan, before in zip(plans, (None, first))
-                  for one in reorder(at(plan, values), before).steps]
+        chosen = [place[id(one)] for one in (*reorder(at(plans[0], values), None).steps,
+                                             *orders(at(plans[1], values), first)[-1].steps)]
         name = f"{network.name}-{batch}"
         (folder / f"{name}.txt").write_text(show_problem(problem, name))
-        record["problems"][str(batch)] = {"order": chosen, "needed": limit.needed(unused | values, EVERYTHING)}
+        called = unused | values
+        record["problems"][str(batch)] = {
+            "order": chosen, "needed": limit_at(limit, called).needed(called, EVERYTHING)}
     return record
 
 
