@@ -11,8 +11,9 @@ al., ROAM, 2023: memory-insensitive operators, and update branches taken off fir
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anyshape.plan.search import Problem, search
 
@@ -29,13 +30,20 @@ Key = tuple[object, ...]
 @dataclass(slots=True)
 class Cuts:
     """What an order was made of: the parts, how many of them were different, how many searches there were, and how many
-    steps these may still look at."""
+    steps these may still look at. trail: (seconds of processor time, peak) of each better order in turn."""
 
     order: list[int]
     parts: int = 0
     different: int = 0
     searched: int = 0
     looks: int = sys.maxsize
+    begun: float = field(default_factory=time.process_time)
+    trail: list[tuple[float, int]] = field(default_factory=list)
+
+    def note(self, peak: int) -> None:
+        """There is an order with this peak now."""
+        if not self.trail or peak < self.trail[-1][1]:
+            self.trail.append((time.process_time() - self.begun, peak))
 
     def search(self, problem: Problem, most: int, looks: int) -> list[int] | None:
         """As plan/search.py, within what may still be looked at."""
@@ -53,19 +61,23 @@ def order_by_parts(problem: Problem, looks: int = sys.maxsize) -> Cuts:
     program = list(range(len(problem.before)))
     found = Cuts(program, looks=looks)
     least = problem.least(program)
-    candidates = [program]
-    room = problem.peak(program) - least
-    for order in (program, late(problem, program, least)):
-        candidates += [early(problem, order, least + room * part // CAPS) for part in range(CAPS + 1)]
-    peaks = [problem.peak(order) for order in candidates]
-    lowest = peaks.index(min(peaks))
-    found.order = candidates[lowest]
-    if peaks[lowest] > least:
+    peak = problem.peak(program)
+    room = peak - least
+    found.note(peak)
+    for is_late in (False, True):
+        order = late(problem, program, least) if is_late else program
+        for part in range(CAPS + 1):
+            other = early(problem, order, least + room * part // CAPS)
+            if problem.peak(other) < peak:
+                found.order, peak = other, problem.peak(other)
+                found.note(peak)
+    if peak > least:
         _parted(problem, found, least)
         _windowed(problem, found, least)
     if len(program) <= WHOLE and problem.peak(found.order) > least:
         problem.looks = 0
         found.order = found.search(problem, problem.peak(found.order) - 1, WHOLE_LOOKS) or found.order
+        found.note(problem.peak(found.order))
     return found
 
 
@@ -175,6 +187,7 @@ def _windowed(problem: Problem, found: Cuts, least: int) -> None:
         order = found.order
         curve = [sum(one) for one in problem.curve(order)]
         peak = max(curve)
+        found.note(problem.peak(order))
         place = curve.index(peak)
         for reach in WINDOWS:
             start = max(place - reach, 0)

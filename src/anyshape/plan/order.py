@@ -38,7 +38,7 @@ WORTH_PARTING = 0.9  # the same for one that parts products which would run side
 LEAST = 65536  # bytes below which nothing is gained
 LOOKS, LOOKS_EACH, MOST_LOOKS = 60000, 100, 400000  # steps that the search may look at, some 1.5 us each
 SMALL = 0.9  # where no order can need less than this part of the bytes, it may look at a quarter of them
-PART_LOOKS = 1000000  # the same where parts are searched
+PART_LOOKS = 300000  # the same where parts are searched
 LEFT = 0.2  # of what an order could save, what the search may have left so that parts are not searched, too
 TRIED = 24  # steps of the program's order, the fullest at the hints, that one of the other order is compared with
 

@@ -29,8 +29,8 @@ WHOLE_PROGRAM, WINDOW = 64, 40  # steps of a problem that the integer program is
 @dataclass(slots=True)
 class Window:
     """Some steps of a problem, planned by us and by an integer program. Bytes alive at the fullest step; ours, theirs;
-    bound: of the integer program, no order needs less. seconds: ours; theirs_seconds: until it was as good as ours, or
-    all its time where it never was (`reached`). variables: of the program."""
+    bound: of the integer program, no order needs less. seconds: until ours was found; theirs_seconds: until it was as
+    good, or all its time where it never was (`reached`). variables: of the program."""
 
     steps: int
     ours: int
@@ -150,9 +150,9 @@ def in_window(problem: Problem, order: list[int], seconds: float) -> Window:
         curve = [sum(one) for one in problem.curve(order)]
         start = min(max(curve.index(max(curve)) - WINDOW // 2, 0), len(order) - WINDOW)
         problem = part_of(problem, sorted(order[start:start + WINDOW]), sum(1 << step for step in order[:start]))
-    begun = time.process_time()
-    ours = problem.peak(order_by_parts(problem).order)
-    spent = time.process_time() - begun
+    cut = order_by_parts(problem)
+    ours = problem.peak(cut.order)
+    spent = next(at for at, peak in cut.trail if peak <= ours * ROUNDED)
     theirs = plan_program.solved(problem, seconds)
     reached = next((at for at, peak in theirs.trail if peak <= ours * ROUNDED), None)
     if reached is None and 0 <= theirs.peak <= ours:

@@ -168,7 +168,7 @@ kernel can make in the place of another that dies there is made there in every w
 - *The bound*: no order needs less, as far as the fullest steps show.
 - *The integer program* has the form of MODeL's order, without addresses and under HiGHS on one thread; a problem of
   at most {whole} steps is given whole, of others {window} steps about the fullest one of our plan. Both plan the same
-  steps. Peaks within 0.1 % are the same.
+  steps. Times are until each has a peak as low as our last one; those within 0.1 % are the same.
 
 The programs that run are planned for all shapes at once, and *a call takes* more than our plan: forward and backward
 are ordered apart, so the forward is done when the backward begins; of the backward there is the best order that is
