@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.base.errors import ParseError, VerifyError
-from anyshape.plan.cut import early, late, order_by_parts, reversed_problem
+from anyshape.base.errors import ConfigError, ParseError, VerifyError
+from anyshape.plan import order as plan_order
+from anyshape.plan.cut import Cuts, early, late, order_by_parts, reversed_problem
+from anyshape.plan.integer_program import improved, plain, solved
 from anyshape.plan.join import step_problem
 from anyshape.plan.search import Problem
 from anyshape.plan.solution import (
@@ -24,9 +26,10 @@ from anyshape.plan.solution import (
 )
 from anyshape.run.context import shared_context
 from anyshape.run.solve import placed, solve
-from anyshape.tools.bench import plan_program
+from anyshape.sym.expr import evaluate
 from anyshape.tools.bench.plan_graphs import plans_of
 from anyshape.tools.bench.plan_ways import CachingAllocator, least_cost, long_lived_first, with_caching
+from roads import compilation_of
 
 FOLDER = Path(__file__).parent / "corpus" / "plan"
 # bytes of our plan when the instance was added: it may only get lower
@@ -180,9 +183,47 @@ def test_program_order_is_never_below_what_is_alive() -> None:
 def test_the_integer_program_finds_the_least() -> None:
     pytest.importorskip("highspy")
     for seed in range(3):
-        problem = plan_program.plain(random_problem(seed, 6))
-        found = plan_program.solved(problem, 20.0)
+        problem = plain(random_problem(seed, 6))
+        found = solved(problem, 20.0)
         assert found.peak == min(map(problem.peak, valid_orders(problem)))
+
+
+def test_the_integer_program_makes_an_order_better_where_there_is_one() -> None:
+    pytest.importorskip("highspy")
+    worse = 0
+    for seed in range(6):
+        problem = random_problem(seed, 7)
+        orders = list(valid_orders(problem))
+        peaks = [problem.peak(order) for order in orders]
+        first = orders[peaks.index(max(peaks))]
+        found = improved(problem, first, 20.0)
+        assert found is None or (tuple(found) in orders and problem.peak(found) < max(peaks))
+        worse += found is not None
+        assert improved(problem, orders[peaks.index(min(peaks))], 20.0) is None
+    assert worse >= 4
+
+
+def test_programs_take_what_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("highspy")
+
+    def towers(x: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor) -> torch.Tensor:
+        values = [x @ (wide * number) for number in range(1, 5)]
+        return sum(value @ narrow for value in values)
+
+    given = torch.randn(64, 32), torch.randn(32, 2048), torch.randn(2048, 16)
+    monkeypatch.setattr(plan_order, "search", lambda *_: None)
+    monkeypatch.setattr(plan_order, "order_by_parts", lambda problem, _: Cuts(list(range(len(problem.before)))))
+    plain_run, run = anyshape.compile(towers), anyshape.compile(towers, planning_seconds=20)
+    assert torch.equal(run(*given), plain_run(*given))
+    before, after = (compilation_of(one).programs[0].compiled.plan for one in (plain_run, run))
+    hints = dict(before.facts.hints)
+    assert evaluate(after.arena, hints) < 0.9 * evaluate(before.arena, hints)
+
+
+def test_without_highs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match="highspy"):
+        anyshape.compile(torch.sin, planning_seconds=1)(torch.randn(3))
 
 
 # ---- of a train step

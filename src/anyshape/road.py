@@ -127,7 +127,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
         received(plan), nonnegative=nonnegative, whole=whole and forward is None)
     ordered: tuple[Plan, ...] = (plan,)
     if pipeline.ORDER not in config.disabled():
-        ordered = orders(plan, before)
+        ordered = orders(plan, before, config.planning_seconds)
         fusion = _with_items(fusion, plan, ordered[0])
     finished = []
     # where results and gradients are alive until the backward has ended, its order matters less than that its forward

@@ -49,6 +49,8 @@ class Config:
                                        "many as the disk has", bytes_=True)
     calibrate: bool = _knob(True, "measure once how fast this machine multiplies and copies, when a call under a limit "
                                   "first has to choose what to compute again; off: the usual speeds")
+    planning_seconds: int = _knob(0, "seconds of processor time that an integer program (HiGHS, in `anyshape[plan]`) "
+                                     "may look for a better order of a program's steps, where the search leaves room")
     dynamic: bool = _knob(True, "make every size symbolic from the first call")
     defer: bool = _knob(True, "calls whose sizes of 0 or 1 need one more program run as PyTorch does until they "
                               "have taken as long as tracing it takes")

@@ -22,6 +22,7 @@ from anyshape.ir.types import TensorType, ValueType
 from anyshape.ops.needs import uncertain_sizes
 from anyshape.passes import pipeline
 from anyshape.passes.stages import check_edit
+from anyshape.plan.integer_program import check_installed
 from anyshape.plan.plan import Window
 from anyshape.road import Compiled, compile_graph, twin
 from anyshape.run import torch_api
@@ -263,6 +264,8 @@ def check_stages(config: Config) -> None:
     `config.disable` names what does not exist, or `config.edit` no folder."""
     check_edit(config)
     check_folder(config.memory_store)
+    if config.planning_seconds:
+        check_installed()
     if config.check >= 2 and config.limited:
         raise ConfigError("check=2 goes with no limit in bytes",
                           why="the interpreter, which then runs the program too, keeps every value",

@@ -25,6 +25,7 @@ from anyshape.plan.alloc import kept_regions, tape_entry
 from anyshape.plan.cut import order_by_parts
 from anyshape.plan.hold import owned_elsewhere
 from anyshape.plan.inplace import pairs
+from anyshape.plan.integer_program import improved
 from anyshape.plan.plan import Buffer, ExternStep, KernelStep, Plan, Step, Window, touched
 from anyshape.plan.receive import early, permuted
 from anyshape.plan.rooms import share
@@ -48,16 +49,17 @@ def reorder(plan: Plan, forward: Plan | None) -> Plan:
     return orders(plan, forward)[0]
 
 
-def orders(plan: Plan, forward: Plan | None) -> tuple[Plan, ...]:
+def orders(plan: Plan, forward: Plan | None, seconds: float = 0.0) -> tuple[Plan, ...]:
     """`plan` as `reorder` gives it, and, if one was found, in an order that needs clearly less at the hints, and at
-    other sizes perhaps more."""
+    other sizes perhaps more. `seconds`: of an integer program (plan/integer_program.py), for each way to take steps
+    together that is tried."""
     best = plan = permuted(plan, early(plan, dependencies(plan)))
     needed = _needed(best, forward)
     beside: tuple[Plan, int] | None = None
     joined = _units(plan)
     for units, worth in ((joined, WORTH), ([[k] for k in range(len(plan.steps))], WORTH_PARTING)):
         if worth == WORTH or len(joined) < len(units):
-            for other in _searched(plan, forward, units, worth):
+            for other in _searched(plan, forward, units, worth, seconds):
                 needs = _needed(other, forward)
                 if needs.most <= worth * needed.most and _is_no_more(needs, needed, plan.facts):
                     best, needed = other, needs
@@ -66,9 +68,10 @@ def orders(plan: Plan, forward: Plan | None) -> tuple[Plan, ...]:
     return (best,) if beside is None or beside[1] > WORTH * needed.most else (best, beside[0])
 
 
-def _searched(plan: Plan, forward: Plan | None, units: Sequence[Sequence[int]], worth: float) -> list[Plan]:
+def _searched(plan: Plan, forward: Plan | None, units: Sequence[Sequence[int]], worth: float,
+              seconds: float) -> list[Plan]:
     """`plan` with its units in orders that need at most `worth` of the bytes by the hints, if there are such and they
-    were found: of the whole, and then of parts where that has left much."""
+    were found: of the whole, then of parts where that has left much, then by an integer program."""
     problem = problem_of(plan, forward, units)
     program = list(range(len(units)))
     peak = problem.peak(program)
@@ -80,6 +83,8 @@ def _searched(plan: Plan, forward: Plan | None, units: Sequence[Sequence[int]], 
     found = [search(problem, most, looks // 4 if least > SMALL * peak else looks)]
     if found[0] is None or problem.peak(found[0]) > least + LEFT * (peak - least):
         found.append(order_by_parts(problem, PART_LOOKS).order)
+    if seconds:
+        found.append(improved(problem, min(filter(None, [program, *found]), key=problem.peak), seconds))
     return [permuted(plan, [step for unit in order for step in units[unit]]) for order in found
             if order is not None and problem.peak(order) <= most]
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from anyshape.plan.cut import order_by_parts, part_of
+from anyshape.plan.integer_program import WINDOW, plain, solved
 from anyshape.plan.search import Problem
 from anyshape.plan.solution import Solution, judge_solution, parse_problem, show_solution
 from anyshape.run.context import Context
 from anyshape.run.solve import placed
 
-from . import plan_program, stored
+from . import stored
 from .plan_ways import least_cost, long_lived_first, with_caching
 
 FILE = "plan.json"
@@ -23,7 +24,7 @@ DEFAULT = ("alexnet", "vgg16", "mobilenet-v2", "efficientnet-b0", "vit", "bert",
 DEEP = "gpt2-xl"
 ROUNDED = 1.0001  # how exactly a solver's numbers say what its peak is
 BATCHES, QUICK_BATCHES = (1, 32), (1,)
-WHOLE_PROGRAM, WINDOW = 64, 40  # steps of a problem that the integer program is given whole; else about the fullest one
+WHOLE_PROGRAM = 64  # steps of a problem that the integer program is given whole; else WINDOW about the fullest one
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ def compared(model: str, batch: int, text: str, known: dict[str, Any], seconds: 
     greedy_spent = time.process_time() - begun
     _judged(text, greedy)
     caching = with_caching(problem, program)
-    apart = with_caching(plan_program.plain(problem), program)
+    apart = with_caching(plain(problem), program)
     found = Planned(
         model, batch, len(program), problem.peak(program), caching.most, caching.reserved, apart.reserved, greedy.peak,
         greedy_spent, problem.peak(known["order"]), known["needed"], ours.peak, problem.least(cut.order), spent,
@@ -145,7 +146,7 @@ def _judged(text: str, solution: Solution) -> None:
 def in_window(problem: Problem, order: list[int], seconds: float) -> Window:
     """The steps about the fullest one, in the order of the program, planned by us and by the integer program; neither
     makes a value in the place of another."""
-    problem = plan_program.plain(problem)
+    problem = plain(problem)
     if len(order) > WHOLE_PROGRAM:
         curve = [sum(one) for one in problem.curve(order)]
         start = min(max(curve.index(max(curve)) - WINDOW // 2, 0), len(order) - WINDOW)
@@ -153,7 +154,7 @@ def in_window(problem: Problem, order: list[int], seconds: float) -> Window:
     cut = order_by_parts(problem)
     ours = problem.peak(cut.order)
     spent = next(at for at, peak in cut.trail if peak <= ours * ROUNDED)
-    theirs = plan_program.solved(problem, seconds)
+    theirs = solved(problem, seconds)
     reached = next((at for at, peak in theirs.trail if peak <= ours * ROUNDED), None)
     if reached is None and 0 <= theirs.peak <= ours:
         reached = theirs.seconds

@@ -1,4 +1,4 @@
-"""The order of a planning problem as an integer program in MODeL's form, solved by HiGHS (`pip install highspy`).
+"""The order of a planning problem as an integer program in MODeL's form, solved by HiGHS (`anyshape[plan]`).
 
     minimise P;   create[s, t], keep[v, t] are 0 or 1, s a step, v a value, t a moment
     a step runs once                            sum over t of create[s, t] = 1
@@ -12,18 +12,22 @@ come before it, and those that must come behind.
 """
 from __future__ import annotations
 
+import importlib.util
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from anyshape.base.errors import ConfigError, VerifyError
-from anyshape.plan.cut import bits
+from anyshape.plan.cut import bits, part_of
 from anyshape.plan.search import Problem
+
+WINDOW = 40  # steps that it is given of a problem at a time
 
 
 @dataclass(slots=True)
-class Program:
+class IntegerProgram:
     """What the solver found. peak: bytes, or -1; bound: no order needs less; seconds: of processor time; trail:
     (seconds, peak) of each solution in turn."""
 
@@ -35,23 +39,47 @@ class Program:
     variables: int = 0
 
 
+def check_installed() -> None:
+    """Raises ConfigError where there is no HiGHS."""
+    if importlib.util.find_spec("highspy") is None:
+        raise ConfigError("the integer program needs the package highspy", why="it is not installed",
+                          do="pip install anyshape[plan]")
+
+
+def improved(problem: Problem, order: Sequence[int], seconds: float) -> list[int] | None:
+    """A better order than `order`: steps about its fullest one as HiGHS would have them, again and again, as long as
+    that helps and there is time; None: it found none. It knows nothing of values that are made in the place of others,
+    so what it finds is judged with them."""
+    end = time.process_time() + seconds
+    best: list[int] | None = None
+    now = list(order)
+    while (left := end - time.process_time()) > 0:
+        curve = [sum(one) for one in problem.curve(now)]
+        start = min(max(curve.index(max(curve)) - WINDOW // 2, 0), max(len(now) - WINDOW, 0))
+        steps = now[start:start + WINDOW]
+        found = solved(plain(part_of(problem, steps, sum(1 << step for step in now[:start]))), left).order
+        other = [*now[:start], *(steps[k] for k in found), *now[start + WINDOW:]]
+        if not found or problem.peak(other) >= problem.peak(now):
+            break
+        best = now = other
+    return best
+
+
 def plain(problem: Problem) -> Problem:
     """The same problem without values made in the place of others, which the form does not have."""
     return Problem(problem.before, problem.after, problem.touches, problem.users, problem.sizes, problem.kinds,
                    problem.early, problem.late, [[] for _ in problem.over], problem.floor, problem.rows)
 
 
-def solved(problem: Problem, seconds: float) -> Program:
+def solved(problem: Problem, seconds: float) -> IntegerProgram:
     """What HiGHS finds in that time.
 
     Raises:
         ConfigError: highspy is not installed.
     """
-    try:
-        import highspy
-    except ImportError:
-        raise ConfigError("the integer program needs the package highspy", why="it is not installed",
-                          do="pip install anyshape[plan]") from None
+    check_installed()
+    import highspy
+
     begun = time.process_time()
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
@@ -116,7 +144,7 @@ def solved(problem: Problem, seconds: float) -> Program:
     for low, high, at, weights in rows:
         if solver.addRow(low, high, len(at), at, weights) != highspy.HighsStatus.kOk:
             raise VerifyError("HiGHS refuses a row of the integer program", do="report it: a bug of the benchmark")
-    found = Program(variables=number)
+    found = IntegerProgram(variables=number)
 
     def improved(event: object) -> None:
         found.trail.append((time.process_time() - begun,
