@@ -17,7 +17,7 @@ from anyshape.plan.again import written
 from anyshape.plan.alloc import allocate
 from anyshape.plan.hold import owned_elsewhere
 from anyshape.plan.judge import judge, lower_bound
-from anyshape.plan.order import dependencies, no_more, permuted, reorder
+from anyshape.plan.order import WORTH, dependencies, no_more, orders, permuted, reorder
 from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Window, touched
 from anyshape.plan.receive import early
 from anyshape.plan.rooms import share
@@ -154,6 +154,22 @@ def test_another_order_gives_the_same_and_takes_no_more(seed):
         assert beside(new, values) <= beside(old, values)
         # a value may have found room in a result, which is then there sooner
         assert lower_bound(old, values) + beside(old, values) <= lower_bound(was, values) + beside(was, values)
+
+
+def test_an_order_beside_gives_the_same_and_takes_less_where_it_was_looked_for():
+    count = 0
+    for seed in range(60):
+        plan = random_plan(seed)
+        best, *others = orders(plan, None)
+        for other in others:
+            count += 1
+            assert outcome(other) == outcome(plan)
+            old, new = (allocate(together(share(one, None))) for one in (best, other))
+            hints = dict(plan.facts.hints)
+            judge(new, hints)
+            needs = [lower_bound(one, hints) + beside(one, hints) for one in (old, new)]
+            assert needs[1] <= WORTH * needs[0]
+    assert count > 3
 
 
 def test_random_plans_gain_something():
