@@ -14,6 +14,7 @@ from anyshape.ir.graph import Graph, Node, Operand, Value, has_effect
 from anyshape.ir.op import row
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.kernel.cover import covered
+from anyshape.kernel.flat import along
 from anyshape.kernel.fusion import Fusion, Kernel, Refused, fusable, taken_over
 from anyshape.kernel.regimes import Versions
 from anyshape.kernel.reuse import overwritable
@@ -354,7 +355,7 @@ class _Assembly:
         reuse = [overwritable(*version.programs) for version in versions]
         self.steps.append(KernelStep(tuple(regimes), tuple(params), tuple(outputs), "; ".join(lines),
                                      tuple(pair for pair in reuse[0] if all(pair in other for other in reuse)),
-                                     tuple(handed)))
+                                     tuple(handed), along(versions[0].programs[0]) if len(versions) == 1 else ()))
 
     def library(self, node: Node) -> None:
         inputs = tuple(self.window(v) for v in node.values())

@@ -30,10 +30,11 @@ from anyshape.passes.pipeline import History
 from anyshape.passes.stages import Edits, edits, publish
 from anyshape.plan.again import kept_values, with_again
 from anyshape.plan.alloc import allocate
+from anyshape.plan.bands import bands
 from anyshape.plan.hold import hold_less
 from anyshape.plan.judge import judge
 from anyshape.plan.order import orders
-from anyshape.plan.plan import CopyStep, KernelStep, Plan
+from anyshape.plan.plan import CopyStep, KernelStep, Plan, parts_of
 from anyshape.plan.receive import late, received
 from anyshape.plan.rooms import share
 from anyshape.plan.segments import Segment, again_graph, segments
@@ -42,6 +43,7 @@ from anyshape.plan.together import together
 from anyshape.run.cache import cache_of
 from anyshape.run.context import shared_context
 from anyshape.run.executable import Executable
+from anyshape.run.words import native
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
 
@@ -125,6 +127,9 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     fusion = _with_items(fusion, assembled, plan)
     plan = dataclasses.replace(
         received(plan), nonnegative=nonnegative, whole=whole and forward is None)
+    if pipeline.EPILOGUES not in config.disabled():
+        banded = bands(plan, native)
+        fusion, plan = _with_items(fusion, plan, banded), banded
     ordered: tuple[Plan, ...] = (plan,)
     if pipeline.ORDER not in config.disabled():
         ordered = orders(plan, before, config.planning_seconds)
@@ -155,7 +160,8 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
 def rebuilt(compiled: Compiled, plan: Plan, programs: Mapping[str, LoopProgram], config: Config) -> Executable:
     """The executable of `plan`, which is that of `compiled` but for its kernels and inputs. programs: by name, the
     kernels that `compiled` has not."""
-    used = {name for step in plan.steps if isinstance(step, KernelStep) for one in step.regimes for name in one.kernels}
+    used = {name for step in plan.steps for part in parts_of(step) if isinstance(part, KernelStep)
+            for one in part.regimes for name in one.kernels}
     kernels = [kernel for kernel in compiled.executable.kernels if kernel.name in used]
     kernels += build([emit(program, host()) for program in programs.values()], host(), cache_of(config))
     if config.check >= 1:
@@ -233,9 +239,10 @@ def _with_items(fusion: Fusion, plan: Plan, other: Plan) -> Fusion:
     if other is plan:
         return fusion
     # each item is one step, beside copies that it may need
-    own = [step for step in plan.steps if not isinstance(step, CopyStep)]
-    item = {id(step): item for step, item in zip(own, fusion.items, strict=True)}
-    return dataclasses.replace(fusion, items=tuple(item[id(step)] for step in other.steps if id(step) in item))
+    own, steps = ([part for step in one.steps for part in parts_of(step)] for one in (plan, other))
+    item = {id(step): item for step, item in zip(
+        [step for step in own if not isinstance(step, CopyStep)], fusion.items, strict=True)}
+    return dataclasses.replace(fusion, items=tuple(item[id(step)] for step in steps if id(step) in item))
 
 
 def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:

@@ -14,10 +14,11 @@ from anyshape.backend.host_grouped import GROUPED_ROUTINES, run_grouped
 from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, run_matmul
 from anyshape.backend.host_over import OVER_ROUTINES, run_over
 from anyshape.backend.host_packed import PACKED_ROUTINES, run_packed
-from anyshape.backend.host_series import SERIES_ROUTINES, run_series
+from anyshape.backend.host_series import SERIES_ROUTINES, run_bands, run_series
 from anyshape.backend.host_words import (
     ATTENTION,
     ATTENTION_SCRATCH,
+    BANDS,
     CALL,
     CALLBACK,
     CALLBACK_FAILED,
@@ -93,6 +94,9 @@ def run_plan(block: int) -> int:
             run_series(block, step, workspace, program)
             if word(block, STATUS) != 0:
                 return CHECK_FAILED
+            length += word(step, SERIES_WORDS)
+        elif op == BANDS:
+            run_bands(block, step, workspace, program)
             length += word(step, SERIES_WORDS)
         elif op == MATMUL:
             run_matmul(block, step)

@@ -5,6 +5,9 @@ A step of a series is a head (op, length of the head, number of its first step, 
 they are: perhaps a product, then kernels. Every thread goes through them and does its part of each; all meet before the
 next one begins. A product that the library shares out itself, or that packs its rows over themselves, goes before.
 The first kernel whose check fails is the last one that runs: each has a status of its own, in front of its block.
+
+A product may run with the kernel that reads its result for some of its rows after others: such *bands* are a step of
+several series.
 """
 from __future__ import annotations
 
@@ -79,6 +82,16 @@ def run_series(block: int, step: int, workspace: int, program: int) -> int:
             set_word(block, STEP, word(one, 2))
         at = after_block(one, at)
         one += 8 * word(one, 1)
+    return 0
+
+
+def run_bands(block: int, step: int, workspace: int, program: int) -> int:
+    """Several series: a product and what reads its result, for a band of its rows each. No kernel of them checks."""
+    one = step + 8 * SERIES_HEAD
+    end = one + 8 * word(step, SERIES_WORDS)
+    while one < end:
+        run_series(block, one, workspace, program)
+        one += 8 * (SERIES_HEAD + word(one, SERIES_WORDS))
     return 0
 
 
@@ -176,5 +189,5 @@ def series_part(data: int) -> int:
     return 0
 
 
-SERIES_ROUTINES = (run_series, product_threads, run_product, kernel_threads, kernel_block, after_block, series_alone,
-                   series_part)
+SERIES_ROUTINES = (run_series, run_bands, product_threads, run_product, kernel_threads, kernel_block, after_block,
+                   series_alone, series_part)

@@ -64,6 +64,7 @@ ATTENTION = 6
 OVER = 7  # a product step whose rows are packed over themselves (backend/host_over.py)
 GROUPED = 8  # products of groups of rows (backend/host_grouped.py)
 SERIES = 9  # number, words of the kernel steps that follow (backend/host_series.py)
+BANDS = 10  # the same of the series that follow, which are one step
 
 SERIES_WORDS = 3
 SERIES_HEAD = 4

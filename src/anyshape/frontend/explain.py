@@ -20,7 +20,19 @@ from anyshape.frontend.explanation import (
 from anyshape.frontend.fx_inputs import UNUSED
 from anyshape.frontend.program import NativeProgram
 from anyshape.kernel.fusion import Kernel
-from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep, MemoryStep, Plan, Regime, Step, Window
+from anyshape.plan.plan import (
+    BandStep,
+    CopyStep,
+    ExternStep,
+    KernelStep,
+    LibraryStep,
+    MemoryStep,
+    Plan,
+    Regime,
+    Step,
+    Window,
+    parts_of,
+)
 from anyshape.road import Compiled
 from anyshape.run.calls import CONVOLUTION
 from anyshape.sym.compare import compared
@@ -146,7 +158,8 @@ def _symbols(plan: Plan) -> set[str]:
 def _kernels(compiled: Compiled, names: Names) -> tuple[KernelNote, ...]:
     groups = [item for item in compiled.fusion.items if isinstance(item, Kernel)]
     optional = set(compiled.plan.optional)
-    steps = [step for k, step in enumerate(compiled.plan.steps) if isinstance(step, KernelStep) and k not in optional]
+    steps = [part for k, step in enumerate(compiled.plan.steps) if k not in optional
+             for part in parts_of(step) if isinstance(part, KernelStep)]
     found: dict[tuple[Any, ...], list[KernelNote]] = {}
     for group, step in zip(groups, steps, strict=False):
         regime = step.regimes[-1]
@@ -183,7 +196,7 @@ def _calls(program: NativeProgram, plan: Plan) -> tuple[tuple[CallNote, ...], tu
     reasons = {target: why for target, why, _ in program.notes.externs}
     libraries: dict[str, list[str]] = {}
     externs: dict[str, list[str]] = {}
-    for step in plan.steps:
+    for step in (part for one in plan.steps for part in parts_of(one)):
         if isinstance(step, LibraryStep):
             libraries.setdefault(step.op, []).append(step.where)
         elif isinstance(step, ExternStep):
@@ -233,6 +246,8 @@ def step_text(step: Step) -> str:
     if isinstance(step, KernelStep):
         results = [step.params[i].buffer for i in step.outputs]
         return f"kernel {step.regimes[-1].kernel[:9]} -> {', '.join(results)}"
+    if isinstance(step, BandStep):
+        return f"bands of {step.rows} rows: {'; '.join(map(step_text, parts_of(step)))}"
     if isinstance(step, CopyStep):
         return f"copy {step.source.buffer} -> {step.target.buffer}"
     if isinstance(step, MemoryStep):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import OPS, row
 from anyshape.ir.types import TensorType
+from anyshape.kernel.flat import counted
 from anyshape.kernel.group import Group, Lowered, NotLowerable
 from anyshape.kernel.loop import Instruction, Stage
 from anyshape.kernel.nest import EFFECTS, Nest, program_of
@@ -126,8 +127,9 @@ class _Lowering:
             for value in stores:
                 if self.is_kept(value):
                     self.write(value, self.rows)
-        program, sizes = program_of(self.nest())
-        return Lowered(program, tuple(self.params), tuple(symbol(name) for name in sizes),
+        program, names = program_of(self.nest())
+        program, sizes = counted(program, [symbol(name) for name in names])
+        return Lowered(program, tuple(self.params), sizes,
                        {name: len(indices) for name, indices in self.asked.items()})
 
     def nest(self) -> Nest:

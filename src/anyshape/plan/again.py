@@ -25,7 +25,7 @@ from anyshape.ir.types import TensorType, size_of
 from anyshape.plan.alloc import saved_entry, tape_entry
 from anyshape.plan.hold import unbroken
 from anyshape.plan.merge import renamed_step
-from anyshape.plan.plan import Again, Buffer, CopyStep, KernelStep, MemoryStep, Plan, Step, Window, touched
+from anyshape.plan.plan import Again, BandStep, Buffer, CopyStep, KernelStep, MemoryStep, Plan, Step, Window, touched
 from anyshape.plan.waiting import places
 from anyshape.sym.expr import Size
 
@@ -34,6 +34,8 @@ def written(step: object) -> list[Window]:
     """The windows that a step writes."""
     if isinstance(step, KernelStep):
         return [*(step.params[k] for k in step.outputs), *step.handed]
+    if isinstance(step, BandStep):
+        return [step.band, *written(step.kernel)]
     if isinstance(step, CopyStep):
         return [step.target]
     if isinstance(step, MemoryStep):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from anyshape.ir.types import TensorType
 from anyshape.plan.alloc import tape_entry
 from anyshape.plan.merge import dtypes_of, united
-from anyshape.plan.plan import ExternStep, KernelStep, LibraryStep, Plan, Step, Window, touched
+from anyshape.plan.plan import BandStep, ExternStep, KernelStep, LibraryStep, Plan, Step, Window, touched
 from anyshape.sym.expr import Size
 
 
@@ -48,6 +48,10 @@ def pairs(step: Step) -> list[tuple[Window, Window]]:
             if source not in first and output not in first.values():
                 first[source] = output
         return [(step.params[source], step.params[output]) for source, output in first.items()]
+    if isinstance(step, BandStep):  # the product reads its operands to the end, and of its result there is a band only
+        apart = {window.buffer for window in touched(step.product)}
+        return [(source, output) for source, output in pairs(step.kernel)
+                if source.buffer not in apart and output.buffer not in apart]
     if isinstance(step, LibraryStep) and step.op == "matmul_add":
         addend, result = step.inputs[2], step.outputs[0]
         return [(addend, result)] if addend.type.layout() == result.type.layout() else []

@@ -4,7 +4,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Step, Window, touched
+from anyshape.plan.plan import (
+    BandStep,
+    Buffer,
+    CopyStep,
+    ExternStep,
+    KernelStep,
+    LibraryStep,
+    Plan,
+    Step,
+    Window,
+    touched,
+)
 
 
 def merged(plan: Plan, names: Mapping[str, str]) -> Plan:
@@ -41,14 +52,24 @@ def _rename(window: Window, names: Mapping[str, str]) -> Window:
 def renamed_step(step: Step, names: Mapping[str, str]) -> Step:
     """The step with its windows over other buffers."""
     if isinstance(step, KernelStep):
-        return dataclasses.replace(step, params=tuple(_rename(w, names) for w in step.params),
-                                   handed=tuple(_rename(w, names) for w in step.handed))
+        return _kernel(step, names)
+    if isinstance(step, LibraryStep):
+        return _product(step, names)
+    if isinstance(step, BandStep):
+        return dataclasses.replace(step, product=_product(step.product, names), kernel=_kernel(step.kernel, names))
     if isinstance(step, CopyStep):
         return dataclasses.replace(step, source=_rename(step.source, names), target=_rename(step.target, names))
-    if isinstance(step, LibraryStep):
-        return dataclasses.replace(step, inputs=tuple(_rename(w, names) for w in step.inputs),
-                                   outputs=tuple(_rename(w, names) for w in step.outputs))
     assert isinstance(step, ExternStep)
     return dataclasses.replace(
         step, inputs=tuple(_rename(w, names) if isinstance(w, Window) else w for w in step.inputs),
         outputs=tuple(_rename(w, names) if isinstance(w, Window) else w for w in step.outputs))
+
+
+def _kernel(step: KernelStep, names: Mapping[str, str]) -> KernelStep:
+    return dataclasses.replace(step, params=tuple(_rename(w, names) for w in step.params),
+                               handed=tuple(_rename(w, names) for w in step.handed))
+
+
+def _product(step: LibraryStep, names: Mapping[str, str]) -> LibraryStep:
+    return dataclasses.replace(step, inputs=tuple(_rename(w, names) for w in step.inputs),
+                               outputs=tuple(_rename(w, names) for w in step.outputs))

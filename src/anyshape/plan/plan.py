@@ -68,7 +68,8 @@ class KernelStep:
     """Run a fused kernel: the first regime whose conditions hold; `params` are given to it as pointers in order.
     `params[i].offset` is taken into account by the host (pointer + offset). `outputs` are the written params; `reuse`
     all (input, output) params of which the two may share memory; `handed` is what the kernels of a regime give each
-    other."""
+    other; `along`: of a flat kernel (kernel/flat.py), the params of which it takes element k at point k; the number of
+    points is its last size."""
 
     regimes: tuple[Regime, ...]
     params: tuple[Window, ...]
@@ -76,6 +77,7 @@ class KernelStep:
     where: str = ""
     reuse: tuple[tuple[int, int], ...] = ()
     handed: tuple[Window, ...] = ()
+    along: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,15 @@ class LibraryStep:
     outputs: tuple[Window, ...]
     attrs: tuple[tuple[str, Attr], ...] = ()
     where: str = ""
+
+    @property
+    def dtype(self) -> str:
+        """What the terms of a product are rounded to before they are multiplied; "" where its windows differ in it."""
+        attrs = dict(self.attrs)
+        if "rounded" in attrs:
+            return str(attrs["rounded"])
+        dtypes = {window.type.dtype for window in (*self.inputs, *self.outputs)}
+        return dtypes.pop() if len(dtypes) == 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +121,28 @@ class ExternStep:
     outputs: tuple[Window | None, ...]
     where: str = ""
     effect: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BandStep:
+    """A product and the flat kernel that alone reads its result, param `result`, for a band of so many rows after the
+    other (plan/bands.py). So of the result there is one band at a time; all else is there as a whole."""
+
+    product: LibraryStep
+    kernel: KernelStep
+    result: int
+    rows: int
+
+    @property
+    def band(self) -> Window:
+        """The result, as much as there is of it at a time; the last band may have fewer rows."""
+        made = self.product.outputs[0]
+        return Window(made.buffer, TensorType(made.type.dtype, (self.rows, *made.type.shape[1:])))
+
+    @property
+    def where(self) -> str:
+        """The source lines that it stems from."""
+        return "; ".join(filter(None, dict.fromkeys((self.product.where, self.kernel.where))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +176,7 @@ class Again:
     windows: tuple[tuple[str, Size], ...]
 
 
-Step = KernelStep | LibraryStep | ExternStep | CopyStep | MemoryStep
+Step = KernelStep | LibraryStep | BandStep | ExternStep | CopyStep | MemoryStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +228,17 @@ def touched(step: Step) -> list[Window]:
     """The windows that a step reads or writes."""
     if isinstance(step, KernelStep):
         return [w for w in (*step.params, *step.handed) if w.buffer != "status"]
+    if isinstance(step, BandStep):
+        others = (w for w in touched(step.kernel) if w.buffer != step.band.buffer)
+        return [*step.product.inputs, step.band, *others]
     if isinstance(step, CopyStep):
         return [step.source, step.target]
     if isinstance(step, MemoryStep):
         return []
     windows = [*step.inputs, *step.outputs]
     return [w for w in windows if isinstance(w, Window)]
+
+
+def parts_of(step: Step) -> tuple[Step, ...]:
+    """The steps that a step is made of: itself, or a product and a kernel."""
+    return (step.product, step.kernel) if isinstance(step, BandStep) else (step,)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from anyshape.plan.plan import (
+    BandStep,
     Buffer,
     CopyStep,
     ExternStep,
@@ -20,6 +21,7 @@ from anyshape.plan.plan import (
     Regime,
     Step,
     Window,
+    parts_of,
 )
 from anyshape.plan.together import kernels_from
 
@@ -82,6 +84,8 @@ def _step(step: Step) -> str:
         params = ", ".join(("&" if i in step.outputs else "") + _window(w) for i, w in enumerate(step.params))
         handed = f" handed {', '.join(map(_window, step.handed))}" if step.handed else ""
         return f"kernel {' | '.join(_regime(regime) for regime in step.regimes)}({params}){handed}"
+    if isinstance(step, BandStep):
+        return f"bands of {step.rows}: {'; '.join(map(_step, parts_of(step)))}"
     if isinstance(step, CopyStep):
         return f"copy {_window(step.source)} -> {_window(step.target)}"
     if isinstance(step, MemoryStep):

@@ -18,7 +18,7 @@ import numpy as np
 
 from anyshape.backend import host_words as host
 from anyshape.plan.hold import births
-from anyshape.plan.plan import KernelStep, LibraryStep, Plan, Step
+from anyshape.plan.plan import BandStep, KernelStep, LibraryStep, Plan, Step, parts_of
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.layout import NO_REGIME, layout_of
 from anyshape.run.library import taken_by
@@ -28,6 +28,8 @@ from anyshape.run.sizes import Lives, Sizes
 
 if TYPE_CHECKING:
     from anyshape.run.executable import Executable
+
+NATIVE = KernelStep | LibraryStep | BandStep  # steps that may take scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,9 @@ class Sizing:
         self.always = sorted({kind for number, kind in enumerate(self.kinds) if number not in maker.keeps.optional})
         self.count = len(steps)
         self.layout = layout_of(dataclasses.replace(
-            plan, steps=tuple(step for step in steps if isinstance(step, KernelStep | LibraryStep)), together=(),
+            plan, steps=tuple(step for step in steps if isinstance(step, NATIVE)), together=(),
             inputs=(), outputs=(), saved=(), offsets=(), kept=0, arena=0, nonnegative=(), optional=()), entries)
-        self.numbers = [i for i, step in enumerate(steps) if isinstance(step, KernelStep | LibraryStep)]
+        self.numbers = [i for i, step in enumerate(steps) if isinstance(step, NATIVE)]
         self.latest: tuple[tuple[int, ...], np.ndarray] | None = None
         self.held = Held(plan)
 
@@ -158,6 +160,8 @@ def _kind(step: Step) -> Hashable:
     if isinstance(step, KernelStep):
         return tuple((one.kernels, one.sizes, one.conditions, bool(one.then)) for one in step.regimes), len(
             step.params), len(step.handed)
+    if isinstance(step, BandStep):
+        return step.rows, *map(_kind, parts_of(step))
     if isinstance(step, LibraryStep):
         return step.op, step.attrs, *((w.type.dtype, w.type.shape, w.type.layout()) for w in (
             *step.inputs, *step.outputs))

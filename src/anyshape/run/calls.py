@@ -5,17 +5,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from anyshape.plan.again import written
 from anyshape.plan.alloc import live_bytes
 from anyshape.plan.hold import births, kept_outside
-from anyshape.plan.plan import (
-    CopyStep,
-    ExternStep,
-    KernelStep,
-    MemoryStep,
-    Plan,
-    Window,
-    touched,
-)
+from anyshape.plan.plan import ExternStep, MemoryStep, Plan, Window, touched
 from anyshape.run import torch_api
 from anyshape.run.convolution import Convolution, PackedWeights
 from anyshape.run.dtypes import TORCH_DTYPES
@@ -116,12 +109,4 @@ def held_bytes(plan: Plan, values: dict[str, int], ends: Mapping[str, int] | Non
 
 
 def _written(plan: Plan) -> set[str]:
-    names: set[str] = set()
-    for step in plan.steps:
-        if isinstance(step, CopyStep):
-            names.add(step.target.buffer)
-        elif isinstance(step, KernelStep):
-            names.update(step.params[k].buffer for k in step.outputs)
-        elif not isinstance(step, MemoryStep):
-            names.update(w.buffer for w in step.outputs if w is not None)
-    return names
+    return {window.buffer for step in plan.steps for window in written(step)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from anyshape.ir.types import size_of
 from anyshape.plan.alloc import saved_entry
 from anyshape.plan.hold import kept_outside
-from anyshape.plan.plan import CopyStep, KernelStep, MemoryStep, Plan, Window
+from anyshape.plan.plan import Plan, Window, touched
 from anyshape.run.call import Call
 from anyshape.run.record import Record
 from anyshape.sym.expr import evaluate
@@ -16,15 +16,8 @@ def counted_peak(plan: Plan, record: Record) -> int:
     homes = {b.name: b.home for b in plan.buffers}
     top = record.kept
     for step in plan.steps:
-        windows: tuple[object, ...]
-        if isinstance(step, KernelStep):
-            windows = (*step.params, *step.handed)
-        elif isinstance(step, MemoryStep):
-            windows = ()
-        else:
-            windows = (step.source, step.target) if isinstance(step, CopyStep) else (*step.inputs, *step.outputs)
-        for window in windows:
-            if isinstance(window, Window) and homes.get(window.buffer) in ("arena", "saved"):
+        for window in touched(step):
+            if homes.get(window.buffer) in ("arena", "saved"):
                 top = max(top, record.offsets[window.buffer] + _extent(window, record.values))
     return -(-top // 64) * 64 - (record.kept if record.room >= 0 else 0)
 

@@ -18,7 +18,7 @@ from anyshape.backend import host_words as host
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType, size_of
 from anyshape.ops.attention import wide
-from anyshape.plan.plan import Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
+from anyshape.plan.plan import BandStep, Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.plan.together import kernels_from
 from anyshape.run.attention import OPS, AttentionSpec, attention_words
 from anyshape.run.grouped import OPS as GROUPED
@@ -79,7 +79,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
     lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
     names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "grouped": grouped_words,
-                             "copy": _copy, "joined": joined, "series": series, "finished": finished,
+                             "copy": _copy, "bands": _bands, "joined": joined, "series": series, "finished": finished,
                              "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
     dtypes = tuple(dict.fromkeys((*(spec.dtype for spec in writer.specs if spec.dtype), *writer.wide)))
@@ -128,6 +128,30 @@ def _product(dtype: str, alpha: float, beta: float, items: tuple[int, ...],
     return None if words is None else tuple(words)
 
 
+def _bands(rows: int, columns: int, spec: _Spec, windows: tuple[Any, ...], kernel: list[int],
+           steps: tuple[int, ...]) -> list[int]:
+    """The words of a product and of a flat kernel that reads its result, for so many rows after the others. kernel: its
+    words for all of them. steps: per param, how many bytes it goes on from row to row."""
+    (shape, strides, first), other, (_, own, start) = windows
+    if shape[1] == 0:  # no terms: a sum of nothing, whatever the strides
+        strides, other = (1, 1), (other[0], (columns, 1), other[2])
+    words: list[int] = []
+    for row in range(0, shape[0], rows):
+        count = min(rows, shape[0] - row)
+        product = _matmul(spec, (((count, shape[1]), strides, first + row * strides[0]), other,
+                                 ((count, columns), own, start)))
+        if product[0] not in (host.MATMUL, host.PRODUCT):
+            raise VerifyError(f"step {spec.number} is a product that the host does not have",
+                              why=f"{shape} by {other[0]} with strides {strides} and {other[1]}",
+                              do="report this as a bug of the compiler")
+        one = [*kernel]
+        for place, bytes_ in enumerate(steps):
+            one[10 + 2 * place] += row * bytes_
+        one[-1] = count * columns
+        words += finished(product, spec.number, one)
+    return [host.BANDS, host.SERIES_HEAD, spec.number, len(words), *words]
+
+
 def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
     source, target = _areas(spec, windows)
     return copy_words(spec.number, source, target)
@@ -163,7 +187,7 @@ class _Writer(Formulas):
 
     def windows(self, step: Step) -> str:
         """The types of the windows that PyTorch sees when it does the step."""
-        if isinstance(step, KernelStep | MemoryStep):
+        if isinstance(step, KernelStep | BandStep | MemoryStep):
             return "()"
         if isinstance(step, CopyStep):
             return self.types((step.source, step.target))
@@ -197,6 +221,8 @@ class _Writer(Formulas):
             return f"*copy({self.spec(_Spec(number, '', places))}, {self.types((step.source, step.target))})"
         if isinstance(step, LibraryStep):
             return self.library(number, step)
+        if isinstance(step, BandStep):
+            return self.bands(number, step)
         return f"{host.CALL}, 3, {number}"
 
     def spec(self, spec: _Spec | AttentionSpec | GroupedSpec) -> str:
@@ -214,13 +240,24 @@ class _Writer(Formulas):
         if step.op not in ("matmul", "matmul_add"):
             raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
                               why="the host knows products and attention only", do="make it an extern step")
+        return f"*matmul({self.product(number, step)})"
+
+    def product(self, number: int, step: LibraryStep) -> str:
+        """What the words of a product are made of."""
         attrs = dict(step.attrs)
         windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
-        dtypes = {str(attrs["rounded"])} if "rounded" in attrs else {w.type.dtype for w in windows}
-        dtype = dtypes.pop() if len(dtypes) == 1 else ""
         alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
-        return f"*matmul({self.spec(_Spec(number, dtype, places, alpha, beta))}, {self.types(windows)})"
+        return f"{self.spec(_Spec(number, step.dtype, places, alpha, beta))}, {self.types(windows)}"
+
+    def bands(self, number: int, step: BandStep) -> str:
+        """The words of a product and a kernel, and what is added to those of the kernel from band to band."""
+        kernel, columns = step.kernel, step.band.type.shape[1]
+        assert isinstance(columns, int)
+        steps = [columns * size_of(window.type.dtype) if place in kernel.along and place != step.result else 0
+                 for place, window in enumerate(kernel.params)]
+        return (f"*bands({step.rows}, {columns}, {self.product(number, step.product)}, "
+                f"[{self.kernel(number, kernel)}], {tuple(steps)})")
 
     def attention(self, number: int, step: LibraryStep) -> str:
         attrs: dict[str, Any] = dict(step.attrs)

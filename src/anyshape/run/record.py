@@ -26,7 +26,7 @@ from anyshape.base import events
 from anyshape.base.errors import InputError, Unsupported, VerifyError
 from anyshape.ir.types import size_of
 from anyshape.plan.alloc import kept_regions, live_bytes
-from anyshape.plan.plan import Buffer, KernelStep, MemoryStep, Plan, Window
+from anyshape.plan.plan import Buffer, KernelStep, MemoryStep, Plan, Window, parts_of
 from anyshape.run import pages
 from anyshape.run.context import Context
 from anyshape.run.joined import Joined
@@ -139,7 +139,8 @@ class Records:
         self.taken = next((i for i, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
                            and self.room is not None and self.room.name in step.take), -1)
         # words of the kernel blocks that there are at a time, at most
-        blocks = [_block_words(step) if isinstance(step, KernelStep) else 0 for step in plan.steps]
+        blocks = [sum(_block_words(part) for part in parts_of(step) if isinstance(part, KernelStep))
+                  for step in plan.steps]
         series = [sum(blocks[first:last + 1]) for first, last in plan.together]
         self.workspace_words = max([*blocks, *series], default=0)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyshape.plan.plan import ExternStep, LibraryStep, Step, Window, touched
+from anyshape.plan.plan import BandStep, ExternStep, LibraryStep, Step, Window, touched
 from anyshape.run.attention import OPS as ATTENTION
 from anyshape.run.sizes import Sizes
 from anyshape.sym.expr import Size, product
@@ -36,6 +36,8 @@ def work_of(step: Step) -> tuple[Size, Size]:
     for window in touched(step):
         traffic = traffic + window.type.bytes
     work: Size = 0
+    if isinstance(step, BandStep):
+        work = work_of(step.product)[0]
     if isinstance(step, ExternStep) and step.target in CONVOLUTIONS:
         weights, result = step.inputs[1], step.outputs[0]
         if isinstance(weights, Window) and result is not None:
@@ -51,6 +53,8 @@ def work_of(step: Step) -> tuple[Size, Size]:
 
 def product_dtype(step: Step | None) -> str:
     """One of `FLOATS`: the dtype of a step's products, the first where it has none."""
+    if isinstance(step, BandStep):
+        return product_dtype(step.product)
     dtypes = [window.type.dtype for window in touched(step)[:1]] if isinstance(step, (LibraryStep, ExternStep)) else []
     return next((dtype for dtype in dtypes if dtype in FLOATS), FLOATS[0])
 

@@ -20,7 +20,7 @@ from torch._inductor.output_code import CompiledFxGraph
 
 from anyshape.frontend.program import PlainProgram
 from anyshape.frontend.split import SplitProgram
-from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Step
+from anyshape.plan.plan import BandStep, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Step, parts_of
 
 # what generated code calls that computes nothing
 NO_WORK = ("assert_size_stride", "assert_alignment", "empty", "reinterpret", "alloc", "as_strided", "return_if",
@@ -51,7 +51,8 @@ class Launches:
 
 
 KINDS: dict[type, Launches] = {KernelStep: Launches(kernels=1), LibraryStep: Launches(products=1),
-                               ExternStep: Launches(calls=1), CopyStep: Launches(copies=1)}
+                               BandStep: Launches(products=1), ExternStep: Launches(calls=1),
+                               CopyStep: Launches(copies=1)}
 
 
 def of_step(backend: str, compiled: Any, step: Callable[[], object], apart: bool = False) -> dict[str, int] | None:
@@ -98,7 +99,8 @@ def _steps(plan: Plan, number: int, apart: bool) -> Sequence[Step]:
     for first, last in plan.together:
         if apart and first <= number <= last:
             end = last + 1
-    return [step for step in plan.steps[number:end] if step is plan.steps[number] or isinstance(step, KernelStep)]
+    found = [step for step in plan.steps[number:end] if step is plan.steps[number] or isinstance(step, KernelStep)]
+    return [part for step in found for part in parts_of(step)] if apart else found
 
 
 @contextlib.contextmanager
