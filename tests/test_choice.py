@@ -40,10 +40,12 @@ def loss_of(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
 
 
-def step_of(**settings: Any) -> tuple[nn.Module, Any]:
+def step_of(disable: str = "", **settings: Any) -> tuple[nn.Module, Any]:
+    """Without bands: the gradient of the wide layer is there as a whole."""
     torch.manual_seed(0)
     model = Wide()
-    return model, anyshape.train_step(model, loss_of, torch.optim.AdamW(model.parameters()), strict=True, **settings)
+    return model, anyshape.train_step(model, loss_of, torch.optim.AdamW(model.parameters()), strict=True,
+                                      disable=f"epilogues,{disable}".rstrip(","), **settings)
 
 
 def images(count: int) -> Tensor:

@@ -215,9 +215,12 @@ def test_programs_take_what_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_order, "order_by_parts", lambda problem, _: Cuts(list(range(len(problem.before)))))
     plain_run, run = anyshape.compile(towers), anyshape.compile(towers, planning_seconds=20)
     assert torch.equal(run(*given), plain_run(*given))
-    before, after = (compilation_of(one).programs[0].compiled.plan for one in (plain_run, run))
-    hints = dict(before.facts.hints)
-    assert evaluate(after.arena, hints) < 0.9 * evaluate(before.arena, hints)
+    before, after = (compilation_of(one).programs[0].executable for one in (plain_run, run))
+    hints = dict(before.plan.facts.hints)
+    assert before.other is None
+    # of orders that are equally good here, HiGHS may find one that other sizes do not take
+    plans = [one.plan for one in (after, after.other) if one is not None]
+    assert min(evaluate(plan.arena, hints) for plan in plans) < 0.9 * evaluate(before.plan.arena, hints)
 
 
 def test_without_highs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,16 +330,14 @@ class _Assembly:
         params: list[Window] = []
         outputs: list[int] = []
         for k, value_name in enumerate(item.lowered.values):
+            if value_name in stored:
+                outputs.append(k)
             if value_name == "":
                 params.append(STATUS)
-            elif value_name in stored and self.place(value_name) in self.types:  # it writes into what is there
-                params.append(self.stored(value_name))
-                outputs.append(k)
-            elif value_name in stored:
+            elif value_name in stored and self.place(value_name) not in self.types:
                 kind = self.store.layouts.get(value_name, stored[value_name].tensor.dense())
                 params.append(self.define(value_name, kind))
-                outputs.append(k)
-            else:
+            else:  # it reads what is there, or writes into it
                 params.append(self.stored(value_name))
         lines = dict.fromkeys(n.where for n in item.group.nodes if n.where)
         regimes = []

@@ -38,19 +38,20 @@ def _varies(one: Instruction, point: str) -> bool:
     return point in names or any(name[0] == "%" for name in names)
 
 
-def counted(program: LoopProgram, sizes: Sequence[Size]) -> tuple[LoopProgram, tuple[Size, ...]]:
+def counted(program: LoopProgram, names: Sequence[str]) -> tuple[LoopProgram, tuple[Size, ...]]:
     """A flat program with the number of its points as its last size, and what its sizes stand for; others as they are.
-    sizes: what those of `program` stand for."""
+    names: the symbols that the sizes of `program` stand for."""
+    sizes = tuple(symbol(name) for name in names)
     if not along(program):
-        return program, tuple(sizes)
+        return program, sizes
     point, extent = program.rows[0]
     inside = dict(zip(program.sizes, sizes, strict=True))
     used = set().union(*(symbols_of(one.offset) for stage in program.stages for one in stage.instructions))
     left = [name for name in program.sizes if name in used]
-    names = {name: symbol(f"n{k}") for k, name in enumerate(left)}
+    renamed = {name: symbol(f"n{k}") for k, name in enumerate(left)}
     count = f"n{len(left)}"
     stages = tuple(dataclasses.replace(stage, instructions=tuple(
-        dataclasses.replace(one, offset=substitute(one.offset, names)) for one in stage.instructions))
+        dataclasses.replace(one, offset=substitute(one.offset, renamed)) for one in stage.instructions))
         for stage in program.stages)
     program = dataclasses.replace(program, stages=stages, rows=((point, symbol(count)),),
                                   sizes=(*(f"n{k}" for k in range(len(left))), count))

@@ -127,8 +127,7 @@ class _Lowering:
             for value in stores:
                 if self.is_kept(value):
                     self.write(value, self.rows)
-        program, names = program_of(self.nest())
-        program, sizes = counted(program, [symbol(name) for name in names])
+        program, sizes = counted(*program_of(self.nest()))
         return Lowered(program, tuple(self.params), sizes,
                        {name: len(indices) for name, indices in self.asked.items()})
 
@@ -432,8 +431,7 @@ class _Lowering:
                 names.add(name)
         register = len(self.deps)
         own = frozenset(names)
-        result_deps = own if deps is None else own & deps
-        self.deps.append(result_deps)
+        self.deps.append(own if deps is None else own & deps)
         self.kinds.append(dtype)
         row_cost = OPS[op].cost if op in OPS else 1
         self.costs.append(row_cost + sum(self.costs[a] for a in args))
