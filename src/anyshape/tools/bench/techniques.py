@@ -53,7 +53,7 @@ TECHNIQUES: dict[str, tuple[dict[str, Any], str]] = {
         (REGIMES, "versions of a kernel for short, long, few rows"),
         (ORDER, "steps run in another order where that takes less memory"),
         (ROOMS, "values lie in results and over what dies"),
-        (EPILOGUES, "kernels run with the product before them"),
+        (EPILOGUES, "kernels run with the product before them, updates in bands"),
         (DOOR, "calls go past Dynamo's and AOTAutograd's wrappers"),
     )},
 }
