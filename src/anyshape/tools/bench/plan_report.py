@@ -172,10 +172,10 @@ kernel can make in the place of another that dies there is made there in every w
 
 The programs that run are planned for all shapes at once. So *a call takes* more than our plan, except where the
 gradient of a large weight is never there as a whole (`plan/bands.py`), which the problem does not know. Forward and
-backward are ordered apart, so the forward is done when the backward begins; of the backward there is the best order that is
-proved to take no more at any size than the program's, and perhaps one that needs less at the sizes of the first call;
-calls take the better of both (`plan/order.py`, `run/choice.py`). The first call has the batch that is traced. *Order of
-the compiler* is the better one, where the first call has this batch.
+backward are ordered apart, so the forward is done when the backward begins; of the backward there is the best order
+that is proved to take no more at any size than the program's, and perhaps one that needs less at the sizes of the first
+call; calls take the better of both (`plan/order.py`, `run/choice.py`). The first call has the batch that is traced.
+*Order of the compiler* is the better one, where the first call has this batch.
 
 """
 
