@@ -85,7 +85,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lt": numpy.less, "le": numpy.less_equal, "gt": numpy.greater, "ge": numpy.greater_equal,
     "and": numpy.bitwise_and, "or": numpy.bitwise_or, "xor": numpy.bitwise_xor, "not": numpy.invert,
     "shift_left": numpy.left_shift, "shift_right": numpy.right_shift, "isnan": numpy.isnan, "isinf": numpy.isinf,
-    "signbit": numpy.signbit, "where": lambda c, x, y: x if c else y, "cast": lambda x: x,
+    "signbit": numpy.signbit, "where": lambda c, x, y: x if c else y, "cast": lambda x: x, "store": lambda x: x,
     "random": lambda seed, counter: uniform(torch.tensor(int(seed)), torch.tensor(int(counter))).item(),
 }  # fmt: skip
 
@@ -256,6 +256,7 @@ def pointwise_samples() -> Iterator[Sample]:
         yield Sample("where", (False, T(dtype, (n,)), literal), {}, THREE)
     for source, target in product(("f32", "bf16", "f16", "f64", "i64", "i32", "u8", "bool"), repeat=2):
         yield Sample("cast", (T(source, (n, 3), 0 if target == "u8" else -3, 3),), {"dtype": target}, THREE)
+    yield Sample("store", (T("f32", (n, 3)),), {"dtype": "bf16"}, THREE)
 
 
 def create_samples() -> Iterator[Sample]:

@@ -35,7 +35,8 @@ def compile(target: Any = None, **settings: Any) -> Any:
 
 
 def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | None = None, accumulate: int = 1,
-               scaler: Any = None, ema: float | None = None, **settings: Any) -> TrainStep:
+               scaler: Any = None, ema: float | None = None, gradient_dtype: Any = None,
+               **settings: Any) -> TrainStep:
     """Compiles a whole train step: loss, gradients and the optimiser's update as one program for all sizes.
 
         step = anyshape.train_step(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=3e-4), clip_norm=1.0)
@@ -56,6 +57,8 @@ def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | N
         accumulate: batches whose gradients make one update, by their mean.
         scaler: a `torch.amp.GradScaler("cpu")`: the loss is scaled, and a step with infinite gradients left out.
         ema: a running average of the parameters is kept in `averages`, of which this part stays at every step.
+        gradient_dtype: `torch.bfloat16`: gradients that have to wait until all are there, for `clip_norm` or a
+            `scaler`, are rounded to it, and take half the memory of float32. None: they wait as they are.
         settings: fields of `Config`.
 
     Raises:
@@ -64,7 +67,7 @@ def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | N
     from anyshape.base.config import Config
     from anyshape.frontend.train_step import TrainStep
     return TrainStep(model, loss_fn, optimizer, Config.make(**settings), clip_norm=clip_norm, accumulate=accumulate,
-                     scaler=scaler, ema=ema)
+                     scaler=scaler, ema=ema, gradient_dtype=gradient_dtype)
 
 
 def stats(reset: bool = False) -> dict[str, int | float]:

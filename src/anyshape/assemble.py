@@ -83,6 +83,8 @@ class _Storage:
                 if places.get(node.output.name) in self.inputs:
                     for value in self.checked(others):
                         self.need(value)
+            if row(node).stored:
+                self.need(node.output)
             if row(node).kind != "view" and not fusable(node, self.refused):
                 for value, traced in _operands(node):
                     self.need(value, node.op == "extern" and not _any_strides(node), traced, "attention" in node.op)
@@ -199,8 +201,7 @@ class _Storage:
 
     def keep(self, window: Window, value: Value) -> None:
         self.windows[value.name] = window
-        base = self.value(window.buffer, value)
-        self.required[window.buffer] = base
+        self.required[window.buffer] = self.value(window.buffer, value)
 
     def value(self, name: str, fallback: Value) -> Value:
         node = self.producers.get(name)

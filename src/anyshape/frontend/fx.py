@@ -27,6 +27,7 @@ from anyshape.frontend import (
     aten_reduce,
     aten_scatter,
     aten_view,
+    store_op,
 )
 from anyshape.frontend.aten_extern import extern
 from anyshape.frontend.aten_table import Decline, Mismatch, Translation, translation_of
@@ -44,7 +45,7 @@ from anyshape.sym.expr import Expr, Size, coefficient_of, symbol, symbols_of
 
 # importing these fills the tables of rows and of translations
 TABLES = (ops, aten_activation, aten_attention, aten_create, aten_index, aten_matmul, aten_norm, aten_pointwise,
-          aten_pool, aten_reduce, aten_scatter, aten_view)
+          aten_pool, aten_reduce, aten_scatter, aten_view, store_op)
 
 _MOST_EQUALITIES = 16
 

@@ -113,6 +113,11 @@ class StepApart:
                 if weight.grad is not None]
 
     def clip(self) -> None:
-        """Limits the gradients' norm, where one is set."""
-        if self.settings.clip_norm is not None:
-            self.norm = torch.nn.utils.clip_grad_norm_(self.weights(), self.settings.clip_norm)
+        """Limits the gradients' norm, where one is set; rounds them where they would wait for that."""
+        settings = self.settings
+        if settings.gradient_dtype is not None and (settings.clip_norm, settings.scaler) != (None, None):
+            for weight in self.weights():
+                assert weight.grad is not None
+                weight.grad.copy_(weight.grad.to(settings.gradient_dtype))
+        if settings.clip_norm is not None:
+            self.norm = torch.nn.utils.clip_grad_norm_(self.weights(), settings.clip_norm)

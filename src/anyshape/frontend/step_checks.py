@@ -54,6 +54,7 @@ class StepSettings:
     accumulate: int
     scaler: torch.amp.GradScaler | None
     ema: float | None
+    gradient_dtype: torch.dtype | None
 
     def check(self) -> None:
         """Raises ConfigError for what cannot be a train step."""
@@ -73,6 +74,10 @@ class StepSettings:
                  "it is the part of an average that stays, from 0 to below 1")):
             if not fits:
                 raise ConfigError(f"{name} is {found!r}", why=words, do="set another number")
+        if self.gradient_dtype not in (None, torch.bfloat16):
+            raise ConfigError(f"gradient_dtype is {self.gradient_dtype!r}",
+                              why="gradients wait as they are, or in torch.bfloat16, which has the range of float32",
+                              do="set torch.bfloat16, or leave it out")
 
     def begin_averages(self, averages: dict[str, Tensor]) -> None:
         """Adds parameters that have no average yet to `averages`, as they are."""

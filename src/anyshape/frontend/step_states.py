@@ -161,7 +161,7 @@ class StepStates:
             whole.scale = scaler._scale
         self.update = whole.state.update = replace(
             before, weights=tuple(found), steps=steps, parts=settings.accumulate, scale=whole.scale,
-            is_clipped=settings.clip_norm is not None,
+            is_clipped=settings.clip_norm is not None, waiting=settings.gradient_dtype,
             uses=torch.tensor([uses.get(id(weight), 0.0) for _, weight in listed]))
         whole.trained = tuple(one.weight for one in found)
         changed = {id(weight) for weight in whole.trained}

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyshape.frontend.store_op import stored
 from anyshape.frontend.update_op import updated
 from anyshape.frontend.updates import Choices
 
@@ -71,6 +72,7 @@ class StepUpdate:
         scale: what the loss is multiplied with (torch.amp); None without.
         parts: batches whose gradients make one step.
         is_clipped: the gradients' norm is limited.
+        waiting: what gradients are rounded to that wait until all have been seen; None: nothing.
         norm, finite: as in `Changes`, where they are known before there are gradients (frontend/step_program.py).
     """
     rule: int
@@ -82,6 +84,7 @@ class StepUpdate:
     scale: Tensor | None = None
     parts: int = 1
     is_clipped: bool = False
+    waiting: torch.dtype | None = None
     norm: Tensor | None = None
     finite: Tensor | None = None
 
@@ -118,7 +121,7 @@ class StepUpdate:
                          one.average is None) for one in self.weights)
         kinds = tuple((one.dtype, one.shape, one.stride()) for one in self.tensors())
         known = self.norm is None, self.finite is None
-        return self.rule, self.parts, self.is_clipped, self.scale is None, known, weights, kinds
+        return self.rule, self.parts, self.is_clipped, self.waiting, self.scale is None, known, weights, kinds
 
     # ---- what it does
 
@@ -131,7 +134,7 @@ class StepUpdate:
 
     def updates(self, gradients: Sequence[Tensor | None]) -> Changes:
         """Weights and states change by `gradients` and those gathered."""
-        total = self._totals(gradients)
+        total = self._totals(gradients, wait=not self.is_known)
         norm, finite = (self.norm, self.finite) if self.is_known else self._seen(total)
         factor = None if norm is None else (self.most.to(norm.dtype) / (norm + 1e-6)).clamp(max=1.0)
         used = self._uses(gradients) > 0
@@ -174,17 +177,21 @@ class StepUpdate:
         runs = [(there, len(list(run))) for there, run in itertools.groupby(one is not None for one in gradients)]
         return self.uses + torch.cat([self.uses.new_full((count,), float(there)) for there, count in runs])
 
-    def _totals(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        return [self._total(one, gradient) for one, gradient in zip(self.weights, gradients, strict=True)]
+    def _totals(self, gradients: Sequence[Tensor | None], wait: bool = False) -> list[Tensor | None]:
+        return [self._total(one, gradient, wait) for one, gradient in zip(self.weights, gradients, strict=True)]
 
-    def _total(self, one: Weight, gradient: Tensor | None) -> Tensor | None:
-        """The gradient of the whole step, in the dtype that the rule computes in."""
+    def _total(self, one: Weight, gradient: Tensor | None, wait: bool) -> Tensor | None:
+        """The gradient of the whole step, in the dtype that the rule computes in; `wait`: until all are there."""
         work = torch.promote_types(one.weight.dtype, torch.float32)
         total = None if gradient is None else gradient.to(work)
         if one.gathered is not None:
             gathered = one.gathered.to(work)
             total = (gathered if total is None else gathered + total) * (1 / self.parts)
-        return total if total is None or self.scale is None else total / self.scale.to(work)
+        if total is not None and self.scale is not None:
+            total = total / self.scale.to(work)
+        if total is None or self.waiting is None or not self.waits:
+            return total
+        return (stored(total, self.waiting) if wait else total.to(self.waiting)).to(work)
 
     def _update_one(self, one: Weight, gradient: Tensor, when: Tensor | None,
                     finite: Tensor | None) -> list[tuple[Tensor, Tensor]]:

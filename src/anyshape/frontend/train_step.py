@@ -54,12 +54,13 @@ class TrainStep:
 
     def __init__(self, model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer,
                  config: Config, *, clip_norm: float | None = None, accumulate: int = 1,
-                 scaler: torch.amp.GradScaler | None = None, ema: float | None = None) -> None:
+                 scaler: torch.amp.GradScaler | None = None, ema: float | None = None,
+                 gradient_dtype: torch.dtype | None = None) -> None:
         compiled = getattr(model, "_anyshape", None)
         inner = compiled.target if compiled is not None else getattr(model, "_orig_mod", model)
         self.settings = settings = StepSettings(
             inner, loss_fn, unwrapped(optimizer), config.replace(fullgraph=True), clip_norm, accumulate,
-            scaler if scaler is not None and scaler.is_enabled() else None, ema)
+            scaler if scaler is not None and scaler.is_enabled() else None, ema, gradient_dtype)
         settings.check()
         optimizer = settings.optimizer
         warn_of_others(inner, optimizer)
@@ -248,7 +249,7 @@ class TrainStep:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what there is to say has been said of this one
             found = TrainStep(model, copy.deepcopy(one.loss_fn, memo), optimizer, one.config, clip_norm=one.clip_norm,
-                              accumulate=one.accumulate, scaler=scaler, ema=one.ema)
+                              accumulate=one.accumulate, scaler=scaler, ema=one.ema, gradient_dtype=one.gradient_dtype)
         found.load_state_dict(self.state_dict())
         return found
 

@@ -64,6 +64,7 @@ class Op:
     into: scatter ops: where the element of the second operand at an index goes in the result, and a bool register:
         whether it goes anywhere (None: it does).
     checks: the body checks indices that data give: a kernel with it may fail.
+    stored: the result lies in memory; it is never computed again where it is read.
     meeting: scatter ops: the dims of the second operand along which elements may go to one place; in all others they
         go where no other goes.
     torch: name of the torch function that the reference interpreter calls; "" when run/interp.py has its own line.
@@ -82,6 +83,7 @@ class Op:
     into: Callable[[Body, Node, Index], tuple[Index, object]] | None = None
     meeting: Callable[[Node], tuple[int, ...]] | None = None
     checks: bool = False
+    stored: bool = False
 
 
 OPS: dict[str, Op] = {}

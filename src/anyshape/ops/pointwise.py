@@ -38,7 +38,7 @@ ANY = ("float", "int", "uint", "bool")
 TESTS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"))
 
 # the loop language writes these in another way
-SCALAR_NAMES = {"bit_and": "and", "bit_or": "or", "bit_xor": "xor", "bit_not": "not"}
+SCALAR_NAMES = {"store": "cast", "bit_and": "and", "bit_or": "or", "bit_xor": "xor", "bit_not": "not"}
 
 # name, dtype kinds, cost (in additions), torch function ("": run/interp.py has its own line)
 UNARY: tuple[tuple[str, tuple[str, ...], int, str], ...] = (
@@ -171,3 +171,4 @@ for _name, _kinds, _cost, _torch in BINARY:
     add_row(_name, "pointwise", "x, y", partial(_infer, _kinds), body=pointwise_body, cost=_cost, torch=_torch)
 add_row("where", "pointwise", "condition, x, y", _infer_where, body=pointwise_body, torch="where")
 add_row("cast", "pointwise", "x | dtype", _infer_cast, body=pointwise_body)
+add_row("store", "pointwise", "x | dtype", _infer_cast, body=pointwise_body, stored=True)

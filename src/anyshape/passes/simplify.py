@@ -159,6 +159,19 @@ def _cast(replay: Replay, node: Node) -> Operand | None:
     return inner.inputs[0] if first == target else replay.op("cast", inner.inputs[0], dtype=target)
 
 
+def _store(replay: Replay, node: Node) -> Operand | None:
+    """store(cast(x)) --> store(x); or x, where it lies in memory as it is."""
+    source, target = node.inputs[0], node.output.tensor.dtype
+    inner = replay.producer(source)
+    if inner is not None and inner.op == "cast" and _dtype(inner.inputs[0]) == target and exactly_holds(
+            _dtype(source), target):
+        source = inner.inputs[0]
+        inner = replay.producer(source)
+    if _dtype(source) == target and inner is not None and row(inner).kind in ("library", "extern"):
+        return source
+    return None if source == node.inputs[0] else replay.op("store", source, dtype=target)
+
+
 def _concat(replay: Replay, node: Node) -> Operand | None:
     if len(node.inputs) == 1:
         return node.inputs[0]
@@ -203,7 +216,7 @@ def _reduce(replay: Replay, node: Node) -> Operand | None:
 
 
 _BY_OP: dict[str, Callable[[Replay, Node], Operand | None]] = {
-    "cast": _cast, "concat": _concat, "flip": _flip, "pad": _pad,
+    "cast": _cast, "store": _store, "concat": _concat, "flip": _flip, "pad": _pad,
     **dict.fromkeys(("sum", "prod", "amax", "amin", "any", "all"), _reduce),
 }  # fmt: skip
 

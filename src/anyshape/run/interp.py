@@ -202,6 +202,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "trunc_div": lambda a, x, y: torch.div(x, y, rounding_mode="trunc"),
     "pow": lambda a, x, y: torch.pow(x, y),
     "cast": lambda a, x: x.to(TORCH_DTYPES[a["dtype"]]),
+    "store": lambda a, x: x.to(TORCH_DTYPES[a["dtype"]]),
     "full": lambda a, value: torch.full(a["shape"], value, dtype=TORCH_DTYPES[a["dtype"]],
                                         device=a.get("device", "cpu")),
     "iota": _iota,
