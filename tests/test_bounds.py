@@ -106,7 +106,7 @@ sizes = st.one_of(st.integers(1, 40), st.integers(1, 5000), st.integers(1, 200_0
 @pytest.mark.parametrize("dtype", ("bf16", "f16", "f32"))
 def test_scratch_of_products(target, dtype):
     item = 4 if dtype == "f32" else 2
-    lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
+    lanes, grain, per_word = target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype)
     high, wide = 3 * grain, 2 * lanes
 
     @settings(max_examples=150, deadline=None, database=None, derandomize=True)
@@ -140,7 +140,7 @@ def test_scratch_of_products(target, dtype):
 @pytest.mark.parametrize("backward", (False, True))
 @pytest.mark.parametrize("dtype", ("bf16", "f16"))
 def test_scratch_of_attention(target, dtype, backward):
-    lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
+    lanes, grain, per_word = target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype)
     high, wide = 3 * grain, 2 * lanes
 
     def ends(size: int, count: int, top: int, least: int) -> int:

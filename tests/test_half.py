@@ -415,7 +415,7 @@ def test_every_routine_of_panels(target, dtype):
     def call(name, *arguments):
         ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))(routines.address[name])(*arguments)
 
-    lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
+    lanes, grain, per_word = target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype)
     for inner, thirds, vectors, ways in itertools.product((0, 1, 7, 37, 64), (1, 2, 3), (1, 2),
                                                           (("turn", "along"), ("along", "turn"), ("any", "any"))):
         rows, columns = thirds * grain, vectors * lanes

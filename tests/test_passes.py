@@ -303,7 +303,8 @@ def test_whole_constants_wrap(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", sorted(NATIVE))
-@pytest.mark.parametrize("op", [name for name, row in OPS.items() if row.kind == "pointwise" and "|" not in row.signature])
+@pytest.mark.parametrize("op", [name for name, row in OPS.items()
+                                if row.kind == "pointwise" and "|" not in row.signature])
 def test_folded_constants_are_what_running_gives(op: str, dtype: str) -> None:
     samples = [x for x in SAMPLES[DTYPES[dtype][1]] if not (isinstance(x, float) and abs(x) == 60000.0)]
     arity = len(OPS[op].signature.split(","))

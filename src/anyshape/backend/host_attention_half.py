@@ -182,7 +182,7 @@ def column_panels(frame: int, source: int, lane_step: int, inner_step: int, size
     """Packs columns in half precision: `size` lanes by `count` elements."""
     step = word(frame, 1)
     lanes = word(step, PACKED_LANES)
-    pack(frame, source, word(step, MATMUL_ITEM), lane_step, inner_step, size, count, target, 2 * lanes, lanes)
+    pack(frame, source, word(step, MATMUL_ITEM), lane_step, inner_step, size, count, target, 2 * lanes, lanes, 0)
     return 0
 
 
@@ -190,7 +190,7 @@ def pack_rows(frame: int, source: int, item: int, lane_step: int, inner_step: in
               target: int) -> int:
     """Packs rows; those of f32 are rounded."""
     grain = word(word(frame, 1), PACKED_GRAIN)
-    pack(frame, source, item, lane_step, inner_step, size, count, target, 3 * grain, grain)
+    pack(frame, source, item, lane_step, inner_step, size, count, target, 3 * grain, grain, 1)
     return 0
 
 

@@ -107,7 +107,7 @@ def panel_of_rows(data: int, source: int, size: int, target: int) -> int:
     first = 0
     while first < inner:
         pack(frame, source + first * F32, F32, inner * F32, F32, size, minimum(deep, inner - first),
-             target + first * width * F32, width, grain)
+             target + first * width * F32, width, grain, 1)
         first += deep
     return 0
 
@@ -140,7 +140,7 @@ def multiply_over(data: int, thread: int, team: int) -> int:
             count = minimum(deep, inner - first)
             source = word(data, 2) + pair * a_step + first * word(step, PACKED_A_INNER)
             pack(frame, source, F32, word(step, PACKED_A_LANE), word(step, PACKED_A_INNER), columns, count, panel, wide,
-                 word(step, PACKED_LANES))
+                 word(step, PACKED_LANES), 0)
             if first + count < inner:
                 look_ahead(frame, source + count * word(step, PACKED_A_INNER), columns,
                            minimum(deep, inner - first - count))

@@ -50,11 +50,13 @@ from anyshape.backend.host_words import (
     PACKED_CHUNK,
     PACKED_COLUMNS,
     PACKED_FINISH,
+    PACKED_FINISH_WIDE,
     PACKED_GRAIN,
     PACKED_LANES,
     PACKED_PAD,
     PACKED_PER_WORD,
     PACKED_ROWS,
+    PACKED_ROWS_WAY,
     PACKED_TURN,
     PACKED_WIDE,
     PACKED_WORDS,
@@ -228,7 +230,7 @@ def packed_tile(frame: int, part: int, new: int) -> int:
     if new != 0:
         pack(frame, word(frame, 7) + first * word(step, PACKED_B_INNER), word(step, PACKED_B_ITEM),
              word(step, PACKED_B_LANE), word(step, PACKED_B_INNER), word(frame, 3), count, word(frame, 8), 3 * grain,
-             grain)
+             grain, 1)
     set_word(frame, 12, parts(parts(count, per_word), lanes) * lanes)
     source = word(frame, 6) + first * word(step, PACKED_A_INNER)
     column = 0
@@ -240,7 +242,7 @@ def packed_tile(frame: int, part: int, new: int) -> int:
                 copy_run(place + i * word(step, MATMUL_LDC) * item,
                          bias + i * word(step, MATMUL_BIAS_ROW) + column * inner, width, item, inner, item)
         pack(frame, source + column * a_step, word(step, PACKED_A_ITEM), a_step, word(step, PACKED_A_INNER), width,
-             count, word(frame, 9), 2 * lanes, lanes)
+             count, word(frame, 9), 2 * lanes, lanes, 0)
         if column + width < columns:
             look_ahead(frame, source + (column + width) * a_step, minimum(2 * lanes, columns - column - width), count)
         else:  # the first panel of the next block, or nothing
@@ -309,8 +311,10 @@ def batch_place(step: int, index: int, which: int) -> int:
 
 
 def pack(frame: int, source: int, item: int, lane_step: int, inner_step: int, size: int, count: int, target: int,
-         top: int, grain: int) -> int:
-    """Packs `size` lanes by `count` elements along k into panels of `top` lanes, the last of a multiple of `grain`."""
+         top: int, grain: int, rows: int) -> int:
+    """Packs `size` lanes by `count` elements along k into panels of `top` lanes, the last of a multiple of `grain`.
+    `rows`: they are rows; where whole tiles are multiplied, these are as many as a vector has lanes, and the words of
+    each lie side by side."""
     step = word(frame, 1)
     lanes = word(step, PACKED_LANES)
     way = PACKED_ANY
@@ -320,9 +324,16 @@ def pack(frame: int, source: int, item: int, lane_step: int, inner_step: int, si
         way = PACKED_ALONG
     if item != word(step, MATMUL_ITEM):
         way += PACKED_WIDE
+    lane_room = 4
+    whole = 1 if rows != 0 and grain == lanes else 0
+    if whole != 0:
+        way += PACKED_ROWS_WAY
     function = word(word(frame, 0), way)
     room = parts(parts(count, word(step, PACKED_PER_WORD)), lanes) * lanes
     chunk = PACKED_CHUNK if lane_step == item and inner_step != item else maximum(count, 1)
+    if whole != 0:
+        lane_room = 4 * room
+        chunk = maximum(chunk, 2 * lanes)
     part = 0
     while part < maximum(count, 1):
         words_before = part // word(step, PACKED_PER_WORD)
@@ -333,9 +344,10 @@ def pack(frame: int, source: int, item: int, lane_step: int, inner_step: int, si
             end = minimum(first + width, size)
             lane = first
             while lane < end:
+                word_room = 4 if whole != 0 else 4 * width
                 call_void(function, source + lane * lane_step, lane_step, inner_step, minimum(lanes, end - lane),
-                          minimum(chunk, count - part), panel + 4 * (lane - first) + 4 * width * words_before,
-                          4 * width)
+                          minimum(chunk, count - part), panel + lane_room * (lane - first) + word_room * words_before,
+                          lane_room if whole != 0 else word_room)
                 lane += lanes
             panel += 4 * width * room + PACKED_PAD
             first += width
@@ -365,7 +377,7 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     c_step = word(step, MATMUL_LDC) * c_item
     finish = word(entry, PACKED_FINISH)
     if c_item != item:
-        finish = word(entry, PACKED_FINISH + PACKED_WIDE)
+        finish = word(entry, PACKED_FINISH_WIDE)
     sums = word(frame, 10)
     whole = blocks > 1 and in_place == 0  # sums of the whole tile wait for the next block
     sums_step = 4 * word(step, PACKED_COLUMNS) if whole else 8 * lanes

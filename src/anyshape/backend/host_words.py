@@ -131,6 +131,8 @@ PACKED_TURN = llvm_packed.TURN
 PACKED_ALONG = llvm_packed.ALONG
 PACKED_ANY = llvm_packed.ANY
 PACKED_FINISH = llvm_packed.FINISH
+PACKED_FINISH_WIDE = llvm_packed.FINISH_WIDE
+PACKED_ROWS_WAY = llvm_packed.ROWS
 PACKED_WIDE = llvm_packed.WIDE
 # elements along k that are packed of all lanes before the next ones, where lanes lie side by side: lines far apart, by
 # powers of two above all, push each other out of the caches before the next panel wants the rest of them

@@ -1,11 +1,15 @@
 """What the processor can do: the widths and features that the code generator works with."""
 from __future__ import annotations
 
+import ctypes
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 
 import llvmlite
 import llvmlite.binding as llvm
+
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, tile data) on x86-64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +66,20 @@ def target_of(triple: str, cpu: str, features: frozenset[str]) -> Target:
     return Target(triple, cpu, text, vector_bytes, arm or "fma" in features, "avx512dq" in features)
 
 
+def _may_use_tiles(features: frozenset[str]) -> bool:
+    """Whether this process, threads it has later too, may use the processor's unit for tiles: Linux has to be asked,
+    once (Documentation/arch/x86/xstate.rst)."""
+    if "amx-tile" not in features or not sys.platform.startswith("linux"):
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0
+
+
 @lru_cache(maxsize=1)
 def host() -> Target:
     """The machine that this process runs on."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+    if not _may_use_tiles(features):
+        features = frozenset(name for name in features if not name.startswith("amx"))
     return target_of(llvm.get_process_triple(), llvm.get_host_cpu_name(), features)

@@ -21,7 +21,7 @@ All take i64; steps are in bytes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from anyshape.backend.limits import Target
 from anyshape.backend.llvm_half import (
@@ -38,19 +38,23 @@ from anyshape.backend.llvm_half import (
 )
 from anyshape.backend.llvm_scalar import from_memory
 from anyshape.backend.llvm_text import Code, Value, constant
+from anyshape.backend.llvm_tiles import GLOBALS, SIDE, multiply, tiles
 
 DTYPES = ("bf16", "f16", "f32")
 CHAIN = 128  # terms that one sum of f32 takes before it is added to what there is: the errors of a sum grow with it
 AHEAD = 16  # elements along k that are fetched before their turn
 LINE = 64  # bytes of a line of the caches
 PACE = 2  # lines that a tile fetches with each word: what few rows need, and nothing against 24 products
+LINES = 16  # lines that are fetched with 16 words of whole tiles, which are some 64 or 96 cycles
 HEIGHTS = 3  # numbers of rows that a panel may have: 3, 2, 1 times `grain`
 VECTORS = (1, 2)  # vectors of columns that a panel may have
 TILES = HEIGHTS * len(VECTORS)
 # routines of a dtype, in the order of the host's table of functions: tiles by height, then by vectors; then:
-TURN, ALONG, ANY, FINISH = range(TILES, TILES + 4)
-WIDE = 4  # later in the table: the same for elements, or results, in f32, which are rounded all the same
-ROUTINES = TILES + 2 * WIDE
+TURN, ALONG, ANY = range(TILES, TILES + 3)
+WIDE = 3  # later in the table: the same for elements in f32, which are rounded all the same
+ROWS = 6  # later: the same for panels of rows, where whole tiles are multiplied (backend/llvm_tiles.py)
+FINISH, FINISH_WIDE = range(TILES + 2 * ROWS, TILES + 2 * ROWS + 2)
+ROUTINES = FINISH_WIDE + 1
 PACK = ("source", "lane_step", "inner_step", "lanes", "count", "target", "target_step")
 ARGUMENTS = {
     "tile": ("columns", "rows", "words", "sums", "step", "add", "ahead"), "turn": PACK, "along": PACK, "any": PACK,
@@ -58,16 +62,18 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-def grain(target: Target) -> int:
-    """Rows of the smallest panel of rows. The largest, of three times as many, fills the registers with sums."""
-    return {64: 4, 32: 2}.get(target.vector_bytes, 1)
+def grain(target: Target, dtype: str) -> int:
+    """Rows of the smallest panel of rows. The largest, of three times as many, fills the registers with sums. As many
+    as a vector has lanes: those of whole tiles."""
+    return SIDE if tiles(target, dtype) else {64: 4, 32: 2}.get(target.vector_bytes, 1)
 
 
 def routines() -> list[str]:
     """The names of all routines, in the order of the host's table of functions."""
     return [name for dtype in DTYPES for name in
             (*(f"tile_{dtype}_{height}_{vectors}" for height in range(HEIGHTS) for vectors in VECTORS),
-             *(f"{way}_{dtype}{width}" for width in ("", "_wide") for way in ("turn", "along", "any", "finish")))]
+             *(f"{way}_{dtype}{lanes}{width}" for lanes in ("", "_rows") for width in ("", "_wide")
+               for way in ("turn", "along", "any")), f"finish_{dtype}", f"finish_{dtype}_wide")]
 
 
 def emit_packed(target: Target, wanted: Collection[str] = DTYPES) -> str:
@@ -78,15 +84,23 @@ def emit_packed(target: Target, wanted: Collection[str] = DTYPES) -> str:
         way, dtype, *sizes = name.split("_")
         if dtype not in wanted or dtype not in (*dtypes(target), "f32") or (dtype == "f32" and "wide" in sizes):
             continue
+        whole = tiles(target, dtype)
+        if "rows" in sizes and not whole:
+            continue
         body = _Packed(target, dtype, ARGUMENTS[way], "wide" in sizes)
-        if way == "tile":
-            body.tile(grain(target) * (HEIGHTS - int(sizes[0])), int(sizes[1]))
+        if way == "tile" and whole:
+            body.whole_tiles(HEIGHTS - int(sizes[0]), int(sizes[1]))
+        elif way == "tile":
+            body.tile(grain(target, dtype) * (HEIGHTS - int(sizes[0])), int(sizes[1]))
+        elif "rows" in sizes:
+            {"turn": body.keep, "along": body.cross, "any": body.each}[way]()
         else:
             {"turn": body.turn, "along": body.along, "any": body.any, "finish": body.finish}[way]()
         declarations |= body.code.declarations
         arguments = ", ".join(f"i64 %{argument}" for argument in ARGUMENTS[way])
         parts.append("\n".join([f"define void @{name}({arguments}) {{", *body.code.function_body(), "}"]))
-    return "\n\n".join([*parts, *declarations.values()]) + "\n"
+    return "\n\n".join([*([GLOBALS] if any("@tile_shapes" in part for part in parts) else []), *parts,
+                        *declarations.values()]) + "\n"
 
 
 class _Packed:
@@ -164,23 +178,33 @@ class _Packed:
                 self.store(self.get(slots[i][j], "f32", lanes), places[i][j])
         code.close_section()
 
+    def whole_tiles(self, height: int, vectors: int) -> None:
+        ahead = [self.load("i64", 0, self.plus(self.arguments["ahead"], 8 * i), 8) for i in range(5)]
+        multiply(self.code, height, vectors, self.arguments, self.lines(ahead, LINES))
+
     def fetch(self, ahead: Value, height: int, vectors: int) -> Callable[[Value], None]:
         """Fetches the lines where results will be written, and gives what fetches PACE lines of the next panel's source
         with each word: memory is then read while the processor multiplies. `ahead`: the first line of the source, bytes
         from one run of lines to the next, lines of a run (2 to that power), words that were before these, the last
         line; then the first result, and bytes from row to row of it."""
-        code = self.code
         base, run_step, power, before, last, result, result_step = (
             self.load("i64", 0, self.plus(ahead, 8 * i), 8) for i in range(7))
         for i in range(height):
             row = self.plus(result, self.times(result_step, i))
             for j in range(4 * self.lanes * vectors // LINE):
                 self.prefetch(self.plus(row, LINE * (j + 1) - 1), write=True)
+        return self.lines([base, run_step, power, before, last], PACE)
+
+    def lines(self, ahead: Sequence[Value], count: int) -> Callable[[Value], None]:
+        """What fetches the lines of a word, `count` of them; or of as many words as a tile has, PACE of each word's."""
+        code = self.code
+        base, run_step, power, before, last = ahead
         mask = self.plus(code.binary("shl", number(1), power), -1)
 
         def line(word: Value) -> None:
-            for more in range(PACE):
-                i = code.intrinsic("smin", self.plus(self.times(self.plus(before, word), PACE), more), last)
+            first = self.times(self.plus(before, word), PACE)
+            for more in range(count):
+                i = code.intrinsic("smin", self.plus(first, more), last)
                 run = self.times(code.binary("ashr", i, power), run_step)
                 self.prefetch(self.plus(self.plus(base, run), self.times(code.binary("and", i, mask), LINE)))
 
@@ -236,6 +260,59 @@ class _Packed:
         first = self.plus(source, self.times(lane, lane_step))
         self.over_words(count, self.plus(target, self.times(lane, 4)), target_step,
                         functools.partial(self.at, first, inner_step, 0, None))
+        code.close_section()
+
+    # packing rows for whole tiles: the words of a row lie side by side, with zeros up to a whole tile
+
+    def keep(self) -> None:
+        """Elements along k are neighbours, and stay so."""
+        code = self.code
+        source, lane_step, _, count_of_lanes, count, target, target_step = self.given(*PACK)
+        elements = 2 * SIDE
+        whole = code.binary("and", count, number(-elements))
+        lane = code.open_loop(number(0), count_of_lanes, 1)
+        first, place = self.plus(source, self.times(lane, lane_step)), self.plus(target, self.times(lane, target_step))
+
+        def words(k: Value, mask: Value | None) -> None:
+            row = read_words(code, self.dtype, self.plus(first, self.times(k, self.item)), mask, self.wide)
+            self.store(row, self.plus(place, self.times(k, 2)))
+
+        k = code.open_loop(number(0), whole, elements)
+        words(k, None)
+        code.close_section()
+        code.open_if(code.compare("slt", whole, count))
+        words(whole, code.first_lanes(code.binary("sub", count, whole), elements))
+        code.close_section()
+        code.close_section()
+
+    def cross(self) -> None:
+        """Lanes are neighbours: squares of words by lanes are turned about their diagonal."""
+        code, lanes = self.code, self.lanes
+        source, _, inner_step, count_of_lanes, count, target, target_step = self.given(*PACK)
+        elements = 2 * SIDE
+        k = code.open_loop(number(0), count, elements)
+        rows: list[Value] = []
+        for i in range(0, elements, 2):
+            low, high = (self.at(source, inner_step, lanes, code.first_lanes(code.select(
+                code.compare("slt", self.plus(k, i + j), count), count_of_lanes, number(0)), lanes),
+                self.plus(k, i + j)) for j in (0, 1))
+            pair = self.pair(low, high)
+            rows.append(code.put(f"bitcast {pair.typed} to <{lanes} x float>", "f32", lanes, pair.level))
+        first = self.plus(target, self.times(k, 2))
+        for i, row in enumerate(_turned(code, rows)):
+            self.store(row, self.plus(first, self.times(target_step, i)))
+        code.close_section()
+
+    def each(self) -> None:
+        """Elements are nobody's neighbours."""
+        code = self.code
+        source, lane_step, inner_step, count_of_lanes, count, target, target_step = self.given(*PACK)
+        lane = code.open_loop(number(0), count_of_lanes, 1)
+        first, place = self.plus(source, self.times(lane, lane_step)), self.plus(target, self.times(lane, target_step))
+        k = code.open_loop(number(0), count, 2 * SIDE)
+        self.store(constant("f32", 0, SIDE), self.plus(place, self.times(k, 2)))
+        code.close_section()
+        self.over_words(count, place, number(4), functools.partial(self.at, first, inner_step, 0, None))
         code.close_section()
 
     def at(self, source: Value, inner_step: Value, lanes: int, mask: Value | None, k: Value) -> Value:

@@ -128,12 +128,13 @@ class Code:
         section.lines.append(f"{label}:")
         section.label = label
 
-    def slot(self, key: str, dtype: str, lanes: int) -> Value:
-        """A stack slot; the same key and type give the same slot."""
+    def slot(self, key: str, dtype: str, lanes: int, count: int = 1) -> Value:
+        """A stack slot, of `count` values one after another; the same key and type give the same slot."""
         full = f"{key} {dtype} {lanes}"
         if full not in self.slots:
             value = Value("%" + self.fresh("slot"), "ptr")
-            self.stack_slots.append(f"  {value.text} = alloca {llvm_type(dtype, lanes)}")
+            more = f", i64 {count}" if count > 1 else ""
+            self.stack_slots.append(f"  {value.text} = alloca {llvm_type(dtype, lanes)}{more}")
             self.slots[full] = value
         return self.slots[full]
 

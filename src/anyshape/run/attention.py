@@ -81,7 +81,7 @@ def _words(op: str, dtype: str, causal: bool, scale: float | None,
     tile = min(most, SCORES // (item * max(columns, 1)), columns // CAUSAL_TILES if causal else most)
     tile = max(tile, FEWEST)
     if half:  # whole panels
-        tile = up(tile, 3 * llvm_packed.grain(limits.host()))
+        tile = up(tile, 3 * llvm_packed.grain(limits.host(), dtype))
     tile = max(min(tile, rows), 1)
     # rows of scores begin at different places of the cache's lines
     step = -(-columns * item // 64) * 64
@@ -103,7 +103,7 @@ def _panels(dtype: str, backward: bool, tile: int, step: int, columns: int,
             depth: int) -> tuple[int, tuple[int, ...]]:
     """What half precision needs: bytes of scratch per thread, and the words from `ATTENTION_LANES` on."""
     target = limits.host()
-    lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
+    lanes, grain, per_word = target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype)
 
     def panels(size: int, count: int, top: int, least: int) -> int:
         """Bytes of panels of `size` lanes by `count` elements."""

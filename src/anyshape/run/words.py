@@ -12,6 +12,7 @@ from typing import Any
 
 from anyshape.backend import host_words as host
 from anyshape.backend import limits, llvm_half, llvm_packed, llvm_thin
+from anyshape.backend.llvm_tiles import tiles
 from anyshape.backend.torchlib import library
 from anyshape.ir.types import size_of
 
@@ -52,7 +53,8 @@ SMALL_MATRIX = 1 << 20  # multiply-adds below which many products in one call ar
 LIBRARY = {"f32": (host.SGEMM, host.SGEMM_BATCH, "f"), "f64": (host.DGEMM, host.DGEMM_BATCH, "d")}
 PACKED = {dtype: host.PACKED + llvm_packed.ROUTINES * index for index, dtype in enumerate(llvm_packed.DTYPES)}
 THIN = {name: host.THIN + index for index, name in enumerate(llvm_thin.routines())}
-# features of processors that multiply whole tiles at once, several times faster than ours: there PyTorch is called
+# features of processors that multiply whole tiles at once, several times faster than vectors: where our routines do not
+# (backend/llvm_tiles.py), PyTorch is called
 TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
 # of a product by packed panels: bytes of a thread's scratch at most, most of it for rows, which stay in the second
 # cache; words along k in a block; in half precision, up to how many words there is one block; with several, words in
@@ -117,7 +119,8 @@ def native(dtype: str) -> bool:
     """Whether the host has products of this dtype."""
     if dtype in LIBRARY:
         return has_products()
-    return dtype in llvm_half.dtypes(limits.host()) and not limits.host().has(TILE_UNITS[dtype])
+    target = limits.host()
+    return dtype in llvm_half.dtypes(target) and (tiles(target, dtype) or not target.has(TILE_UNITS[dtype]))
 
 
 def has_products() -> bool:
@@ -244,7 +247,7 @@ def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading:
                places: list[int]) -> list[int]:
     """The words of a product by packed panels (backend/host_packed.py) but for its batch dims."""
     target = limits.host()
-    lanes, grain, per_word = target.lanes, llvm_packed.grain(target), llvm_half.per_word(target, dtype)
+    lanes, grain, per_word = target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype)
     # a block of rows, and of columns, is whole panels; a block of k is whole vectors of words
     inner = max(-(-a.columns // per_word), 1)
     high, wide = 3 * grain, 2 * lanes
