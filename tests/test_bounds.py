@@ -17,7 +17,8 @@ from anyshape.backend import limits, llvm_half, llvm_packed
 from anyshape.run import attention, words
 
 HERE = Path(__file__).parent
-WIDTHS = {"pairs of bf16": (64, ("avx512bf16", "f16c")), "64 bytes": (64, ("f16c",)), "32 bytes": (32, ("f16c",)),
+WIDTHS = {"whole tiles": (64, ("avx512bf16", "amx-bf16", "amx-tile", "f16c")),
+          "pairs of bf16": (64, ("avx512bf16", "f16c")), "64 bytes": (64, ("f16c",)), "32 bytes": (32, ("f16c",)),
           "16 bytes": (16, ("f16c",))}
 
 

@@ -46,9 +46,11 @@ from anyshape.backend.host_words import (
     PACKED_B_INNER,
     PACKED_B_ITEM,
     PACKED_B_LANE,
+    PACKED_BEGIN,
     PACKED_C_ITEM,
     PACKED_CHUNK,
     PACKED_COLUMNS,
+    PACKED_END,
     PACKED_FINISH,
     PACKED_FINISH_WIDE,
     PACKED_GRAIN,
@@ -382,6 +384,8 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     whole = blocks > 1 and in_place == 0  # sums of the whole tile wait for the next block
     sums_step = 4 * word(step, PACKED_COLUMNS) if whole else 8 * lanes
     set_word(frame, 19, c_step)
+    if grain == lanes:
+        call_void(word(entry, PACKED_BEGIN))
     column = 0
     column_panel = word(frame, 9)
     while column < columns:
@@ -414,6 +418,8 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
             row += thirds * grain
         column_panel += 4 * width * word(frame, 12) + PACKED_PAD
         column += width
+    if grain == lanes:
+        call_void(word(entry, PACKED_END))
     return 0
 
 

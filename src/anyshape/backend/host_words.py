@@ -132,6 +132,8 @@ PACKED_ALONG = llvm_packed.ALONG
 PACKED_ANY = llvm_packed.ANY
 PACKED_FINISH = llvm_packed.FINISH
 PACKED_FINISH_WIDE = llvm_packed.FINISH_WIDE
+PACKED_BEGIN = llvm_packed.BEGIN
+PACKED_END = llvm_packed.END
 PACKED_ROWS_WAY = llvm_packed.ROWS
 PACKED_WIDE = llvm_packed.WIDE
 # elements along k that are packed of all lanes before the next ones, where lanes lie side by side: lines far apart, by

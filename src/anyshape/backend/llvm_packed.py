@@ -38,14 +38,14 @@ from anyshape.backend.llvm_half import (
 )
 from anyshape.backend.llvm_scalar import from_memory
 from anyshape.backend.llvm_text import Code, Value, constant
-from anyshape.backend.llvm_tiles import GLOBALS, SIDE, multiply, tiles
+from anyshape.backend.llvm_tiles import GLOBALS, SIDE, begin, end, multiply, tiles
 
 DTYPES = ("bf16", "f16", "f32")
 CHAIN = 128  # terms that one sum of f32 takes before it is added to what there is: the errors of a sum grow with it
 AHEAD = 16  # elements along k that are fetched before their turn
 LINE = 64  # bytes of a line of the caches
 PACE = 2  # lines that a tile fetches with each word: what few rows need, and nothing against 24 products
-LINES = 16  # lines that are fetched with 16 words of whole tiles, which are some 64 or 96 cycles
+LINES = 16  # the same with 16 words of whole tiles, whose products take a quarter of the time
 HEIGHTS = 3  # numbers of rows that a panel may have: 3, 2, 1 times `grain`
 VECTORS = (1, 2)  # vectors of columns that a panel may have
 TILES = HEIGHTS * len(VECTORS)
@@ -53,12 +53,13 @@ TILES = HEIGHTS * len(VECTORS)
 TURN, ALONG, ANY = range(TILES, TILES + 3)
 WIDE = 3  # later in the table: the same for elements in f32, which are rounded all the same
 ROWS = 6  # later: the same for panels of rows, where whole tiles are multiplied (backend/llvm_tiles.py)
-FINISH, FINISH_WIDE = range(TILES + 2 * ROWS, TILES + 2 * ROWS + 2)
-ROUTINES = FINISH_WIDE + 1
+FINISH, FINISH_WIDE, BEGIN, END = range(TILES + 2 * ROWS, TILES + 2 * ROWS + 4)
+ROUTINES = END + 1
 PACK = ("source", "lane_step", "inner_step", "lanes", "count", "target", "target_step")
 ARGUMENTS = {
     "tile": ("columns", "rows", "words", "sums", "step", "add", "ahead"), "turn": PACK, "along": PACK, "any": PACK,
     "finish": ("sums", "step", "target", "target_step", "rows", "columns", "addend", "addend_step", "scalars"),
+    "begin": (), "end": (),
 }  # fmt: skip
 
 
@@ -73,7 +74,8 @@ def routines() -> list[str]:
     return [name for dtype in DTYPES for name in
             (*(f"tile_{dtype}_{height}_{vectors}" for height in range(HEIGHTS) for vectors in VECTORS),
              *(f"{way}_{dtype}{lanes}{width}" for lanes in ("", "_rows") for width in ("", "_wide")
-               for way in ("turn", "along", "any")), f"finish_{dtype}", f"finish_{dtype}_wide")]
+               for way in ("turn", "along", "any")),
+             f"finish_{dtype}", f"finish_{dtype}_wide", f"begin_{dtype}", f"end_{dtype}")]
 
 
 def emit_packed(target: Target, wanted: Collection[str] = DTYPES) -> str:
@@ -85,13 +87,15 @@ def emit_packed(target: Target, wanted: Collection[str] = DTYPES) -> str:
         if dtype not in wanted or dtype not in (*dtypes(target), "f32") or (dtype == "f32" and "wide" in sizes):
             continue
         whole = tiles(target, dtype)
-        if "rows" in sizes and not whole:
+        if not whole and ("rows" in sizes or way in ("begin", "end")):
             continue
         body = _Packed(target, dtype, ARGUMENTS[way], "wide" in sizes)
         if way == "tile" and whole:
             body.whole_tiles(HEIGHTS - int(sizes[0]), int(sizes[1]))
         elif way == "tile":
             body.tile(grain(target, dtype) * (HEIGHTS - int(sizes[0])), int(sizes[1]))
+        elif way in ("begin", "end"):
+            {"begin": begin, "end": end}[way](body.code)
         elif "rows" in sizes:
             {"turn": body.keep, "along": body.cross, "any": body.each}[way]()
         else:

@@ -9,8 +9,9 @@ Panels of columns are what backend/llvm_packed.py packs anyway: the words of a v
 of rows have the words of a row side by side here, whole tiles of them, with zeros at the end.
 
 The unit has eight tiles: four of sums, and one for each of the four factors. With six of sums and one for each kind of
-factor it is slower (1.8 against 2.4 TFLOP/s on a core, Sapphire Rapids, 2026-11-23). Tiles are set up and given back by each routine,
-for PyTorch's own products set them up otherwise. The system has to allow them to a process first (backend/limits.py).
+factor it is slower (1.8 against 2.4 TFLOP/s on a core, Sapphire Rapids, 2026-11-23). It is set up before a panel of
+columns is multiplied, and given back after it, for PyTorch's own products set it up otherwise. The system has to allow
+it to a process first (backend/limits.py).
 """
 from __future__ import annotations
 
@@ -22,6 +23,7 @@ from anyshape.backend.llvm_text import Code, Value, constant
 SIDE = 16  # rows of a tile, words of one of its rows
 BYTES = 64  # of a row of a tile
 UNIT = 8  # tiles that there are
+CHUNK = 128  # words of all factors that are multiplied before the next ones: so many stay in the first cache
 MOST = 2  # of rows at a time: with two of columns four sums, and a tile for each factor
 FEATURES = ("amx-tile", "amx-bf16", "avx512bf16")
 # the first kind of set-up: bytes of a row (16 bits for each tile) from byte 16 on, rows (8 bits each) from byte 48 on
@@ -35,11 +37,19 @@ def tiles(target: Target, dtype: str) -> bool:
     return dtype == "bf16" and target.vector_bytes == BYTES and all(map(target.has, FEATURES))
 
 
+def begin(code: Code) -> None:
+    """Sets the unit up for this thread."""
+    _call(code, "ldtilecfg", ["ptr @tile_shapes"])
+
+
+def end(code: Code) -> None:
+    """Gives it back: with tiles in use, a change of threads takes longer."""
+    _call(code, "tilerelease", [])
+
+
 def multiply(code: Code, height: int, vectors: int, given: dict[str, Value], fetch: Callable[[Value], None]) -> None:
     """The body of a routine `tile` (backend/llvm_packed.py) of `height` tiles of rows by `vectors` of columns."""
     words, step = given["words"], given["step"]
-    code.declare("void", "llvm.x86.ldtilecfg", ["ptr"])
-    code.do("call void @llvm.x86.ldtilecfg(ptr @tile_shapes)")
     row_step = _times(code, _and(code, _plus(code, words, SIDE - 1), -SIDE), 4)
     whole = _and(code, words, -SIDE)
     room = code.convert("ptrtoint", code.slot("columns", "f32", SIDE, SIDE * vectors), "i64")
@@ -52,32 +62,35 @@ def multiply(code: Code, height: int, vectors: int, given: dict[str, Value], fet
     _store(code, code.load("f32", SIDE, pointer, code.top, False, 4), _plus(code, room, place))
     code.close_section()
     code.close_section()
+    chunk = code.open_loop(_number(0), code.intrinsic("smax", words, _number(1)), CHUNK)  # no words: zeros
+    stop = code.intrinsic("smin", _plus(code, chunk, CHUNK), whole)
+    more = code.compare("ne", code.binary("or", given["add"], chunk), _number(0))
     for first in range(0, height, MOST):
         rows = [_plus(code, given["rows"], _times(code, row_step, SIDE * i))
                 for i in range(first, min(first + MOST, height))]
         sums = [[_plus(code, _plus(code, given["sums"], _times(code, step, SIDE * i)), BYTES * j)
                  for j in range(vectors)] for i in range(first, min(first + MOST, height))]
-        for test in ("ne", "eq"):
-            code.open_if(code.compare(test, given["add"], _number(0)))
+        for is_more in (True, False):
+            code.open_if(more if is_more else code.compare("eq", code.binary("or", given["add"], chunk), _number(0)))
             for i, places in enumerate(sums):
                 for j, address in enumerate(places):
-                    if test == "ne":
+                    if is_more:
                         _move(code, "tileloadd64", i * vectors + j, address, step)
                     else:
                         _call(code, "tilezero", [f"i8 {i * vectors + j}"])
             code.close_section()
-        word = code.open_loop(_number(0), whole, SIDE)
+        word = code.open_loop(chunk, stop, SIDE)
         if first == 0:
             fetch(word)
         _block(code, rows, row_step, _plus(code, given["columns"], _times(code, word, BYTES * vectors)), word, vectors)
         code.close_section()
-        code.open_if(code.compare("slt", whole, words))
+        code.open_if(code.compare("slt", stop, code.intrinsic("smin", _plus(code, chunk, CHUNK), words)))
         _block(code, rows, row_step, room, whole, vectors)
         code.close_section()
         for i, places in enumerate(sums):
             for j, address in enumerate(places):
                 _move(code, "tilestored64", i * vectors + j, address, step)
-    _call(code, "tilerelease", [])
+    code.close_section()
 
 
 def _block(code: Code, rows: list[Value], row_step: Value, columns: Value, word: Value, vectors: int) -> None:

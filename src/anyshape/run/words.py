@@ -60,6 +60,7 @@ TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
 # cache; words along k in a block; in half precision, up to how many words there is one block; with several, words in
 # each, and the columns whose sums are kept
 PANELS, DEEP, WHOLE, DEEP_HALF, SUMS = 768 << 10, 256, 704, 384, 256
+TILE_PANELS = 1536 << 10  # the same on processors that multiply whole tiles, whose second caches hold 2 megabytes
 # processors on which our products of f32 are faster than the library's, 108 against 91 GFLOP/s on a core for the sizes
 # of a small language model (MKL, 2026-11-22), and from how many rows, columns, and terms of a sum on
 OUR_CPUS = frozenset(("znver4",))
@@ -257,7 +258,8 @@ def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading:
     waits = inner > most and dtype != "f32"  # sums of the rows and columns of a block wait for the next one
     columns = min(SUMS, up(c.columns, wide)) if waits else wide
     row = 4 * deep + (4 * columns if waits else 0)
-    rows = max((PANELS - 4 * wide * (deep + high)) // row // high * high, high)
+    room = TILE_PANELS if tiles(target, dtype) else PANELS
+    rows = max((room - 4 * wide * (deep + high)) // row // high * high, high)
     rows = min(up(-(-c.rows // -(-c.rows // rows)), high), up(c.rows, high))
     sums = rows * columns if waits else high * wide
     beta = 1.0 if dtype == "f32" else beta  # to the sums of the blocks before
