@@ -11,6 +11,7 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import ConfigError, ParseError, VerifyError
+from anyshape.plan import integer_program
 from anyshape.plan import order as plan_order
 from anyshape.plan.cut import Cuts, early, late, order_by_parts, reversed_problem
 from anyshape.plan.integer_program import improved, plain, solved
@@ -221,6 +222,26 @@ def test_programs_take_what_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     # of orders that are equally good here, HiGHS may find one that other sizes do not take
     plans = [one.plan for one in (after, after.other) if one is not None]
     assert min(evaluate(plan.arena, hints) for plan in plans) < 0.9 * evaluate(before.plan.arena, hints)
+
+
+def test_parts_that_are_equally_full_are_solved_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two towers, one after the other: with one of them in a better order the peak is what it was."""
+    pytest.importorskip("highspy")
+    monkeypatch.setattr(integer_program, "WINDOW", 7)
+    lines = ["value 0 64 early"]
+    lines += [f"value {value} {65536 if value % 7 in (1, 3, 5) else 64}" for value in range(1, 15)]
+    for first in (0, 7):
+        lines += [f"step {first + i}: {first} {first + 2 * i + 1}{f'; after {first - 1}' if first else ''}"
+                  for i in range(3)]
+        lines += [f"step {first + 3 + i}: {first + 2 * i + 1} {first + 2 * i + 2}; after {first + i}" for i in range(3)]
+        lines.append(f"step {first + 6}: {first + 2} {first + 4} {first + 6} {first + 7}; "
+                     f"after {first + 3} {first + 4} {first + 5}")
+    problem = parse_problem("\n".join(lines))
+    order = list(range(14))
+    assert problem.peak(order) > 3 * 65536
+    better = integer_program.improved(problem, order, 20.0)
+    assert better is not None
+    assert problem.peak(better) < 1.1 * 65536
 
 
 def test_without_highs_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

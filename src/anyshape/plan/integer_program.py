@@ -13,8 +13,11 @@ come before it, and those that must come behind.
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +27,7 @@ from anyshape.plan.cut import bits, part_of
 from anyshape.plan.search import Problem
 
 WINDOW = 40  # steps that it is given of a problem at a time
+NEARLY = 0.95  # of the most bytes, what a part needs at least to be solved with the fullest one
 
 
 @dataclass(slots=True)
@@ -47,22 +51,38 @@ def check_installed() -> None:
 
 
 def improved(problem: Problem, order: Sequence[int], seconds: float) -> list[int] | None:
-    """A better order than `order`: steps about its fullest one as HiGHS would have them, again and again, as long as
-    that helps and there is time; None: it found none. It knows nothing of values that are made in the place of others,
-    so what it finds is judged with them."""
+    """A better order than `order`: the parts with its fullest steps as HiGHS would have them, which are solved side by
+    side, again and again, as long as that helps and there is time; None: it found none. seconds: of processor time, of
+    all threads. It knows nothing of values that are made in the place of others, so what it finds is judged with
+    them."""
     end = time.process_time() + seconds
     best: list[int] | None = None
     now = list(order)
-    while (left := end - time.process_time()) > 0:
-        curve = [sum(one) for one in problem.curve(now)]
-        start = min(max(curve.index(max(curve)) - WINDOW // 2, 0), max(len(now) - WINDOW, 0))
-        steps = now[start:start + WINDOW]
-        found = solved(plain(part_of(problem, steps, sum(1 << step for step in now[:start]))), left).order
-        other = [*now[:start], *(steps[k] for k in found), *now[start + WINDOW:]]
-        if not found or problem.peak(other) >= problem.peak(now):
-            break
-        best = now = other
+    check_installed()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        while (left := end - time.process_time()) > 0:
+            places = _windows([sum(one) for one in problem.curve(now)])
+            parts = [part_of(problem, now[first:last], sum(1 << step for step in now[:first]))
+                     for first, last in places]
+            other = list(now)
+            for (first, last), part, found in zip(
+                    places, parts, pool.map(solved, map(plain, parts), itertools.repeat(left / len(parts))),
+                    strict=True):
+                if found.order and part.peak(found.order) < part.peak(range(last - first)):
+                    other[first:last] = (now[first + k] for k in found.order)
+            if problem.peak(other) >= problem.peak(now):
+                break
+            best = now = other
     return best
+
+
+def _windows(curve: Sequence[int]) -> list[tuple[int, int]]:
+    """(first step, one past the last) of the parts that have a step nearly as full as the fullest one: windows side by
+    side, one of them about that step."""
+    peak, count = max(curve), len(curve)
+    start = min(max(curve.index(peak) - WINDOW // 2, 0), max(count - WINDOW, 0))
+    borders = [0, *range(start % WINDOW or WINDOW, count, WINDOW), count]
+    return [(first, last) for first, last in itertools.pairwise(borders) if max(curve[first:last]) >= NEARLY * peak]
 
 
 def plain(problem: Problem) -> Problem:
