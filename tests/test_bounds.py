@@ -126,8 +126,9 @@ def test_scratch_of_products(target, dtype):
         assert height <= most
         columns_at = 4 * most * deep + host.PACKED_PAD * math.ceil(most / high)
         assert packed_end(min(height, rows), terms, high, grain, lanes) <= columns_at
-        sums_at = columns_at + 4 * wide * deep + host.PACKED_PAD
-        assert columns_at + packed_end(wide, terms, wide, lanes, lanes) <= sums_at
+        group = host.PACKED_GROUP if grain == lanes else 1
+        sums_at = columns_at + group * (4 * wide * deep + host.PACKED_PAD)
+        assert columns_at + packed_end(group * wide, terms, wide, lanes, lanes) <= sums_at
         if dtype != "f32" and blocks > 1:  # sums of all rows wait, `across` columns at most
             end = 4 * across * (up(min(height, rows), grain) - 1) + 4 * up(min(columns, across), lanes)
             assert up(min(columns, across), lanes) <= across

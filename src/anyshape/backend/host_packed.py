@@ -54,6 +54,7 @@ from anyshape.backend.host_words import (
     PACKED_FINISH,
     PACKED_FINISH_WIDE,
     PACKED_GRAIN,
+    PACKED_GROUP,
     PACKED_LANES,
     PACKED_PAD,
     PACKED_PER_WORD,
@@ -209,8 +210,13 @@ def aim(data: int, frame: int, step: int, batch: int, first_column: int, row: in
     set_word(frame, 8, scratch)
     set_word(frame, 9, scratch + 4 * word(step, PACKED_ROWS) * deep
              + PACKED_PAD * parts(word(step, PACKED_ROWS), 3 * word(step, PACKED_GRAIN)))
-    set_word(frame, 10, word(frame, 9) + 8 * word(step, PACKED_LANES) * deep + PACKED_PAD)
+    set_word(frame, 10, word(frame, 9) + group_of(step) * (8 * word(step, PACKED_LANES) * deep + PACKED_PAD))
     return 0
+
+
+def group_of(step: int) -> int:
+    """Panels of columns that are packed at a time."""
+    return PACKED_GROUP if word(step, PACKED_GRAIN) == word(step, PACKED_LANES) else 1
 
 
 def packed_tile(frame: int, part: int, new: int) -> int:
@@ -235,9 +241,10 @@ def packed_tile(frame: int, part: int, new: int) -> int:
              grain, 1)
     set_word(frame, 12, parts(parts(count, per_word), lanes) * lanes)
     source = word(frame, 6) + first * word(step, PACKED_A_INNER)
+    most = 2 * lanes * group_of(step)
     column = 0
     while column < columns:
-        width = minimum(2 * lanes, columns - column)
+        width = minimum(most, columns - column)
         place = target + column * word(step, PACKED_C_ITEM)
         if part == 0 and bias != 0 and inner != item:
             for i in range(word(frame, 3)):
@@ -246,9 +253,9 @@ def packed_tile(frame: int, part: int, new: int) -> int:
         pack(frame, source + column * a_step, word(step, PACKED_A_ITEM), a_step, word(step, PACKED_A_INNER), width,
              count, word(frame, 9), 2 * lanes, lanes, 0)
         if column + width < columns:
-            look_ahead(frame, source + (column + width) * a_step, minimum(2 * lanes, columns - column - width), count)
+            look_ahead(frame, source + (column + width) * a_step, minimum(most, columns - column - width), count)
         else:  # the first panel of the next block, or nothing
-            look_ahead(frame, source + deep * word(step, PACKED_A_INNER), minimum(2 * lanes, columns),
+            look_ahead(frame, source + deep * word(step, PACKED_A_INNER), minimum(most, columns),
                        minimum(deep, word(step, MATMUL_K) - first - deep))
         set_word(frame, 2, width)
         set_word(frame, 4, place)
@@ -424,4 +431,4 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
 
 
 PACKED_ROUTINES = (run_packed, packed_threads, parts, packed_part, packed_share, packed_range, packed_members, aim,
-                   packed_tile, look_ahead, batch_place, pack, multiply_panels)
+                   group_of, packed_tile, look_ahead, batch_place, pack, multiply_panels)

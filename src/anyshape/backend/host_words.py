@@ -139,6 +139,9 @@ PACKED_WIDE = llvm_packed.WIDE
 # elements along k that are packed of all lanes before the next ones, where lanes lie side by side: lines far apart, by
 # powers of two above all, push each other out of the caches before the next panel wants the rest of them
 PACKED_CHUNK = 16
+# panels of columns that are packed at a time for whole tiles: where lanes lie side by side, and rows in pages of their
+# own, one panel would take a line of each page
+PACKED_GROUP = 2
 LINE = llvm_packed.LINE
 FLAT = 4  # a thread has blocks of rows that are at most this many times as high as its columns are wide
 

@@ -258,12 +258,12 @@ def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading:
     waits = inner > most and dtype != "f32"  # sums of the rows and columns of a block wait for the next one
     columns = min(SUMS, up(c.columns, wide)) if waits else wide
     row = 4 * deep + (4 * columns if waits else 0)
-    room = TILE_PANELS if tiles(target, dtype) else PANELS
-    rows = max((room - 4 * wide * (deep + high)) // row // high * high, high)
+    room, group = (TILE_PANELS, host.PACKED_GROUP) if tiles(target, dtype) else (PANELS, 1)
+    rows = max((room - 4 * wide * (group * deep + high)) // row // high * high, high)
     rows = min(up(-(-c.rows // -(-c.rows // rows)), high), up(c.rows, high))
     sums = rows * columns if waits else high * wide
     beta = 1.0 if dtype == "f32" else beta  # to the sums of the blocks before
-    scratch = 4 * (rows * deep + wide * deep + sums) + host.PACKED_PAD * (rows // high + 1)
+    scratch = 4 * (rows * deep + group * wide * deep + sums) + host.PACKED_PAD * (rows // high + group)
     return [host.PRODUCT, 0, number, PACKED[dtype], c.columns, c.rows, a.columns, b.column * b.item, a.row * a.item,
             b.row * b.item, a.column * a.item, leading, bits(alpha, "f"), bits(beta, "f"), size_of(dtype), *places,
             lanes, grain, per_word, rows, columns, deep, b.item, a.item, c.item, scratch]
