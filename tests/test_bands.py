@@ -93,6 +93,25 @@ def test_operands_without_strides() -> None:
     assert bands_of(trained(make, summed, [torch.randn(n, 640) for n in SIZES]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_operands_with_strides_that_blas_does_not_take(dtype: torch.dtype) -> None:
+    """In f32 our panels take them; in f64 PyTorch does such products, and there are no bands."""
+    class Strided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(1024, 768, dtype=dtype) / 30)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x[:, :2048:2] @ self.weight) * x[:, ::3]
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).sum() / 100
+
+    step = trained(Strided, loss, [torch.randn(n, 2304, dtype=dtype) for n in (5, 300, 1, 65)])
+    assert bool(bands_of(step)) == (dtype == torch.float32)
+
+
 def test_half_precision() -> None:
     """Under autocast the product of rounded operands goes in bands, too; with the error of PyTorch's, or less."""
     batches = [torch.randn(n, 260) for n in (300, 1, 65)]

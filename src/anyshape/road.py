@@ -43,7 +43,7 @@ from anyshape.plan.together import together
 from anyshape.run.cache import cache_of
 from anyshape.run.context import shared_context
 from anyshape.run.executable import Executable
-from anyshape.run.words import native
+from anyshape.run.words import takes_any_strides
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
 
@@ -128,7 +128,7 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     plan = dataclasses.replace(
         received(plan), nonnegative=nonnegative, whole=whole and forward is None)
     if pipeline.EPILOGUES not in config.disabled():
-        banded = bands(plan, native)
+        banded = bands(plan, takes_any_strides)
         fusion, plan = _with_items(fusion, plan, banded), banded
     ordered: tuple[Plan, ...] = (plan,)
     if pipeline.ORDER not in config.disabled():

@@ -25,7 +25,7 @@ BYTES, LEAST_ROWS, GRAIN = 1 << 20, 256, 48
 
 def bands(plan: Plan, has_product: Callable[[str], bool]) -> Plan:
     """`plan` (not allocated, with what inputs receive made there) with such pairs as one step, where the kernel stands.
-    has_product: whether the host has products of a dtype."""
+    has_product: whether the host has products of a dtype, of operands with any strides."""
     steps: list[Step] = [*plan.steps]
     makers = {window.buffer: k for k, step in enumerate(steps) for window in written(step)}
     readers: dict[str, list[int]] = {}

@@ -124,6 +124,11 @@ def native(dtype: str) -> bool:
     return dtype in llvm_half.dtypes(target) and (tiles(target, dtype) or not target.has(TILE_UNITS[dtype]))
 
 
+def takes_any_strides(dtype: str) -> bool:
+    """Whether the host has products of this dtype whatever the strides of the operands."""
+    return dtype != "f64" and native(dtype)
+
+
 def has_products() -> bool:
     """Whether torch's library has products of f32 and f64."""
     return bool(library().sgemm and library().dgemm)
