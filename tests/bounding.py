@@ -32,6 +32,7 @@ INNER = (0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 256, 257,
 HEADS = (1, 2, 3, 5, 8, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 80, 96, 127, 128, 129, 160)
 WORK = 6 << 20  # multiply-adds of a case, at most: more rows would go the same ways
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+TILES = limits.host().has("amx-bf16")  # then oneDNN's products may spread a NaN over its row (torch 2.13)
 LONG = (2051, 2053)  # rows and columns of what is streamed
 
 
@@ -395,7 +396,8 @@ def run(seed: int, calls: int, families: Sequence[str]) -> Iterator[str]:
                 random_ = random.Random(f"{seed} {case.name} {dtype}")
                 torch.manual_seed(random_.randrange(1 << 30))
                 for _ in range(min(calls or 2, 3 if "large" in case.name else calls or 2)):
-                    draw = Draw(random_, dtype, case.plants)
+                    eager_spreads = case in PRODUCTS and dtype is torch.bfloat16 and TILES
+                    draw = Draw(random_, dtype, case.plants and not eager_spreads)
                     operands = case.draw(draw)
                     yield f"{family} {case.name}: {told(operands)}"
                     why = check(case, fast, operands)
