@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from anyshape.base.faults import right_in_half
 from anyshape.run import torch_api
+from anyshape.run.dtypes import HALVES
+from anyshape.run.guarded import guarded_convolution, result_places
 
 Numbers = tuple[int, ...]
 Digest = Callable[[int, int, int], None]
 # the channels that there are for each place of a window, and the bytes of weights, from which a product is faster
 FEW, LARGE = 16, 1 << 20
+_CONVOLUTION = guarded_convolution(torch.ops.aten.convolution.default)
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -121,11 +126,10 @@ def few_windows(x: torch.Tensor, weights: torch.Tensor, stride: Numbers, padding
     order?"""
     if x.dim() != 4 or groups != 1 or 0 in x.shape or 0 in weights.shape or not weights.is_contiguous():
         return False
-    places = x.shape[0]
-    for d in (0, 1):
-        sized = x.shape[1 + d] + 2 * padding[d] - dilation[d] * (weights.shape[2 + d] - 1) - 1
-        places *= max(sized // stride[d] + 1, 0)
-    return 0 < places * FEW <= weights.shape[0] and weights.nbytes >= LARGE
+    places = result_places(x.movedim(-1, 1), weights, stride, padding, dilation, False, (0, 0))
+    if min(places) < 1:
+        return False
+    return x.shape[0] * math.prod(places) * FEW <= weights.shape[0] and weights.nbytes >= LARGE
 
 
 def by_product(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers,
@@ -134,8 +138,7 @@ def by_product(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None
     assert groups == 1
     kernel = weights.shape[2:]
     contents = torch.nn.functional.unfold(x.movedim(-1, 1), list(kernel), list(dilation), list(padding), list(stride))
-    shape = [(size + 2 * p - d * (k - 1) - 1) // s + 1
-             for size, p, d, k, s in zip(x.shape[1:-1], padding, dilation, kernel, stride, strict=True)]
+    shape = result_places(x.movedim(-1, 1), weights, stride, padding, dilation, False, (0,) * len(kernel))
     rows = contents.transpose(1, 2).reshape(-1, contents.shape[1])
     turned = weights.view(weights.shape[0], -1).t()
     result = torch.mm(rows, turned) if bias is None else torch.addmm(bias, rows, turned)
@@ -152,11 +155,12 @@ def convolve(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, 
     """
     count = x.dim() - 2
     first = x.movedim(-1, 1)
-    window = [d * (k - 1) + 1 for d, k in zip(dilation, weights.shape[2:], strict=True)]
-    fits = all(size + 2 * p >= w for size, p, w in zip(x.shape[1:-1], padding, window, strict=True))
-    if packed is None or not fits or 0 in x.shape or 0 in weights.shape or not torch_api.has_packed_convolutions():
-        result = torch.ops.aten.convolution.default(first, weights, bias, stride, padding, dilation, False,
-                                                    [0] * count, groups)
+    rest = stride, padding, dilation, False, (0,) * count
+    places = result_places(first, weights, *rest)
+    is_right = x.dtype not in HALVES or right_in_half(first.shape[2:], places, weights.shape[2:], stride, dilation)
+    if (packed is None or not is_right or min(places) < 1 or 0 in x.shape or 0 in weights.shape
+            or not torch_api.has_packed_convolutions()):
+        result = _CONVOLUTION(first, weights, bias, *rest, groups)
         return result.movedim(1, -1)
     line = count == 1
     if line:

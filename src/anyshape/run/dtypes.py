@@ -12,3 +12,5 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 
 DTYPE_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+HALVES = (torch.bfloat16, torch.float16)

@@ -19,13 +19,12 @@ from anyshape.ir.types import SizeType, TensorType
 from anyshape.run import torch_api
 from anyshape.run.attention import by_torch
 from anyshape.run.convolution import convolve
-from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
+from anyshape.run.dtypes import DTYPE_NAMES, HALVES, TORCH_DTYPES
 from anyshape.run.extern import call_extern, results_of
 from anyshape.run.grouped import grouped_by_torch
 from anyshape.sym.expr import Expr, Size, evaluate, symbols_of
 
 Attributes = dict[str, Any]
-HALF = (torch.bfloat16, torch.float16)
 COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
@@ -178,7 +177,7 @@ def _sum(a: Attributes, x: torch.Tensor) -> torch.Tensor:
 
 
 def _prod(a: Attributes, x: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = x.float() if x.dtype in HALF else x
+    result: torch.Tensor = x.float() if x.dtype in HALVES else x
     for d in reversed(a["dims"]):
         result = result.prod(d, a["keep"], dtype=result.dtype)
     return result.to(x.dtype)
@@ -192,7 +191,7 @@ def _matmul(a: Attributes, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def _matmul_add(a: Attributes, x: torch.Tensor, y: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     rounded = TORCH_DTYPES[a["rounded"]] if "rounded" in a else x.dtype
-    working = torch.float32 if rounded in HALF else rounded
+    working = torch.float32 if rounded in HALVES else rounded
     result = torch.matmul(x.to(rounded).to(working), y.to(rounded).to(working)) * a["alpha"]
     result = (result + c.to(working) * a["beta"] if a["beta"] else result).to(rounded)
     return result.to(TORCH_DTYPES[a["dtype"]]) if "dtype" in a else result
@@ -249,12 +248,12 @@ def _pointwise(name: str, function: Callable[..., torch.Tensor], operands: list[
     """Literals take the tensors' dtype; half precision is computed in f32 and rounded once."""
     choices = operands[1:] if name == "where" else operands
     first = next(item for item in choices if isinstance(item, torch.Tensor))
-    half = first.dtype in HALF
+    half = first.dtype in HALVES
     working = torch.float32 if half else first.dtype
     ready: list[torch.Tensor] = []
     for position, item in enumerate(operands):
         if isinstance(item, torch.Tensor):
-            ready.append(item.float() if item.dtype in HALF else item)
+            ready.append(item.float() if item.dtype in HALVES else item)
         elif name == "where" and position == 0:
             ready.append(_as_tensor(item, torch.bool, first.device))
         elif name in COMPARISONS:
