@@ -95,6 +95,24 @@ def test_threads_share_out_panels(dtype, threads):
 
 
 @dtypes
+@pytest.mark.parametrize("threads", [1, 3])
+def test_large_results(dtype, threads):
+    """Which whole tiles write past the caches: with rows that begin at lines, and not; over what is added."""
+    before = torch.get_num_threads()
+    fast = anyshape.compile(lambda x, y, c: (x @ y, torch.addmm(c, x, y)))
+    try:
+        torch.set_num_threads(threads)
+        for m, k, n in ((600, 40, 8192), (521, 700, 8224), (530, 33, 8200), (1031, 5, 4112)):
+            x, y, c = laid((m, k), "dense", dtype), laid((k, n), "transposed", dtype), torch.randn(m, n).to(dtype)
+            exact = x.double() @ y.double()
+            found, added = fast(x, y, c)
+            check(found, x, y, exact)
+            assert ((added.double() - exact - c.double()).abs() <= bound(x, y, exact + c.double()) + 1e-5).all()
+    finally:
+        torch.set_num_threads(before)
+
+
+@dtypes
 def test_batches(dtype):
     """Of matrices, with one side the same for all, in a permuted result."""
     fast = anyshape.compile(lambda x, y: (x @ y).transpose(-1, -2))
@@ -455,16 +473,20 @@ def test_every_routine_of_panels(target, dtype):
         scalars = np.zeros(4, np.float32)
         scalars[0], scalars[2] = 2, 0.5
         call(f"finish_{dtype}", sums.ctypes.data, 4 * columns, result.data_ptr(), size * (columns + 3), rows,
-             columns - 1, addend.data_ptr(), size * columns, scalars.ctypes.data)
+             columns - 1, addend.data_ptr(), size * columns, scalars.ctypes.data, 0)
         wanted = (2 * torch.from_numpy(sums).double() + 0.5 * addend.double())[:, :-1]
         found = result[:, :columns - 1].double()
         assert ((found - wanted).abs() <= 1.01 * one * wanted.abs() + 1e-6).all()
         assert not result[:, columns - 1:].any()
+        past = torch.zeros(rows, 64).to(kind)  # rows begin at lines
+        call(f"finish_{dtype}", sums.ctypes.data, 4 * columns, past.data_ptr(), size * 64, rows, columns - 1,
+             addend.data_ptr(), size * columns, scalars.ctypes.data, 1)
+        assert torch.equal(past[:, :columns - 1], result[:, :columns - 1]) and not past[:, columns - 1:].any()
         if dtype not in HALF:
             continue
         wide = torch.zeros(rows, columns)
         call(f"finish_{dtype}_wide", sums.ctypes.data, 4 * columns, wide.data_ptr(), 4 * columns, rows, columns - 1,
-             addend.data_ptr(), size * columns, scalars.ctypes.data)
+             addend.data_ptr(), size * columns, scalars.ctypes.data, 0)
         assert torch.equal(wide[:, :-1], result[:, :columns - 1].float()) and not wide[:, -1].any()
 
 

@@ -90,7 +90,7 @@ def half_tile(data: int, batch: int, head: int, tile: int, scratch: int, new: in
     finish = word(word(frame, 0), PACKED_FINISH)
     for i in range(rows):
         call_void(finish, sums + i * wide, wide, result + i * row_step(data, RESULT), 0, 1, depth, 0, 0,
-                  factors + 8 * i)
+                  factors + 8 * i, 0)
     return 0
 
 
@@ -155,8 +155,8 @@ def half_head(data: int, batch: int, group: int, tiles: int, scratch: int) -> in
     dvalue = operand(data, DVALUE, batch, group, 0)
     finish = word(word(frame, 0), PACKED_FINISH)
     one = step + 8 * ATTENTION_ONE
-    call_void(finish, dkeys, wide, dkey, row_step(data, DKEY), reached, depth, 0, 0, one)
-    call_void(finish, dvalues, wide, dvalue, row_step(data, DVALUE), reached, depth, 0, 0, one)
+    call_void(finish, dkeys, wide, dkey, row_step(data, DKEY), reached, depth, 0, 0, one, 0)
+    call_void(finish, dvalues, wide, dvalue, row_step(data, DVALUE), reached, depth, 0, 0, one, 0)
     clear_rows(data, DKEY, dkey + reached * row_step(data, DKEY), columns - reached)
     clear_rows(data, DVALUE, dvalue + reached * row_step(data, DVALUE), columns - reached)
     return 0

@@ -56,6 +56,7 @@ from anyshape.backend.host_words import (
     PACKED_GRAIN,
     PACKED_GROUP,
     PACKED_LANES,
+    PACKED_LARGE,
     PACKED_PAD,
     PACKED_PER_WORD,
     PACKED_ROWS,
@@ -391,6 +392,7 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
     whole = blocks > 1 and in_place == 0  # sums of the whole tile wait for the next block
     sums_step = 4 * word(step, PACKED_COLUMNS) if whole else 8 * lanes
     set_word(frame, 19, c_step)
+    past = 1 if grain == lanes and c_step % LINE == 0 and word(step, MATMUL_N) * c_step >= PACKED_LARGE else 0
     if grain == lanes:
         call_void(word(entry, PACKED_BEGIN))
     column = 0
@@ -419,7 +421,8 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
                     addend_step = c_step
                 if part == blocks - 1 or in_place != 0:
                     call_void(finish, here, sums_step, target, c_step, minimum(rows - row, thirds * grain),
-                              minimum(columns - column, width), addend, addend_step, step + 8 * MATMUL_ALPHA)
+                              minimum(columns - column, width), addend, addend_step, step + 8 * MATMUL_ALPHA,
+                              past if target % LINE == 0 and width * item == LINE else 0)
             set_word(frame, 16, word(frame, 16) + count)
             row_panel += 4 * thirds * grain * room + PACKED_PAD
             row += thirds * grain

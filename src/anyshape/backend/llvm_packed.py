@@ -13,8 +13,9 @@ A *tile* routine multiplies one panel of rows with one of columns; its sums stay
     turn, along, any (source, lane_step, inner_step, lanes, count, target, target_step)   one vector of lanes
             of a panel. turn: elements along k are neighbours; along: the lanes are. Lanes beyond `lanes` are
             undefined, elements beyond `count` are zero up to a whole word (turn: to a whole vector of words)
-    finish  (sums, step, target, target_step, rows, columns, addend, addend_step, scalars)
-            target = alpha * sums + beta * addend, rounded; addend: 0, or an address; scalars: of two words, f32 bits
+    finish  (sums, step, target, target_step, rows, columns, addend, addend_step, scalars, past)
+            target = alpha * sums + beta * addend, rounded; addend: 0, or an address; scalars: of two words, f32 bits;
+            past: whole vectors go past the caches, and lie on lines (of whole tiles only)
 
 All take i64; steps are in bytes.
 """
@@ -58,7 +59,8 @@ ROUTINES = END + 1
 PACK = ("source", "lane_step", "inner_step", "lanes", "count", "target", "target_step")
 ARGUMENTS = {
     "tile": ("columns", "rows", "words", "sums", "step", "add", "ahead"), "turn": PACK, "along": PACK, "any": PACK,
-    "finish": ("sums", "step", "target", "target_step", "rows", "columns", "addend", "addend_step", "scalars"),
+    "finish": ("sums", "step", "target", "target_step", "rows", "columns", "addend", "addend_step", "scalars",
+               "past"),
     "begin": (), "end": (),
 }  # fmt: skip
 
@@ -104,7 +106,8 @@ def emit_packed(target: Target, wanted: Collection[str] = DTYPES) -> str:
         arguments = ", ".join(f"i64 %{argument}" for argument in ARGUMENTS[way])
         parts.append("\n".join([f"define void @{name}({arguments}) {{", *body.code.function_body(), "}"]))
     return "\n\n".join([*([GLOBALS] if any("@tile_shapes" in part for part in parts) else []), *parts,
-                        *declarations.values()]) + "\n"
+                        *declarations.values(),
+                        *(["!0 = !{i32 1}"] if any("!nontemporal" in part for part in parts) else [])]) + "\n"
 
 
 class _Packed:
@@ -360,9 +363,11 @@ class _Packed:
 
     def finish(self) -> None:
         code, lanes = self.code, self.lanes
-        sums, step, target, target_step, rows, columns, addend, addend_step, scalars = self.given(*ARGUMENTS["finish"])
+        sums, step, target, target_step, rows, columns, addend, addend_step, scalars, past = self.given(
+            *ARGUMENTS["finish"])
         alpha, beta = (self.load("f32", 0, self.plus(scalars, 8 * i), 4) for i in (0, 1))
         adds = code.compare("ne", addend, number(0))
+        is_past = code.compare("ne", past, number(0)) if tiles(code.target, self.dtype) and not self.wide else None
         whole = code.binary("and", columns, number(-lanes))
         slot = code.slot("result", "f32", lanes)
         i = code.open_loop(number(0), rows, 1)
@@ -376,7 +381,20 @@ class _Packed:
             code.open_if(adds)
             self.set(slot, code.fma(beta, read(code, self.dtype, lanes, old, mask), self.get(slot, "f32", lanes)))
             code.close_section()
-            write(code, self.dtype, self.get(slot, "f32", lanes), place, mask, self.wide)
+            found = self.get(slot, "f32", lanes)
+            if mask is None and is_past is not None:
+                code.open_if(is_past)
+                bits = rounded_bits(code, self.dtype, found)
+                # as another type: LLVM makes one ordinary store of two that are alike
+                other = code.put(f"bitcast {bits.typed} to <{lanes // 4} x i64>", "i64", 0, code.top)
+                code.do(f"store <{lanes // 4} x i64> {other.text}, ptr {self.pointer(place).text}, "
+                        f"align {lanes * self.size}, !nontemporal !0")
+                code.close_section()
+                code.open_if(code.binary("xor", is_past, constant("bool", True)))
+                write(code, self.dtype, found, place)
+                code.close_section()
+                return
+            write(code, self.dtype, found, place, mask, self.wide)
 
         j = code.open_loop(number(0), whole, lanes)
         vector(j, None)

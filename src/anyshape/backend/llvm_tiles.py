@@ -43,7 +43,9 @@ def begin(code: Code) -> None:
 
 
 def end(code: Code) -> None:
-    """Gives it back: with tiles in use, a change of threads takes longer."""
+    """Gives it back: with tiles in use, a change of threads takes longer. What was written past the caches keeps no
+    order with what is said to other threads next."""
+    code.do("fence seq_cst")
     _call(code, "tilerelease", [])
 
 
