@@ -142,7 +142,7 @@ PACKED_CHUNK = 16
 # panels of columns that are packed at a time for whole tiles: where lanes lie side by side, and rows in pages of their
 # own, one panel would take a line of each page
 PACKED_GROUP = 2
-# bytes of a result of whole tiles that goes past the caches: 2000 x 4096 x 512 takes 1.2 to 1.6 times as long otherwise,
+# bytes of a result of whole tiles that goes past the caches: 2000 x 4096 x 512 takes 1.2 to 1.6 times the time else,
 # on one core of a Xeon with AMX (2026-11-24); from 1 MiB on, whole train steps take 7 % longer, for it is read soon
 PACKED_LARGE = 8 << 20
 LINE = llvm_packed.LINE
