@@ -36,8 +36,8 @@ def right_with_channels_last(dtype: str, shape: Sequence[object], dilation: Sequ
 
 def right_in_half(images: Sequence[int], results: Sequence[int], window: Sequence[int], strides: Sequence[int],
                   dilation: Sequence[int]) -> bool:
-    """Is a convolution of bf16 right, forward and backward, whatever lies in memory? images, results: places along
-    each axis. Not asked here: a NaN in the gradient of the weights."""
+    """Is a convolution in half precision right, forward and backward, whatever lies in memory? images, results: places
+    along each axis. Not asked here: a NaN in the gradient of the weights."""
     has_strides, is_dilated = max(strides) > 1, max(dilation) > 1
     if has_strides or is_dilated:
         return not (has_strides and is_dilated) and min(*images, *results) > 2

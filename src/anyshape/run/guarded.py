@@ -7,7 +7,8 @@ The gradient of weights without a window, with strides, of fewer than 16 channel
 pixels that strides leave, to places for 16 channels, in memory for as many as there are (`sp * jcp.ic_block` in its
 jit_avx512_common_1x1_convolution.cpp). An image of 128 x 160 with 3 channels ends the process. The copy is made here.
 
-What would come from memory that nobody wrote to, in bf16 on processors with AMX (base/faults.py), is computed in f32.
+What would come from memory that nobody wrote to, in half precision on processors with AMX (base/faults.py), is computed
+in f32; on all processors, for such images are small.
 """
 from __future__ import annotations
 
@@ -27,9 +28,8 @@ def guarded_convolution(target: Any) -> Callable[..., Any]:
     def call(images: torch.Tensor, weights: torch.Tensor, bias: Any, strides: Sequence[int], padding: Sequence[int],
              dilation: Sequence[int], transposed: bool, more: Sequence[int], groups: int) -> Any:
         rest = strides, padding, dilation, transposed, more, groups
-        places = result_places(images, weights, *rest[:-1])
-        if images.dtype in HALVES and not right_in_half(
-                images.shape[2:], places, weights.shape[2:], strides, dilation):
+        if images.dtype in HALVES and not right_in_half(images.shape[2:], result_places(images, weights, *rest[:-1]),
+                                                        weights.shape[2:], strides, dilation):
             bias = None if bias is None else bias.float()
             return target(images.float(), weights.float(), bias, *rest).to(images.dtype)
         if not _right(images, weights, dilation, transposed, groups):
