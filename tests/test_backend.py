@@ -5,7 +5,11 @@ import ctypes
 import dataclasses
 import itertools
 import math
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -459,3 +463,11 @@ def test_build_from_several_threads() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(make, range(8))) == [1.0] * 8
+
+
+def test_where_free_memory_is_in_small_pieces_far_apart() -> None:
+    """An object's sections must lie within 2 GB; the linker that LLVM takes by itself ended the process here."""
+    folder = Path(__file__).parent
+    done = subprocess.run([sys.executable, folder / "scattered.py"], capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": f"{folder.parent / 'src'}{os.pathsep}{folder}"})
+    assert done.returncode == 0 and done.stdout == "well\n", done.stderr

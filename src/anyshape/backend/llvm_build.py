@@ -58,7 +58,10 @@ class _Loader:
         with self.lock:
             if self.linker is None:
                 host()
-                self.linker = llvm.create_lljit_compiler(use_jit_link=False)
+                # JITLink places all sections of an object in one piece of memory. The older linker takes a piece for
+                # each: code and its constants may then be more than 2 GB apart, where other things lie between, and
+                # an offset that does not fit ends the process
+                self.linker = llvm.create_lljit_compiler(use_jit_link=True)
             return library.link(self.linker, f"anyshape{next(self.numbers)}")
 
 
