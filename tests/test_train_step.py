@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 import signal
@@ -100,6 +101,31 @@ def test_an_update_is_that_of_torch(name: str) -> None:
     for (key, one), two, three in zip(ours.named_parameters(), theirs.parameters(), truth.parameters(), strict=True):
         mine, its = (float((w.double() - three).norm() / three.norm()) for w in (one, two))
         assert mine <= max(1e-6, 2 * its), key
+    assert one_trace(step)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd-momentum", "adafactor"])
+def test_an_update_of_weights_in_float32_by_gradients_in_bfloat16(name: str) -> None:
+    # what rounding does in 50 steps under autocast is no more than in PyTorch, and states are float32
+    ours, theirs = nets()
+    truth = exact(ours)
+    a, b, c = (OPTIMIZERS[name](net.parameters()) for net in (ours, theirs, truth))
+
+    def lower(model: torch.nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return mean_square(model, x)
+
+    step = anyshape.train_step(ours, lower, a, strict=True)
+    for x in batches(50):
+        step(x)
+        eager(theirs, b, lower, x)
+        eager(truth, c, mean_square, x.double())
+    mine, its, moved = (math.sqrt(sum(float((one.detach().double() - other.detach()).square().sum()) for one, other in
+                                      zip(net.parameters(), truth.parameters(), strict=True)))
+                        for net in (ours, theirs, nets(1)[0]))
+    assert mine <= 1.5 * its and mine < 0.1 * moved, (mine, its, moved)
+    for one, other in zip(a.state.values(), b.state.values(), strict=True):
+        assert {key: state.dtype for key, state in one.items()} == {key: state.dtype for key, state in other.items()}
     assert one_trace(step)
 
 
