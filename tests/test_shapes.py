@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
+import anyshape
 from anyshape.frontend.shape_rules import RULES
 from anyshape.run import torch_shapes
 from anyshape.run.torch_shapes import ANYWHERE, ANYWHERE_NAMES, shapes_only
@@ -129,3 +130,25 @@ def test_what_repeats_is_asked_once(monkeypatch):
         for _ in range(2):  # a change of an operand is no result to be remembered
             assert [one is x for one in shapes.call("erfinv_", (x,), {})[1]] == [True]
         assert len(asked) == 5
+
+
+@pytest.mark.parametrize("p, training", [(0.1, False), (0.0, True)])
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_a_dropout_that_drops_nothing_hands_on_its_operand(monkeypatch, p, training, needs_gradient):
+    monkeypatch.setenv("ANYSHAPE_DEFER", "0")
+
+    def function(x):
+        first = x.sin()
+        second = functional.dropout(first, p, training)
+        first += 1
+        third = second[:, 1:]
+        third *= 2
+        return first * 2, second * 3
+
+    fast = anyshape.compile(function)
+    for rows in (5, 3, 1):
+        x = torch.randn(rows, 4, requires_grad=needs_gradient)
+        torch.testing.assert_close(fast(x), function(x))
+    assert not fast.explain().fallbacks and fast.explain().graphs == 1
+    through_torch = torch.compile(function, backend="anyshape", dynamic=True)
+    torch.testing.assert_close(through_torch(x), function(x))

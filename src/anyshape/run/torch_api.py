@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from anyshape.base.errors import InputError, Unsupported
+from anyshape.run.torch_dropout import dropouts_hand_on
 from anyshape.run.torch_older import guards_refused
 
 try:
@@ -96,7 +97,8 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
 
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
     settings = {"unlift_effect_tokens": True} if hasattr(functorch_config, "unlift_effect_tokens") else {}
-    with functorch_config.patch(settings) if settings else contextlib.nullcontext(), _first_calls_like_others():
+    with functorch_config.patch(settings) if settings else contextlib.nullcontext(), _first_calls_like_others(), \
+            dropouts_hand_on():
         return aot_module_simplified(
             gm, example_inputs, fw_compiler=forward, bw_compiler=compile_backward, inference_compiler=inference,
             partition_fn=partition, decompositions=decompositions, keep_inference_input_mutations=True)
