@@ -5,8 +5,10 @@ import copy
 import warnings
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import anyshape
@@ -132,3 +134,51 @@ def test_dropout_under_a_checkpoint() -> None:
             gradients.append(torch.autograd.grad(loss, list((twin if one is twin else model).parameters())))
         for ours, theirs in zip(*gradients, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+class Block(torch.nn.Module):
+    """Attention and a feed-forward part of 16 features, for `torch.utils.checkpoint`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.three, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+        self.inner = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.GELU(), torch.nn.Linear(64, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.three(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.inner(x)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["forward and backward", "whole step"])
+def test_attention_in_checkpointed_layers(whole: bool) -> None:
+    """PyTorch takes the fused attention for random: in a checkpoint it would be called with the generator's state."""
+    torch.manual_seed(0)
+    ours = torch.nn.Sequential(*(Block() for _ in range(6)))
+    theirs = copy.deepcopy(ours)
+
+    def loss_fn(model: torch.nn.Sequential, x: Tensor) -> Tensor:
+        for layer in model:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x.square().mean()
+
+    one, two = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (ours, theirs))
+    fast = anyshape.train_step(ours, loss_fn, one, strict=True) if whole else anyshape.compile(
+        lambda x: loss_fn(ours, x), strict=True)
+    for rows, length in ((4, 300), (2, 7), (1, 1), (3, 31)):
+        x = torch.randn(rows, length, 16)
+        if whole:
+            loss = fast(x)
+        else:
+            one.zero_grad()
+            (loss := fast(x)).backward()
+            one.step()
+        two.zero_grad()
+        (wanted := loss_fn(theirs, x)).backward()
+        two.step()
+        torch.testing.assert_close(loss.detach(), wanted.detach())
+        for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
+    assert [program.name for program in fast.programs] == ["0.forward", "0.backward"]
+    kept = max(record.kept for record in fast.programs[0].compiled.executable.records.values())
+    assert kept <= 6 * 4 * 300 * 16 * 4 + 65536  # what goes into each layer, and nothing from inside

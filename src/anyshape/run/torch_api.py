@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from anyshape.base.errors import InputError, Unsupported
-from anyshape.run.torch_dropout import dropouts_hand_on
 from anyshape.run.torch_older import guards_refused
+from anyshape.run.torch_random import nothing_drawn_in_vain
 
 try:
     from torch._library.fake_class_registry import FakeScriptObject
@@ -67,7 +67,7 @@ def partition_joint(joint: torch.fx.GraphModule, joint_inputs: Any, *, num_fwd_o
     our fusion makes that one pass over memory, and saves 36 % of what a Llama keeps."""
     import torch._functorch.config as functorch_config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
-    with functorch_config.patch(cse=False, ban_recompute_materialized_backward=False):
+    with functorch_config.patch(cse=False, ban_recompute_materialized_backward=False), nothing_drawn_in_vain():
         forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs,
                                                                 **more)
     _describe_random(backward)
@@ -98,7 +98,7 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
     settings = {"unlift_effect_tokens": True} if hasattr(functorch_config, "unlift_effect_tokens") else {}
     with functorch_config.patch(settings) if settings else contextlib.nullcontext(), _first_calls_like_others(), \
-            dropouts_hand_on():
+            nothing_drawn_in_vain():
         return aot_module_simplified(
             gm, example_inputs, fw_compiler=forward, bw_compiler=compile_backward, inference_compiler=inference,
             partition_fn=partition, decompositions=decompositions, keep_inference_input_mutations=True)

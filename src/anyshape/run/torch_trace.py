@@ -16,9 +16,9 @@ import torch
 from torch.autograd import forward_ad
 
 from anyshape.run import torch_api
-from anyshape.run.torch_dropout import dropouts_hand_on
 from anyshape.run.torch_older import newer_rules
 from anyshape.run.torch_quick import general_tracing, quick_tracing
+from anyshape.run.torch_random import nothing_drawn_in_vain
 
 DYNAMO_SETTINGS: dict[str, Any] = {
     "specialize_float": True,
@@ -57,7 +57,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(dynamo_config.patch(dynamo))
         stack.enter_context(symbolic_config.patch(symbolic))
         stack.enter_context(quick_tracing())
-        stack.enter_context(dropouts_hand_on())
+        stack.enter_context(nothing_drawn_in_vain())
         if oblivious:
             stack.enter_context(newer_rules())
             stack.enter_context(general_tracing())

@@ -1,0 +1,52 @@
+"""What draws no random numbers is not taken for random in a trace.
+
+A dropout that drops nothing hands on its operand, as in eager PyTorch. torch's decomposition of it, which traces run,
+gives a copy. That is another program where something is written in place afterwards:
+
+    b = dropout(a, 0.1, training=False)
+    b += 1  # eager PyTorch: a has changed too
+
+The CPU's fused attention has no dropout (it refuses one), and torch marks it as random all the same. Inside of
+`torch.utils.checkpoint` torch's partition would then save and set the state of the generator about it, and a graph with
+its own backward be refused.
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+
+@contextlib.contextmanager
+def nothing_drawn_in_vain() -> Iterator[None]:
+    """Inside, `aten.dropout` without training, or with a probability of 0, gives its operand, and the CPU's fused
+    attention is as any other operator. Other threads that compile wait, for this is every thread's."""
+    from torch._dynamo import convert_frame
+    with convert_frame.compile_lock:
+        yield from _set_and_restored()
+
+
+def _set_and_restored() -> Iterator[None]:
+    dropout = torch.ops.aten.dropout.default
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    kernels, tags, is_random = dict(dropout.py_kernels), attention._tags, attention._nondeterministic_seeded
+    dropout.py_kernels.update({key: _handing_on(kernel) for key, kernel in kernels.items()})
+    dropout._dispatch_cache.clear()
+    attention._tags = [tag for tag in tags if tag != torch.Tag.nondeterministic_seeded]
+    attention._nondeterministic_seeded = False
+    try:
+        yield
+    finally:
+        attention._tags, attention._nondeterministic_seeded = tags, is_random
+        dropout.py_kernels.clear()
+        dropout.py_kernels.update(kernels)
+        dropout._dispatch_cache.clear()
+
+
+def _handing_on(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+        return kernel(x, p, train) if train and p != 0 else x
+
+    return dropout
