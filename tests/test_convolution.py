@@ -201,6 +201,19 @@ def test_what_is_wrong_with_channels_last_has_them_where_they_are(dims: int) -> 
             torch.testing.assert_close(found.float(), wanted.float(), rtol=0.1, atol=0.05 * float(wanted.abs().max()))
 
 
+@pytest.mark.parametrize("dims", [1, 2])
+def test_groups_of_one_channel_are_reduced_once(dims: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(CONV[dims](1, 16, 5, 3), nn.GroupNorm(16, 16), nn.GELU(), CONV[dims](16, 4, 2)).eval()
+    compiled = anyshape.compile(model, strict=True, check=1)
+    for batch, size in ((2, 60), (1, 37), (3, 91)):
+        x = torch.randn(batch, 1, *(size,) * dims)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    nodes = compilation_of(compiled).programs[0].compiled.graph.nodes
+    assert sum(node.op == "sum" for node in nodes) == 2
+
+
 def test_one_such_layer_leaves_the_plain_ones_with_channels_last() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, dilation=1), nn.ReLU()) for _ in range(6)),

@@ -313,3 +313,52 @@ def test_the_settings_are_switches() -> None:
         anyshape.compile(torch.relu, background="yes")
     with pytest.raises(ConfigError):
         anyshape.compile(torch.relu, defer=2.0)
+
+
+# ---- what only a first call does
+
+LOCK = threading.Lock()
+
+
+class SetUp(nn.Module):
+    """Puts a hook in place when it is first called, as transformers does for models that return hidden states."""
+
+    def __init__(self, always: bool) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.always = always
+        self.ready = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.always or not self.ready:
+            with LOCK:
+                if not self.ready:
+                    self.inner.register_forward_hook(lambda module, inputs, output: output * 2)
+                    self.ready = True
+        return self.inner(x).relu()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_lock_that_only_a_first_call_takes_leaves_one_program_for_all_sizes(strict: bool) -> None:
+    module = SetUp(always=False)
+    model = compiled(module, strict=strict)
+    for batch in (3, 5, 1, 2):
+        x, other = (torch.linspace(-1, 1, batch * 8).reshape(batch, 8).requires_grad_() for _ in range(2))
+        y = model(x)
+        y.sum().backward()
+        module(other).sum().backward()
+        torch.testing.assert_close(y, module(other))
+        torch.testing.assert_close(x.grad, other.grad)
+    assert [program.name for program in model.programs] == ["0.forward", "0.backward"]
+    assert "first call" in str(model.explain())
+
+
+def test_a_lock_that_every_call_takes_ends_its_graphs() -> None:
+    module = SetUp(always=True)
+    model = compiled(module)
+    for batch in (3, 5, 1):
+        x = torch.randn(batch, 8)
+        torch.testing.assert_close(model(x), module(x))
+    assert model.programs and not model._anyshape.oblivious.own
+    assert LOCK.acquire(timeout=5)
+    LOCK.release()

@@ -242,6 +242,20 @@ def test_numbers(name: str, enabled: bool) -> None:
                     assert own.dtype == reference.dtype and own.is_contiguous()
 
 
+def test_a_reduction_over_one_element_each_is_lowered() -> None:
+    graph = parse(textwrap.dedent("""
+        graph single(x: f32[b, n, 1], w: f32[n]) where 0 <= b, 0 <= n
+          s = sum(x | dims=[2], keep=False)  f32[b, n]
+          e = exp(s)                         f32[b, n]
+          y = mul(e, w)                      f32[b, n]
+          return y
+        """).strip())
+    run = compile_graph(graph, Config(check=1, disable="simplify")).executable
+    for batch, length in ((3, 17), (1, 1), (0, 4), (2, 64)):
+        x, w = torch.randn(batch, length, 1), torch.randn(length)
+        torch.testing.assert_close(run([x, w])[0], x.exp()[..., 0] * w, rtol=1e-5, atol=1e-6)
+
+
 def test_an_index_out_of_range_is_found() -> None:
     graph = parse(GRAPHS["embedding"])
     run = compile_graph(graph, Config()).executable

@@ -15,7 +15,7 @@ from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred, small_sizes
 from anyshape.frontend.reasons import miss_words, singled_out
 from anyshape.frontend.shape_rules import tracing_settings
-from anyshape.run import torch_api, torch_door
+from anyshape.run import torch_api, torch_door, torch_trace
 from anyshape.run.context import context_underway
 
 NO_REASON = "a size of 0, from which nothing can be told about others"
@@ -40,6 +40,7 @@ class Tracing:
     plain: what the tracer said of frames of the call in hand, which run as plain PyTorch: (code object, error) each.
     refusals: per code object, how many calls that PyTorch takes it has refused.
     deferred: patterns of small sizes for which frames of the call in hand run as plain PyTorch, for now.
+    set_up: a call has run as PyTorch does for what only a first call does.
     """
 
     def __init__(self, compilation: Compilation, inner: torch_api.FrameCallback, oblivious: bool,
@@ -56,6 +57,7 @@ class Tracing:
         self.plain: list[tuple[Any, BaseException]] = []
         self.refusals: dict[Any, int] = {}
         self.deferred: list[Any] = []
+        self.set_up = False
 
     def __call__(self, frame: Any, *others: Any) -> Any:
         """Traces one frame.
@@ -108,7 +110,13 @@ class Tracing:
         if self.oblivious:
             if ours:
                 raise error
-            self.failure = f"{type(error).__name__}: {first_lines(str(error))}"
+            failure = f"{type(error).__name__}: {first_lines(str(error))}"
+            if not (self.set_up or self.compilation.config.fullgraph) and torch_trace.met_a_lock(error):
+                # what is done under a lock is most often done once (hooks, tables): the next call may not come here
+                self.set_up = True
+                self.compilation.record("trace", "first call", f"it ran as PyTorch does: {failure}")
+                raise Deferred from error
+            self.failure = failure
             raise NotCovered(self.failure) from error
         config = self.compilation.config
         if not isinstance(error, torch_api.tracer_failures()) or config.strict or config.fullgraph or ours:

@@ -25,6 +25,14 @@ class Group:
     dims: tuple[tuple[Size, bool], ...]
     sums: tuple[tuple[Node, Value], ...] = ()
 
+    def loops(self) -> list[tuple[Size, bool]]:
+        """The dims that are more than one element; and one that is reduced, where each of these is one element: what is
+        reduced is read in a column stage."""
+        found = [(size, reduced) for size, reduced in self.dims if size != 1]
+        if not any(reduced for _, reduced in found):
+            found += [(1, True) for _, reduced in self.dims if reduced][:1]
+        return found
+
     @property
     def stored(self) -> tuple[Value, ...]:
         """Everything that the kernel stores."""

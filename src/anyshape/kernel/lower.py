@@ -50,7 +50,7 @@ class _Split(Exception):
 def lower(graph: Graph, group: Group, layouts: Mapping[str, TensorType]) -> Lowered:
     """The loop program of `group`. `layouts` gives the type (with strides) of values stored in memory where it differs
     from the value's own. Raises NotLowerable."""
-    dims = [(size, reduced) for size, reduced in group.dims if size != 1]
+    dims = group.loops()
     for _ in range(12):
         try:
             return _Lowering(graph, group, dims, layouts).run()

@@ -306,8 +306,9 @@ class _Sinking:
             places = [d for d in range(len(dims)) if d not in inside]
             left = tuple(places.index(dims[d]) for d in range(len(dims)) if d not in over)
         kept = [d for d, size in enumerate(value.tensor.shape) if d not in inside and size != 1]
-        outer = tuple(d for d in inside if any(d < other for other in kept))
-        if 0 < len(outer) < len(inside) and any(other < inside[-1] for other in kept):
+        many = [d for d in inside if value.tensor.shape[d] != 1]
+        outer = tuple(d for d in many if any(d < other for other in kept))
+        if 0 < len(outer) < len(many) and any(other < many[-1] for other in kept):
             # groups of channels: over the pixels channel by channel, then over each group's few
             value = replay.op(node.op, value, dims=outer, keep=True)
             rest = tuple(d for d in inside if d not in outer)

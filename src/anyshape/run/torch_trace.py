@@ -371,6 +371,12 @@ def graph_module(root: torch.fx.GraphModule, graph: torch.fx.Graph) -> torch.fx.
     return found
 
 
+def met_a_lock(error: BaseException) -> bool:
+    """Whether a trace failed where Python code takes a lock, which Dynamo does not."""
+    from torch._dynamo.exc import Unsupported
+    return isinstance(error, Unsupported) and re.search("enter a `R?[Ll]ock` context manager", str(error)) is not None
+
+
 def is_writing() -> bool:
     """Is a graph of operators being written, rather than a graph run to see what it does?"""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
