@@ -21,7 +21,7 @@ import torch
 
 from anyshape.base import events
 from anyshape.base.config import Config
-from anyshape.base.errors import ConfigError
+from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.frontend import export
 from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
@@ -34,9 +34,9 @@ from anyshape.frontend.memory import memory
 from anyshape.frontend.program import check_stages, compile_program
 from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
-from anyshape.frontend.tracing import Tracing, first_lines
+from anyshape.frontend.tracing import NESTED, Tracing, check_nested, first_lines
 from anyshape.passes.pipeline import DOOR
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_door
 from anyshape.run.context import context_underway
 
 PLAIN = "these sizes run as plain PyTorch"
@@ -158,10 +158,16 @@ class Compiled:
             if pattern is not None:
                 self.deferral.remember(arguments, keywords, pattern)
         except Exception as error:  # the border to torch's tracer: what it says of the arguments, in the user's words
-            refused = refusal(error, self.target, arguments, keywords) if plain else None
-            if refused is None:
+            if not plain:
                 raise
-            raise refused from None
+            if not torch_door.is_of_nested(error):
+                refused = refusal(error, self.target, arguments, keywords)
+                if refused is None:
+                    raise
+                raise refused from None
+            check_nested(self.compilation.config)  # Dynamo's guards do not know them, nothing has run
+            self._note_plain(NESTED)
+            pattern = None
         started = time.perf_counter()
         result = self.target(*arguments, **keywords)
         self.deferral.ran(pattern, result, time.perf_counter() - started)
@@ -182,11 +188,14 @@ class Compiled:
                 self.deferral.ran(pattern, result, time.perf_counter() - started)
             return result
         except Exception as error:
-            if plain:
+            if plain and not isinstance(plain[0][1], AnyShapeError):
                 raise plain[0][1] from error  # what eager PyTorch refuses too, the tracer names better
             raise
         finally:
             for code, refused in plain if done else ():
+                if isinstance(refused, AnyShapeError):  # without a trace, which costs nothing
+                    self._note_plain(refused.what)
+                    continue
                 self.ordinary.tracing.refusals[code] = self.ordinary.tracing.refusals.get(code, 0) + 1
                 self._note_plain(f"{type(refused).__name__}: {first_lines(str(refused))}")
             if not failed_before and self.oblivious.tracing.failure:
