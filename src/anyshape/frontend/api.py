@@ -34,9 +34,9 @@ from anyshape.frontend.memory import memory
 from anyshape.frontend.program import check_stages, compile_program
 from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
-from anyshape.frontend.tracing import NESTED, Tracing, check_nested, first_lines
+from anyshape.frontend.tracing import Tracing, check_nested, first_lines, has_nested
 from anyshape.passes.pipeline import DOOR
-from anyshape.run import torch_api, torch_door
+from anyshape.run import torch_api
 from anyshape.run.context import context_underway
 
 PLAIN = "these sizes run as plain PyTorch"
@@ -128,6 +128,10 @@ class Compiled:
         plain = not torch.compiler.is_compiling()
         if plain and watched():
             return self.target(*arguments, **keywords)  # whoever watches operators or modules wants to see them
+        # Dynamo's guards ask nested tensors for strides, which ends the process
+        if plain and (has_nested(arguments) or (keywords and has_nested(keywords.values()))):
+            self._note_plain(check_nested(self.compilation.config).what)
+            return self.target(*arguments, **keywords)
         try:
             failed_before = bool(oblivious.tracing.failure)
             try:
@@ -158,16 +162,10 @@ class Compiled:
             if pattern is not None:
                 self.deferral.remember(arguments, keywords, pattern)
         except Exception as error:  # the border to torch's tracer: what it says of the arguments, in the user's words
-            if not plain:
+            refused = refusal(error, self.target, arguments, keywords) if plain else None
+            if refused is None:
                 raise
-            if not torch_door.is_of_nested(error):
-                refused = refusal(error, self.target, arguments, keywords)
-                if refused is None:
-                    raise
-                raise refused from None
-            check_nested(self.compilation.config)  # Dynamo's guards do not know them, nothing has run
-            self._note_plain(NESTED)
-            pattern = None
+            raise refused from None
         started = time.perf_counter()
         result = self.target(*arguments, **keywords)
         self.deferral.ran(pattern, result, time.perf_counter() - started)

@@ -3,11 +3,12 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from anyshape.base.config import Config
@@ -76,7 +77,7 @@ class Tracing:
             Deferred: the call shall run as PyTorch, this time, or until a thread has traced it.
         """
         tensors = [value for value in pytree.tree_leaves(list(frame.f_locals.values()))
-                   if isinstance(value, torch.Tensor)]
+                   if isinstance(value, Tensor)]
         if any(value.is_nested for value in tensors):
             return self._nested(frame.f_code)
         if self.oblivious:
@@ -168,6 +169,20 @@ class Tracing:
         if not self.oblivious and self.compilation.config.dynamic and not reason:
             reason = self.compilation.fallbacks[-1].reason if self.compilation.fallbacks else ""
         return Told(where, reason, self.way, singled_out(misses, frame.f_locals), self._changing(frame))
+
+
+def has_nested(values: Iterable[Any]) -> bool:
+    """Whether there is a nested tensor, in lists and dictionaries too. Asked at every call: 0.15 us for a tensor."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.is_nested:
+                return True
+        elif isinstance(value, (list, tuple)):
+            if value and has_nested(value):
+                return True
+        elif isinstance(value, dict) and value and has_nested(value.values()):
+            return True
+    return False
 
 
 def check_nested(config: Config) -> Unsupported:

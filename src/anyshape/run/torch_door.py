@@ -36,11 +36,6 @@ def failed_guards(code: Any, frame_locals: dict[str, Any]) -> list[list[str]]:
     return [list(one.verbose_code_parts) for one in refused]
 
 
-def is_of_nested(error: BaseException) -> bool:
-    """Whether Dynamo's guards met a nested tensor with strides, of which they ask what it does not have."""
-    return isinstance(error, RuntimeError) and "NestedTensorImpl doesn't support" in str(error)
-
-
 def only_graph(code: Any, names: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]] | None:
     """The program of the one graph that Dynamo's `code` calls, and what may stand for names among the frame's globals
     (`names`) when the code runs outside of Dynamo: the same functions without the wrappers that switch Dynamo off.
