@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.base.errors import ConfigError, InputError
+from anyshape.base.errors import ConfigError, InputError, Unsupported
 from anyshape.frontend import dynamo, sizes
 from anyshape.frontend.compilation import Compilation
+from anyshape.frontend.dynamo import FallbackWarning
 from anyshape.frontend.program import compile_program
 from anyshape.run.tape import Tape
 
@@ -922,6 +923,53 @@ def test_a_custom_operator_gets_operands_as_they_were_traced():
         (view, where), (dense, _) = SEEN[:2] if SEEN[0][0] == (1, 4) else SEEN[1::-1]
         assert view == (1, 4) and where == weight.data_ptr(), "a transposed operand is not copied"
         assert rows == 1 or dense == (3, 1), "one that was dense in the trace is dense"
+
+
+class Remembers(nn.Module):
+    """Attention to all it has seen, which is in buffers that grow."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+        self.register_buffer("keys", torch.zeros(1, 0, 8))
+        self.register_buffer("values", torch.zeros(1, 0, 8))
+
+    def forward(self, x):
+        queries, keys, values = self.project(x).chunk(3, -1)
+        self.keys, self.values = torch.cat([self.keys, keys], 1), torch.cat([self.values, values], 1)
+        return nn.functional.scaled_dot_product_attention(queries, self.keys, self.values)
+
+
+def test_buffers_that_grow_need_no_program_for_each_size():
+    """torch takes sizes of buffers as numbers, as those of parameters."""
+    module = nn.ModuleList([Remembers(), Remembers()])
+    module.forward = lambda x: module[1](module[0](x))
+    plain = copy.deepcopy(module)
+    plain.forward = lambda x: plain[1](plain[0](x))
+    fast = anyshape.compile(module, strict=True, defer=False)
+    with torch.no_grad():
+        for length in (5, 1, 1, 3, 1, 7, 1):
+            x = torch.randn(1, length, 8)
+            close(fast(x), plain(x))
+    assert graphs(fast) == 2
+    assert "was 0, now 5" in str(fast.explain())
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_run_as_pytorch(layout):
+    """Also where other calls are compiled, of which Dynamo's guards ask what a nested tensor with strides has not."""
+    net = nn.Linear(3, 3)
+    ragged = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(1, 3)], layout=layout)
+    fast = anyshape.compile(lambda x: torch.relu(net(x)))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", FallbackWarning)
+        for x in (ragged, torch.randn(4, 3), ragged, torch.randn(1, 3), torch.randn(0, 3), ragged):
+            found, wanted = fast(x), torch.relu(net(x))
+            close(found.unbind(), wanted.unbind()) if x.is_nested else close(found, wanted)
+    assert [one.category for one in said] == [FallbackWarning]
+    assert "nested tensor" in str(said[0].message)
+    with pytest.raises(Unsupported, match="nested tensor"):
+        anyshape.compile(lambda x: net(x) * 2, strict=True)(ragged)
 
 
 def test_attention_over_nothing_is_zero():

@@ -36,7 +36,11 @@ def with_others(*parts):
     return (whole + 1) @ whole.t()
 
 
-FUNCTIONS = (stacked, rounded, read_twice, made, with_others)
+def beside_what_nobody_reads(*parts):
+    return torch.cat(parts, 1) * torch.tril_indices(4, 4, -1)[0].sum()  # one of two rows is left over
+
+
+FUNCTIONS = (stacked, rounded, read_twice, made, with_others, beside_what_nobody_reads)
 
 
 def equal(found, wanted) -> None:

@@ -626,6 +626,9 @@ def test_bad_arguments() -> None:
                                 ((ours, mean_square, ours), {}), ((ours, mean_square, optimizer), {"clip_norm": -1.0}),
                                 ((ours, mean_square, optimizer), {"accumulate": 0}),
                                 ((ours, mean_square, optimizer), {"ema": 1.5}),
+                                ((ours, mean_square, optimizer), {"ema": "0.9"}),
+                                ((ours, mean_square, optimizer), {"clip_norm": "1"}),
+                                ((ours, mean_square, optimizer), {"scaler": 65536.0}),
                                 ((ours, mean_square, optimizer), {"nonsense": 1})):
         with pytest.raises(ConfigError):
             anyshape.train_step(*arguments, **keywords)
@@ -681,6 +684,67 @@ def test_an_interrupt_does_not_lose_its_place_among_gathered_batches() -> None:
             (mean_square(theirs, x) / 2).backward()
         b.step()
     near(ours, theirs, 1e-5)
+
+
+def test_an_interrupt_leaves_out_nothing_that_comes_after_an_update() -> None:
+    ours, _ = nets()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    step = anyshape.train_step(ours, mean_square, torch.optim.SGD(ours.parameters(), lr=0.1), accumulate=3,
+                               scaler=scaler, clip_norm=1.0, strict=True)
+    given = batches(5)
+    for x in given[:2]:
+        step(x)
+    whole = step._compiled
+    step._compiled = _Interrupted(whole)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        step(given[2])
+    step._compiled = whole
+    assert (step.position, scaler.get_scale()) == (0, 8.0) and step.norm is not None
+    step(given[3])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    make = step._states.make
+
+    def interrupted(parts: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        make(parts)
+
+    step._states.make = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        step.finish()
+    signal.signal(signal.SIGINT, before)
+    assert (step.position, scaler.get_scale()) == (0, 16.0)
+
+
+class _Interrupts(torch.optim.Optimizer):
+    """An optimiser without a rule, in the middle of whose step Ctrl-C is pressed."""
+
+    def __init__(self, weights: Any) -> None:
+        super().__init__(weights, {})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for weight in self.param_groups[0]["params"]:
+            assert weight.grad is not None
+            weight -= 0.1 * weight.grad
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupt_waits_for_the_end_of_a_step_in_parts() -> None:
+    ours, theirs = nets()
+    with pytest.warns(FallbackWarning):
+        step = anyshape.train_step(ours, mean_square, _Interrupts(ours.parameters()), accumulate=2)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    given = batches(2)
+    step(given[0])
+    with pytest.raises(KeyboardInterrupt):
+        step(given[1])
+    signal.signal(signal.SIGINT, before)
+    b = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for x in given:
+        (mean_square(theirs, x) / 2).backward()
+    b.step()
+    near(ours, theirs, 1e-5)
+    assert step.position == 0 and all(weight.grad is None for weight in ours.parameters())
 
 
 class _Interrupted:

@@ -9,8 +9,8 @@ from typing import Any
 
 from anyshape.base.errors import ConfigError
 
-UNITS = {"": 1, "B": 1, **{f"{letter}{unit}": base**power for power, letter in enumerate("kMGT", 1)
-                           for unit, base in (("B", 1000), ("iB", 1024))}}
+UNITS = {"": 1, "B": 1, "KiB": 1024, **{f"{letter}{unit}": base**power for power, letter in enumerate("kMGT", 1)
+                                        for unit, base in (("B", 1000), ("iB", 1024))}}
 
 
 def _knob(default: Any, text: str, least: int = 0, most: int | None = None, bytes_: bool = False) -> Any:

@@ -21,7 +21,7 @@ import torch
 
 from anyshape.base import events
 from anyshape.base.config import Config
-from anyshape.base.errors import ConfigError
+from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.frontend import export
 from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
@@ -34,7 +34,7 @@ from anyshape.frontend.memory import memory
 from anyshape.frontend.program import check_stages, compile_program
 from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
-from anyshape.frontend.tracing import Tracing, first_lines
+from anyshape.frontend.tracing import Tracing, check_nested, first_lines, has_nested
 from anyshape.passes.pipeline import DOOR
 from anyshape.run import torch_api
 from anyshape.run.context import context_underway
@@ -128,6 +128,10 @@ class Compiled:
         plain = not torch.compiler.is_compiling()
         if plain and watched():
             return self.target(*arguments, **keywords)  # whoever watches operators or modules wants to see them
+        # Dynamo's guards ask nested tensors for strides, which ends the process
+        if plain and (has_nested(arguments) or (keywords and has_nested(keywords.values()))):
+            self._note_plain(check_nested(self.compilation.config).what)
+            return self.target(*arguments, **keywords)
         try:
             failed_before = bool(oblivious.tracing.failure)
             try:
@@ -182,11 +186,14 @@ class Compiled:
                 self.deferral.ran(pattern, result, time.perf_counter() - started)
             return result
         except Exception as error:
-            if plain:
+            if plain and not isinstance(plain[0][1], AnyShapeError):
                 raise plain[0][1] from error  # what eager PyTorch refuses too, the tracer names better
             raise
         finally:
             for code, refused in plain if done else ():
+                if isinstance(refused, AnyShapeError):  # without a trace, which costs nothing
+                    self._note_plain(refused.what)
+                    continue
                 self.ordinary.tracing.refusals[code] = self.ordinary.tracing.refusals.get(code, 0) + 1
                 self._note_plain(f"{type(refused).__name__}: {first_lines(str(refused))}")
             if not failed_before and self.oblivious.tracing.failure:

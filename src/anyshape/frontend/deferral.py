@@ -90,16 +90,19 @@ class Deferral:
 
 def small_sizes(values: Any) -> tuple[tuple[int, ...], ...] | None:
     """The sizes of the tensors among `values`, those of 2 and more as 2; None when there is no smaller one."""
-    found = tuple(tuple(min(size, SMALL) for size in value.shape)
-                  for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
+    found = tuple(_sizes(value) for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor))
     return found if any(size < SMALL for sizes in found for size in sizes) else None
+
+
+def _sizes(value: torch.Tensor) -> tuple[int, ...]:
+    return () if value.is_nested else tuple(min(size, SMALL) for size in value.shape)
 
 
 def _seen(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
     found: list[Any] = [torch.is_grad_enabled(), *keywords]
     for value in pytree.tree_leaves((arguments, keywords)):
         if isinstance(value, torch.Tensor):
-            found.append((value.dtype, value.requires_grad, *(min(size, SMALL) for size in value.shape)))
+            found.append((value.dtype, value.requires_grad, *_sizes(value)))
         else:
             found.append(value if isinstance(value, PLAIN) else type(value))
     return tuple(found)

@@ -88,6 +88,7 @@ RULES: dict[Any, Callable[..., Any]] = {
 }
 
 
-def tracing_settings(dynamic: bool, oblivious: bool, others: int, numbers: frozenset[str]) -> Any:
+def tracing_settings(dynamic: bool, oblivious: bool, others: int, numbers: frozenset[str],
+                     changing: frozenset[str]) -> Any:
     """torch_trace.tracing_settings, with the rules above."""
-    return torch_trace.tracing_settings(dynamic, oblivious, RULES, IN_PYTHON, others, numbers)
+    return torch_trace.tracing_settings(dynamic, oblivious, RULES, IN_PYTHON, others, numbers, changing)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from anyshape.frontend.api import CompiledFunction
+from anyshape.frontend.held import Held
 from anyshape.frontend.step_checks import StepSettings, check_loss, parts_of, wants_closure
 
 
@@ -49,22 +50,27 @@ class StepApart:
             self.position += 1
             found = self.finish() if is_last else found
         else:
-            found = self.backward(arguments, keywords, parts)
-            self.position += 1
-            if self.position == parts:
-                self.finish()
+            found = self.forward(arguments, keywords)
+            with Held():  # else an interrupt would leave some gradients or weights of this batch, and not all
+                self.backward(found, parts)
+                self.position += 1
+                if self.position == parts:
+                    self.finish()
         loss, rest = parts_of(found)
         return (loss.detach(), *tree_map_only(Tensor, Tensor.detach, rest))
 
-    def backward(self, arguments: tuple[Any, ...], keywords: dict[str, Any], parts: int) -> Any:
-        """Adds the gradients of one of `parts` batches to those there are; what `loss_fn` gave."""
+    def forward(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """What `loss_fn` gives for a batch."""
         found = self.compiled(*arguments, **keywords)
+        check_loss(parts_of(found)[0])
+        return found
+
+    def backward(self, found: Any, parts: int) -> None:
+        """Adds the gradients of one of `parts` batches, for which `loss_fn` gave `found`, to those there are."""
         loss, _ = parts_of(found)
-        check_loss(loss)
         scaled = loss if parts == 1 else loss / parts
         scaler = self.settings.scaler
         (scaled if scaler is None else scaler.scale(scaled)).backward()
-        return found
 
     def finish(self) -> Any:
         """Updates by the batches there are; of an optimiser that searches, what `loss_fn` gave for the last one."""
@@ -80,7 +86,10 @@ class StepApart:
 
             def closure() -> Tensor:
                 optimizer.zero_grad()
-                given = [self.backward(*batch, len(batches)) for batch in batches]
+                given = []
+                for batch in batches:
+                    given.append(self.forward(*batch))
+                    self.backward(given[-1], len(batches))
                 first.append(given[-1])
                 self.clip()
                 return torch.stack([parts_of(one)[0].detach() for one in given]).mean()

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import inspect
+import numbers
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -66,14 +67,17 @@ class StepSettings:
             raise ConfigError(f"anyshape.train_step got a {type(self.loss_fn).__name__} for loss_fn",
                               why="it is a function of the model and a batch", do="pass such a function")
         for name, found, fits, words in (
-                ("clip_norm", self.clip_norm, self.clip_norm is None or self.clip_norm > 0,
+                ("clip_norm", self.clip_norm,
+                 self.clip_norm is None or (_is_number(self.clip_norm) and self.clip_norm > 0),
                  "it is the largest norm of the gradients"),
                 ("accumulate", self.accumulate, isinstance(self.accumulate, int) and self.accumulate >= 1,
                  "it is a number of batches"),
-                ("ema", self.ema, self.ema is None or 0 <= self.ema < 1,
+                ("scaler", self.scaler, self.scaler is None or isinstance(self.scaler, torch.amp.GradScaler),
+                 'it is a torch.amp.GradScaler("cpu")'),
+                ("ema", self.ema, self.ema is None or (_is_number(self.ema) and 0 <= self.ema < 1),
                  "it is the part of an average that stays, from 0 to below 1")):
             if not fits:
-                raise ConfigError(f"{name} is {found!r}", why=words, do="set another number")
+                raise ConfigError(f"{name} is {found!r}", why=words, do="pass another")
         if self.gradient_dtype not in (None, torch.bfloat16):
             raise ConfigError(f"gradient_dtype is {self.gradient_dtype!r}",
                               why="gradients wait as they are, or in torch.bfloat16, which has the range of float32",
@@ -85,6 +89,10 @@ class StepSettings:
             for name, weight in self.model.named_parameters():
                 if name not in averages:
                     averages[name] = weight.detach().clone()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (numbers.Real, Tensor)) and not isinstance(value, bool)
 
 
 def check_loss(loss: Any) -> None:

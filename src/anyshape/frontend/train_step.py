@@ -26,6 +26,7 @@ from anyshape.frontend.compilation import Compilation
 from anyshape.frontend.dynamo import FallbackWarning
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.gradients import gradients_of
+from anyshape.frontend.held import Held
 from anyshape.frontend.step_apart import StepApart
 from anyshape.frontend.step_checks import (
     StepSettings,
@@ -58,9 +59,11 @@ class TrainStep:
                  gradient_dtype: torch.dtype | None = None) -> None:
         compiled = getattr(model, "_anyshape", None)
         inner = compiled.target if compiled is not None else getattr(model, "_orig_mod", model)
+        if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
+            scaler = None
         self.settings = settings = StepSettings(
-            inner, loss_fn, unwrapped(optimizer), config.replace(fullgraph=True), clip_norm, accumulate,
-            scaler if scaler is not None and scaler.is_enabled() else None, ema, gradient_dtype)
+            inner, loss_fn, unwrapped(optimizer), config.replace(fullgraph=True), clip_norm, accumulate, scaler, ema,
+            gradient_dtype)
         settings.check()
         optimizer = settings.optimizer
         warn_of_others(inner, optimizer)
@@ -96,9 +99,11 @@ class TrainStep:
             LimitError: the step needs more than `memory_limit`; nothing of it has run.
         """
         with self._lock:
-            results = self._run(arguments, keywords) if self._apart is None else self._apart(arguments, keywords)
-            if self._apart is not None:
-                self.position, self.norm = self._apart.position, self._apart.norm
+            try:
+                results = self._run(arguments, keywords) if self._apart is None else self._apart(arguments, keywords)
+            finally:  # an interrupt is raised after a step
+                if self._apart is not None:
+                    self.position, self.norm = self._apart.position, self._apart.norm
         return results if len(results) > 1 else results[0]
 
     def _run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
@@ -121,12 +126,18 @@ class TrainStep:
             return self._run_apart(why, arguments, keywords)
         finally:
             if state.has_ended:  # an interrupt is raised after it
-                self._states.settle()
-                self.position = 0 if is_last else self.position + 1
-        if is_last:
-            self.norm = state.norm
-            self._states.ended(state.finite)
+                self._ended(is_last)
         return (loss, *rest)
+
+    def _ended(self, is_last: bool) -> None:
+        """After a batch has changed what it changes."""
+        state = self._whole.state
+        with Held():
+            self._states.settle()
+            self.position = 0 if is_last else self.position + 1
+            if is_last:
+                self.norm = state.norm
+                self._states.ended(state.finite)
 
     def _run_apart(self, why: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """The batch as parts, as all that come after it. What PyTorch refuses too, it says itself: then the next batch
@@ -148,17 +159,14 @@ class TrainStep:
         with self._lock:
             if self.position == 0:
                 return
-            if self._apart is not None:
-                self._apart.finish()
-                self.norm = self._apart.norm
-            else:
-                self._states.prepare(True)
-                self._states.make(self.position)
-                state = self._whole.state
-                self.norm = state.norm
-                self._states.settle()
-                self._states.ended(state.finite)
-            self.position = 0
+            with Held():
+                if self._apart is not None:
+                    self._apart.finish()
+                    self.position, self.norm = 0, self._apart.norm
+                else:
+                    self._states.prepare(True)
+                    self._states.make(self.position)
+                    self._ended(True)
 
     def _fall_back(self, why: str, level: int = 4) -> None:
         """From here on, forward and backward apart from the optimiser."""

@@ -50,7 +50,7 @@ def pieces(graph: Graph, config: Config) -> Graph:
     users, kept = graph.users(), {value.name for value in graph.roots()}
     # values whose only reader works on single elements of them: that one is done in the parts
     passing = {value.name for node in graph.nodes for value in node.outputs
-               if value.name not in kept and len(users[value.name]) == 1 and _single(users[value.name][0])}
+               if value.name not in kept and len(users.get(value.name, ())) == 1 and _single(users[value.name][0])}
 
     def rewrite(replay: Replay, node: Node) -> Operand | None:
         source = node.inputs[0] if node.inputs else None

@@ -35,12 +35,14 @@ DYNAMO_SETTINGS: dict[str, Any] = {
 @contextlib.contextmanager
 def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[..., Any]],
                      in_python: dict[Any, Any], others: int = 0,
-                     numbers: frozenset[str] = frozenset()) -> Iterator[None]:
+                     numbers: frozenset[str] = frozenset(),
+                     changing: frozenset[str] = frozenset()) -> Iterator[None]:
     """While Dynamo traces: every dimension gets its own symbol (`dynamic`), sizes 0 and 1 are not singled out
     (`oblivious`, torch's `backed_size_oblivious`), `rules` say the shapes of operators that torch has none for, and
     functions of torch are traced as those `in_python`. Costs about 100 us, so it is entered on a cache miss only.
     `others` programs of the frame do not count for Dynamo's limits. Sizes of inputs that are among `numbers`, such as
-    L['x'].size()[0], are taken as the numbers that they are."""
+    L['x'].size()[0], are taken as the numbers that they are, and those of the buffers at `changing` as symbols (torch
+    takes a buffer's sizes as numbers, as those of a parameter)."""
     import torch._dynamo.config as dynamo_config
     import torch.fx.experimental._config as symbolic_config
     from torch._dynamo import convert_frame
@@ -58,10 +60,10 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(symbolic_config.patch(symbolic))
         stack.enter_context(quick_tracing())
         stack.enter_context(nothing_drawn_in_vain())
+        stack.enter_context(_sizes_chosen(numbers if oblivious else frozenset(), changing if dynamic else frozenset()))
         if oblivious:
             stack.enter_context(newer_rules())
             stack.enter_context(general_tracing())
-            stack.enter_context(_sizes_as_numbers(numbers))
         stack.enter_context(_warnings_of_functions())
         stack.enter_context(_no_empty_guards())
         stack.enter_context(_floats_left())
@@ -91,21 +93,22 @@ def shape_rules(rules: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sizes_as_numbers(places: frozenset[str]) -> Iterator[None]:
-    """Inside, Dynamo gives sizes of inputs at `places` no symbols."""
+def _sizes_chosen(numbers: frozenset[str], changing: frozenset[str]) -> Iterator[None]:
+    """Inside, Dynamo gives sizes of inputs that are among `numbers` no symbols, and those of buffers at `changing` do
+    get some."""
     from torch._dynamo.variables import builder
     from torch.fx.experimental.symbolic_shapes import DimDynamic
     choose = builder._automatic_dynamic
 
-    def chosen(value: Any, tracer: Any, source: Any, *arguments: Any, **keywords: Any) -> Any:
-        context = choose(value, tracer, source, *arguments, **keywords)
+    def chosen(value: Any, tracer: Any, source: Any, is_fixed: bool, *arguments: Any, **keywords: Any) -> Any:
         name = source.name() if callable(source.name) else source.name
+        context = choose(value, tracer, source, is_fixed and name not in changing, *arguments, **keywords)
         for dim in range(len(context.dynamic_sizes)):
-            if f"{name}.size()[{dim}]" in places:
+            if f"{name}.size()[{dim}]" in numbers:
                 context.dynamic_sizes[dim], context.constraint_sizes[dim] = DimDynamic.STATIC, None
         return context
 
-    builder._automatic_dynamic = chosen if places else choose
+    builder._automatic_dynamic = chosen if numbers or changing else choose
     try:
         yield
     finally:
