@@ -112,6 +112,41 @@ def test_nan_and_infinity_flow():
         torch.testing.assert_close(found, wanted, equal_nan=True)
 
 
+
+PICKED = torch.tensor([0, 2])
+SELECTING = {
+    "x[i]": (lambda x: x[PICKED] * 2, 0),
+    "x[:, i]": (lambda x: x[:, PICKED].exp(), 1),
+    "x[i, i]": (lambda x: x[PICKED, PICKED].sin(), 0),
+    "index_select": (lambda x: x.index_select(1, PICKED).sum(0), 1),
+    "gather": (lambda x: x.gather(1, PICKED.expand(len(x), 2)), 1),
+    "embedding": (lambda x: nn.functional.embedding(PICKED, x), 0),
+    "arange": (lambda x: x[torch.arange(3)] + 1, 0),
+}
+
+
+@pytest.mark.parametrize("name", SELECTING)
+@pytest.mark.parametrize("graded", [False, True])
+def test_nothing_is_selected_from_a_dim_without_elements(name, graded):
+    # there is no memory to read from: before it was refused, it ended the process
+    function, dim = SELECTING[name]
+    fast = anyshape.compile(function, strict=True)
+    for sizes in ((8, 5), (6, 7)):
+        x = torch.randn(sizes, requires_grad=graded)
+        torch.testing.assert_close(fast(x), function(x))
+        empty = torch.randn([0 if d == dim else size for d, size in enumerate(sizes)], requires_grad=graded)
+        with pytest.raises((IndexError, RuntimeError)):
+            function(empty)
+        with pytest.raises(IndexError, match=r"(?s)out of range.*test_bad_input.py.*has no elements"):
+            fast(empty)
+
+
+def test_nothing_may_be_selected_from_a_dim_without_elements():
+    fast = anyshape.compile(lambda x, i: x[i].exp(), strict=True)
+    for rows, columns, count in ((8, 5, 3), (0, 5, 0), (7, 0, 4), (0, 0, 0), (3, 2, 0)):
+        x, i = torch.randn(rows, columns), torch.zeros(count, dtype=torch.int64)
+        torch.testing.assert_close(fast(x, i), x[i].exp())
+
 # ---- Ctrl-C
 
 

@@ -5,9 +5,13 @@ nothing. Where eager would have gone another way, a size inside the graph comes 
 """
 from __future__ import annotations
 
+import math
+
 from anyshape.ir.graph import Graph, Node, Value
+from anyshape.ir.op import type_of
+from anyshape.ops.rules import dims_attr, int_attr
 from anyshape.ops.view import slice_parts
-from anyshape.sym.expr import Expr, Size
+from anyshape.sym.expr import Expr, Size, maximum
 
 
 def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
@@ -19,6 +23,20 @@ def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
         if node.op in ("slice", "overwrite"):
             found.update(dict.fromkeys(_inside(node)))
     return tuple(size for size in found if isinstance(size, Expr) and not graph.facts.prove_nonnegative(size))
+
+
+def selected_sizes(graph: Graph) -> tuple[tuple[Size, str], ...]:
+    """What is below 0 where an index selects an element of a dim that has none, and the user's line; of what the facts
+    do not rule out. No index is right there, and there is no memory from which one could read."""
+    found: dict[Size, str] = {}
+    for node in graph.nodes:
+        if node.op in ("take", "gather", "index"):
+            dims = dims_attr(node) if node.op == "index" else (int_attr(node, "dim"),)
+            count = math.prod(node.output.tensor.shape)
+            for size in (type_of(node.inputs[0]).shape[dim] for dim in dims):
+                if not graph.facts.prove_nonnegative(size - 1):
+                    found.setdefault(maximum(size, 1 - count) - 1, node.where)
+    return tuple(found.items())
 
 
 def _inside(node: Node) -> tuple[Size, ...]:

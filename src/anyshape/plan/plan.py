@@ -195,6 +195,7 @@ class Plan:
         the backward program has run. The rest, [kept, arena), is free after the call. No buffer crosses the border.
     nonnegative: sizes of tensors inside that the facts do not show to be at least 0, and what a backward needs to be;
         where one is below, the program does not apply.
+    selected: what is below 0 where an index selects an element of a dim that has none, and the user's line.
     together: runs of steps, first and last, that the host may do as one: products side by side, then kernels one after
         another (plan/together.py).
     again: (backward) what can be computed again in place of being kept; optional: the steps that do (plan/again.py).
@@ -216,6 +217,7 @@ class Plan:
     restored: tuple[int, ...] = ()
     kept: Size = 0
     nonnegative: tuple[Size, ...] = ()
+    selected: tuple[tuple[Size, str], ...] = ()
     together: tuple[tuple[int, int], ...] = ()
     again: tuple[Again, ...] = ()
     optional: tuple[int, ...] = ()

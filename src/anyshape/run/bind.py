@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anyshape.base.errors import InputError, Unsupported
+from anyshape.base.errors import IndexRangeError, InputError, Unsupported
 from anyshape.ir.types import TensorType
 from anyshape.plan.plan import Plan
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
@@ -127,6 +127,27 @@ class Binder:
     def _fail(self, position: int, why: str) -> None:
         raise InputError(f"input {position} of {self.plan.name} does not fit the compiled program", why=why,
                          do="call the program with arguments like those it was compiled for, or compile it again")
+
+
+def check_inside(plan: Plan, nonnegative: Sequence[int], selected: Sequence[int]) -> None:
+    """Whether a plan computes what eager PyTorch would at sizes that give `plan.nonnegative` and `plan.selected` these
+    values.
+
+    Raises:
+        InputError: a tensor inside would have a size below 0: eager PyTorch goes another way.
+        IndexRangeError: an index selects from a dim without elements.
+    """
+    if min(nonnegative, default=0) < 0:
+        below = [f"{size} is {number}" for size, number in zip(plan.nonnegative, nonnegative, strict=True)
+                 if number < 0]
+        raise InputError(f"{plan.name} does not take these sizes",
+                         why=f"a size inside, or a difference of sizes, would be below 0: {', '.join(below)}",
+                         do="compile the program again for these sizes")
+    for (_, where), number in zip(plan.selected, selected, strict=True):
+        if number < 0:
+            raise IndexRangeError(f"an index is out of range in {plan.name}", where=where,
+                                  why="it selects from a dim that has no elements at these sizes",
+                                  do="check the sizes of what is indexed: one of them is 0")
 
 
 def _sources(plan: Plan) -> list[_Source]:

@@ -40,8 +40,8 @@ class Layout:
     slots: buffer name -> slot of the host's block.
     placed: names of the buffers with a place in the arena, in the order of `sizes` and `offsets` in shape's result.
     shape: symbols -> (words of the steps, sizes of placed buffers, their offsets, kept, arena, types of inputs,
-        of outputs, of saved, of steps' windows, bytes of output buffers by output, the plan's `nonnegative`); a type
-        is (sizes, strides, offset in elements).
+        of outputs, of saved, of steps' windows, bytes of output buffers by output, the plan's `nonnegative`, and
+        the sizes of its `selected`); a type is (sizes, strides, offset in elements).
     dtypes: of the products, that of attention and of its scores included.
     """
 
@@ -74,6 +74,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
         "(" + "".join(writer.windows(step) + ", " for step in plan.steps) + ")",
         writer.tuple_of(outputs.get(i, 0) for i in range(len(plan.outputs))),
         writer.tuple_of(plan.nonnegative),
+        writer.tuple_of(size for size, _ in plan.selected),
     ]
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,

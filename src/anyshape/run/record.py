@@ -23,11 +23,12 @@ from typing import Any
 
 from anyshape.backend import host_words as host
 from anyshape.base import events
-from anyshape.base.errors import InputError, Unsupported, VerifyError
+from anyshape.base.errors import Unsupported, VerifyError
 from anyshape.ir.types import size_of
 from anyshape.plan.alloc import kept_regions, live_bytes
 from anyshape.plan.plan import Buffer, KernelStep, MemoryStep, Plan, Window, parts_of
 from anyshape.run import pages
+from anyshape.run.bind import check_inside
 from anyshape.run.context import Context
 from anyshape.run.joined import Joined
 from anyshape.run.keeping import EVERYTHING, Keeping, Keeps, without
@@ -182,6 +183,7 @@ class Records:
             VerifyError: no version of a kernel fits these sizes: a bug of the compiler.
             Unsupported: a symbol has no value: a backward was given a tape of another program.
             InputError: a tensor inside would have a size below 0: eager PyTorch goes another way at these sizes.
+            IndexRangeError: an index selects from a dim without elements.
         """
         layout = self.layout
         missing = [name for name in layout.symbols if name not in values]
@@ -189,14 +191,9 @@ class Records:
             raise Unsupported(f"{self.plan.name} computes with the size {', '.join(missing)}",
                               why="neither its inputs nor its tape say what it is",
                               do="run the forward that was compiled with this backward")
-        (steps, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain) = self._shape(
-            tuple([values[name] for name in layout.symbols]))
-        if min(uncertain, default=0) < 0:
-            below = [f"{size} is {number}" for size, number in zip(self.plan.nonnegative, uncertain, strict=True)
-                     if number < 0]
-            raise InputError(f"{self.plan.name} does not take these sizes",
-                             why=f"a size inside, or a difference of sizes, would be below 0: {', '.join(below)}",
-                             do="compile the program again for these sizes")
+        (steps, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain,
+         selected) = self._shape(tuple([values[name] for name in layout.symbols]))
+        check_inside(self.plan, uncertain, selected)
         room = 0 if self.room is None else output_bytes[self.room.index]
         runs = self.keeps.runs(keeping)
         if self.keeps.optional:
