@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyshape.base.errors import ParseError
-from anyshape.sym.compare import allowed_points, compared
+from anyshape.sym.compare import compared
 from anyshape.sym.expr import (
     Size,
     ceildiv,
@@ -28,6 +28,7 @@ from anyshape.sym.expr import (
 )
 from anyshape.sym.facts import Facts
 from anyshape.sym.formulas import function_of
+from anyshape.sym.points import allowed_points, signs
 from anyshape.sym.positive import nonnegative
 from anyshape.sym.text import parse
 from counting import calls
@@ -296,6 +297,18 @@ def test_points_are_what_facts_allow() -> None:
     facts = Facts(ranges=(("n", 3, 100), ("m", 1, None)), divisible=((N, 8),), known=(symbol("m") - N,))
     points = allowed_points(facts, ["n", "m"])
     assert points and all(p["n"] % 8 == 0 and 3 <= p["n"] <= 100 and p["m"] >= p["n"] for p in points)
+
+
+def test_what_points_disagree_about_costs_no_proof() -> None:
+    """Bounds are looked for on the side alone that the points leave open."""
+    rows, chunks = symbol("rows"), floordiv(N + 7, 8)
+    facts = Facts(ranges=(("n", 2, None), ("rows", 0, None)), known=(8 * chunks - N - 1, 32 * rows * chunks - 2))
+    either = 16 * maximum(8 * rows * chunks, N) - 256 * minimum(floordiv(N * rows + 31, 32), 32)
+    assert signs(either, allowed_points(facts, ["n", "rows"])) == (True, True)
+    assert facts.prove_nonnegative(either) is None and not facts._memo.lows
+    never = N * rows - 16 * rows * chunks
+    assert facts.prove_nonnegative(never) is None and facts.prove_nonnegative(-never) is True
+    assert (never, 2) not in facts._memo.lows and (-never, 2) in facts._memo.lows
 
 
 def test_unknown_is_unknown() -> None:

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anyshape.sym.cases import weight
-from anyshape.sym.expr import Size, evaluate, symbols_of
+from anyshape.sym.expr import Size, symbols_of
 from anyshape.sym.facts import Facts
+from anyshape.sym.points import allowed_points, value_at
 
-_FAR = (256, 500, 4096, 1 << 24)  # how far above its least value a symbol is tried
 _WEIGHTY = 12  # calls in a size beyond which no proof is looked for
 
 
@@ -44,7 +44,7 @@ def compared(sizes: Iterable[Size], facts: Facts) -> Compared:
     counts = Counter(iter(sizes))
     names = {name for size in counts for name in symbols_of(size)}
     points = allowed_points(facts, names)
-    values = {size: [_value(size, point) for point in points] for size in counts}
+    values = {size: [value_at(size, point) for point in points] for size in counts}
     weights = {size: weight(size) for size in counts}
     total = sum(counts.values())
     equal = sum(n * (n - 1) // 2 for n in counts.values())
@@ -62,42 +62,3 @@ def compared(sizes: Iterable[Size], facts: Facts) -> Compared:
         else:
             undecided.append((a, b, times))
     return Compared(total * (total - 1) // 2, equal, ordered, either, tuple(undecided))
-
-
-def allowed_points(facts: Facts, names: Iterable[str]) -> list[dict[str, int]]:
-    """A few values of the symbols that the facts allow."""
-    every = sorted({*names, *(name for size in _conditions(facts) for name in symbols_of(size))})
-    steps = {name: divisor for size, divisor in facts.divisible for name in symbols_of(size) if str(size) == name}
-    bases: list[dict[str, int]] = [{} for _ in range(3 + len(_FAR))]
-    for name in every:
-        least, most = facts.range_of(name)
-        step = steps.get(name, 1)
-        hint = dict(facts.hints).get(name, 64)
-        for base, value in zip(bases, (least, least + 1, hint, *(least + far for far in _FAR)), strict=True):
-            value = max(value, least)
-            base[name] = -(-(value if most is None else min(value, most)) // step) * step
-    points = [*bases]
-    for name in every:
-        points += [{**base, name: other[name]} for base in bases for other in bases if base is not other]
-    return [point for point in points if _allowed(facts, point)]
-
-
-def _conditions(facts: Facts) -> list[Size]:
-    return [*facts.known, *(size for size, _ in facts.divisible)]
-
-
-def _allowed(facts: Facts, point: dict[str, int]) -> bool:
-    try:
-        return (all(low <= point[name] and (high is None or point[name] <= high)
-                    for name, low, high in facts.ranges if name in point)
-                and all(evaluate(size, point) >= 0 for size in facts.known)
-                and all(evaluate(size, point) % divisor == 0 for size, divisor in facts.divisible))
-    except ZeroDivisionError:
-        return False
-
-
-def _value(size: Size, point: dict[str, int]) -> int | None:
-    try:
-        return evaluate(size, point)
-    except ZeroDivisionError:
-        return None

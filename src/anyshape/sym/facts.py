@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from anyshape.sym.apart import Interval, call_of, factor_of, only_symbol, replaced, tighter
 from anyshape.sym.cases import by_cases, by_terms, limits_of, weight
 from anyshape.sym.expr import (
     NUMBERS,
@@ -26,12 +27,13 @@ from anyshape.sym.expr import (
     symbol,
     symbols_of,
 )
+from anyshape.sym.points import allowed_points, signs
 from anyshape.sym.positive import nonnegative, poly_of
 
 _DEPTH = 2
 _WEIGHTY = 8  # calls in a size beyond which it is not taken apart term by term
 _HEAVY = 40  # and beyond which it is not taken apart at all
-_Interval = tuple[int | None, int | None]
+_POINTS = 96  # at which a size is looked at before a proof, fewer where many facts say what is allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ class Facts:
             if low == high:
                 table[name] = low
         for multiple, divisor in self.divisible:
-            whole = _only_symbol(multiple)
+            whole = only_symbol(multiple)
             if whole is not None and whole not in table and divisor > 1:
                 table[whole] = divisor * symbol(_quotient_name(whole, divisor))
         return table
@@ -161,31 +163,51 @@ class Facts:
             return True
         if quick[1] is not None and quick[1] < 0:
             return False
-        low = self._low(size, _DEPTH)
-        if low is not None and low >= 0:
-            return True
-        high = self.bounds(size)[1]
-        if high is not None and high < 0:
-            return False
-        other = self.normal(size)
-        if other != size:
-            low, high = self.bounds(other)
-            if low is not None and low >= 0:
-                return True
-            if high is not None and high < 0:
-                return False
-        for fact in self.known:
-            low = self.bounds(size - fact)[0]
-            if low is not None and low >= 0:
-                return True
-            high = self.bounds(size + fact)[1]
-            if high is not None and high < 0:
-                return False
-        if self._positive(other):
+        # what a point says needs no proof, and the proof of the contrary is not looked for
+        above, below = signs(size, self._points(size))
+        if not (above and below) and (answer := self._by_bounds(size, above, below)) is not None:
+            return answer
+        if below:
+            return None
+        if self._positive(self.normal(size)):
             return True
         if depth and 0 < weight(size) <= _WEIGHTY:
             return by_terms(size, self, depth - 1) or by_cases(size, self, depth - 1) or None
         return None
+
+    def _by_bounds(self, size: Expr, above: bool, below: bool) -> bool | None:
+        """By bounds of the size, and of its distance from what is known; `above`, `below`: where it is not below 0
+        (at least 0) at every value."""
+        other = self.normal(size)
+        for form in (size, other) if other != size else (size,):
+            if not below and self._at_least_0(form):
+                return True
+            if not above and self._below_0(form):
+                return False
+        for fact in self.known:
+            if not below and self._at_least_0(size - fact):
+                return True
+            if not above and self._below_0(size + fact):
+                return False
+        return None
+
+    def _at_least_0(self, size: Size) -> bool:
+        low = self._low(size, _DEPTH)
+        return low is not None and low >= 0
+
+    def _below_0(self, size: Size) -> bool:
+        low = self._low(-size, _DEPTH)
+        return low is not None and low > 0
+
+    def _points(self, size: Expr) -> list[dict[str, int]]:
+        """Allowed values of the symbols in `size`; none where a symbol is a quotient that `normal` put in."""
+        names = symbols_of(size)
+        points = self._memo.points.get(names)
+        if points is None:
+            most = min(_POINTS, 10 * _POINTS // (1 + len(self.known) + len(self.divisible)))
+            plain = not any("/" in name for name in names)
+            points = self._memo.points[names] = allowed_points(self, names, most) if plain else []
+        return points
 
     def _positive(self, size: Size) -> bool:
         """Is the size shown to be at least 0, with calls as variables of their own?"""
@@ -226,7 +248,7 @@ class Facts:
                 hurt.append(mono)
                 continue
             for atom, _ in mono:
-                helped |= {atom} if isinstance(atom, str) else symbols_of(_of(atom))
+                helped |= {atom} if isinstance(atom, str) else symbols_of(call_of(atom))
         for mono in hurt:
             for atom, _ in mono:
                 if isinstance(atom, str) and atom not in helped and self._symbol_range(atom)[1] is None:
@@ -250,12 +272,12 @@ class Facts:
             if call.op == "floordiv":
                 yield self._split_floordiv(size, call, depth)
             else:
-                sides = [self._low(_replace(size, call, side), depth) for side in call.args]
+                sides = [self._low(replaced(size, call, side), depth) for side in call.args]
                 known = [side for side in sides if side is not None]
                 if len(known) == 2:
                     yield min(known)
                 # a larger maximum can only raise a size in which it has a positive factor (minimum: a negative one)
-                factor = self._sign(_linear(size, call))
+                factor = self._sign(factor_of(size, call))
                 if known and factor and (factor > 0) == (call.op == "max"):
                     yield max(known)
         for name, times in sorted(seen.items(), key=lambda item: (-item[1], item[0])):
@@ -271,7 +293,7 @@ class Facts:
 
     def _split_floordiv(self, size: Expr, call: Call, depth: int) -> int | None:
         # with b >= 1 and q = a//b:  a - b + 1 <= b*q <= a
-        factor = _linear(size, call)
+        factor = factor_of(size, call)
         sign = self._sign(factor)
         a, b = call.args
         if not sign:
@@ -280,7 +302,7 @@ class Facts:
             least = self._shifted_interval(b)[0]
             if least is None or least < 0:  # it is not 0: nothing is divided by 0
                 return None
-        rest = size - factor * _of(call)
+        rest = size - factor * call_of(call)
         scaled = rest * b + factor * (a if sign < 0 else a - b + 1)
         if isinstance(b, int):
             low = self._low(scaled, depth)
@@ -296,22 +318,30 @@ class Facts:
         low, high = self._shifted_interval(factor)
         return 1 if low is not None and low >= 0 else -1 if high is not None and high <= 0 else 0
 
-    def _shifted_interval(self, size: Expr) -> _Interval:
+    def _shifted_interval(self, size: Expr) -> Interval:
         found = self._memo.intervals.get(size)
         if found is None:
             found = self._interval(size)
             if (found[0] is None or found[1] is None or found[0] < 0) and len(size.terms) > 1:
-                moves: dict[str, Size] = {}
-                for name in sorted(symbols_of(size)):
-                    start = self._symbol_range(name)[0]
-                    if start:
-                        moves[name] = symbol(name + "'") + start
-                if moves:
-                    found = _tighter(found, self._interval(substitute(size, moves)))
+                moved: Size = 0
+                for mono, coefficient in size.terms:
+                    moved = moved + coefficient * self._moved(mono)
+                if moved != size:
+                    found = tighter(found, self._interval(moved))
             self._memo.intervals[size] = found
         return found
 
-    def _interval(self, size: Size) -> _Interval:
+    def _moved(self, mono: Monomial) -> Size:
+        """The product with symbols that start at 0."""
+        moved = self._memo.moved.get(mono)
+        if moved is None:
+            whole = Expr(((mono, 1),)) if mono else 1
+            moves = {name: symbol(name + "'") + start
+                     for name in sorted(symbols_of(whole)) if (start := self._symbol_range(name)[0])}
+            moved = self._memo.moved[mono] = substitute(whole, moves)
+        return moved
+
+    def _interval(self, size: Size) -> Interval:
         """Sums and products of the intervals of the atoms."""
         if isinstance(size, int):
             return size, size
@@ -327,7 +357,7 @@ class Facts:
                 break
         return low, high
 
-    def _mono_interval(self, mono: Monomial) -> _Interval:
+    def _mono_interval(self, mono: Monomial) -> Interval:
         least: int | None = 1
         most: int | None = 1
         if len(mono) == 1 and mono[0][1] == 1:
@@ -340,7 +370,7 @@ class Facts:
             most = None if most is None or b is None else most * b**power
         return least, most
 
-    def _atom_interval(self, atom: str | Call) -> _Interval:
+    def _atom_interval(self, atom: str | Call) -> Interval:
         if isinstance(atom, str):
             if atom.endswith("'"):
                 start, end = self._symbol_range(atom[:-1])
@@ -349,9 +379,15 @@ class Facts:
         if self._memo.limits is None:
             self._memo.limits = limits_of(self.known)
         found = self._call_interval(atom)
-        return _tighter(found, self._memo.limits[atom]) if atom in self._memo.limits else found
+        return tighter(found, self._memo.limits[atom]) if atom in self._memo.limits else found
 
-    def _call_interval(self, atom: Call) -> _Interval:
+    def _call_interval(self, atom: Call) -> Interval:
+        found = self._memo.calls.get(atom)
+        if found is None:
+            found = self._memo.calls[atom] = self._find_call_interval(atom)
+        return found
+
+    def _find_call_interval(self, atom: Call) -> Interval:
         (al, ah), (bl, bh) = (self._interval(x) for x in atom.args)
         if atom.op == "scaled":
             assert bl is not None
@@ -374,17 +410,21 @@ class Facts:
 class _Memo:
     """Answers already found; no part of the facts' value."""
 
-    __slots__ = ("answers", "bounds", "hints", "intervals", "limits", "lows", "normal", "ranges")
+    __slots__ = ("answers", "bounds", "calls", "hints", "intervals", "limits", "lows", "moved", "normal", "points",
+                 "ranges")
 
     def __init__(self) -> None:
         self.ranges: dict[str, tuple[int, int | None]] | None = None
         self.hints: dict[str, int] | None = None
         self.normal: dict[str, Size] | None = None
-        self.limits: dict[Call, _Interval] | None = None
+        self.limits: dict[Call, Interval] | None = None
         self.answers: dict[tuple[Expr, int], bool | None] = {}
-        self.bounds: dict[Expr, _Interval] = {}
-        self.intervals: dict[Expr, _Interval] = {}
+        self.bounds: dict[Expr, Interval] = {}
+        self.intervals: dict[Expr, Interval] = {}
         self.lows: dict[tuple[Expr, int], int | None] = {}
+        self.calls: dict[Call, Interval] = {}
+        self.moved: dict[Monomial, Size] = {}
+        self.points: dict[frozenset[str], list[dict[str, int]]] = {}
 
     def __reduce__(self) -> tuple[type[_Memo], tuple[()]]:
         return _Memo, ()
@@ -392,49 +432,3 @@ class _Memo:
 
 def _quotient_name(name: str, divisor: int) -> str:
     return f"{name}/{divisor}"
-
-
-def _only_symbol(size: Size) -> str | None:
-    """The name that `size` is, when it is nothing else."""
-    if isinstance(size, Expr) and len(size.terms) == 1:
-        mono, coefficient = size.terms[0]
-        if coefficient == 1 and len(mono) == 1 and mono[0][1] == 1 and isinstance(mono[0][0], str):
-            return mono[0][0]
-    return None
-
-
-def _of(atom: Call) -> Expr:
-    return Expr(((((atom, 1),), 1),))
-
-
-def _linear(size: Expr, call: Call) -> Size:
-    """The factor of `call` in a size in which it stands with power 1 only; 0 where it stands otherwise."""
-    factor: Size = 0
-    for mono, coefficient in size.terms:
-        powers = dict(mono)
-        power = powers.pop(call, 0)
-        if power > 1:
-            return 0
-        if power:
-            factor = factor + (Expr(((tuple(powers.items()), coefficient),)) if powers else coefficient)
-    return factor
-
-
-def _replace(size: Expr, call: Call, value: Size) -> Size:
-    """`size` with `call`, where it is a factor of a term, replaced."""
-    result: Size = 0
-    for mono, coefficient in size.terms:
-        kept = tuple((atom, power) for atom, power in mono if atom != call)
-        term: Size = Expr(((kept, coefficient),)) if kept else coefficient
-        for atom, power in mono:
-            if atom == call:
-                for _ in range(power):
-                    term = term * value
-        result = result + term
-    return result
-
-
-def _tighter(a: _Interval, b: _Interval) -> _Interval:
-    lows = [x for x in (a[0], b[0]) if x is not None]
-    highs = [x for x in (a[1], b[1]) if x is not None]
-    return (max(lows) if lows else None), (min(highs) if highs else None)
