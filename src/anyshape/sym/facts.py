@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from anyshape.sym.cases import by_cases, by_terms, limits_of, weight
+from anyshape.sym.cases import above_root, by_cases, by_terms, limits_of, weight
 from anyshape.sym.expr import (
     NUMBERS,
     Call,
@@ -247,6 +247,9 @@ class Facts:
         for call in calls:
             if call.op == "scaled":
                 continue
+            if call.op == "root":
+                yield self._low(above_root(size, call, self), depth)
+                continue
             if call.op == "floordiv":
                 yield self._split_floordiv(size, call, depth)
             else:
@@ -352,6 +355,9 @@ class Facts:
         return _tighter(found, self._memo.limits[atom]) if atom in self._memo.limits else found
 
     def _call_interval(self, atom: Call) -> _Interval:
+        if atom.op == "root":
+            al, ah = self._interval(atom.args[0])
+            return NUMBERS["root"](al or 0), None if ah is None else NUMBERS["root"](ah)
         (al, ah), (bl, bh) = (self._interval(x) for x in atom.args)
         if atom.op == "scaled":
             assert bl is not None
