@@ -439,19 +439,22 @@ def test_sizes_scaled_by_floats(scale):
     assert fast._anyshape.compilation.graphs == 1
 
 
-def test_a_square_root_of_a_size():
-    """As of positions on a grid: rows back in two dims."""
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_square_root_of_a_size(first):
+    """As of positions on a grid: rows back in two dims, behind a token of the class or not."""
     def function(x):
         batch, count, width = x.shape
-        side = int(count ** 0.5)
-        return x.view(batch, side, side, width).exp().sum((1, 2))
+        side = int((count - first) ** 0.5)
+        return x[:, first:].reshape(batch, side, side, width).exp().sum((1, 2))
     fast = anyshape.compile(function, strict=True)
-    for shape in ((2, 16, 3), (3, 25, 5), (1, 1, 4), (2, 49, 1)):
+    for shape in ((2, 16 + first, 3), (3, 25 + first, 5), (1, 9 + first, 4), (2, 49 + first, 1)):
         x, other = (torch.linspace(-1, 1, math.prod(shape)).reshape(shape).requires_grad_() for _ in range(2))
         found, wanted = fast(x), function(other)
         torch.testing.assert_close(found, wanted)
         torch.testing.assert_close(torch.autograd.grad(found.sum(), x), torch.autograd.grad(wanted.sum(), other))
     assert fast._anyshape.compilation.graphs == 1
+    with pytest.raises(InputError):
+        fast(torch.ones(2, 0 if first else 5, 3))
 
 
 def test_rounded_square_roots_of_sizes():

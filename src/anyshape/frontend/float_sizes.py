@@ -79,8 +79,9 @@ def _under_root(value: sympy.Basic) -> sympy.Basic | None:
 
 
 def _rooted(sizes: Sizes, value: sympy.Basic, size: Size) -> Size:
-    """The square root of a size of at least 0, rounded as `value` says."""
-    if not _is_positive(sizes, size):
+    """The square root of a size, rounded as `value` says. Where it may be less than 0, as n - 1 for n = 0, calls with
+    such a size are refused (`ops/needs.py`); PyTorch refuses them too."""
+    if sizes.range_of(size)[0] is None:
         raise cannot(value)
     exact = _square_root(sizes, size)
     if exact is not None:

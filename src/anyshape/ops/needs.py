@@ -5,9 +5,11 @@ nothing. Where eager would have gone another way, a size inside the graph comes 
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ops.view import slice_parts
-from anyshape.sym.expr import Expr, Size
+from anyshape.sym.expr import Call, Expr, Size
 
 
 def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
@@ -18,7 +20,19 @@ def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
             found.update(dict.fromkeys(value.tensor.shape))
         if node.op in ("slice", "overwrite"):
             found.update(dict.fromkeys(_inside(node)))
+    for size in list(found):
+        found.update(dict.fromkeys(_under_roots(size)))
     return tuple(size for size in found if isinstance(size, Expr) and not graph.facts.prove_nonnegative(size))
+
+
+def _under_roots(size: Size) -> Iterator[Size]:
+    """The sizes whose square root is a part of this one."""
+    for mono, _ in size.terms if isinstance(size, Expr) else ():
+        for atom, _ in mono:
+            if isinstance(atom, Call):
+                yield from atom.args if atom.op == "root" else ()
+                for argument in atom.args:
+                    yield from _under_roots(argument)
 
 
 def _inside(node: Node) -> tuple[Size, ...]:
