@@ -1,6 +1,7 @@
 """What the data decide and what torch's tracer refuses: programs in parts, frames that run as plain PyTorch."""
 from __future__ import annotations
 
+import math
 import warnings
 
 import pytest
@@ -435,6 +436,36 @@ def test_sizes_scaled_by_floats(scale):
     fast = anyshape.compile(function)
     for size in (10, 5, 7, 30, 11, 100):
         agree(function, fast, torch.randn(1, 2, size))
+    assert fast._anyshape.compilation.graphs == 1
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_square_root_of_a_size(first):
+    """As of positions on a grid: rows back in two dims, behind a token of the class or not."""
+    def function(x):
+        batch, count, width = x.shape
+        side = int((count - first) ** 0.5)
+        return x[:, first:].reshape(batch, side, side, width).exp().sum((1, 2))
+    fast = anyshape.compile(function, strict=True)
+    for shape in ((2, 16 + first, 3), (3, 25 + first, 5), (1, 9 + first, 4), (2, 49 + first, 1)):
+        x, other = (torch.linspace(-1, 1, math.prod(shape)).reshape(shape).requires_grad_() for _ in range(2))
+        found, wanted = fast(x), function(other)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(torch.autograd.grad(found.sum(), x), torch.autograd.grad(wanted.sum(), other))
+    assert fast._anyshape.compilation.graphs == 1
+    with pytest.raises(InputError):
+        fast(torch.ones(2, 0 if first else 5, 3))
+
+
+def test_rounded_square_roots_of_sizes():
+    def function(x):
+        count = x.shape[0]
+        return (x[:int(math.sqrt(count))].exp().sum(0), x.new_ones(math.ceil(count ** 0.5)) * x[0, 0],
+                x.new_ones(round(math.sqrt(count))) * 5, x.view(-1).sin()[:int((2 * count) ** 0.5)] * 2)
+    fast = anyshape.compile(function, strict=True)
+    for count in (5, 16, 6, 7, 1, 2, 3, 4, 120, 121, 122):
+        x = torch.randn(count, 2)
+        torch.testing.assert_close(fast(x), function(x))
     assert fast._anyshape.compilation.graphs == 1
 
 

@@ -1,6 +1,7 @@
 """Calls that run as PyTorch for now: sizes of 1 that need one more program, and `background=True`."""
 from __future__ import annotations
 
+import copy
 import random
 import threading
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import anyshape
 from anyshape.base.errors import ConfigError
+from anyshape.frontend.dynamo import FallbackWarning
 
 
 class Asks(nn.Module):
@@ -362,3 +364,40 @@ def test_a_lock_that_every_call_takes_ends_its_graphs() -> None:
     assert model.programs and not model._anyshape.oblivious.own
     assert LOCK.acquire(timeout=5)
     LOCK.release()
+
+
+@pytest.mark.parametrize("settings", [{}, {"strict": True}, {"accumulate": 2, "clip_norm": 0.05}])
+def test_a_train_step_whose_first_batch_takes_a_lock_is_one_program_after_it(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    module = SetUp(always=False)
+    other = copy.deepcopy(module)
+    optimizer = torch.optim.AdamW(other.parameters(), lr=3e-3)
+    step = anyshape.train_step(module, lambda net, x: net(x).square().mean(),
+                               torch.optim.AdamW(module.parameters(), lr=3e-3), **settings)
+    parts = settings.get("accumulate", 1)
+    for number, batch in enumerate((3, 5, 1, 2)):
+        x = torch.randn(batch, 8)
+        loss = other(x).square().mean()
+        (loss / parts).backward()
+        if number % parts == parts - 1:
+            if "clip_norm" in settings:
+                norm = torch.nn.utils.clip_grad_norm_(other.parameters(), settings["clip_norm"])
+            optimizer.step()
+            optimizer.zero_grad()
+        torch.testing.assert_close(step(x), loss.detach())
+        for found, wanted in zip(module.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(found, wanted)
+    if "clip_norm" in settings:
+        torch.testing.assert_close(step.norm, norm)
+    assert step._apart is None and step.compilation.graphs == parts
+    assert "first call" in str(step.explain())
+
+
+def test_a_train_step_that_always_takes_a_lock_goes_on_apart() -> None:
+    module = SetUp(always=True)
+    step = anyshape.train_step(module, lambda net, x: net(x).square().mean(),
+                               torch.optim.SGD(module.parameters(), lr=0.1))
+    step(torch.randn(3, 8))
+    with pytest.warns(FallbackWarning, match="context manager"):
+        step(torch.randn(3, 8))
+    assert step._apart is not None

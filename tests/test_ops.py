@@ -25,11 +25,13 @@ from anyshape.ir.op import OPS
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.kernel.loop import SCALAR
 from anyshape.ops import pointwise
+from anyshape.ops.needs import uncertain_sizes
 from anyshape.ops.view import reshape_index
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.extern import call_extern, compile_extern
 from anyshape.run.interp import interpret, uniform
-from anyshape.sym.expr import Size, evaluate, symbol
+from anyshape.sym.expr import Size, evaluate, root, symbol
+from anyshape.sym.facts import Facts
 from anyshape.sym.index import dense_strides
 
 n, m = symbol("n"), symbol("m")
@@ -746,3 +748,11 @@ def test_wrong_inputs_and_wrong_types_are_named() -> None:
     result = builder.op("full", 0, shape=(m,), dtype="f32")
     with pytest.raises(VerifyError, match="binds the symbol 'm'"):
         interpret(builder.finish((result,)), [])
+
+
+def test_what_stands_under_a_root_has_to_be_at_least_0() -> None:
+    builder = Builder("roots", Facts((("n", 0, None),)))
+    n = symbol("n")
+    x = builder.input("x", TensorType((n,), "f32"))
+    y = builder.op("full", 1.0, shape=(2 * root(n - 1), root(n)), dtype="f32")
+    assert uncertain_sizes(builder.finish((x, y))) == (n - 1,)

@@ -24,7 +24,7 @@ from anyshape.frontend.report.picture import choice_text
 from anyshape.plan.plan import MemoryStep
 from anyshape.run.keeping import EVERYTHING
 from anyshape.run.timeline import scratch, timeline, used
-from anyshape.sym.expr import evaluate, floordiv, maximum, minimum, scaled, symbol
+from anyshape.sym.expr import evaluate, floordiv, maximum, minimum, root, scaled, symbol
 from anyshape.tools import cli
 from limits import Layers
 
@@ -195,7 +195,7 @@ def test_formulas_have_the_same_value_in_the_page() -> None:
     a, b = symbol("a"), symbol("b")
     formulas = [7, a, 3 * a * b * b - 5 * b + 2, floordiv(a + 63, 64) * 64, floordiv(-1 * a + 3, 7),
                 a - 4 * floordiv(a, 4), maximum(a * 3, b * b), minimum(a + 1, 2 * b) + maximum(a, b), scaled(a, 0.6),
-                floordiv(a * b, b + 3)]
+                floordiv(a * b, b + 3), root(a + b)]
     places = [{"a": a, "b": b} for a in (0, 1, 5, 64, 1000, 40961) for b in (1, 2, 77, 8192)]
     found = node("const [formulas, places] = given; return formulas.map((one) => places.map((at) => "
                  "Curves.evaluate(one, at)))", [contents.terms(one) for one in formulas], places)

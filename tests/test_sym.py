@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 
 import pytest
@@ -21,6 +22,7 @@ from anyshape.sym.expr import (
     minimum,
     mod,
     product,
+    root,
     scaled,
     substitute,
     symbol,
@@ -46,7 +48,8 @@ def trees(divisors: bool = True) -> st.SearchStrategy[Tree]:
                        st.sampled_from(NAMES).map(lambda name: ("symbol", name)))
 
     def grow(inner: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
-        choices = [st.tuples(st.sampled_from(("add", "sub", "mul", "max", "min")), inner, inner)]
+        choices = [st.tuples(st.sampled_from(("add", "sub", "mul", "max", "min")), inner, inner),
+                   st.tuples(st.just("root"), inner)]
         if divisors:
             positive = st.one_of(st.integers(1, 6).map(lambda v: ("number", v)),
                                  st.sampled_from(NAMES).map(lambda x: ("add", ("symbol", x), ("number", 1))))
@@ -61,6 +64,8 @@ def build(tree: Tree) -> Size:
         return tree[1]
     if tree[0] == "symbol":
         return symbol(tree[1])
+    if tree[0] == "root":
+        return root(maximum(build(tree[1]), 0))
     x, y = build(tree[1]), build(tree[2])
     operations = {"add": lambda: x + y, "sub": lambda: x - y, "mul": lambda: x * y, "max": lambda: maximum(x, y),
                   "min": lambda: minimum(x, y), "floordiv": lambda: floordiv(x, y), "mod": lambda: mod(x, y)}
@@ -72,6 +77,8 @@ def number(tree: Tree, values: dict[str, int]) -> int:
         return tree[1]
     if tree[0] == "symbol":
         return values[tree[1]]
+    if tree[0] == "root":
+        return math.isqrt(max(number(tree[1], values), 0))
     x, y = number(tree[1], values), number(tree[2], values)
     return {"add": lambda: x + y, "sub": lambda: x - y, "mul": lambda: x * y, "max": lambda: max(x, y),
             "min": lambda: min(x, y), "floordiv": lambda: x // y, "mod": lambda: x % y}[tree[0]]()
@@ -180,6 +187,27 @@ def test_a_size_times_a_float_is_what_floats_give(factor: float) -> None:
     assert known.bounds(size) == (int(3 * factor), int(1000 * factor))
 
 
+def test_a_whole_square_root_is_what_floats_give() -> None:
+    size = root(N) * A - root(2 * N + 1)
+    assert parse(str(size)) == size and pickle.loads(pickle.dumps(size)) == size
+    places = [k * k + d for k in (1, 2, 3, 31, 1000, 46341, 2**25, 2**26 - 1) for d in (-1, 0, 1)]
+    for n in (*range(40), *places):
+        assert evaluate(root(N), {"n": n}) == substitute(root(N), {"n": n}) == int(math.sqrt(n)) == int(n**0.5)
+        wanted = 4 * math.isqrt(n) - math.isqrt(2 * n + 1)
+        assert evaluate(size, {"n": n, "a": 4}) == substitute(size, {"n": n, "a": 4}) == wanted
+        assert function_of([size], "size")({"n": n, "a": 4}) == (wanted,)
+
+
+def test_what_is_known_of_square_roots() -> None:
+    facts = Facts((("n", 0, None), ("a", 0, None)))
+    assert facts.bounds(root(N)) == (0, None)
+    assert Facts((("n", 10, 1000),)).bounds(root(N)) == (3, 31)
+    assert facts.prove_at_most(root(N), N) and facts.prove_at_most(A * root(N) * root(N), A * N)
+    assert facts.prove_at_most(N, root(N) * root(N)) is None and facts.prove_at_most(N, root(N)) is None
+    square = Facts((("n", 0, None),), known=(N - root(N) * root(N), root(N) * root(N) - N))
+    assert square.prove_equal(N, root(N) * root(N))
+
+
 @pytest.mark.parametrize("text", ["", "n +", "(n", "n n", "n // 0", "n ** x", "4 $ n", "max(n)", ")", "scaled(n)",
                                   "scaled(n, a)"])
 def test_wrong_sizes_are_refused(text: str) -> None:
@@ -264,10 +292,10 @@ def test_a_polynomial_that_is_shown_to_be_at_least_0_is(poly, ends) -> None:
 
 def test_squares_are_at_least_0() -> None:
     """What only cutting shows."""
-    for root in (1, 3, 10, 77):
+    for zero in (1, 3, 10, 77):
         for high in (None, 200):
-            assert nonnegative({(2,): 1, (1,): -2 * root, (0,): root * root + 1}, ((0, high),))
-            assert not nonnegative({(2,): 1, (1,): -2 * root, (0,): root * root - 1}, ((0, high),))
+            assert nonnegative({(2,): 1, (1,): -2 * zero, (0,): zero * zero + 1}, ((0, high),))
+            assert not nonnegative({(2,): 1, (1,): -2 * zero, (0,): zero * zero - 1}, ((0, high),))
 
 
 @settings(max_examples=200, deadline=None)

@@ -93,6 +93,9 @@ class Space:
                 number = self.code.convert("sitofp", self.size(atom.args[0], wide), "f64")
                 factor = constant("f64", float_of(atom.args[1]), number.lanes)
                 return self.code.convert("fptosi", self.code.binary("fmul", number, factor), "i64")
+            if atom.op == "root":
+                number = self.code.convert("sitofp", self.size(atom.args[0], wide), "f64")
+                return self.code.convert("fptosi", self.code.intrinsic("sqrt", number), "i64")
             a, b = (self.size(argument, wide) for argument in atom.args)
             if atom.op == "floordiv":
                 return self._floor(a, b)

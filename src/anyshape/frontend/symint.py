@@ -6,7 +6,6 @@ Nothing here asks a SymInt for its value: that would add guards. Only `.node` is
 """
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils._sympy.numbers import is_infinite
 
 from anyshape.base.errors import Unsupported
 from anyshape.frontend import guards
+from anyshape.frontend.float_sizes import cannot, from_float, ratio_of
 from anyshape.sym import expr
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
@@ -109,13 +109,13 @@ class Sizes:
             return int(value)
         handler = _HANDLERS.get(type(value))
         if handler is None:
-            raise _cannot(value)
+            raise cannot(value)
         return handler(self, value)
 
     def _symbol(self, value: sympy.Symbol) -> Size:
         name = str(value)
         if not name.isidentifier():
-            raise _cannot(value)
+            raise cannot(value)
         if name in self.equal:
             return expr.substitute(self.equal[name], self.equal)
         self._symbols[name] = value
@@ -254,11 +254,6 @@ def _without_floor(size: Size) -> Size:
     return result
 
 
-def _cannot(value: Any) -> Unsupported:
-    return Unsupported(f"the size {value} has no exact form", why=f"{type(value).__name__} is not a polynomial, a "
-                       "division rounded down, or a minimum or maximum", do="compute the size with whole numbers")
-
-
 def _add(sizes: Sizes, value: sympy.Basic) -> Size:
     if any(not part.is_integer for part in value.args if part.is_Mul or part.is_Number):
         return _fraction(sizes, value)
@@ -279,14 +274,14 @@ def _fraction(sizes: Sizes, value: sympy.Basic) -> Size:
     # s0**2/2 + s0/2 = (s0**2 + s0)//2: whole as a whole, though its terms are not
     top, bottom = sympy.fraction(sympy.together(value))
     if bottom == 1:
-        raise _cannot(value)
+        raise cannot(value)
     return _divide(sizes, top, bottom)
 
 
 def _pow(sizes: Sizes, value: sympy.Basic) -> Size:
     base, exponent = value.args
     if not exponent.is_Integer or not 0 <= int(exponent) <= 16:
-        raise _cannot(value)
+        raise cannot(value)
     return expr.product([sizes.from_sympy(base)] * int(exponent))
 
 
@@ -294,11 +289,11 @@ def _divide(sizes: Sizes, top: sympy.Basic, bottom: sympy.Basic) -> Size:
     a, b = sizes.from_sympy(top), sizes.from_sympy(bottom)
     if isinstance(b, int):
         if b == 0:
-            raise _cannot(top / bottom)
+            raise cannot(top / bottom)
         return expr.floordiv(a, b) if b > 0 else expr.floordiv(-a, -b)
     low, _ = sizes.range_of(b)
     if low is None or low < 0:
-        raise _cannot(top / bottom)
+        raise cannot(top / bottom)
     return expr.floordiv(a, b)
 
 
@@ -317,7 +312,7 @@ def _clean_div(sizes: Sizes, value: sympy.Basic) -> Size:
 def _mod(sizes: Sizes, value: sympy.Basic) -> Size:
     a, b = value.args
     if isinstance(b, sympy.Integer) and int(b) < 0:
-        raise _cannot(value)
+        raise cannot(value)
     return sizes.from_sympy(a) - sizes.from_sympy(b) * _divide(sizes, a, b)
 
 
@@ -344,75 +339,28 @@ def _extreme(pick: Callable[[Size, Size], Size], larger: bool) -> Callable[[Size
 
 def _rounded(up: bool, nearest: bool = False) -> Callable[[Sizes, sympy.Basic], Size]:
     def convert(sizes: Sizes, value: sympy.Basic) -> Size:
-        ratio = _ratio(value.args[0])
-        if ratio is None and not up and not nearest:
-            return _scaled(sizes, value)
+        ratio = ratio_of(value.args[0])
         if ratio is None:
-            raise _cannot(value)
+            return from_float(sizes, value)
         top, bottom = ratio
         if bottom == 1:
             return sizes.from_sympy(top)
         if nearest:
-            raise _cannot(value)
+            raise cannot(value)
         if up:
             return -_divide(sizes, -top, bottom)
         return _divide(sizes, top, bottom)
     return convert
 
 
-def _ratio(value: sympy.Basic) -> tuple[sympy.Basic, sympy.Basic] | None:
-    """Whole numbers (a, b) with value == a/b exactly, also when it is computed in float64 (below 2**53)."""
-    if isinstance(value, ops.ToFloat):
-        return value.args[0], sympy.Integer(1)
-    if isinstance(value, (ops.IntTrueDiv, ops.FloatTrueDiv)):
-        top, bottom = (_ratio(part) for part in value.args)
-        if top is None or bottom is None or top[1] != 1 or bottom[1] != 1:
-            return None
-        return top[0], bottom[0]
-    if isinstance(value, sympy.Float):
-        number = float(value)
-        if not math.isfinite(number):
-            return None
-        top_number, bottom_number = number.as_integer_ratio()
-        if bottom_number > 2**20 or abs(top_number) > 2**20:
-            return None
-        return sympy.Integer(top_number), sympy.Integer(bottom_number)
-    if isinstance(value, sympy.Mul):
-        result = sympy.Integer(1), sympy.Integer(1)
-        for part in value.args:
-            ratio = _ratio(part)
-            if ratio is None or not ratio[1].is_Integer or int(ratio[1]) & (int(ratio[1]) - 1):
-                return None
-            result = result[0] * ratio[0], result[1] * ratio[1]
-        return result
-    if value.is_integer and not value.atoms(sympy.Float):
-        return value, sympy.Integer(1)
-    return None
-
-
-def _scaled(sizes: Sizes, value: sympy.Basic) -> Size:
-    """A size times a float, rounded down, neither below 0."""
-    product = value.args[0]
-    numbers = [part for part in product.args if isinstance(part, sympy.Float)]
-    others = [part.args[0] for part in product.args if isinstance(part, ops.ToFloat)]
-    if not isinstance(product, sympy.Mul) or len(numbers) != 1 or len(others) != 1 \
-            or len(product.args) != 2:
-        raise _cannot(value)
-    size, factor = sizes.from_sympy(others[0]), float(numbers[0])
-    low, _ = sizes.range_of(size)
-    if low is None or low < 0 or not 0 <= factor < math.inf:
-        raise _cannot(value)
-    return expr.scaled(size, factor)
-
-
 def _trunc(sizes: Sizes, value: sympy.Basic) -> Size:
-    ratio = _ratio(value.args[0])
+    ratio = ratio_of(value.args[0])
     if ratio is None:
-        return _scaled(sizes, value)
+        return from_float(sizes, value)
     top = sizes.from_sympy(ratio[0])
     low, _ = sizes.range_of(top)
     if ratio[1] != 1 and (low is None or low < 0):
-        raise _cannot(value)
+        raise cannot(value)
     return _divide(sizes, *ratio)
 
 

@@ -132,7 +132,8 @@ class Tracing:
             if ours:
                 raise error
             failure = f"{type(error).__name__}: {first_lines(str(error))}"
-            if not (self.set_up or self.compilation.config.fullgraph) and torch_trace.met_a_lock(error):
+            whole = self.compilation.config.fullgraph and self.compilation.step is None  # a step asks for it itself
+            if not (self.set_up or whole) and torch_trace.met_a_lock(error):
                 # what is done under a lock is most often done once (hooks, tables): the next call may not come here
                 self.set_up = True
                 self.compilation.record("trace", "first call", f"it ran as PyTorch does: {failure}")

@@ -6,12 +6,13 @@ nothing. Where eager would have gone another way, a size inside the graph comes 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import type_of
 from anyshape.ops.rules import dims_attr, int_attr
 from anyshape.ops.view import slice_parts
-from anyshape.sym.expr import Expr, Size, maximum
+from anyshape.sym.expr import Call, Expr, Size, maximum
 
 
 def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
@@ -22,6 +23,8 @@ def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
             found.update(dict.fromkeys(value.tensor.shape))
         if node.op in ("slice", "overwrite"):
             found.update(dict.fromkeys(_inside(node)))
+    for size in list(found):
+        found.update(dict.fromkeys(_under_roots(size)))
     return tuple(size for size in found if isinstance(size, Expr) and not graph.facts.prove_nonnegative(size))
 
 
@@ -37,6 +40,16 @@ def selected_sizes(graph: Graph) -> tuple[tuple[Size, str], ...]:
                 if not graph.facts.prove_nonnegative(size - 1):
                     found.setdefault(maximum(size, 1 - count) - 1, node.where)
     return tuple(found.items())
+
+
+def _under_roots(size: Size) -> Iterator[Size]:
+    """The sizes whose square root is a part of this one."""
+    for mono, _ in size.terms if isinstance(size, Expr) else ():
+        for atom, _ in mono:
+            if isinstance(atom, Call):
+                yield from atom.args if atom.op == "root" else ()
+                for argument in atom.args:
+                    yield from _under_roots(argument)
 
 
 def _inside(node: Node) -> tuple[Size, ...]:

@@ -25,7 +25,7 @@ from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import GroupedSpec, grouped_words
 from anyshape.run.words import Area, Shape, at_slots, copy_words, finished, joined, matmul_words, series
 from anyshape.sym.expr import Size
-from anyshape.sym.formulas import Formulas, name_of
+from anyshape.sym.formulas import FUNCTIONS, Formulas, name_of
 
 STATUS_BUFFER = "status"
 NO_REGIME = -1
@@ -79,7 +79,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
-    names: dict[str, Any] = {"matmul": _matmul, "attention": attention_words, "grouped": grouped_words,
+    names: dict[str, Any] = {**FUNCTIONS, "matmul": _matmul, "attention": attention_words, "grouped": grouped_words,
                              "copy": _copy, "bands": _bands, "joined": joined, "series": series, "finished": finished,
                              "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)

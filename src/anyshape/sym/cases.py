@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from anyshape.sym.expr import Atom, Call, Expr, Monomial, Size, substitute, symbol, symbols_of
+from anyshape.sym.expr import Atom, Call, Expr, Monomial, Size, product, substitute, symbol, symbols_of
 
 if TYPE_CHECKING:
     from anyshape.sym.facts import Facts
@@ -81,6 +81,20 @@ def limits_of(known: Iterable[Size]) -> dict[Call, tuple[int | None, int | None]
             least = -(rest // factor)
             low = least if low is None else max(low, least)
         found[atom] = low, high
+    return found
+
+
+def above_root(size: Expr, call: Call, facts: Facts) -> Size:
+    """At most the size: the square of root(a) is at most a, and so is root(a), where terms subtract them."""
+    found: Size = 0
+    for mono, coefficient in size.terms:
+        powers = dict(mono)
+        power = powers.pop(call, 0)
+        term: Size = Expr(((mono, coefficient),)) if mono else coefficient
+        if power and coefficient < 0 and _positive(tuple(powers.items()), facts):
+            term = product([Expr(((tuple(powers.items()), coefficient),)) if powers else coefficient,
+                            *[call.args[0]] * ((power + 1) // 2)])
+        found = found + term
     return found
 
 

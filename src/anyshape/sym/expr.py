@@ -1,8 +1,8 @@
 """Sizes in normal form: an `int` when it is one, else a sorted sum of products over symbols.
 
 An `Expr` is a polynomial with integer coefficients. Its factors (atoms) are symbol names, or `Call`s: floor division,
-maximum and minimum of expressions, and an expression times a float as float64 arithmetic gives it. There is no modulo
-atom: `mod(x, m)` is `x - m*(x//m)`, so that `m*(x//m) + mod(x, m)` is `x` by construction.
+maximum and minimum of expressions, whole square roots, and an expression times a float as float64 arithmetic gives it.
+There is no modulo atom: `mod(x, m)` is `x - m*(x//m)`, so that `m*(x//m) + mod(x, m)` is `x` by construction.
 """
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from functools import lru_cache
 from math import gcd
 from typing import Union
 
-from anyshape.sym.floats import bits_of, scaled_number
+from anyshape.sym.floats import bits_of, root_number, scaled_number
 from anyshape.sym.show import call_text, text_of
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A factor that is no polynomial: `op` is one of "floordiv", "max", "min", "scaled"; `args` are two sizes.
+    """A factor that is no polynomial: `op` is one of "floordiv", "max", "min", "scaled", "root"; `args` are two sizes
+    (one under a root).
 
     Of "scaled" the second one is the bits of a float64 as a whole number (see `scaled`).
     """
@@ -257,8 +258,8 @@ def _floordiv_number(a: Size, b: int) -> Size:
     return q + _call("floordiv", r, b)
 
 
-def _call(op: str, a: Size, b: Size) -> Expr:
-    return Expr(((((Call(op, (a, b)), 1),), 1),))
+def _call(op: str, *args: Size) -> Expr:
+    return Expr(((((Call(op, args), 1),), 1),))
 
 
 def _only_call(size: Size, op: str) -> Call | None:
@@ -358,8 +359,13 @@ def _scaled(size: Size, bits: Size) -> Size:
     return scaled_number(size, bits) if isinstance(size, int) and isinstance(bits, int) else _call("scaled", size, bits)
 
 
-OPERATIONS: dict[str, Callable[[Size, Size], Size]] = {"floordiv": floordiv, "max": maximum, "min": minimum,
-                                                       "scaled": _scaled}
+def root(size: Size) -> Size:
+    """The whole square root, rounded down, of a size that is at least 0."""
+    return root_number(size) if isinstance(size, int) else _call("root", size)
+
+
+OPERATIONS: dict[str, Callable[..., Size]] = {
+    "floordiv": floordiv, "max": maximum, "min": minimum, "scaled": _scaled, "root": root}
 
 
 def product(sizes: Iterable[Size]) -> Size:
@@ -406,8 +412,8 @@ def substitute(size: Size, values: Mapping[str, Size]) -> Size:
     return result
 
 
-NUMBERS: dict[str, Callable[[int, int], int]] = {
-    "floordiv": int.__floordiv__, "max": max, "min": min, "scaled": scaled_number}
+NUMBERS: dict[str, Callable[..., int]] = {
+    "floordiv": int.__floordiv__, "max": max, "min": min, "scaled": scaled_number, "root": root_number}
 
 
 def evaluate(size: Size, values: Mapping[str, int]) -> int:
@@ -418,11 +424,8 @@ def evaluate(size: Size, values: Mapping[str, int]) -> int:
     for mono, coefficient in size.terms:
         term = coefficient
         for atom, power in mono:
-            if isinstance(atom, str):
-                value = values[atom]
-            else:
-                a, b = (evaluate(argument, values) for argument in atom.args)
-                value = NUMBERS[atom.op](a, b)
+            value = values[atom] if isinstance(atom, str) else NUMBERS[atom.op](
+                *[evaluate(argument, values) for argument in atom.args])
             term *= value**power
         total += term
     return total

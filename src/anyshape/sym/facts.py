@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from anyshape.sym.apart import Interval, call_of, factor_of, only_symbol, replaced, tighter
-from anyshape.sym.cases import by_cases, by_terms, limits_of, weight
+from anyshape.sym.cases import above_root, by_cases, by_terms, limits_of, weight
 from anyshape.sym.expr import (
     NUMBERS,
     Call,
@@ -269,6 +269,9 @@ class Facts:
         for call in calls:
             if call.op == "scaled":
                 continue
+            if call.op == "root":
+                yield self._low(above_root(size, call, self), depth)
+                continue
             if call.op == "floordiv":
                 yield self._split_floordiv(size, call, depth)
             else:
@@ -388,6 +391,9 @@ class Facts:
         return found
 
     def _find_call_interval(self, atom: Call) -> Interval:
+        if atom.op == "root":
+            al, ah = self._interval(atom.args[0])
+            return NUMBERS["root"](al or 0), None if ah is None else NUMBERS["root"](ah)
         (al, ah), (bl, bh) = (self._interval(x) for x in atom.args)
         if atom.op == "scaled":
             assert bl is not None

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import struct
+from math import isqrt
 
 
 def bits_of(factor: float) -> int:
@@ -18,3 +19,9 @@ def float_of(bits: object) -> float:
 def scaled_number(number: int, bits: int) -> int:
     """A number times a float64, rounded to float64 and then toward zero, as PyTorch scales sizes."""
     return int(number * float_of(bits))
+
+
+def root_number(number: int) -> int:
+    """The whole square root of a number of at least 0, rounded down. Below 2**52 float64's square root, rounded toward
+    zero, is the same: one that is no whole number lies further below the next one than float64 can round."""
+    return isqrt(max(number, 0))

@@ -7,10 +7,13 @@ by one generated function.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import isqrt
 from typing import Any
 
 from anyshape.sym.expr import Call, Expr, Size, symbols_of
 from anyshape.sym.floats import float_of
+
+FUNCTIONS = {"isqrt": isqrt}  # what the lines call; their namespace has to have it
 
 
 def name_of(symbol: str) -> str:
@@ -51,6 +54,8 @@ class Formulas:
         return "(" + " + ".join(terms) + ")"
 
     def _call(self, atom: Call) -> str:
+        if atom.op == "root":
+            return f"isqrt(max({self.number(atom.args[0])}, 0))"
         a, b = (self.number(argument) for argument in atom.args)
         if atom.op == "scaled":
             return f"int({a} * {float_of(atom.args[1])!r})"
@@ -66,7 +71,7 @@ def function_of(sizes: Iterable[Size], title: str) -> Callable[[Mapping[str, int
     formulas = Formulas()
     result = formulas.tuple_of(sizes)
     given = [f"    {name_of(symbol)} = values[{symbol!r}]" for symbol in sorted(formulas.symbols)]
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = dict(FUNCTIONS)
     exec(compile("\n".join(["def sizes(values):", *given, *formulas.lines, f"    return {result}"]), f"<{title}>",
                  "exec"), names)
     return names["sizes"]  # type: ignore[no-any-return]

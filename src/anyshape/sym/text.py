@@ -4,13 +4,14 @@ from __future__ import annotations
 import re
 
 from anyshape.base.errors import ParseError
-from anyshape.sym.expr import Size, floordiv, maximum, minimum, mod, product, scaled, symbol
+from anyshape.sym.expr import Size, floordiv, maximum, minimum, mod, product, root, scaled, symbol
 
 _TOKEN = re.compile(r"\s*(//|\*\*|[-+*(),]|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|[%A-Za-z_][A-Za-z0-9_]*)")
 
 
 def parse(text: str) -> Size:
-    """The size written as `text`: numbers, names, + - * ** // and max(a, b), min(a, b), mod(a, b), scaled(a, 0.5)."""
+    """The size written as `text`: numbers, names, + - * ** // max(a, b), min(a, b), mod(a, b), scaled(a, 0.5)
+    and root(a)."""
     tokens: list[str] = []
     position = 0
     stripped = text.rstrip()
@@ -99,6 +100,11 @@ class _Reader:
             b = self.sum()
             self.take(")")
             return {"max": maximum, "min": minimum, "mod": mod}[token](a, b)
+        if token == "root" and self.peek() == "(":
+            self.take("(")
+            a = self.sum()
+            self.take(")")
+            return root(a)
         if token == "scaled" and self.peek() == "(":
             self.take("(")
             a = self.sum()

@@ -18,6 +18,7 @@ const Curves = (() => {
   function call(atom, values) {
     const [a, b] = atom.args.map((terms) => evaluate(terms, values));
     if (atom.op === "scaled") return Math.trunc(a * atom.factor);
+    if (atom.op === "root") return Math.trunc(Math.sqrt(Math.max(a, 0)));
     if (atom.op === "floordiv") return (a - (((a % b) + b) % b)) / b;
     return atom.op === "max" ? Math.max(a, b) : Math.min(a, b);
   }
