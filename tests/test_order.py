@@ -85,8 +85,9 @@ def test_the_search_costs_what_it_may():
 
 # ---- plans
 
-def random_plan(seed, count=12):
-    """Steps that read and make values at random; some draw numbers, some write an input."""
+def random_plan(seed, count=12, writes=0.0):
+    """Steps that read and make values at random; some draw numbers, some write an input, `writes` of them nothing else.
+    """
     generator = random.Random(seed)
     buffers = {name: Buffer(name, 64, "input", k, 0, 0) for k, name in enumerate(("x", "y"))}
     steps, made, read = [], {}, set()
@@ -96,6 +97,9 @@ def random_plan(seed, count=12):
         kind = generator.random()
         if kind < 0.08:
             steps.append(CopyStep(reads[0], Window(generator.choice("xy"), TensorType("u8", (64,)))))
+        elif kind >= 1 - writes:
+            steps.append(LibraryStep("op", reads, (Window(generator.choice("xy"), TensorType("u8", (64,))),),
+                                     (("number", k),)))
         else:
             size = generator.choice(SIZES)
             result = Window(f"v{k}", TensorType("u8", (size,)))
@@ -154,6 +158,16 @@ def test_another_order_gives_the_same_and_takes_no_more(seed):
         assert beside(new, values) <= beside(old, values)
         # a value may have found room in a result, which is then there sooner
         assert lower_bound(old, values) + beside(old, values) <= lower_bound(was, values) + beside(was, values)
+
+
+def test_what_only_writes_inputs_waits_for_all_that_it_needs():
+    moved = 0
+    for seed in range(300):
+        plan = random_plan(seed, writes=0.4)
+        order = early(plan, dependencies(plan))
+        moved += order != sorted(order)
+        assert outcome(permuted(plan, order)) == outcome(plan)
+    assert moved > 100
 
 
 def test_an_order_beside_gives_the_same_and_takes_less_where_it_was_looked_for():

@@ -1,10 +1,11 @@
-"""The judge of a plan's layout at given sizes; shares no code with plan/alloc.py and knows nothing of how it works."""
+"""The judge of a plan's order, and of its layout at given sizes; knows nothing of how plan/alloc.py works."""
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from anyshape.base.errors import VerifyError
-from anyshape.plan.plan import Buffer, Plan
+from anyshape.plan.again import written
+from anyshape.plan.plan import Buffer, Plan, touched
 from anyshape.sym.expr import evaluate
 
 
@@ -19,9 +20,11 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
         arena, kept: bytes of the arena and of the block at its bottom; the plan's own formulas when left out.
 
     Raises:
-        VerifyError: two buffers overlap while both are alive; one is misaligned, outside the arena, or crosses the
-            border of the kept block; or the arena is not the top of the highest buffer.
+        VerifyError: a step reads a value that no step before it makes; two buffers overlap while both are alive; one
+            is misaligned, outside the arena, or crosses the border of the kept block; or the arena is not the top of
+            the highest buffer.
     """
+    _check_order(plan)
     if offsets is None:
         offsets = {name: evaluate(offset, values) for name, offset in plan.offsets}
     arena = evaluate(plan.arena, values) if arena is None else arena
@@ -53,6 +56,16 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
     return lower_bound(plan, values)
 
 
+def _check_order(plan: Plan) -> None:
+    made = {buffer.name for buffer in plan.buffers if buffer.home not in ("arena", "saved", "output", "extern")}
+    for number, step in enumerate(plan.steps):
+        makes = {window.buffer for window in written(step)}
+        early = {window.buffer for window in touched(step)} - makes - made
+        if early:
+            _fail(plan, f"step {number} reads {', '.join(sorted(early))}, which is not made by then")
+        made |= makes
+
+
 def lower_bound(plan: Plan, values: Mapping[str, int]) -> int:
     """The largest number of bytes of arena buffers alive at one step."""
     places = dict(plan.offsets)
@@ -76,4 +89,4 @@ def _together(plan: Plan, a: Buffer, b: Buffer) -> bool:
 
 
 def _fail(plan: Plan, why: str) -> None:
-    raise VerifyError(f"the memory layout of {plan.name} is wrong", why=why, do="report this plan: a bug of AnyShape")
+    raise VerifyError(f"the plan of {plan.name} is wrong", why=why, do="report this plan: a bug of AnyShape")

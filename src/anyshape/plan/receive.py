@@ -147,11 +147,14 @@ def early(plan: Plan, dependencies: list[set[int]]) -> list[int]:
     free = {b.name for b in plan.buffers if b.home == "input" or uses[b.name] == 1}
     inputs = {b.name for b in plan.buffers if b.home == "input"}
     order: list[int] = []
+    missing: dict[int, set[int]] = {}  # by step that waits, what of that which it needs is not there yet
     waiting: dict[int, list[int]] = {}
     for k, step in enumerate(plan.steps):
         targets = {window.buffer for window in written(step)}
         if targets & inputs and targets <= free and dependencies[k]:
-            waiting.setdefault(max(dependencies[k]), []).append(k)
+            missing[k] = set(dependencies[k])
+            for other in dependencies[k]:
+                waiting.setdefault(other, []).append(k)
         else:
             order.append(k)
     found: list[int] = []
@@ -159,5 +162,10 @@ def early(plan: Plan, dependencies: list[set[int]]) -> list[int]:
     while stack:
         k = stack.pop()
         found.append(k)
-        stack += waiting.pop(k, [])[::-1]
+        ready = []
+        for other in waiting.pop(k, ()):
+            missing[other].discard(k)
+            if not missing[other]:
+                ready.append(other)
+        stack += ready[::-1]
     return found
