@@ -1,6 +1,7 @@
 """Steps in another order (plan/order.py): the same results, never more bytes, and as few as an exact search finds."""
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 import anyshape
+from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.fusion import Kernel
 from anyshape.plan.again import written
@@ -168,6 +170,13 @@ def test_what_only_writes_inputs_waits_for_all_that_it_needs():
         moved += order != sorted(order)
         assert outcome(permuted(plan, order)) == outcome(plan)
     assert moved > 100
+
+
+def test_the_judge_sees_what_is_read_before_it_is_made():
+    plan = allocate(random_plan(3))
+    judge(plan, SHAPES[1])
+    with pytest.raises(VerifyError, match=r"step \d+ reads .*, which is not made by then"):
+        judge(dataclasses.replace(plan, steps=plan.steps[::-1]), SHAPES[1])
 
 
 def test_an_order_beside_gives_the_same_and_takes_less_where_it_was_looked_for():
