@@ -350,15 +350,21 @@ def test_ctrl_c_while_a_tape_changes(broken, monkeypatch):
     module, run, wanted, programs = broken
     x, results = wanted[701]
     most_needed, least = needs(programs)
-    join, seen = threading.Thread.join, []
+    join, move_on, seen, waited = threading.Thread.join, shared._Move.run, [], threading.Event()
 
     def interrupted(thread, timeout=None):
         if not seen and thread.name == "anyshape tape":
             seen.append(thread)
+            waited.set()
             raise KeyboardInterrupt
         join(thread, timeout)
 
+    def when_waited_for(one):
+        waited.wait(60)  # else it may be done before anybody waits, and there is nothing to interrupt
+        move_on(one)
+
     monkeypatch.setattr(threading.Thread, "join", interrupted)
+    monkeypatch.setattr(shared._Move, "run", when_waited_for)
     for bytes_ in range(least, most_needed, (most_needed - least) // 8):
         move(run, bytes_)
         with contextlib.suppress(KeyboardInterrupt):
