@@ -541,6 +541,7 @@ def wrong():
 """
 
 
+@pytest.mark.full
 def test_a_users_own_model_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine.py").write_text(TAGGER.replace("{wrong}", "None"))
@@ -592,6 +593,7 @@ def test_an_own_model_that_breaks_the_contract_is_told(tmp_path: Path, returned:
             own.load(name)
 
 
+@pytest.mark.full
 def test_wrong_results_fail_loudly(tmp_path: Path) -> None:
     body = "Net.calls += 1; return x * Net.calls"
     status, results, said = bench(tmp_path, body, "--backends", "eager")
@@ -600,6 +602,7 @@ def test_wrong_results_fail_loudly(tmp_path: Path) -> None:
     assert results.records[1]["mismatches"]
 
 
+@pytest.mark.full
 def test_a_dead_process_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
     body = "import os; os._exit(7) if x.shape[0] == 1 else None; return x"
     status, results, said = bench(tmp_path, body, "--backends", "eager")
@@ -632,7 +635,7 @@ def test_interrupt_keeps_what_finished_and_ends_the_child(tmp_path: Path, monkey
     assert stored.options["interrupted"] is True
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)])
 def test_a_signal_ends_the_command_and_its_child(tmp_path: Path, number: int) -> None:
     body = "import os; open('pid', 'w').write(f'{os.getpid()} '); time.sleep(1000)"
     (tmp_path / "own_model.py").write_text(OWN.format(body=body))
@@ -653,6 +656,7 @@ def test_a_signal_ends_the_command_and_its_child(tmp_path: Path, number: int) ->
     assert load(tmp_path / "out").options["interrupted"] is True
 
 
+@pytest.mark.full
 def test_a_process_over_its_limit_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_model.py").write_text(OWN.format(body="time.sleep(1000)"))
     monkeypatch.chdir(tmp_path)

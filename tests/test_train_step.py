@@ -104,7 +104,8 @@ def test_an_update_is_that_of_torch(name: str) -> None:
     assert one_trace(step)
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd-momentum", "adafactor"])
+@pytest.mark.parametrize("name", ["adamw", *(pytest.param(one, marks=pytest.mark.full)
+                                             for one in ("sgd-momentum", "adafactor"))])
 def test_an_update_of_weights_in_float32_by_gradients_in_bfloat16(name: str) -> None:
     # what rounding does in 50 steps under autocast is no more than in PyTorch, and states are float32
     ours, theirs = nets()
