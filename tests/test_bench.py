@@ -593,7 +593,6 @@ def test_an_own_model_that_breaks_the_contract_is_told(tmp_path: Path, returned:
             own.load(name)
 
 
-@pytest.mark.full
 def test_wrong_results_fail_loudly(tmp_path: Path) -> None:
     body = "Net.calls += 1; return x * Net.calls"
     status, results, said = bench(tmp_path, body, "--backends", "eager")
