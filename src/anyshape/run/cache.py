@@ -6,12 +6,14 @@ does not fit its header is ignored and replaced. A folder that cannot be written
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import struct
 import tempfile
 import threading
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 
 from anyshape.base import events
@@ -52,8 +54,22 @@ class DiskCache:
         events.count("cache_misses" if data is None else "cache_hits")
         return data
 
+    def put_first(self, key: str, data: bytes) -> bytes:
+        """Keeps `data` under `key` unless something whole is there; returns what is there then."""
+        found = self.get(key)
+        if found is None:
+            self._write(key, data, _linked)
+            found = self.get(key)
+        if found is None:  # damaged, or a file system without links
+            self.put(key, data)
+        return data if found is None else found
+
     def put(self, key: str, data: bytes) -> None:
         """Keeps `data` under `key`, in place of what is there."""
+        self._write(key, data, os.replace)
+
+    def _write(self, key: str, data: bytes, move: Callable[[str, str], None]) -> None:
+        """Writes an entry to a file of its own, which `move` then gives its name."""
         path = self.path(key)
         header = _HEADER.pack(MAGIC, VERSION, len(data), hashlib.sha256(data).digest())
         temporary = ""
@@ -62,7 +78,7 @@ class DiskCache:
             handle, temporary = tempfile.mkstemp(prefix="new-", dir=os.path.dirname(path))
             with os.fdopen(handle, "wb") as file:
                 file.write(header + data)
-            os.replace(temporary, path)
+            move(temporary, path)
         except OSError as error:
             _remove(temporary)
             self.warn(error)
@@ -86,6 +102,13 @@ def _opened(text: bytes) -> bytes | None:
     if magic != MAGIC or version != VERSION or length != len(data) or hashlib.sha256(data).digest() != digest:
         return None
     return data
+
+
+def _linked(source: str, path: str) -> None:
+    """Gives a file its name unless something has it."""
+    with contextlib.suppress(OSError):
+        os.link(source, path)
+    os.remove(source)
 
 
 def _remove(path: str) -> None:
