@@ -302,7 +302,7 @@ class Executable:
             clock = None if self.profiles is None else clock_of(self.plan, len(record.actions))
             times = 0 if clock is None else clock.buffer_info()[0]
             block = array("q", (0, number, lower, temporary.address, threads, context.callback,
-                                self.functions_address, record.address, 0, times, spare, 0, *pointers,
+                                self.functions_address, record.address, 0, times, spare, 0, 0, *pointers,
                                 *[0 if output is None else output.data_ptr() for output in outputs]))
             block.frombytes(self.rest)
             if record.parts:

@@ -79,7 +79,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> Layout:
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
-    names: dict[str, Any] = {**FUNCTIONS, "matmul": partial(_matmul, ours), "attention": partial(attention_words, ours),
+    names: dict[str, Any] = {**FUNCTIONS, "product": partial(_unplaced, ours), "matmul": _placed, "attention": partial(attention_words, ours),
                              "grouped": partial(grouped_words, ours), "copy": _copy, "bands": partial(_bands, ours),
                              "joined": joined, "series": series, "finished": finished, "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
@@ -111,8 +111,16 @@ def _areas(spec: _Spec, windows: tuple[Any, ...]) -> list[Area]:
 
 
 def _matmul(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
-    words = _product(ours, spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
-                     tuple([(shape, strides) for shape, strides, _ in windows]))
+    return _placed(_unplaced(ours, spec, windows), spec, windows)
+
+
+def _unplaced(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """What the words of a product have in common with those of others that have equal windows, in other slots."""
+    return _product(ours, spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
+                    tuple([(shape, strides) for shape, strides, _ in windows]))
+
+
+def _placed(words: tuple[int, ...] | None, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
     if words is None:
         return [host.CALL, 3, spec.number]
     return at_slots(words, MATMUL_PLACES, spec.number, spec.places, windows)
@@ -169,12 +177,21 @@ class _Writer(Formulas):
         self.symbols |= {entry for entry in plan.inputs if isinstance(entry, str)}
         self.specs: list[_Spec | AttentionSpec | GroupedSpec] = []
         self.wide: list[str] = []  # dtypes of attention's scores
+        self.locals: dict[Any, str] = {}  # what layers that repeat have in common: text, or what it is made of -> name
 
     def window(self, window: Window) -> str:
         return self.type(window.type, window.offset)
 
     def type(self, type_: TensorType, offset: Size = 0) -> str:
-        return f"({self.tuple_of(type_.shape)}, {self.tuple_of(type_.layout())}, {self.number(offset)})"
+        text = f"({self.tuple_of(type_.shape)}, {self.tuple_of(type_.layout())}, {self.number(offset)})"
+        return self.local(text, text)
+
+    def local(self, key: Any, text: str) -> str:
+        """The name of a value, which is computed once."""
+        if key not in self.locals:
+            self.locals[key] = f"w{len(self.locals)}"
+            self.lines.append(f"    {self.locals[key]} = {text}")
+        return self.locals[key]
 
     def types(self, entries: Any) -> str:
         return "(" + "".join(self.entry(entry) + ", " for entry in entries) + ")"
@@ -241,15 +258,19 @@ class _Writer(Formulas):
         if step.op not in ("matmul", "matmul_add"):
             raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
                               why="the host knows products and attention only", do="make it an extern step")
-        return f"*matmul({self.product(number, step)})"
+        spec, windows = self.product(number, step)
+        common = self.specs[-1]
+        assert isinstance(common, _Spec)
+        key = common.dtype, common.alpha, common.beta, tuple(item for _, item in common.places), windows
+        return f"*matmul({self.local(key, f'product({spec}, {windows})')}, {spec}, {windows})"
 
-    def product(self, number: int, step: LibraryStep) -> str:
-        """What the words of a product are made of."""
+    def product(self, number: int, step: LibraryStep) -> tuple[str, str]:
+        """What the words of a product are made of: the spec, and the types of the windows."""
         attrs = dict(step.attrs)
         windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
-        return f"{self.spec(_Spec(number, step.dtype, places, alpha, beta))}, {self.types(windows)}"
+        return self.spec(_Spec(number, step.dtype, places, alpha, beta)), self.types(windows)
 
     def bands(self, number: int, step: BandStep) -> str:
         """The words of a product and a kernel, and what is added to those of the kernel from band to band."""
@@ -257,7 +278,8 @@ class _Writer(Formulas):
         assert isinstance(columns, int)
         steps = [columns * size_of(window.type.dtype) if place in kernel.along and place != step.result else 0
                  for place, window in enumerate(kernel.params)]
-        return (f"*bands({step.rows}, {columns}, {self.product(number, step.product)}, "
+        spec, windows = self.product(number, step.product)
+        return (f"*bands({step.rows}, {columns}, {spec}, {windows}, "
                 f"[{self.kernel(number, kernel)}], {tuple(steps)})")
 
     def attention(self, number: int, step: LibraryStep) -> str:
