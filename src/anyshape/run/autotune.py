@@ -81,9 +81,16 @@ class Autotune:
         self.context = context
         self.measurements = measurements
         self.mode = mode
+        self.decided: dict[str, bool] = {}
 
     def ours(self, kind: str) -> bool:
         """Whether our routines do products of a kind."""
+        found = self.decided.get(kind)
+        if found is None:
+            found = self.decided[kind] = self._decide(kind)
+        return found
+
+    def _decide(self, kind: str) -> bool:
         if self.mode in ("own", "library"):
             return self.mode == "own"
         default = usual(kind, limits.host())
@@ -96,6 +103,7 @@ class Autotune:
     def measure_again(self, kind: str) -> None:
         """Measures a kind in place of what was found before."""
         self.measurements.forget(_name(kind))
+        self.decided.pop(kind, None)
         self.gain(kind)
 
     def told(self, dtype: str) -> str:

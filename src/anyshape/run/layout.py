@@ -20,7 +20,8 @@ from anyshape.ir.types import TensorType, size_of
 from anyshape.ops.attention import wide
 from anyshape.plan.plan import BandStep, Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.plan.together import kernels_from
-from anyshape.run.attention import OPS, AttentionSpec, attention_words
+from anyshape.run import attention
+from anyshape.run.attention import OPS, AttentionSpec
 from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import GroupedSpec, grouped_words
 from anyshape.run.words import Area, Ours, Shape, at_slots, copy_words, finished, joined, matmul_words, series
@@ -79,7 +80,8 @@ def layout_of(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> Layout:
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
-    names: dict[str, Any] = {**FUNCTIONS, "product": partial(_unplaced, ours), "matmul": _placed, "attention": partial(attention_words, ours),
+    names: dict[str, Any] = {**FUNCTIONS, "product": partial(_unplaced, ours), "matmul": _placed,
+                             "scores": partial(attention.unplaced, ours), "attention": attention.placed,
                              "grouped": partial(grouped_words, ours), "copy": _copy, "bands": partial(_bands, ours),
                              "joined": joined, "series": series, "finished": finished, "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
@@ -289,7 +291,9 @@ class _Writer(Formulas):
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         self.wide.append(wide(dtype))
         spec = AttentionSpec(number, step.op, dtype, attrs["causal"], attrs["scale"], places)
-        return f"*attention({self.spec(spec)}, {self.types(windows)})"
+        name, types = self.spec(spec), self.types(windows)
+        common = self.local((spec.op, dtype, spec.causal, spec.scale, types), f"scores({name}, {types})")
+        return f"*attention({common}, {name}, {types})"
 
     def kernel(self, number: int, step: KernelStep) -> str:
         choices = []
