@@ -9,6 +9,8 @@ lost, and then try again. What is computed does not depend on the number of thre
 """
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from anyshape.backend.host_words import (
     BARRIER,
     CLOCK,
@@ -45,13 +47,13 @@ def now(functions: int, clock: int) -> int:
     return word(time, 0) * 1000000000 + word(time, 1)
 
 
-def fork(block: int, routine: int, data: int, threads: int) -> int:
+def fork(block: int, routine: int | Callable[[int], int], data: int, threads: int) -> int:
     """Runs routine(data) on so many threads at once, and waits for all."""
     functions = word(block, FUNCTIONS)
     load = word(functions, LOAD)
     region = words(7)
     set_word(region, REGION_FUNCTIONS, functions)
-    set_word(region, REGION_ROUTINE, routine)
+    set_word(region, REGION_ROUTINE, routine)  # type: ignore[arg-type]
     set_word(region, REGION_DATA, data)
     set_word(region, REGION_WATCHED, word(load, 1))
     begin = now(functions, MONOTONIC)

@@ -260,11 +260,11 @@ class _Writer(Formulas):
         if step.op not in ("matmul", "matmul_add"):
             raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
                               why="the host knows products and attention only", do="make it an extern step")
-        spec, windows = self.product(number, step)
+        spec_name, types = self.product(number, step)
         common = self.specs[-1]
         assert isinstance(common, _Spec)
-        key = common.dtype, common.alpha, common.beta, tuple(item for _, item in common.places), windows
-        return f"*matmul({self.local(key, f'product({spec}, {windows})')}, {spec}, {windows})"
+        key = common.dtype, common.alpha, common.beta, tuple(item for _, item in common.places), types
+        return f"*matmul({self.local(key, f'product({spec_name}, {types})')}, {spec_name}, {types})"
 
     def product(self, number: int, step: LibraryStep) -> tuple[str, str]:
         """What the words of a product are made of: the spec, and the types of the windows."""
