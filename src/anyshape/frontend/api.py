@@ -46,7 +46,7 @@ def compile_target(target: Any, config: Config) -> Any:
     """The compiled form of a module, a function, or an ExportedProgram; see `anyshape.compile`."""
     check_stages(config)
     if isinstance(target, torch.export.ExportedProgram):
-        with context_underway():
+        with context_underway(config):
             return export.compile_exported(target, Compilation(config, compile_program))
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, config)
