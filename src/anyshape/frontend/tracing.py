@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, Unsupported
@@ -20,6 +19,7 @@ from anyshape.frontend.reasons import miss_words, singled_out
 from anyshape.frontend.shape_rules import tracing_settings
 from anyshape.run import torch_api, torch_door, torch_trace
 from anyshape.run.context import context_underway
+from anyshape.torch_compat import tree as pytree
 
 NO_REASON = "a size of 0, from which nothing can be told about others"
 NESTED = "a nested tensor is among the arguments"
