@@ -128,6 +128,8 @@ def rule_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[
 
 def why_apart(optimizer: torch.optim.Optimizer) -> str:
     """Why the step cannot be one program with the hooks and weights that the optimiser has now; "" if it can."""
+    if compat.lack():
+        return compat.lack()
     own = [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
     every = [compat.get(f"torch.optim.optimizer._global_optimizer_{when}_hooks") for when in ("pre", "post")]
     if None in (*own, *every) or not compat.has(*compat.TRAIN_STEP):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyshape import torch_compat as compat
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, Unsupported
 from anyshape.frontend.beside import Beside
@@ -59,7 +60,7 @@ class Tracing:
         self.deferral = deferral
         self.beside = beside
         self.way = "ordinary" if not oblivious else "all sizes" if compilation.config.dynamic else "one graph"
-        self.failure = ""
+        self.failure = "" if not oblivious or compat.has(*compat.ALL_SIZES) else "this version of torch cannot trace so"
         self.buffers: dict[Any, dict[str, tuple[int, ...]]] = {}
         self.changing: dict[Any, set[str]] = {}
         self.general = False

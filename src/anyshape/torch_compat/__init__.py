@@ -12,6 +12,7 @@ from anyshape.torch_compat.access import (
     get,
     has,
     is_there,
+    lack,
     lacking,
     need,
     pretending,
@@ -31,5 +32,5 @@ from anyshape.torch_compat.objects import (
 )
 
 __all__ = ["ALL_SIZES", "Absent", "OpOverload", "OpOverloadPacket", "TRAIN_STEP", "TorchVersionWarning", "aten", "bind",
-           "compile_lock", "get", "has", "is_mutable", "is_there", "lacking", "need", "operator_name",
+           "compile_lock", "get", "has", "is_mutable", "is_there", "lack", "lacking", "need", "operator_name",
            "pretending", "refusal", "schema_text", "storage_id", "version"]

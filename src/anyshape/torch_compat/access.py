@@ -103,9 +103,16 @@ def refusal() -> str | None:
     return _refusals[0]
 
 
+def lack() -> str:
+    """Why nothing can be compiled with this torch; empty where it can."""
+    path = refusal()
+    return "" if path is None else f"torch {torch.__version__} has no {path} ({NAMES[path].use})"
+
+
 def lacking() -> dict[str, str]:
-    """What torch was found to lack, against expectation, and what is done without it."""
-    return {path: NAMES[path].without for path, found in _found.items() if found is _MISSING and _is_expected(path)}
+    """What torch was found to lack, against expectation, that there is another way for, and that way."""
+    return {path: NAMES[path].without for path, found in list(_found.items())
+            if found is _MISSING and NAMES[path].without and _is_expected(path)}
 
 
 @contextlib.contextmanager
@@ -153,6 +160,8 @@ def _is_expected(path: str) -> bool:
 
 def _warn(path: str) -> None:
     if path in _warned or not NAMES[path].without or not _is_expected(path):
+        return
+    if any(path.startswith(f"{one}.") and get(one) is None for one in NAMES):  # that says it
         return
     _warned.add(path)
     warnings.warn(f"torch {torch.__version__} has no {path}, which AnyShape uses.\n  why: {NAMES[path].use}\n"
