@@ -55,6 +55,8 @@ class Sizes:
             return int(value)
         node = value.node
         source = getattr(node, "_expr", None)
+        if source is None:  # a nested int, or another version of torch
+            source = getattr(node, "expr", None)
         if source is None:
             constant = node.maybe_as_int() if hasattr(node, "maybe_as_int") else None
             if constant is not None:

@@ -413,14 +413,15 @@ def packed_convolution(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor
 def allocations() -> Iterator[list[int]]:
     """A list that receives, at the end, the bytes that torch's allocator for CPUs gave meanwhile, in order; what it
     took back is negative. The older of torch's profilers is asked: the other one writes to the terminal."""
-    paths = [f"torch._C.{name}" for name in ("_profiler", "_autograd._enable_profiler_legacy",
-                                             "_autograd._disable_profiler_legacy")]
-    _profiler, enable, disable = map(compat.get, paths)
+    paths = [f"torch._C.{name}" for name in (
+        "_profiler", "_profiler._ExperimentalConfig", "_autograd._enable_profiler_legacy",
+        "_autograd._disable_profiler_legacy")]
+    _profiler, experimental, enable, disable = map(compat.get, paths)
     if not compat.has(*paths):
         yield []
         return
     config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, False, True, False, False, False,
-                                      _profiler._ExperimentalConfig())
+                                      experimental())
     found: list[int] = []
     enable(config)
     try:

@@ -31,7 +31,8 @@ def remembered_shapes(memory: dict[Any, Any]) -> Iterator[None]:
     torch's internals are not as expected."""
     FakeTensorMode = compat.need(f"{FAKE}FakeTensorMode")
     dispatch = compat.get(f"{FAKE}FakeTensorMode._dispatch_impl")
-    if dispatch is None or not compat.has("torch._functionalize_unsafe_set", "torch._C._current_graph_task_id",
+    if dispatch is None or not compat.has("torch._functionalize_unsafe_set", "torch.Tensor._is_view",
+                                          "torch._C._current_graph_task_id",
                                           f"{FAKE}in_kernel_invocation_manager"):
         yield
         return

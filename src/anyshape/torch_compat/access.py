@@ -112,7 +112,7 @@ def lack() -> str:
 def lacking() -> dict[str, str]:
     """What torch was found to lack, against expectation, that there is another way for, and that way."""
     return {path: NAMES[path].without for path, found in list(_found.items())
-            if found is _MISSING and NAMES[path].without and _is_expected(path)}
+            if found is _MISSING and NAMES[path].without and not NAMES[path].quiet}
 
 
 @contextlib.contextmanager
@@ -153,13 +153,8 @@ def _looked_up(path: str) -> Any:
     return found
 
 
-def _is_expected(path: str) -> bool:
-    name = NAMES[path]
-    return not name.quiet and (name.since is None or version() >= name.since)
-
-
 def _warn(path: str) -> None:
-    if path in _warned or not NAMES[path].without or not _is_expected(path):
+    if path in _warned or not NAMES[path].without or NAMES[path].quiet:
         return
     if any(path.startswith(f"{one}.") and get(one) is None for one in NAMES):  # that says it
         return

@@ -11,12 +11,10 @@ class Name:
     Args:
         use: what it is for.
         without: what is done where torch lacks it; empty: nothing can be compiled, and all runs as PyTorch.
-        since: the version of torch that brought it, where that is later than the oldest one that is supported.
         quiet: whoever lacks it misses nothing.
     """
     use: str
     without: str = ""
-    since: tuple[int, int] | None = None
     quiet: bool = False
 
 
@@ -104,6 +102,7 @@ TRACING = {
     f"{DYNAMO}mark_static": Name("weights of a train step have fixed sizes", "their sizes are traced as symbols"),
     f"{FAKE}FakeTensorMode._dispatch_impl": Name("shapes of a trace are found once", SLOW_TRACE),
     f"{FAKE}in_kernel_invocation_manager": Name("shapes of a trace are found once", SLOW_TRACE),
+    "torch.Tensor._is_view": Name("shapes of a trace are found once", SLOW_TRACE),
     "torch._functionalize_unsafe_set": Name("shapes of a trace are found once", SLOW_TRACE),
     f"{SHAPES}_constrain_range_for_size": Name("sizes that are found in the data", FEWER),
     f"{SYMPY}interp.handlers": Name("floats that are computed from sizes", FEWER),
@@ -137,7 +136,7 @@ TRACING = {
                     "UserError", "FailOnRecompileLimitHit")},
     **{f"{DYNAMO}exc.{name}": Name("a trace that begins again", FEWER)
        for name in ("TensorifyScalarRestartAnalysis", "RestartAnalysis")},
-    **{path: Name("one tape for all that a backward needs", OPAQUE, (2, 12)) for path in (
+    **{path: Name("one tape for all that a backward needs", OPAQUE) for path in (
         "torch._library.fake_class_registry.FakeScriptObject", "torch._library.opaque_object.get_opaque_type_name",
         "torch._library.opaque_object.register_opaque_type", "torch._opaque_base.OpaqueBase")},
     **{path: Name("tracing in a thread of its own", "background=True traces in the caller's thread") for path in (
@@ -171,6 +170,7 @@ CALLS = {
                                                                  "it reorders them at each call"),
     "torch.ops.mkldnn._convolution_pointwise.default": Name("weights of convolutions in the library's order",
                                                             "it reorders them at each call"),
+    "torch._C._profiler._ExperimentalConfig": Name("counts what PyTorch allocates, for reports", "nothing is counted"),
     "torch._C._profiler": Name("counts what PyTorch allocates, for reports", "nothing is counted"),
     "torch._C._autograd._enable_profiler_legacy": Name("counts what PyTorch allocates, for reports",
                                                        "nothing is counted"),
