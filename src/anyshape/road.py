@@ -41,7 +41,7 @@ from anyshape.plan.segments import Segment, again_graph, segments
 from anyshape.plan.show import show as show_plan
 from anyshape.plan.together import together
 from anyshape.run.cache import cache_of
-from anyshape.run.context import shared_context
+from anyshape.run.context import context_of
 from anyshape.run.executable import Executable
 from anyshape.run.words import takes_any_strides
 from anyshape.sym.expr import Size
@@ -231,7 +231,7 @@ def twin(compiled: Compiled, config: Config) -> Executable:
 
 
 def _executable(plan: Plan, kernels: Sequence[BuiltKernel], before: Plan | None, config: Config) -> Executable:
-    return Executable(plan, kernels, shared_context(), before, config.threads, config.packed_bytes)
+    return Executable(plan, kernels, context_of(cache_of(config)), before, config.threads, config.packed_bytes)
 
 
 def _with_items(fusion: Fusion, plan: Plan, other: Plan) -> Fusion:

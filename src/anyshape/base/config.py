@@ -34,6 +34,8 @@ class Config:
                           "place of the computed ones")
     cache: bool = _knob(True, "keep compiled code on disk")
     cache_dir: str = _knob("", "folder of the disk cache; empty: the user's cache folder")
+    cache_limit: int = _knob(1 << 30, "bytes that the disk cache may hold, as a number or such as \"2GiB\"; beyond "
+                                      "them the entries that were used longest ago go", bytes_=True)
     threads: int = _knob(0, "threads of a kernel; 0: as many as torch uses")
     fuse: bool = _knob(True, "fuse pointwise, reduction and view work into kernels")
     max_nodes: int = _knob(128, "largest number of equations in one kernel", least=1)

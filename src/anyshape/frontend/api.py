@@ -49,7 +49,7 @@ def compile_target(target: Any, config: Config) -> Any:
     if isinstance(target, torch.export.ExportedProgram) and compat.lack():
         return compiled_module(target.module(), config)
     if isinstance(target, torch.export.ExportedProgram):
-        with context_underway():
+        with context_underway(config):
             return export.compile_exported(target, Compilation(config, compile_program))
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, config)

@@ -56,7 +56,7 @@ def backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         mode: not used; torch passes it.
         options: fields of `Config`.
     """
-    with context_underway():
+    with context_underway(Config.make(**(options or {}))):
         return compile_fx(gm, example_inputs, mode=mode, options=options)
 
 

@@ -151,7 +151,7 @@ class Tracing:
         config = self.compilation.config
         programs = torch_api.programs_of_others(arguments[0].f_code, self.inner)
         started = time.perf_counter()
-        with context_underway(), tracing_settings(config.dynamic, self.oblivious, programs, told.numbers,
+        with context_underway(config), tracing_settings(config.dynamic, self.oblivious, programs, told.numbers,
                                                   told.changing):
             self.compilation.tracing = told.where, told.reason, told.way
             answer = self.inner(*arguments)

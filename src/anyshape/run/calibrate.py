@@ -25,6 +25,7 @@ from anyshape.plan.alloc import allocate
 from anyshape.plan.plan import Buffer, CopyStep, LibraryStep, Plan, Window
 from anyshape.run.arena import Block
 from anyshape.run.cache import DiskCache, cache_of
+from anyshape.run.context import Context, context_of
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.executable import Executable
 from anyshape.run.work import FLOATS, USUAL, Speeds
@@ -71,7 +72,8 @@ class Calibration:
         if data is not None and len(data) == NUMBER.size:
             return float(NUMBER.unpack(data)[0])
         try:
-            found = copied(threads) if what == COPY else multiplied(what)
+            context = context_of(self.cache)
+            found = copied(threads, context) if what == COPY else multiplied(what, context)
         except (MemoryError, RuntimeError):  # torch has no memory for it
             found = math.nan
         if not (math.isfinite(found) and found > 0):
@@ -81,7 +83,7 @@ class Calibration:
         return found
 
 
-def multiplied(dtype: str) -> float:
+def multiplied(dtype: str, context: Context | None = None) -> float:
     """Operations of products that a thread does in a second."""
     left, right, result = (TensorType(dtype, shape) for shape in ((ROWS, INNER), (INNER, COLUMNS), (ROWS, COLUMNS)))
     windows = [Window(name, one) for name, one in (("left", left), ("right", right), ("result", result))]
@@ -90,10 +92,10 @@ def multiplied(dtype: str) -> float:
     step = LibraryStep("matmul", tuple(windows[:2]), (windows[2],))
     plan = Plan("speed of products", (left, right), (windows[2],), (), buffers, (step,), (), 0, Facts())
     inputs = [torch.ones(one.shape, dtype=TORCH_DTYPES[dtype], device="cpu") for one in (left, right)]
-    return 2.0 * ROWS * INNER * COLUMNS / _fastest(plan, inputs, 1)
+    return 2.0 * ROWS * INNER * COLUMNS / _fastest(plan, inputs, 1, context)
 
 
-def copied(threads: int) -> float:
+def copied(threads: int, context: Context | None = None) -> float:
     """Bytes that each of so many threads reads and writes in a second, all together."""
     size = min(COPIED * threads, MOST_COPIED)
     type_ = TensorType("f32", (size // 4,))
@@ -104,12 +106,12 @@ def copied(threads: int) -> float:
     for block in blocks:
         block.tensor.zero_()
     inputs = [block.window(torch.float32, 0, (size // 4,), (1,)) for block in blocks]
-    return 2.0 * size / _fastest(plan, inputs, threads) / threads
+    return 2.0 * size / _fastest(plan, inputs, threads, context) / threads
 
 
-def _fastest(plan: Plan, inputs: list[torch.Tensor], threads: int) -> float:
+def _fastest(plan: Plan, inputs: list[torch.Tensor], threads: int, context: Context | None) -> float:
     """Seconds of the plan's only step in its fastest turn."""
-    program = Executable(allocate(plan), threads=threads)
+    program = Executable(allocate(plan), context=context, threads=threads)
     program.profiles = []
     for _ in range(TURNS):
         program([*inputs])
