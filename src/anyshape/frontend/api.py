@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from anyshape import torch_compat as compat
 from anyshape.base import events
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError
@@ -27,7 +28,7 @@ from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred
 from anyshape.frontend.direct import MISS, Door, watched
-from anyshape.frontend.dynamo import FallbackWarning, compile_fx
+from anyshape.frontend.dynamo import NOT_WITH_THIS, FallbackWarning, compile_fx, refuse_lack
 from anyshape.frontend.explain import explain
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.memory import memory
@@ -45,6 +46,8 @@ PLAIN = "these sizes run as plain PyTorch"
 def compile_target(target: Any, config: Config) -> Any:
     """The compiled form of a module, a function, or an ExportedProgram; see `anyshape.compile`."""
     check_stages(config)
+    if isinstance(target, torch.export.ExportedProgram) and compat.lack():
+        return compiled_module(target.module(), config)
     if isinstance(target, torch.export.ExportedProgram):
         with context_underway(config):
             return export.compile_exported(target, Compilation(config, compile_program))
@@ -113,17 +116,28 @@ class Way:
 class Compiled:
     """A callable with its two ways of tracing and their record."""
 
-    __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "target")
+    __slots__ = ("compilation", "deferral", "lack", "oblivious", "ordinary", "target")
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target
         self.compilation = Compilation(config, compile_program)
         self.deferral = Deferral()
+        self.lack = compat.lack()
+        if self.lack:
+            return
         self.oblivious = Way(target, self.compilation, True, self.deferral)
         self.ordinary = Way(target, self.compilation, False, self.deferral)
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """The result of the target for these arguments."""
+        """The result of the target for these arguments.
+
+        Raises:
+            Unsupported: torch lacks what is needed, and no call may run as PyTorch.
+        """
+        if self.lack:
+            refuse_lack(self.compilation.config, self.lack)
+            self._note_plain(self.lack, NOT_WITH_THIS)
+            return self.target(*arguments, **keywords)
         oblivious, ordinary = self.oblivious, self.ordinary
         plain = not torch.compiler.is_compiling()
         if plain and watched():
@@ -204,12 +218,12 @@ class Compiled:
                 else:
                     tracing.failure = ""
 
-    def _note_plain(self, reason: str) -> None:
+    def _note_plain(self, reason: str, what: str = "torch's tracer refuses a call with these sizes") -> None:
         """Records, and says once, that a call ran as plain PyTorch."""
         if any(known.stage == PLAIN and known.reason == reason for known in self.compilation.fallbacks):
             return
         self.compilation.record("trace", PLAIN, reason)
-        warnings.warn(f"torch's tracer refuses a call with these sizes; it runs as PyTorch would.\n  why: {reason}\n"
+        warnings.warn(f"{what}; it runs as PyTorch would.\n  why: {reason}\n"
                       "  do:  set strict=True to stop here, and see explain()", FallbackWarning, stacklevel=4)
 
     def explain(self, **sizes: Any) -> Explanation:

@@ -13,8 +13,8 @@ from anyshape.frontend.aten_table import Decline, Translator, is_float, literal,
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
 from anyshape.run.dtypes import TORCH_DTYPES
+from anyshape.torch_compat import aten
 
-aten = torch.ops.aten
 prims = torch.ops.prims
 
 _FLOAT_UNARY = (

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from anyshape.torch_compat import tree as pytree
 
 FORWARD_AND_BACKWARD = 3  # a backward takes about twice its forward's time, and is not seen from here
 SMALL = 2

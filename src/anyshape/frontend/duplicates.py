@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from anyshape.run import torch_api
+from anyshape.torch_compat import OpOverload, is_mutable
 
 _KEPT = frozenset(("aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"))
 
@@ -50,12 +51,12 @@ def _storage(node: Node) -> int | None:
 
 
 def _writes(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return isinstance(target, OpOverload) and is_mutable(target)
 
 
 def _repeatable(target: Any) -> bool:
-    if isinstance(target, torch._ops.OpOverload):
-        return torch.Tag.nondeterministic_seeded not in target.tags and str(target._overloadpacket) not in _KEPT
+    if isinstance(target, OpOverload):
+        return torch.Tag.nondeterministic_seeded not in target.tags and str(target.overloadpacket) not in _KEPT
     return target is operator.getitem or getattr(target, "__module__", "") == "_operator"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from anyshape import torch_compat as compat
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsupported
 from anyshape.frontend import decompositions, repro
@@ -31,9 +32,18 @@ from anyshape.passes.pipeline import ATTENTION, DOOR
 from anyshape.run import torch_api, torch_door
 from anyshape.run.context import context_underway
 
+NOT_WITH_THIS = "nothing can be compiled with this version of torch"
+WITH = "install a version of torch that AnyShape is tested with (see README)"
+
 
 class FallbackWarning(UserWarning):
     """A captured graph runs as PyTorch would run it, because compiling it failed."""
+
+
+def refuse_lack(config: Config, lack: str) -> None:
+    """Raises Unsupported where torch lacks what is needed (`compat.lack`) and no call may run as PyTorch."""
+    if config.strict or config.limited:
+        raise Unsupported(NOT_WITH_THIS, why=lack, do=WITH)
 
 
 def backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
@@ -64,6 +74,13 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if compilation is None:
         compilation = Compilation(Config.make(**(options or {})), compile_program)
         check_stages(compilation.config)
+    lack = compat.lack()
+    if lack:
+        refuse_lack(compilation.config, lack)
+        compilation.record("trace", "torch", lack)
+        warnings.warn(f"{NOT_WITH_THIS}; it runs as PyTorch would.\n  why: {lack}\n  do:  {WITH}", FallbackWarning,
+                      stacklevel=2)
+        return gm.forward
     if any(torch_api.is_fake(value) for value in example_inputs):
         return gm.forward  # a call on shapes alone: there is no memory to compute on
     number = compilation.next_graph(size_names(gm))

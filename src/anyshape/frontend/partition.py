@@ -19,6 +19,7 @@ from anyshape.frontend.duplicates import remove_duplicates
 from anyshape.frontend.from_sizes import make_again
 from anyshape.run import torch_api
 from anyshape.run.tape import Tape, make_tape, tape_get
+from anyshape.torch_compat import opaque
 
 TAPE_KEY = "anyshape_tape"
 COPY_KEY = "anyshape_copy"  # marks a clone that must give memory of its own
@@ -47,7 +48,7 @@ def partition_with_tape(joint: GraphModule, joint_inputs: Any, halves: Halves, *
     if not joint_inputs:
         return forward, backward
     make_again(forward, backward, num_fwd_outputs)
-    if torch_api.HAS_OPAQUE:
+    if opaque.has_opaque():
         halves.layout = put_tape(forward, backward, num_fwd_outputs)
     halves.forward = forward
     halves.backward = backward
@@ -65,7 +66,7 @@ def put_tape(forward: GraphModule, backward: GraphModule, num_fwd_outputs: int) 
     layout = _layout(forward, returned[:num_fwd_outputs], saved)
     with forward.graph.inserting_before(output):
         tape = forward.graph.call_function(make_tape, tuple(saved), {"checked": layout.checked}, name="tape")
-    tape.meta = {"val": torch_api.fake_opaque(Tape), TAPE_KEY: layout}
+    tape.meta = {"val": opaque.fake_opaque(Tape), TAPE_KEY: layout}
     output.args = ((*returned[:num_fwd_outputs], tape),)
     descriptions = output.meta.get("desc")
     if descriptions is not None:
@@ -134,7 +135,7 @@ def _read_tape(backward: GraphModule, size: int, layout: TapeLayout) -> None:
     assert len(placeholders) >= size
     with backward.graph.inserting_before(placeholders[0]):
         tape = backward.graph.placeholder("tape")
-    tape.meta = {"val": torch_api.fake_opaque(Tape), TAPE_KEY: layout}
+    tape.meta = {"val": opaque.fake_opaque(Tape), TAPE_KEY: layout}
     cursor = placeholders[-1]
     for index, old in enumerate(placeholders[:size]):
         with backward.graph.inserting_after(cursor):

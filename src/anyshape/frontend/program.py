@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from torch.fx.graph import _BoxedCodeGen
 
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, Unsupported
@@ -33,6 +32,7 @@ from anyshape.run.joined import join
 from anyshape.run.limit import pair
 from anyshape.run.store import check_folder
 from anyshape.sym.expr import Expr, Size, symbols_of
+from anyshape.torch_compat import need
 
 
 class PlainProgram:
@@ -47,7 +47,7 @@ class PlainProgram:
         self.gm = gm
         self.name = name
         self.takes_tape = takes_tape
-        gm.graph.set_codegen(_BoxedCodeGen())
+        gm.graph.set_codegen(need("torch.fx.graph._BoxedCodeGen")())
         gm.recompile()
         self.run = gm.forward
 

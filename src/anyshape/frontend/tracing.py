@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from anyshape import torch_compat as compat
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, Unsupported
 from anyshape.frontend.beside import Beside
@@ -20,6 +20,7 @@ from anyshape.frontend.reasons import miss_words, singled_out
 from anyshape.frontend.shape_rules import tracing_settings
 from anyshape.run import torch_api, torch_door, torch_trace
 from anyshape.run.context import context_underway
+from anyshape.torch_compat import tree as pytree
 
 NO_REASON = "a size of 0, from which nothing can be told about others"
 NESTED = "a nested tensor is among the arguments"
@@ -59,7 +60,7 @@ class Tracing:
         self.deferral = deferral
         self.beside = beside
         self.way = "ordinary" if not oblivious else "all sizes" if compilation.config.dynamic else "one graph"
-        self.failure = ""
+        self.failure = "" if not oblivious or compat.has(*compat.ALL_SIZES) else "this version of torch cannot trace so"
         self.buffers: dict[Any, dict[str, tuple[int, ...]]] = {}
         self.changing: dict[Any, set[str]] = {}
         self.general = False

@@ -18,31 +18,50 @@ from typing import Any
 
 import torch
 
+from anyshape import torch_compat as compat
+
+DROPOUT, ATTENTION = (f"torch.ops.aten.{name}.default" for name in (
+    "dropout", "_scaled_dot_product_flash_attention_for_cpu"))
+
 
 @contextlib.contextmanager
 def nothing_drawn_in_vain() -> Iterator[None]:
     """Inside, `aten.dropout` without training, or with a probability of 0, gives its operand, and the CPU's fused
-    attention is as any other operator. Other threads that compile wait, for this is every thread's."""
-    from torch._dynamo import convert_frame
-    with convert_frame.compile_lock:
-        yield from _set_and_restored()
+    attention is as any other operator; as far as this torch lets it be set. Other threads that compile wait, for this
+    is every thread's."""
+    with compat.compile_lock(), _attention_drawing_nothing():
+        yield from _dropout_handing_on()
 
 
-def _set_and_restored() -> Iterator[None]:
-    dropout = torch.ops.aten.dropout.default
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    kernels, tags, is_random = dict(dropout.py_kernels), attention._tags, attention._nondeterministic_seeded
-    dropout.py_kernels.update({key: _handing_on(kernel) for key, kernel in kernels.items()})
-    dropout._dispatch_cache.clear()
+@contextlib.contextmanager
+def _attention_drawing_nothing() -> Iterator[None]:
+    names = [f"{ATTENTION}.{name}" for name in ("_tags", "_nondeterministic_seeded")]
+    if not compat.has(*names):
+        yield
+        return
+    attention, (tags, is_random) = compat.get(ATTENTION), map(compat.get, names)
     attention._tags = [tag for tag in tags if tag != torch.Tag.nondeterministic_seeded]
     attention._nondeterministic_seeded = False
     try:
         yield
     finally:
         attention._tags, attention._nondeterministic_seeded = tags, is_random
-        dropout.py_kernels.clear()
-        dropout.py_kernels.update(kernels)
-        dropout._dispatch_cache.clear()
+
+
+def _dropout_handing_on() -> Iterator[None]:
+    found, chosen = compat.get(f"{DROPOUT}.py_kernels"), compat.get(f"{DROPOUT}._dispatch_cache")
+    if found is None or chosen is None:
+        yield
+        return
+    kernels = dict(found)
+    found.update({key: _handing_on(kernel) for key, kernel in kernels.items()})
+    chosen.clear()
+    try:
+        yield
+    finally:
+        found.clear()
+        found.update(kernels)
+        chosen.clear()
 
 
 def _handing_on(kernel: Callable[..., Any]) -> Callable[..., Any]:
