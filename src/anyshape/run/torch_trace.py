@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 
 from anyshape import torch_compat as compat
 from anyshape.run import torch_api
+from anyshape.run.torch_holders import holders_traced
 from anyshape.run.torch_older import newer_rules
 from anyshape.run.torch_quick import general_tracing, quick_tracing
 from anyshape.run.torch_random import nothing_drawn_in_vain
@@ -75,6 +76,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(_transforms_left())
         stack.enter_context(shape_rules(rules))
         stack.enter_context(_replaced(in_python))
+        stack.enter_context(holders_traced())
         yield
 
 
