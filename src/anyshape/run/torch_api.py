@@ -254,11 +254,6 @@ def static_inputs() -> tuple[int, ...]:
     return tuple(getattr(metadata, "static_input_indices", None) or ())
 
 
-def is_random(target: Any) -> bool:
-    """True for operators that draw from torch's generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
-
-
 def attribute_of(gm: torch.fx.GraphModule, target: str) -> Any:
     """The attribute of a module that a get_attr node names."""
     found: Any = gm

@@ -1,4 +1,5 @@
-"""What draws no random numbers is not taken for random in a trace.
+"""Side effects of operators, random draws above all: which have some. What draws nothing is not taken for random in a
+trace, and what draws stays in it.
 
 A dropout that drops nothing hands on its operand, as in eager PyTorch. torch's decomposition of it, which traces run,
 gives a copy. That is another program where something is written in place afterwards:
@@ -9,6 +10,9 @@ gives a copy. That is another program where something is written in place afterw
 The CPU's fused attention has no dropout (it refuses one), and torch marks it as random all the same. Inside of
 `torch.utils.checkpoint` torch's partition would then save and set the state of the generator about it, and a graph with
 its own backward be refused.
+
+A number that is drawn and not used moves the generator all the same. torch's dead code elimination takes it out, unless
+Inductor is asked for the random numbers of eager PyTorch.
 """
 from __future__ import annotations
 
@@ -22,14 +26,25 @@ from anyshape import torch_compat as compat
 
 DROPOUT, ATTENTION = (f"torch.ops.aten.{name}.default" for name in (
     "dropout", "_scaled_dot_product_flash_attention_for_cpu"))
+OWN = frozenset(("aten", "prims", "anyshape"))  # namespaces of operators of which we know what they do
+_EFFECTS = frozenset(("aten._assert_async.default", "aten._assert_async.msg", "aten._print.default"))
+
+
+def has_effect(target: Any) -> bool:
+    """True for operators that do more than give their results: they draw random numbers, check or print, or are not
+    PyTorch's own or made of others, so that this is not known."""
+    if not isinstance(target, compat.OpOverload):
+        return isinstance(target, compat.need("torch._ops.HigherOrderOperator"))
+    random = torch.Tag.nondeterministic_seeded in target.tags
+    return random or str(target) in _EFFECTS or target.namespace not in OWN
 
 
 @contextlib.contextmanager
 def nothing_drawn_in_vain() -> Iterator[None]:
     """Inside, `aten.dropout` without training, or with a probability of 0, gives its operand, and the CPU's fused
-    attention is as any other operator; as far as this torch lets it be set. Other threads that compile wait, for this
-    is every thread's."""
-    with compat.compile_lock(), _attention_drawing_nothing():
+    attention is as any other operator; draws whose results nobody reads stay; as far as this torch lets it be set.
+    Other threads that compile wait, for this is every thread's."""
+    with compat.compile_lock(), _attention_drawing_nothing(), _draws_staying():
         yield from _dropout_handing_on()
 
 
@@ -46,6 +61,13 @@ def _attention_drawing_nothing() -> Iterator[None]:
         yield
     finally:
         attention._tags, attention._nondeterministic_seeded = tags, is_random
+
+
+@contextlib.contextmanager
+def _draws_staying() -> Iterator[None]:
+    config = compat.get("torch._inductor.config")
+    with contextlib.nullcontext() if config is None else config.patch(fallback_random=True):
+        yield
 
 
 def _dropout_handing_on() -> Iterator[None]:

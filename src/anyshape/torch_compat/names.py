@@ -67,6 +67,7 @@ NEEDED = {
     "torch.Tensor._version": Name("whether a tensor was changed in place"),
     "torch.UntypedStorage._cdata": Name("which tensors share memory"),
     "torch.ops.aten.add.Tensor._schema": Name("which operators write to their operands"),
+    "torch._ops.HigherOrderOperator": Name("which functions of a graph have functions as operands"),
     "torch.ops.aten.add.Tensor._opname": Name("the names of operators"),
 }
 
@@ -81,6 +82,8 @@ ALL_SIZES = {path: Name("programs for all sizes, 0 and 1 included", ONE_SIZE) fo
 
 TRACING = {
     "torch.fx.experimental._config": Name("settings of symbolic sizes", ONE_SIZE),
+    "torch._inductor.config": Name("random numbers that are drawn and not used", "the generator may stand elsewhere "
+                                                                                "after a call than in eager PyTorch"),
     "torch._functorch.config": Name("settings of the partition", "graphs are cut as PyTorch cuts them"),
     f"{DYNAMO}convert_frame.compile_lock": Name("one thread traces at a time", "a lock of our own"),
     f"{DYNAMO}utils": Name("the graph's call in the code that torch makes of a frame", WRAPPED),
