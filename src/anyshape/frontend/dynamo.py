@@ -18,6 +18,7 @@ from anyshape.frontend import decompositions, repro
 from anyshape.frontend.attention import attention
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.derivatives import derivatives
+from anyshape.frontend.eager import FallbackWarning, refuse
 from anyshape.frontend.gradients import detached
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
@@ -30,10 +31,6 @@ from anyshape.frontend.update_op import expanded
 from anyshape.passes.pipeline import ATTENTION, DOOR
 from anyshape.run import torch_api, torch_door
 from anyshape.run.context import context_underway
-
-
-class FallbackWarning(UserWarning):
-    """A captured graph runs as PyTorch would run it, because compiling it failed."""
 
 
 def backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
@@ -215,6 +212,7 @@ def compile_or_interpret(request: ProgramRequest) -> Boxed:
 
     Raises:
         AnyShapeError: compiling failed and `config.strict` is set.
+        LimitError: it failed under a limit in bytes, which the graph as it is would not keep to.
     """
     compilation = request.compilation
     try:
@@ -232,9 +230,11 @@ def compile_or_interpret(request: ProgramRequest) -> Boxed:
                 f"AnyShape could not compile program {request.name}", why=f"{type(error).__name__}: {error}",
                 do=f"{report}, or set strict=False to run this graph as PyTorch would") from error
         reason = f"{type(error).__name__}: {error}"
+        refuse(request.config, f"program {request.name} could not be compiled: {reason}",
+               do=f"{report}, or leave the limit out")
         compilation.record(request.name, repro.stage_of(error) or "compile", reason)
         again = f", or look into it: anyshape repro {path}" if path else ""
         warnings.warn(
             f"AnyShape could not compile program {request.name}; it runs as PyTorch would.\n  why: {reason}\n"
             f"  do:  set strict=True to stop here, and see explain(){again}", FallbackWarning, stacklevel=2)
-        return interpret(request)
+        return interpret(request, f"program {request.name} could not be compiled: {reason}")

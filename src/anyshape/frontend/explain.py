@@ -55,7 +55,7 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
     programs = tuple(dataclasses.replace(program, placed=bytes_) for program, bytes_ in places)
     fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting))
     return Explanation(name, programs, fallbacks, compilation.graphs, tuple(sorted(values.items())),
-                       _attentions(compilation))
+                       _attentions(compilation), tuple(compilation.eager.items()))
 
 
 def _attentions(compilation: Compilation) -> tuple[AttentionUse, ...]:
