@@ -18,6 +18,7 @@ import anyshape
 from anyshape.base.errors import LimitError, Unsupported
 from anyshape.frontend.dynamo import FallbackWarning
 from anyshape.frontend.tracing import Tracing
+from anyshape.run import torch_trace
 
 
 @pytest.fixture(autouse=True)
@@ -223,7 +224,7 @@ def test_calls_while_a_thread_traces_are_counted(monkeypatch: pytest.MonkeyPatch
 
 
 def test_programs_that_pytorch_refuses_to_add_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    monkeypatch.setitem(torch_trace.DYNAMO_SETTINGS, "recompile_limit", 2)
 
     class Counts(nn.Module):
         def __init__(self) -> None:

@@ -27,7 +27,7 @@ from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred
 from anyshape.frontend.direct import MISS, Door, watched
 from anyshape.frontend.dynamo import compile_fx
-from anyshape.frontend.eager import Call, Underway, counted, first_lines, note, refuse, watchers
+from anyshape.frontend.eager import Call, Underway, counted, note, refuse, watchers
 from anyshape.frontend.explain import explain
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.memory import memory
@@ -195,7 +195,7 @@ class Compiled:
         if not config.strict or config.fullgraph or not isinstance(error, torch_eager.tracer_words()):
             return None
         return Unsupported("this call would run as PyTorch in part, which strict=True refuses",
-                           where=torch_eager.line_of(error), why=f"{type(error).__name__}: {first_lines(str(error))}",
+                           where=torch_eager.line_of(error), why=torch_eager.error_words(error),
                            do="change that line, or set strict=False to let PyTorch run it")
 
     def _run(self, way: Way, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call | None = None) -> Any:

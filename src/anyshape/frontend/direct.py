@@ -123,7 +123,7 @@ class Door:
         if found is None:
             return None
         program, replaced = found
-        if not any(program is one for one in self.own):
+        if not any(program is one for one in self.own) or program.piece:
             return None
         # the program itself: whoever comes this way knows that it runs
         replaced = {name: value.program if value is program else value for name, value in replaced.items()}

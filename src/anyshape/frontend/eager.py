@@ -67,7 +67,7 @@ def counted(program: Callable[..., Any], underway: Underway, piece: str) -> Call
             call.reason = call.reason or piece
         return program(*inputs)
 
-    run.program = program  # type: ignore[attr-defined]
+    run.program, run.piece = program, piece  # type: ignore[attr-defined]
     return run
 
 
@@ -103,7 +103,7 @@ def note(compilation: Compilation, reason: str, do: str = "", chosen: bool = Fal
 def _callers_level() -> int:
     """The level of the stack, for the function that asks, at which the user's code is."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, torch_eager.INSIDE)):
         level, frame = level + 1, frame.f_back
     return level
 
@@ -122,9 +122,3 @@ def watchers() -> tuple[str, str]:
                 "take the transform inside of the compiled function")
     return ("hooks on every module are registered (torch.nn.modules.module.register_module_forward_hook and the like)",
             "remove them, or register hooks on the modules that need them")
-
-
-def first_lines(text: str) -> str:
-    """The beginning of what the tracer says."""
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
-    return " ".join(lines[:3])[:300]

@@ -16,7 +16,7 @@ from anyshape.base.errors import AnyShapeError
 from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred, small_sizes
-from anyshape.frontend.eager import UNKNOWN, Call, Underway, first_lines, refuse
+from anyshape.frontend.eager import UNKNOWN, Call, Underway, refuse
 from anyshape.frontend.reasons import miss_words, singled_out
 from anyshape.frontend.shape_rules import tracing_settings
 from anyshape.run import torch_api, torch_door, torch_eager, torch_trace
@@ -126,7 +126,7 @@ class Tracing:
             self.codes.append(code)
         elif tensors and torch_eager.is_left(code, answer):
             call.frames += 1
-            self._skips(code, answer, call)
+            self._skips(code, call)
         return answer
 
     def piece(self) -> str:
@@ -144,13 +144,13 @@ class Tracing:
         """Why this way of tracing leaves something to PyTorch, as far as it is known."""
         return next(reversed(self.skipped.values()), "") or self.forced or PARTS
 
-    def _skips(self, code: Any, answer: Any, call: Call) -> None:
+    def _skips(self, code: Any, call: Call) -> None:
         """Dynamo makes no program of a frame with tensors: it runs as PyTorch.
 
         Raises:
             Unsupported, LimitError: it may not.
         """
-        reason = torch_eager.limit_words(answer) or self.forced or UNKNOWN
+        reason = self.forced or UNKNOWN
         refuse(self.compilation.config, reason)
         self.skipped[code] = reason
         call.reason = call.reason or reason
@@ -176,7 +176,7 @@ class Tracing:
         PyTorch takes more: a loss over no elements, statistics over one. What it refuses too, it reports itself.)"""
         ours = isinstance(getattr(error, "inner_exception", None), AnyShapeError)
         config = self.compilation.config
-        failure = f"{type(error).__name__}: {first_lines(str(error))}"
+        failure = torch_eager.error_words(error)
         if self.oblivious:
             if ours:
                 raise error

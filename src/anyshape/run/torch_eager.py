@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-_INSIDE = os.path.dirname(torch.__file__) + os.sep
+from anyshape.run import torch_trace
+
+INSIDE = os.path.dirname(torch.__file__) + os.sep
 RESUMED = "torch_dynamo_resume_in"  # Dynamo's name for what comes after a graph break begins so
 
 
@@ -87,24 +89,16 @@ def is_left(code: Any, answer: Any) -> bool:
     """Whether a frame for which Dynamo made no program is one that is left to PyTorch, and none of those in which
     nothing is computed (those of torch around a user's, those without tensors)."""
     said = getattr(answer, "skip_reason", None) or ""
-    return "suppressed" in said or not (str(code.co_filename).startswith(_INSIDE) or said)
+    return "suppressed" in said or not (str(code.co_filename).startswith(INSIDE) or said)
 
 
-def limit_words(answer: Any) -> str:
-    """That no more programs are made of a function, where that is Dynamo's answer for a frame; else empty."""
-    if getattr(getattr(answer, "frame_exec_strategy", None), "cur_action", None) != _run_only():
-        return ""
-    config: Any = torch._dynamo.config
-    limit = getattr(config, "recompile_limit", None) or getattr(config, "cache_size_limit", "")
-    return f"one function has as many programs as PyTorch allows (torch._dynamo.config.recompile_limit = {limit})"
-
-
-def _run_only() -> Any:
-    try:
-        from torch._dynamo.types import FrameAction
-    except ImportError:
-        return None
-    return getattr(FrameAction, "RUN_ONLY", None)
+def error_words(error: BaseException) -> str:
+    """What Dynamo says when it makes no program: the beginning of it."""
+    if type(error).__name__ == "FailOnRecompileLimitHit":
+        limit = torch_trace.DYNAMO_SETTINGS["recompile_limit"]
+        return f"one function has as many programs as are made of one (recompile_limit = {limit})"
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])[:300]}"
 
 
 def tracer_words() -> tuple[type[BaseException], ...]:
