@@ -26,8 +26,8 @@ class Config:
     No setting enters the key of the object cache: that is the text of the code, whatever settings led to it.
     """
 
-    strict: bool = _knob(False, "raise on a failure inside the compiler instead of running the program as PyTorch "
-                                "would")
+    strict: bool = _knob(False, "nothing runs as PyTorch: raise where the compiler fails, at graph breaks, and for "
+                                "whatever else would make a call run as PyTorch; defer and background have no effect")
     check: int = _knob(0, "0: nothing, 1: verify the graph after every pass and judge the plan, 2: also compare every "
                           "run with the reference interpreter", most=2)
     show: str = _knob("", "print a stage: capture, any pass name, kernels, llvm, plan, or all")
@@ -111,6 +111,16 @@ class Config:
     def products_mode(self) -> str:
         """`products`, where nothing is to be measured without that."""
         return "usual" if self.products == "measured" and not self.calibrate else self.products
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call may run as PyTorch for now rather than wait for a trace: what runs so keeps to no limit."""
+        return self.defer and not (self.strict or self.limited)
+
+    @property
+    def beside(self) -> bool:
+        """Whether programs are traced in a thread of its own; see `waits`."""
+        return self.background and not (self.strict or self.limited)
 
     def disabled(self) -> frozenset[str]:
         """The names in `disable`."""
