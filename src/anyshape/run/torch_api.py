@@ -17,6 +17,7 @@ import torch
 
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.run.torch_older import guards_refused
+from anyshape.run.torch_kernels import eager_operators
 from anyshape.run.torch_random import nothing_drawn_in_vain
 
 try:
@@ -98,7 +99,7 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
     settings = {"unlift_effect_tokens": True} if hasattr(functorch_config, "unlift_effect_tokens") else {}
     with functorch_config.patch(settings) if settings else contextlib.nullcontext(), _first_calls_like_others(), \
-            nothing_drawn_in_vain():
+            nothing_drawn_in_vain(), eager_operators():
         return aot_module_simplified(
             gm, example_inputs, fw_compiler=forward, bw_compiler=compile_backward, inference_compiler=inference,
             partition_fn=partition, decompositions=decompositions, keep_inference_input_mutations=True)

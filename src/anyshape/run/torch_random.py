@@ -18,31 +18,27 @@ from typing import Any
 
 import torch
 
+from anyshape.run.torch_kernels import python_kernels
+
 
 @contextlib.contextmanager
 def nothing_drawn_in_vain() -> Iterator[None]:
     """Inside, `aten.dropout` without training, or with a probability of 0, gives its operand, and the CPU's fused
     attention is as any other operator. Other threads that compile wait, for this is every thread's."""
     from torch._dynamo import convert_frame
-    with convert_frame.compile_lock:
+    with convert_frame.compile_lock, python_kernels({torch.ops.aten.dropout.default: _handing_on}):
         yield from _set_and_restored()
 
 
 def _set_and_restored() -> Iterator[None]:
-    dropout = torch.ops.aten.dropout.default
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    kernels, tags, is_random = dict(dropout.py_kernels), attention._tags, attention._nondeterministic_seeded
-    dropout.py_kernels.update({key: _handing_on(kernel) for key, kernel in kernels.items()})
-    dropout._dispatch_cache.clear()
+    tags, is_random = attention._tags, attention._nondeterministic_seeded
     attention._tags = [tag for tag in tags if tag != torch.Tag.nondeterministic_seeded]
     attention._nondeterministic_seeded = False
     try:
         yield
     finally:
         attention._tags, attention._nondeterministic_seeded = tags, is_random
-        dropout.py_kernels.clear()
-        dropout.py_kernels.update(kernels)
-        dropout._dispatch_cache.clear()
 
 
 def _handing_on(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,53 @@
+"""Python kernels of operators (`py_impl`), which PyTorch runs in traces in place of the operators, where those compute
+something else than eager PyTorch does: inside of `eager_operators` they are set aside, or ours run instead.
+
+    softshrink    torch's is differentiated step by step: 0 * inf is NaN where the operator's gradient is 0
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+Kernel = Callable[..., Any]
+
+
+def _softshrink(x: torch.Tensor, lambd: Any = 0.5) -> torch.Tensor:
+    """What lies within the limits has no gradient, whatever comes from behind."""
+    torch._check(0 <= lambd <= torch.finfo(x.dtype).max,
+                 lambda: f"lambda must be in range [0, {torch.finfo(x.dtype).max}] for input dtype {x.dtype}, but found "
+                         f"{lambd}")
+    return torch.where(x.abs() > lambd, x - torch.sign(x).detach() * lambd, x.detach() * 0)
+
+
+# operator -> the kernel in place of torch's
+_OURS: dict[Any, Callable[[Kernel], Kernel]] = {
+    aten.softshrink.default: lambda torchs: _softshrink,
+}
+
+
+@contextlib.contextmanager
+def eager_operators() -> Iterator[None]:
+    """See the head of this file. Other threads that compile wait, for this is every thread's."""
+    from torch._dynamo import convert_frame
+    with convert_frame.compile_lock, python_kernels(_OURS):
+        yield
+
+
+@contextlib.contextmanager
+def python_kernels(changes: Mapping[Any, Callable[[Kernel], Kernel]]) -> Iterator[None]:
+    """Inside, the Python kernels of each operator are what its function makes of them."""
+    before = {op: dict(op.py_kernels) for op in changes}
+    for op, kernels in before.items():
+        op.py_kernels.update({key: changes[op](kernel) for key, kernel in kernels.items()})
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernels in before.items():
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
