@@ -6,6 +6,7 @@ torch's own pass does the same but loads the whole of Inductor for it.
 """
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -61,9 +62,11 @@ def _repeatable(target: Any) -> bool:
 
 
 def _frozen(argument: Any) -> Any:
-    """The argument as a key: 1, 1.0 and True differ, and so do lists and tuples."""
+    """The argument as a key: 1, 1.0 and True differ, 0.0 and -0.0, and so do lists and tuples."""
     if isinstance(argument, (list, tuple)):
         return type(argument), tuple([_frozen(x) for x in argument])
     if isinstance(argument, dict):
         return tuple([(name, _frozen(x)) for name, x in argument.items()])
+    if isinstance(argument, float):
+        return float, argument, math.copysign(1.0, argument)
     return argument if isinstance(argument, Node) else (type(argument), argument)

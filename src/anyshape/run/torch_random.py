@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from anyshape import torch_compat as compat
+from anyshape.run.torch_kernels import python_kernels
 
-DROPOUT, ATTENTION = (f"torch.ops.aten.{name}.default" for name in (
-    "dropout", "_scaled_dot_product_flash_attention_for_cpu"))
+ATTENTION = "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default"
 OWN = frozenset(("aten", "prims", "anyshape"))  # namespaces of operators of which we know what they do
 _EFFECTS = frozenset(("aten._assert_async.default", "aten._assert_async.msg", "aten._print.default"))
 
@@ -44,8 +44,9 @@ def nothing_drawn_in_vain() -> Iterator[None]:
     """Inside, `aten.dropout` without training, or with a probability of 0, gives its operand, and the CPU's fused
     attention is as any other operator; draws whose results nobody reads stay; as far as this torch lets it be set.
     Other threads that compile wait, for this is every thread's."""
-    with compat.compile_lock(), _attention_drawing_nothing(), _draws_staying():
-        yield from _dropout_handing_on()
+    with compat.compile_lock(), _attention_drawing_nothing(), _draws_staying(), \
+            python_kernels({torch.ops.aten.dropout.default: _handing_on}):
+        yield
 
 
 @contextlib.contextmanager
@@ -68,22 +69,6 @@ def _draws_staying() -> Iterator[None]:
     config = compat.get("torch._inductor.config")
     with contextlib.nullcontext() if config is None else config.patch(fallback_random=True):
         yield
-
-
-def _dropout_handing_on() -> Iterator[None]:
-    found, chosen = compat.get(f"{DROPOUT}.py_kernels"), compat.get(f"{DROPOUT}._dispatch_cache")
-    if found is None or chosen is None:
-        yield
-        return
-    kernels = dict(found)
-    found.update({key: _handing_on(kernel) for key, kernel in kernels.items()})
-    chosen.clear()
-    try:
-        yield
-    finally:
-        found.clear()
-        found.update(kernels)
-        chosen.clear()
 
 
 def _handing_on(kernel: Callable[..., Any]) -> Callable[..., Any]:
