@@ -28,9 +28,10 @@ MOST_PROGRAMS = 8  # guards are tried one after another
 _numbers = itertools.count()
 _dispatch_modes = torch_api.dispatch_modes
 _in_transform = torch_trace.in_transform
-_forward_hooks, _forward_pre_hooks, _backward_hooks, _backward_pre_hooks = (
-    need(f"torch.nn.modules.module._global_{kind}_hooks") for kind in ("forward", "forward_pre", "backward",
-                                                                       "backward_pre"))
+_forward_hooks = need("torch.nn.modules.module._global_forward_hooks")
+_forward_pre_hooks = need("torch.nn.modules.module._global_forward_pre_hooks")
+_backward_hooks = need("torch.nn.modules.module._global_backward_hooks")
+_backward_pre_hooks = need("torch.nn.modules.module._global_backward_pre_hooks")
 
 
 def watched() -> bool:

@@ -131,7 +131,8 @@ def why_apart(optimizer: torch.optim.Optimizer) -> str:
     if compat.lack():
         return compat.lack()
     own = [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
-    every = [compat.get(f"torch.optim.optimizer._global_optimizer_{when}_hooks") for when in ("pre", "post")]
+    every = [compat.get("torch.optim.optimizer._global_optimizer_pre_hooks"),
+             compat.get("torch.optim.optimizer._global_optimizer_post_hooks")]
     if None in (*own, *every) or not compat.has(*compat.TRAIN_STEP):
         return "this version of torch does not say which hooks an optimiser and its weights have"
     if any((*own, *every)):
