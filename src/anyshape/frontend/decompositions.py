@@ -10,8 +10,7 @@ import torch
 from anyshape.passes.fold import round_to
 from anyshape.run import torch_api, torch_trace
 from anyshape.run.dtypes import DTYPE_NAMES
-
-aten = torch.ops.aten
+from anyshape.torch_compat import aten, is_there
 
 # Taken apart although torch.export keeps them: pointwise work and reductions that fuse with their neighbours.
 ALSO = (
@@ -50,6 +49,12 @@ ALSO = (
 WHOLE = (
     # The library's flash attention needs memory linear in the length.
     aten._scaled_dot_product_flash_attention_for_cpu,
+    # The decompositions are not what eager computes: in value * (a / b) the product is last, the dtype of a gradient is
+    # the result's whatever the input's is, and numbers of half precision are not rounded to it.
+    aten.addcdiv,
+    aten.threshold_backward,
+    aten.logit,
+    aten.logit_backward,
     # Scatter-adds: each has a translation of its own, or is slower as index_put with accumulate.
     aten.embedding_dense_backward,
     aten.index_add,
@@ -158,9 +163,9 @@ def table() -> dict[Any, Callable[..., Any]]:
     """Overload -> decomposition, for AOTAutograd and for `ExportedProgram.run_decompositions`."""
     chosen = torch_api.core_decompositions()
     chosen.update(torch_api.decompositions_of(ALSO))
-    for packet in WHOLE:
+    for packet in filter(is_there, WHOLE):
         for overload in packet.overloads():
             chosen.pop(getattr(packet, overload), None)
     chosen.update({op: around(chosen[op]) for op, around in AROUND.items() if op in chosen})
-    chosen.update(OWN)
+    chosen.update({op: own for op, own in OWN.items() if is_there(op)})
     return chosen

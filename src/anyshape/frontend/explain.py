@@ -37,6 +37,7 @@ from anyshape.road import Compiled
 from anyshape.run.calls import CONVOLUTION
 from anyshape.sym.compare import compared
 from anyshape.sym.expr import Size, product, substitute, symbol
+from anyshape.torch_compat import lacking
 
 MOST_VALUES = 4  # values named for one reason of refused fusions
 Names = Mapping[str, Size]
@@ -53,9 +54,10 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
     values = given_values(compilation, sizes)
     places = zip(programs, placed(compilation, values), strict=True)
     programs = tuple(dataclasses.replace(program, placed=bytes_) for program, bytes_ in places)
-    fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting))
+    fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting),
+                 *(Fallback("torch", path, f"this version lacks it: {without}") for path, without in lacking().items()))
     return Explanation(name, programs, fallbacks, compilation.graphs, tuple(sorted(values.items())),
-                       _attentions(compilation))
+                       _attentions(compilation), tuple(compilation.eager.items()))
 
 
 def _attentions(compilation: Compilation) -> tuple[AttentionUse, ...]:

@@ -122,7 +122,10 @@ class AttentionUse:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Programs, fallbacks and written-out attention of one compiled object. values: the sizes given to `explain`."""
+    """Programs, fallbacks and written-out attention of one compiled object. values: the sizes given to `explain`.
+
+    eager: (reason, number) for calls that ran as PyTorch, all or a part of them, and for runs of graphs that do.
+    """
 
     name: str
     programs: tuple[ProgramNote, ...]
@@ -130,6 +133,7 @@ class Explanation:
     graphs: int
     values: tuple[tuple[str, int], ...] = ()
     attentions: tuple[AttentionUse, ...] = ()
+    eager: tuple[tuple[str, int], ...] = ()
 
     def number(self, size: Size) -> int | None:
         """`size` in numbers, where the given sizes determine it."""

@@ -181,8 +181,8 @@ def _run_of(context: Context, kind: str, own: bool) -> Callable[[], object]:
         return lambda: torch.mm(x[0], w[0], out=y[0])
     tensors = [x, w, y]
     item = size_of(one.dtype)
-    a, b, c = (Area(slot, 0, item, tuple(t.shape), t.stride()) for slot, t in enumerate(tensors, 1))
-    found = matmul_words(0, one.dtype, a, b, c, None, 1.0, 0.0, lambda _: own)
+    left, right, into = (Area(slot, 0, item, tuple(t.shape), t.stride()) for slot, t in enumerate(tensors, 1))
+    found = matmul_words(0, one.dtype, left, right, into, None, 1.0, 0.0, lambda _: own)
     assert found, kind
     return _native(context, found, tensors, one.dtype)
 

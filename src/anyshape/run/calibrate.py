@@ -19,6 +19,7 @@ from anyshape.plan.alloc import allocate
 from anyshape.plan.plan import Buffer, CopyStep, LibraryStep, Plan, Window
 from anyshape.run.arena import Block
 from anyshape.run.cache import DiskCache, cache_of
+from anyshape.run.context import Context, context_of
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.executable import Executable
 from anyshape.run.measured import Measurements
@@ -41,6 +42,7 @@ class Calibration:
     """
 
     def __init__(self, cache: DiskCache | None, products: str = "measured") -> None:
+        self.cache = cache
         self.measurements = Measurements(cache)
         self.products = products
 
@@ -49,15 +51,16 @@ class Calibration:
         """
         wanted = set(dtypes)
         products = {dtype: self._product(dtype) if dtype in wanted else USUAL.products[dtype] for dtype in FLOATS}
-        copy = self.measurements.get(f"{COPY} on {threads} threads", lambda: copied(threads))
+        copy = self.measurements.get(f"{COPY} on {threads} threads", lambda: copied(threads, context_of(self.cache)))
         return Speeds(products, copy or USUAL.bytes)
 
     def _product(self, dtype: str) -> float:
-        found = self.measurements.get(f"products of {dtype}, {self.products}", lambda: multiplied(dtype, self.products))
+        found = self.measurements.get(f"products of {dtype}, {self.products}",
+                                      lambda: multiplied(dtype, context_of(self.cache), self.products))
         return found or USUAL.products[dtype]
 
 
-def multiplied(dtype: str, products: str = "usual") -> float:
+def multiplied(dtype: str, context: Context | None = None, products: str = "usual") -> float:
     """Operations of products that a thread does in a second."""
     left, right, result = (TensorType(dtype, shape) for shape in ((ROWS, INNER), (INNER, COLUMNS), (ROWS, COLUMNS)))
     windows = [Window(name, one) for name, one in (("left", left), ("right", right), ("result", result))]
@@ -66,10 +69,10 @@ def multiplied(dtype: str, products: str = "usual") -> float:
     step = LibraryStep("matmul", tuple(windows[:2]), (windows[2],))
     plan = Plan("speed of products", (left, right), (windows[2],), (), buffers, (step,), (), 0, Facts())
     inputs = [torch.ones(one.shape, dtype=TORCH_DTYPES[dtype], device="cpu") for one in (left, right)]
-    return 2.0 * ROWS * INNER * COLUMNS / _fastest(plan, inputs, 1, products)
+    return 2.0 * ROWS * INNER * COLUMNS / _fastest(plan, inputs, 1, context, products)
 
 
-def copied(threads: int) -> float:
+def copied(threads: int, context: Context | None = None) -> float:
     """Bytes that each of so many threads reads and writes in a second, all together."""
     size = min(COPIED * threads, MOST_COPIED)
     type_ = TensorType("f32", (size // 4,))
@@ -80,12 +83,13 @@ def copied(threads: int) -> float:
     for block in blocks:
         block.tensor.zero_()
     inputs = [block.window(torch.float32, 0, (size // 4,), (1,)) for block in blocks]
-    return 2.0 * size / _fastest(plan, inputs, threads) / threads
+    return 2.0 * size / _fastest(plan, inputs, threads, context) / threads
 
 
-def _fastest(plan: Plan, inputs: list[torch.Tensor], threads: int, products: str = "usual") -> float:
+def _fastest(plan: Plan, inputs: list[torch.Tensor], threads: int, context: Context | None,
+             products: str = "usual") -> float:
     """Seconds of the plan's only step in its fastest turn."""
-    program = Executable(allocate(plan), threads=threads, products=products)
+    program = Executable(allocate(plan), context=context, threads=threads, products=products)
     program.profiles = []
     for _ in range(TURNS):
         program([*inputs])
