@@ -80,7 +80,7 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
                 backward: Callable[..., Any], inference: Callable[..., Any], partition: Callable[..., Any],
                 decompositions: dict[Any, Callable[..., Any]]) -> Callable[..., Any]:
     """AOTAutograd over a Dynamo graph; mutations of inputs stay `copy_` nodes at the end of the graph."""
-    aot_module_simplified = compat.need("torch._functorch.aot_autograd.aot_module_simplified")
+    aot = compat.need("torch._functorch.aot_autograd")
 
     def compile_backward(*arguments: Any) -> Callable[..., Any]:
         compile_here = unhooked(backward, "AnyShape compiles a backward graph")
@@ -89,7 +89,7 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
     with _settings_of_aot(unlift_effect_tokens=True), _first_calls_like_others(), nothing_drawn_in_vain(), \
             eager_operators():
-        return aot_module_simplified(  # type: ignore[no-any-return]
+        return aot.aot_module_simplified(  # type: ignore[no-any-return]
             gm, example_inputs, fw_compiler=forward, bw_compiler=compile_backward, inference_compiler=inference,
             partition_fn=partition, decompositions=decompositions, keep_inference_input_mutations=True)
 

@@ -93,11 +93,11 @@ def tracer_detector() -> Callable[[], bool]:
     than torch.compile's, a frame evaluated by Dynamo, or a stance set by `torch.compiler.set_stance`."""
     names = ("torch._C._dynamo.eval_frame.get_eval_frame_callback", "torch._C._is_tracing", "torch._guards._TLS",
              "torch._dynamo.eval_frame._stance", "torch._dynamo.eval_frame.DynamoStance")
-    callback, jit_tracing, local, stance, default = map(compat.get, names)
+    callback, jit_tracing, local, _, default = map(compat.get, names)
     if not compat.has(*names):
         return lambda: True
     room = compat.need("torch._dynamo.eval_frame")  # where torch puts another stance
-    usual = stance if stance.stance == "default" else default()
+    usual = room._stance if room._stance.stance == "default" else default()
 
     def detect() -> bool:
         return (callback() is not None or jit_tracing() or getattr(local, "tracing_context", None) is not None

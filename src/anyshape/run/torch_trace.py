@@ -105,11 +105,11 @@ def _sizes_chosen(numbers: frozenset[str], changing: frozenset[str]) -> Iterator
     """Inside, Dynamo gives sizes of inputs that are among `numbers` no symbols, and those of buffers at `changing` do
     get some."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic
-    choose = compat.get("torch._dynamo.variables.builder._automatic_dynamic")
-    if choose is None:
+    if not compat.has("torch._dynamo.variables.builder._automatic_dynamic"):
         yield
         return
     builder = compat.need("torch._dynamo.variables.builder")
+    choose = builder._automatic_dynamic
 
     def chosen(value: Any, tracer: Any, source: Any, is_fixed: bool, *arguments: Any, **keywords: Any) -> Any:
         name = source.name() if callable(source.name) else source.name
