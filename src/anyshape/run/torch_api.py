@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from anyshape.base.errors import InputError, Unsupported
-from anyshape.run.torch_older import guards_refused
 from anyshape.run.torch_kernels import eager_operators
+from anyshape.run.torch_older import guards_refused
 from anyshape.run.torch_random import nothing_drawn_in_vain
 
 try:
