@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from anyshape.run.kinds import plain_gradient
+
 
 def cached_programs(code: Any) -> list[tuple[Any, Any]]:
     """What Dynamo holds for a code object: (guards, transformed code) of every program. `guards.check(locals)` says
@@ -190,9 +192,11 @@ def tangent_of(gradient: Any, layout: Any, index: int) -> Any:
     """A gradient that came in, in the layout of the trace, as AOTAutograd makes it.
 
     Raises:
-        RuntimeError: it is of a subclass that the trace did not know.
+        RuntimeError: it is of a subclass that is made of other tensors and that the trace did not know.
     """
     runtime_wrappers = _wrappers()
+    if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
+        gradient = plain_gradient(gradient)
     if type(gradient) is torch.Tensor:
         return runtime_wrappers.coerce_to_expected_memory_format(gradient, layout.memory_format)
     process: Any = runtime_wrappers.AOTDispatchAutograd.process_runtime_tangent
