@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
 from anyshape import torch_compat as compat
@@ -27,6 +28,7 @@ from anyshape.frontend.reasons import size_names
 from anyshape.frontend.step_checks import warn_of_inputs
 from anyshape.frontend.step_halves import HalvesProgram, step_halves
 from anyshape.frontend.step_program import StepProgram
+from anyshape.frontend.tracing import check_nested
 from anyshape.frontend.training import Pair
 from anyshape.frontend.update_op import expanded
 from anyshape.passes.pipeline import ATTENTION, DOOR
@@ -60,7 +62,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
 
     Raises:
         ConfigError: an option is not a field of Config.
-        AnyShapeError: compiling failed and `config.strict` is set.
+        AnyShapeError: compiling failed, or there is a nested tensor, and `config.strict` is set.
     """
     if compilation is None:
         compilation = Compilation(Config.make(**(options or {})), compile_program)
@@ -77,6 +79,11 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         return plain
     if any(torch_api.is_fake(value) for value in example_inputs):
         return gm.forward  # a call on shapes alone: there is no memory to compute on
+    if any(isinstance(value, torch.Tensor) and value.is_nested for value in example_inputs):
+        why = check_nested(compilation.config).what
+        compilation.record("trace", "backend", why)
+        warnings.warn(f"a graph runs as PyTorch would: {why}", FallbackWarning, stacklevel=2)
+        return gm.forward
     number = compilation.next_graph(size_names(gm))
     gm = derivatives(_recognised(gm, compilation, number))
     if compilation.step is not None:

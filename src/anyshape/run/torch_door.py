@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from anyshape import torch_compat as compat
+from anyshape.run.kinds import plain_gradient
 
 AOT = "torch._functorch._aot_autograd."
 
@@ -194,8 +195,10 @@ def tangent_of(gradient: Any, layout: Any, index: int) -> Any:
     """A gradient that came in, in the layout of the trace, as AOTAutograd makes it.
 
     Raises:
-        RuntimeError: it is of a subclass that the trace did not know.
+        RuntimeError: it is of a subclass that is made of other tensors and that the trace did not know.
     """
+    if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
+        gradient = plain_gradient(gradient)
     if type(gradient) is torch.Tensor:
         coerce = compat.need(f"{AOT}runtime_wrappers.coerce_to_expected_memory_format")
         return coerce(gradient, layout.memory_format)
