@@ -96,7 +96,9 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
         return unhooked(compile_here(*arguments), "AnyShape runs a compiled backward graph")
 
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
-    settings = {"unlift_effect_tokens": True} if hasattr(functorch_config, "unlift_effect_tokens") else {}
+    # the partition computes again what `torch.utils.checkpoint` marks; torch's other pass for it refuses random numbers
+    wanted = {"unlift_effect_tokens": True, "remat_using_tags_for_fwd_loss_bwd_graph": False}
+    settings = {name: value for name, value in wanted.items() if hasattr(functorch_config, name)}
     with functorch_config.patch(settings) if settings else contextlib.nullcontext(), _first_calls_like_others(), \
             nothing_drawn_in_vain():
         return aot_module_simplified(
