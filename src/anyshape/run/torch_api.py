@@ -87,8 +87,9 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
         return unhooked(compile_here(*arguments), "AnyShape runs a compiled backward graph")
 
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
-    with _settings_of_aot(unlift_effect_tokens=True), _first_calls_like_others(), nothing_drawn_in_vain(), \
-            eager_operators():
+    # the partition computes again what `torch.utils.checkpoint` marks; torch's other pass for it refuses random numbers
+    with _settings_of_aot(unlift_effect_tokens=True, remat_using_tags_for_fwd_loss_bwd_graph=False), \
+            _first_calls_like_others(), nothing_drawn_in_vain(), eager_operators():
         return aot.aot_module_simplified(  # type: ignore[no-any-return]
             gm, example_inputs, fw_compiler=forward, bw_compiler=compile_backward, inference_compiler=inference,
             partition_fn=partition, decompositions=decompositions, keep_inference_input_mutations=True)
