@@ -177,9 +177,9 @@ def mul(t: Translator, x: Any, y: Any) -> Value:
 def _by_scalar(t: Translator, name: str, x: Any, y: Any, scalars: tuple[Any, ...]) -> Value:
     """A product or quotient. Half precision takes a tensor of rank 0 that is wider as it is, not rounded."""
     kind = wide(t.out.dtype)
-    wider = (kind, "f64")
-    if kind == t.out.dtype or not any(isinstance(one, Value) and one.tensor.rank == 0 and one.tensor.dtype in wider
-                                      for one in scalars):
+    wider = [one for one in scalars
+             if isinstance(one, Value) and not one.tensor.rank and one.tensor.dtype in (kind, "f64")]
+    if kind == t.out.dtype or not wider:
         return t.pointwise(name, x, y)
     return t.cast(t.pointwise(name, x, y, dtype=kind), t.out.dtype)
 

@@ -53,6 +53,7 @@ WHOLE = (
     # f32, a gradient has the dtype of the result's whatever the input's is, and what is given as a number is not
     # rounded to half precision.
     aten.addcdiv,
+    aten.addcmul,
     aten.threshold,
     aten.threshold_backward,
     aten.logit,
