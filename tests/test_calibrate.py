@@ -31,7 +31,7 @@ def product_of(dtype):
 def measured(monkeypatch):
     """What was measured, in place of measuring it."""
     found: list[tuple[object, ...]] = []
-    monkeypatch.setattr(calibrate, "multiplied", lambda dtype, _: found.append((dtype,)) or 5e9)
+    monkeypatch.setattr(calibrate, "multiplied", lambda dtype, *_: found.append((dtype,)) or 5e9)
     monkeypatch.setattr(calibrate, "copied", lambda threads, _: found.append(("copy", threads)) or 7e9 / threads)
     return found
 

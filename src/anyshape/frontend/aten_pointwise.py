@@ -232,7 +232,9 @@ def _ignoring_nan(t: Translator, row: str, x: Value, y: Value) -> Value:
     if not is_float(t.out.dtype):
         return t.pointwise(row, x, y)
     a, b = t.cast(x, t.out.dtype), t.cast(y, t.out.dtype)
-    return t.where(t.op("isnan", a), b, t.where(t.op("isnan", b), a, t.pointwise(row, a, b)))
+    # of two zeros eager PyTorch gives the first, in bfloat16 the second
+    order = (a, b) if t.out.dtype == "bf16" else (b, a)
+    return t.where(t.op("isnan", a), b, t.where(t.op("isnan", b), a, t.pointwise(row, *order)))
 
 
 def _by_squares(t: Translator, base: Value, exponent: int) -> Value:
@@ -255,9 +257,9 @@ def power(t: Translator, x: Any, exponent: Any) -> Value:
             twice = t.op("mul", base, base)
             return twice if exponent == 2 else t.op("mul", twice, base if exponent == 3 else twice)
         if is_float(kind):
-            if exponent == 0.5:
+            if exponent == 0.5 and kind != "f16":  # of -0.0 and -inf they give others than powers, as eager's f16 does
                 return t.op("sqrt", base)
-            if exponent == -0.5:
+            if exponent == -0.5 and kind != "f16":
                 return t.op("rsqrt", base)
             if exponent == -1:
                 return t.op("reciprocal", base)
@@ -267,7 +269,7 @@ def power(t: Translator, x: Any, exponent: Any) -> Value:
             return _by_squares(t, base, exponent)
     if not is_float(kind):
         raise Decline("a power of whole numbers")
-    return t.pointwise("pow", x, exponent)
+    return t.pointwise("pow", t.bound(x), t.bound(exponent))
 
 
 @translates(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, prims.where.default)
@@ -284,30 +286,30 @@ def masked_fill(t: Translator, x: Value, mask: Value, value: Any) -> Value:
 def clamp(t: Translator, x: Value, min: Any = None, max: Any = None) -> Value:
     y = x
     if min is not None:
-        y = t.pointwise("maximum", y, min)
+        y = clamp_min(t, y, min)
     if max is not None:
-        y = t.pointwise("minimum", y, max)
+        y = clamp_max(t, y, max)
     return t.cast(y, t.out.dtype)
 
 
 @translates(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(t: Translator, x: Value, min: Any) -> Value:
-    return t.pointwise("maximum", x, min)
+    return t.pointwise("maximum", t.bound(min), x)  # -0.0 is not below 0.0, and stays: of equal ones the row gives x
 
 
 @translates(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(t: Translator, x: Value, max: Any) -> Value:
-    return t.pointwise("minimum", x, max)
+    return t.pointwise("minimum", t.bound(max), x)
 
 
 @translates(aten.addcmul.default)
 def addcmul(t: Translator, x: Value, a: Value, b: Value, *, value: Any = 1) -> Value:
-    return t.pointwise("add", x, _scaled(t, t.pointwise("mul", a, b), value))
+    return t.pointwise("add", x, t.pointwise("mul", _scaled(t, a, value), b))
 
 
 @translates(aten.addcdiv.default)
 def addcdiv(t: Translator, x: Value, a: Value, b: Value, *, value: Any = 1) -> Value:
-    return t.pointwise("add", x, _scaled(t, t.pointwise("div", a, b), value))
+    return t.pointwise("add", x, t.pointwise("div", _scaled(t, a, value), b))
 
 
 @translates(aten.lerp.Scalar, aten.lerp.Tensor)

@@ -303,7 +303,7 @@ def _scan(t: Translator, name: str, x: Value, dim: int) -> Value:
 
 @translates(aten.cumsum.default)
 def cumsum(t: Translator, x: Value, dim: int, *, dtype: Any = None) -> Value:
-    return _scan(t, "cumsum", x, dim)
+    return _scan(t, "cumsum", t.op("add", x, 0.0) if is_float(x.tensor.dtype) else x, dim)  # no sum is -0.0
 
 
 @translates(aten.cumprod.default)

@@ -18,6 +18,7 @@ from anyshape.frontend.symint import Sizes
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Attr, Operand, Value
 from anyshape.ir.types import TensorType, kind_of
+from anyshape.passes.fold import round_to
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from anyshape.sym.expr import Expr, Size, product
 from anyshape.torch_compat import OpOverload, OpOverloadPacket, schema_text
@@ -125,6 +126,11 @@ class Translator:
         if isinstance(x, Value):
             return x if x.tensor.dtype == dtype else self.op("cast", x, dtype=dtype)
         return literal(x, dtype)
+
+    def bound(self, x: Any) -> Any:
+        """`x`; a float rounded to the dtype of the result, in which clamps, powers and remainders of half precision
+        have their numbers (arithmetic takes them as they are)."""
+        return round_to(x, self.out.dtype) if isinstance(x, float) and is_float(self.out.dtype) else x
 
     def pointwise(self, name: str, *inputs: Any, dtype: str | None = None) -> Value:
         """An elementwise op over operands cast to `dtype` (default: the result's), broadcast together.

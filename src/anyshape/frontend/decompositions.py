@@ -49,6 +49,12 @@ ALSO = (
 WHOLE = (
     # The library's flash attention needs memory linear in the length.
     aten._scaled_dot_product_flash_attention_for_cpu,
+    # The decompositions are not what eager computes: in value * (a / b) the product is last, the dtype of a gradient is
+    # the result's whatever the input's is, and numbers of half precision are not rounded to it.
+    aten.addcdiv,
+    aten.threshold_backward,
+    aten.logit,
+    aten.logit_backward,
     # Scatter-adds: each has a translation of its own, or is slower as index_put with accumulate.
     aten.embedding_dense_backward,
     aten.index_add,

@@ -19,11 +19,13 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class Deferred(Exception):
-    """This call runs as PyTorch does; nothing of it has run yet. `pattern`: its small sizes, if they are why."""
+    """This call runs as PyTorch does, for `reason`; nothing of it has run yet. `pattern`: its small sizes, if they are
+    why."""
 
-    def __init__(self, pattern: Any = None) -> None:
+    def __init__(self, pattern: Any, reason: str) -> None:
         super().__init__()
         self.pattern = pattern
+        self.reason = reason
 
 
 @dataclass(slots=True)

@@ -133,8 +133,16 @@ def gaussian_nll_loss(input: torch.Tensor, target: torch.Tensor, var: Any, full:
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
+def addcdiv(input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, *, value: Any = 1) -> torch.Tensor:
+    """torch.addcdiv; the tracer's own form multiplies the quotient, where the operator multiplies `tensor1`."""
+    if isinstance(value, torch.Tensor):
+        return input + value * tensor1 / tensor2
+    return aten.addcdiv.default(input, tensor1, tensor2, value=value)
+
+
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
+    torch.addcdiv: addcdiv,
     torch.allclose: allclose,
     torch.corrcoef: corrcoef,
     torch.cov: cov,

@@ -16,6 +16,7 @@ from torch.fx import GraphModule, Node
 
 from anyshape.frontend.compilation import TapeLayout
 from anyshape.frontend.duplicates import remove_duplicates
+from anyshape.frontend.effects import pin, put_in_order
 from anyshape.frontend.from_sizes import make_again
 from anyshape.run import torch_api
 from anyshape.run.tape import Tape, make_tape, tape_get
@@ -44,9 +45,12 @@ def partition_with_tape(joint: GraphModule, joint_inputs: Any, halves: Halves, *
         num_fwd_outputs: number of user outputs (mutated inputs and bases of views included).
     """
     remove_duplicates(joint.graph)
+    pin(joint.graph, num_fwd_outputs)
     forward, backward = torch_api.partition_joint(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **more)
     if not joint_inputs:
         return forward, backward
+    for half in (forward, backward):
+        put_in_order(half.graph)
     make_again(forward, backward, num_fwd_outputs)
     if opaque.has_opaque():
         halves.layout = put_tape(forward, backward, num_fwd_outputs)

@@ -25,6 +25,7 @@ from anyshape.frontend.fx_trace import UnsupportedNode
 from anyshape.frontend.symint import Sizes
 from anyshape.run import torch_api
 from anyshape.run.tape import make_tape, tape_get
+from anyshape.run.torch_random import has_effect
 from anyshape.sym.expr import Size, evaluate
 from anyshape.torch_compat import OpOverload
 
@@ -309,7 +310,7 @@ class SplitProgram:
         for node in (*self.placeholders, *(step for step in steps if isinstance(step, Node))):
             _note_symbol(node, self.symbols)
         self.small = _sizes_from_data(request.gm) if self.general else {}
-        self.draws = any(torch_api.is_random(node.target) for node in nodes)
+        self.draws = any(has_effect(node.target) for node in nodes)
         self.last = self._last_uses()
 
     @property

@@ -14,6 +14,7 @@ which a read sets), until a tenth is free.
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -91,8 +92,22 @@ class DiskCache:
         events.count("cache_misses" if data is None else "cache_hits")
         return data
 
+    def put_first(self, key: str, data: bytes) -> bytes:
+        """Keeps `data` under `key` unless something whole is there; returns what is there then."""
+        found = self.get(key)
+        if found is None:
+            self._write(key, data, _linked)
+            found = self.get(key)
+        if found is None:  # damaged, or a file system without links
+            self.put(key, data)
+        return data if found is None else found
+
     def put(self, key: str, data: bytes) -> None:
         """Keeps `data` under `key`, in place of what is there."""
+        self._write(key, data, os.replace)
+
+    def _write(self, key: str, data: bytes, move: Callable[[str, str], None]) -> None:
+        """Writes an entry to a file of its own, which `move` then gives its name."""
         path = self.path(key)
         content = _HEADER.pack(MAGIC, VERSION, len(data), _digest(key, data)) + data
         temporary = ""
@@ -108,7 +123,7 @@ class DiskCache:
             handle, temporary = tempfile.mkstemp(prefix="new-", dir=os.path.dirname(path))
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
-            os.replace(temporary, path)
+            move(temporary, path)
         except OSError as error:
             _remove(temporary)
             self._cannot_keep(error)
@@ -192,6 +207,13 @@ def _opened(key: str, text: bytes) -> bytes | None:
     if magic != MAGIC or version != VERSION or length != len(data) or _digest(key, data) != digest:
         return None
     return data
+
+
+def _linked(source: str, path: str) -> None:
+    """Gives a file its name unless something has it."""
+    with contextlib.suppress(OSError):
+        os.link(source, path)
+    os.remove(source)
 
 
 def _listed(folder: str) -> list[os.DirEntry[str]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from anyshape.backend import host_words as host
@@ -23,7 +23,7 @@ from anyshape.plan.together import kernels_from
 from anyshape.run.attention import OPS, AttentionSpec, attention_words
 from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import GroupedSpec, grouped_words
-from anyshape.run.words import Area, Shape, at_slots, copy_words, finished, joined, matmul_words, series
+from anyshape.run.words import Area, Ours, Shape, at_slots, copy_words, finished, joined, matmul_words, series
 from anyshape.sym.expr import Size
 from anyshape.sym.formulas import FUNCTIONS, Formulas, name_of
 
@@ -52,8 +52,8 @@ class Layout:
     dtypes: tuple[str, ...]
 
 
-def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
-    """The layout of an allocated plan; kernels: name -> its entry in the table of functions."""
+def layout_of(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> Layout:
+    """The layout of an allocated plan; kernels: name -> its entry in the table of functions. ours: see run/words.py."""
     offsets = dict(plan.offsets)
     slots = {STATUS_BUFFER: 0}
     for buffer in sorted(plan.buffers, key=lambda b: (_rank(b, offsets), b.index)):
@@ -79,9 +79,9 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
-    names: dict[str, Any] = {**FUNCTIONS, "matmul": _matmul, "attention": attention_words, "grouped": grouped_words,
-                             "copy": _copy, "bands": _bands, "joined": joined, "series": series, "finished": finished,
-                             "specs": writer.specs}
+    names: dict[str, Any] = {**FUNCTIONS, "matmul": partial(_matmul, ours), "attention": partial(attention_words, ours),
+                             "grouped": partial(grouped_words, ours), "copy": _copy, "bands": partial(_bands, ours),
+                             "joined": joined, "series": series, "finished": finished, "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
     dtypes = tuple(dict.fromkeys((*(spec.dtype for spec in writer.specs if spec.dtype), *writer.wide)))
     return Layout(symbols, slots, placed, names["shape"], dtypes)
@@ -110,8 +110,8 @@ def _areas(spec: _Spec, windows: tuple[Any, ...]) -> list[Area]:
             for (slot, item), (shape, strides, offset) in zip(spec.places, windows, strict=True)]
 
 
-def _matmul(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
-    words = _product(spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
+def _matmul(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
+    words = _product(ours, spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
                      tuple([(shape, strides) for shape, strides, _ in windows]))
     if words is None:
         return [host.CALL, 3, spec.number]
@@ -119,17 +119,17 @@ def _matmul(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def _product(dtype: str, alpha: float, beta: float, items: tuple[int, ...],
+def _product(ours: Ours, dtype: str, alpha: float, beta: float, items: tuple[int, ...],
              types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words of a product of windows at such sizes and strides; slots are positions among the windows. Layers that
     repeat ask for the same ones."""
     a, b, c, *rest = (Area(position, 0, item, *kind) for position, (item, kind) in enumerate(zip(items, types,
                                                                                                   strict=True)))
-    words = matmul_words(0, dtype, a, b, c, rest[0] if rest else None, alpha, beta)
+    words = matmul_words(0, dtype, a, b, c, rest[0] if rest else None, alpha, beta, ours)
     return None if words is None else tuple(words)
 
 
-def _bands(rows: int, columns: int, spec: _Spec, windows: tuple[Any, ...], kernel: list[int],
+def _bands(ours: Ours, rows: int, columns: int, spec: _Spec, windows: tuple[Any, ...], kernel: list[int],
            steps: tuple[int, ...]) -> list[int]:
     """The words of a product and of a flat kernel that reads its result, for so many rows after the others. kernel: its
     words for all of them. steps: per param, how many bytes it goes on from row to row."""
@@ -139,7 +139,7 @@ def _bands(rows: int, columns: int, spec: _Spec, windows: tuple[Any, ...], kerne
     words: list[int] = []
     for row in range(0, shape[0], rows):
         count = min(rows, shape[0] - row)
-        product = _matmul(spec, (((count, shape[1]), strides, first + row * strides[0]), other,
+        product = _matmul(ours, spec, (((count, shape[1]), strides, first + row * strides[0]), other,
                                  ((count, columns), own, start)))
         if product[0] not in (host.MATMUL, host.PRODUCT):
             raise VerifyError(f"step {spec.number} is a product that the host does not have",

@@ -16,6 +16,7 @@ import torch
 
 from anyshape import torch_compat as compat
 from anyshape.base.errors import InputError, Unsupported
+from anyshape.run.torch_kernels import eager_operators
 from anyshape.run.torch_older import guards_refused
 from anyshape.run.torch_random import nothing_drawn_in_vain
 
@@ -86,7 +87,8 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
         return unhooked(compile_here(*arguments), "AnyShape runs a compiled backward graph")
 
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
-    with _settings_of_aot(unlift_effect_tokens=True), _first_calls_like_others(), nothing_drawn_in_vain():
+    with _settings_of_aot(unlift_effect_tokens=True), _first_calls_like_others(), nothing_drawn_in_vain(), \
+            eager_operators():
         return aot.aot_module_simplified(  # type: ignore[no-any-return]
             gm, example_inputs, fw_compiler=forward, bw_compiler=compile_backward, inference_compiler=inference,
             partition_fn=partition, decompositions=decompositions, keep_inference_input_mutations=True)
@@ -252,11 +254,6 @@ def static_inputs() -> tuple[int, ...]:
     context = tracing_context()
     metadata = getattr(context, "fw_metadata", None)
     return tuple(getattr(metadata, "static_input_indices", None) or ())
-
-
-def is_random(target: Any) -> bool:
-    """True for operators that draw from torch's generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def attribute_of(gm: torch.fx.GraphModule, target: str) -> Any:

@@ -17,6 +17,8 @@ from torch.autograd import forward_ad
 
 from anyshape import torch_compat as compat
 from anyshape.run import torch_api
+from anyshape.run.torch_holders import holders_traced
+from anyshape.run.torch_kernels import eager_operators
 from anyshape.run.torch_older import newer_rules
 from anyshape.run.torch_quick import general_tracing, quick_tracing
 from anyshape.run.torch_random import nothing_drawn_in_vain
@@ -65,6 +67,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
             stack.enter_context(symbolic_config.patch(symbolic))
         stack.enter_context(quick_tracing())
         stack.enter_context(nothing_drawn_in_vain())
+        stack.enter_context(eager_operators())
         stack.enter_context(_sizes_chosen(numbers if oblivious else frozenset(), changing if dynamic else frozenset()))
         if oblivious:
             stack.enter_context(newer_rules())
@@ -75,6 +78,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(_transforms_left())
         stack.enter_context(shape_rules(rules))
         stack.enter_context(_replaced(in_python))
+        stack.enter_context(holders_traced())
         yield
 
 

@@ -21,6 +21,7 @@ COMMANDS = {
     "report": ("anyshape.tools.report", "write the memory of a model, step by step, as a page, a picture or data"),
     "repro": ("anyshape.tools.repro", "run a program that failed to compile again"),
     "opt": ("anyshape.tools.passes", "run passes over the text form of a graph"),
+    "machine": ("anyshape.tools.machine", "show which routines multiply on this machine, and what was measured"),
     "cache": ("", "show, prune or clear the compiled code kept on disk"),
     "version": ("", "versions of everything a result depends on"),
 }

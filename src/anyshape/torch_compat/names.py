@@ -67,6 +67,7 @@ NEEDED = {
     "torch.Tensor._version": Name("whether a tensor was changed in place"),
     "torch.UntypedStorage._cdata": Name("which tensors share memory"),
     "torch.ops.aten.add.Tensor._schema": Name("which operators write to their operands"),
+    "torch._ops.HigherOrderOperator": Name("which functions of a graph have functions as operands"),
     "torch.ops.aten.add.Tensor._opname": Name("the names of operators"),
 }
 
@@ -79,8 +80,12 @@ ALL_SIZES = {path: Name("programs for all sizes, 0 and 1 included", ONE_SIZE) fo
     f"{SHAPES}ShapeEnv._maybe_evaluate_static", f"{SYMPY}symbol.SymT", f"{SYMPY}functions.Max",
     f"{SYMPY}functions.Min", "torch._C._select_conv_backend", "torch._C._current_graph_task_id")}
 
+PYTHON_KERNELS = tuple(f"torch.ops.aten.dropout.default.{name}" for name in ("_dispatch_cache", "py_kernels"))
+
 TRACING = {
     "torch.fx.experimental._config": Name("settings of symbolic sizes", ONE_SIZE),
+    "torch._inductor.config": Name("random numbers that are drawn and not used", "the generator may stand elsewhere "
+                                                                                "after a call than in eager PyTorch"),
     "torch._functorch.config": Name("settings of the partition", "graphs are cut as PyTorch cuts them"),
     f"{DYNAMO}convert_frame.compile_lock": Name("one thread traces at a time", "a lock of our own"),
     f"{DYNAMO}utils": Name("the graph's call in the code that torch makes of a frame", WRAPPED),
@@ -129,8 +134,8 @@ TRACING = {
     **{f"torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default{name}": Name(
         "attention is no random operator", "programs that compute it again are cut in pieces, or run as PyTorch")
        for name in ("", "._tags", "._nondeterministic_seeded")},
-    "torch.ops.aten.dropout.default._dispatch_cache": Name("a dropout that drops nothing", "it is a copy"),
-    "torch.ops.aten.dropout.default.py_kernels": Name("a dropout that drops nothing", "it is a copy"),
+    **{path: Name("what operators do in traces", "a dropout that drops nothing gives a copy")
+       for path in PYTHON_KERNELS},
     **{f"{DYNAMO}exc.{name}": Name("what the tracer raises", "all that it raises counts as a trace that failed")
        for name in ("BackendCompilerFailed", "InternalTorchDynamoError", "TorchRuntimeError", "Unsupported",
                     "UserError", "FailOnRecompileLimitHit")},

@@ -50,3 +50,9 @@ def operator_name(op: Any) -> str:
 def compile_lock() -> Any:
     """The lock that Dynamo holds while it traces; one of our own where torch has none."""
     return get("torch._dynamo.convert_frame.compile_lock") or _own_lock
+
+
+def python_kernels(op: Any) -> tuple[dict[Any, Any], Any]:
+    """The Python kernels of an operator that traces run in its place, and what was chosen among them; for a torch that
+    has names.PYTHON_KERNELS."""
+    return op.py_kernels, op._dispatch_cache
