@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import torch
 from torch.fx import Graph, Node
 
 from anyshape.run.torch_random import has_effect
+from anyshape.torch_compat import OpOverload
 
 PLACE = "anyshape_effect"  # of a call with an effect, its place among those of the joint graph
 TANGENTS = "tangents"  # how torch's partition knows what a backward begins with
@@ -25,7 +25,7 @@ def pin(joint: Graph, num_fwd_outputs: int) -> None:
     """Numbers the calls with effects, and has torch's partition leave each in the half that it was traced in: from the
     first one on that needs a gradient, or that AOTAutograd has not noted as the forward's, all are the backward's."""
     effects = [node for node in joint.nodes
-               if isinstance(node.target, torch._ops.OpOverload) and has_effect(node.target)]
+               if isinstance(node.target, OpOverload) and has_effect(node.target)]
     if not effects:
         return
     noted = any(node.meta.get(TAG) == "is_forward" for node in joint.nodes if node.op == "call_function")

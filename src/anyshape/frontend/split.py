@@ -27,6 +27,7 @@ from anyshape.run import torch_api
 from anyshape.run.tape import make_tape, tape_get
 from anyshape.run.torch_random import has_effect
 from anyshape.sym.expr import Size, evaluate
+from anyshape.torch_compat import OpOverload
 
 MOST = 64  # nodes that are left to PyTorch, before the whole graph is
 SMALL = 2  # sizes below have rules of their own in eager PyTorch; a general trace does not follow them
@@ -316,7 +317,7 @@ class SplitProgram:
     def calls(self) -> tuple[str, ...]:
         """The operators that run as PyTorch."""
         return tuple(str(step.target) for step in self.steps
-                     if isinstance(step, Node) and isinstance(step.target, torch._ops.OpOverload)
+                     if isinstance(step, Node) and isinstance(step.target, OpOverload)
                      and not _is_number(step.meta.get("val")) and str(step.target) not in _ASSERTS)
 
     def _last_uses(self) -> list[list[Node]]:
