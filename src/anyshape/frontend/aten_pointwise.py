@@ -179,29 +179,37 @@ def div(t: Translator, x: Any, y: Any) -> Value:
     return t.pointwise("div", x, y)
 
 
+def _divided(t: Translator, name: str, x: Any, y: Any) -> Value:
+    """A division, a remainder. One of whole numbers fails where a tensor that it divides by has a 0; numbers and sizes
+    are looked at before the program runs (`divided_sizes` in ops/needs.py)."""
+    if isinstance(y, Value) and not is_float(t.out.dtype):
+        y = t.op("divisor", t.cast(y, t.out.dtype), count=t.out.count)
+    return t.pointwise(name, x, y)
+
+
 @translates(prims.div.default)
 def prims_div(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("div" if is_float(t.out.dtype) else "trunc_div", x, y)
+    return _divided(t, "div" if is_float(t.out.dtype) else "trunc_div", x, y)
 
 
 @translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(t: Translator, x: Any, y: Any, *, rounding_mode: str | None = None) -> Value:
-    return t.pointwise({None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode], x, y)
+    return _divided(t, {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode], x, y)
 
 
 @translates(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("floor_div", x, y)
+    return _divided(t, "floor_div", x, y)
 
 
 @translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("remainder", x, y)
+    return _divided(t, "remainder", x, y)
 
 
 @translates(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("fmod", x, y)
+    return _divided(t, "fmod", x, y)
 
 
 @translates(aten.maximum.default)
