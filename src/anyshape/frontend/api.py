@@ -13,6 +13,7 @@ import copy
 import functools
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
 from anyshape.frontend.tracing import Tracing, check_nested, first_lines, has_nested
 from anyshape.passes.pipeline import DOOR
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_door
 from anyshape.run.context import context_underway
 
 PLAIN = "these sizes run as plain PyTorch"
@@ -72,11 +73,11 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 class Way:
     """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
 
-    __slots__ = ("call", "door", "opened", "own", "tracing")
+    __slots__ = ("__weakref__", "call", "door", "opened", "own", "tracing")
 
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
                  deferral: Deferral) -> None:
-        self.own: list[Callable[..., Any]] = []
+        self.own = own = list[Callable[..., Any]]()
         self.door: Door | None = None
         self.opened = 0
         self.tracing: Tracing
@@ -85,13 +86,15 @@ class Way:
             program = compile_fx(gm, example_inputs, compilation=compilation)
             if oblivious:
                 program = checked_program(gm, program, compilation)
-            self.own.append(program)
+            own.append(program)  # torch holds this function: it must lead to no target, which would live as long
             return program
 
         def around(inner: torch_api.FrameCallback) -> torch_api.FrameCallback:
             beside = Beside(target) if compilation.config.background else None
             self.tracing = Tracing(compilation, inner, oblivious, deferral, beside)
-            return self.tracing
+            callback = torch_door.Callback(self.tracing)
+            weakref.finalize(self, torch_door.forget, callback, self.tracing.codes, backend).atexit = False
+            return callback
 
         fullgraph = compilation.config.fullgraph or oblivious
         self.call = torch_api.dynamo_compile(target, backend, fullgraph=fullgraph, around=around)

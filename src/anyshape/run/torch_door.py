@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,57 @@ def cached_programs(code: Any) -> list[tuple[Any, Any]]:
     """What Dynamo holds for a code object: (guards, transformed code) of every program. `guards.check(locals)` says
     whether a frame with these locals may run the code; `guards.cache_entry` is None once Dynamo dropped the program."""
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-    return [(entry.guard_manager, entry.code) for entry in _debug_get_cache_entry_list(code)]
+    return [(entry.guard_manager, entry.code) for entry in _debug_get_cache_entry_list(code) if entry.code is not None]
+
+
+class Callback:
+    """What Dynamo calls where it has no program for a frame. Torch 2.13 loses count of it when such a call raises, so it
+    may never die; `clear` lets go of all that it leads to."""
+
+    __slots__ = ("_torchdynamo_orig_backend", "trace")
+
+    def __init__(self, trace: Callable[..., Any]) -> None:
+        self.trace: Callable[..., Any] | None = trace
+
+    def __call__(self, *arguments: Any) -> Any:
+        assert self.trace is not None, "its compiled object is gone"
+        return self.trace(*arguments)
+
+    def clear(self) -> None:
+        """It will not be called any more."""
+        self.trace = self._torchdynamo_orig_backend = None
+
+
+def forget(callback: Callback, codes: Sequence[Any], backend: Callable[..., Any]) -> None:
+    """Drops what torch holds of a compilation that is gone: its programs for the code objects `codes`, which are those of
+    functions and classes that live on, and `backend`, which Dynamo would call in `torch._dynamo.reset()`."""
+    from torch._dynamo import eval_frame
+    callback.clear()
+    for code in {id(code): code for code in codes}.values():
+        for entry in eval_frame._debug_get_cache_entry_list(code):
+            if entry.backend is backend:
+                _drop(entry)
+    eval_frame.cached_backends.pop(id(backend), None)
+
+
+def _drop(entry: Any) -> None:
+    """Drops one program of Dynamo's. What Dynamo itself does when an object that is guarded dies leaves more: its guards
+    live as long as the classes that they name, and, after a graph break, its code (of which torch 2.13 loses count) with
+    the names that it has among the globals of the user's module."""
+    from torch._dynamo.guards import GuardManagerWrapper
+    from torch._dynamo.utils import CleanupManager
+    guards, code, names = entry.guard_manager, entry.code, CleanupManager.instance
+    guards.extra_state.invalidate(entry, _no_guards())
+    GuardManagerWrapper.__init__(guards)
+    if code in names:
+        names._remove_id(id(code))
+
+
+@functools.cache
+def _no_guards() -> Any:
+    """What Dynamo puts in place of the guards of a program that it drops."""
+    from torch._dynamo.guards import DeletedGuardManagerWrapper
+    return DeletedGuardManagerWrapper("its compiled object is gone")
 
 
 def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
