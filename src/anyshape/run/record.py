@@ -48,7 +48,7 @@ LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is move
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Record:
     """See the head of this file. Bytes and strides are numbers; views are (sizes, strides, offset in elements).
 

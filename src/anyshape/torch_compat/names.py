@@ -152,6 +152,9 @@ TRACING = {
 }
 
 CALLS = {
+    **{f"{DYNAMO}{name}": Name("forgets a compiled object that was deleted", "torch keeps it until it is reset")
+       for name in ("eval_frame.cached_backends", "guards.GuardManagerWrapper", "guards.DeletedGuardManagerWrapper",
+                    "utils.CleanupManager")},
     f"{DYNAMO}eval_frame._debug_get_cache_entry_list": Name("calls without torch's wrappers", WRAPPED),
     f"{DYNAMO}eval_frame._optimize": Name("whether programs of one compilation are kept apart", "as before torch 2.12"),
     f"{DYNAMO}eval_frame": Name("calls without torch's wrappers", WRAPPED),
