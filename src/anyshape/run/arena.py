@@ -18,6 +18,7 @@ from anyshape.base import events
 from anyshape.base.errors import AnyShapeError
 from anyshape.run.pages import prefer_large
 from anyshape.run.store import Space
+from anyshape.torch_compat import storage_id
 
 if TYPE_CHECKING:
     from anyshape.run.limit import Limit
@@ -36,7 +37,7 @@ def whole(bytes_: int) -> int:
 
 
 class Block:
-    """One piece of memory; `views` remembers tensors over it by record.
+    """One piece of memory; `views` remembers tensors over it by record, as long as there are both.
 
     gone: told the number of bytes when nobody has the block any more; None afterwards.
     """
@@ -54,7 +55,7 @@ class Block:
             self.tensor = self.tensor[skip:skip + bytes_]
             self.address = self.tensor.data_ptr()
         prefer_large(self.address, bytes_)
-        self.views: dict[Any, Any] = {}
+        self.views: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.flat: dict[torch.dtype, torch.Tensor] = {}
 
     def __del__(self) -> None:
@@ -322,7 +323,7 @@ class Lease:
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor lies in the block."""
         blocks = self.block.blocks if isinstance(self.block, Chunks) else [self.block]
-        return any(block is not None and tensor.untyped_storage()._cdata == block.tensor.untyped_storage()._cdata
+        return any(block is not None and storage_id(tensor) == storage_id(block.tensor)
                    for block in blocks)
 
     def release(self) -> None:
