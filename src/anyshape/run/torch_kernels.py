@@ -1,18 +1,20 @@
 """Python kernels of operators (`py_impl`), which PyTorch runs in traces in place of the operators, where those compute
 something else than eager PyTorch does: inside of `eager_operators` they are set aside, or ours run instead.
 
-    softshrink    torch's is differentiated step by step: 0 * inf is NaN where the operator's gradient is 0
+    softshrink          torch's is differentiated step by step: 0 * inf is NaN where the operator's gradient is 0
+    upsample_nearest    torch's takes other pixels where a factor is no whole number
 """
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
+_POSITIONS = "_compute_upsample_nearest_indices"  # what torch's kernels for resizing share
 
 
 def _softshrink(x: torch.Tensor, lambd: Any = 0.5) -> torch.Tensor:
@@ -22,6 +24,40 @@ def _softshrink(x: torch.Tensor, lambd: Any = 0.5) -> torch.Tensor:
                  lambda: f"lambda must be in range [0, {most}] for input dtype {x.dtype}, but found {lambd}")
     y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # where the limit is not rounded
     return torch.where(y.abs() > lambd, y - torch.sign(y).detach() * lambd, y.detach() * 0).to(x.dtype)
+
+
+def nearest_positions(x: torch.Tensor, output_size: Sequence[Any], scales: Sequence[float | None],
+                      exact: bool = False) -> list[torch.Tensor]:
+    """Which pixels of x: [n, channels, ...] a resizing takes, along each dim, as the CPU's kernels have it
+    (ATen/native/cpu/UpSampleKernel.cpp): numbers are float32, and the scale is 1 / factor if a factor was given."""
+    count = len(output_size)
+    of_sizes = count == 2 or (count == 3 and x.is_contiguous(memory_format=torch.channels_last_3d))
+    found = []
+    for dim, (size, factor) in enumerate(zip(output_size, scales, strict=True)):
+        given = x.shape[dim - count]
+        place = torch.arange(size, device=x.device)
+        positions = _nearest(place, size, given, factor if factor and factor > 0 else None, exact, of_sizes)
+        found.append(positions.reshape([-1] + [1] * (count - 1 - dim)))
+    return found
+
+
+def _nearest(place: torch.Tensor, size: Any, given: Any, factor: float | None, exact: bool,
+             of_sizes: bool) -> torch.Tensor:
+    """of_sizes: a dim of the same or of twice the size is resized by that, whatever the factor was."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+    whole = [times for times in (1, 2, 4, 8) if statically_known_true(size == given * times)]
+    if whole and not exact and factor in (None, float(whole[0])):
+        return place if whole[0] == 1 else place // whole[0]
+    scaled = (place.float() + 0.5 if exact else place.float()) * (given / size if factor is None else 1.0 / factor)
+    positions = scaled.to(torch.int64)
+    if factor is None:
+        return positions
+    positions = torch.minimum(positions, torch.scalar_tensor(given - 1, dtype=torch.int64, device=place.device))
+    if exact or not of_sizes:
+        return positions
+    beyond = torch.scalar_tensor(size - given, dtype=torch.int64, device=place.device)
+    size_of = torch.scalar_tensor(given, dtype=torch.int64, device=place.device)
+    return torch.where(beyond == 0, place, torch.where(beyond == size_of, place // 2, positions))
 
 
 # operator -> the kernel in place of torch's
@@ -34,8 +70,16 @@ _OURS: dict[Any, Callable[[Kernel], Kernel]] = {
 def eager_operators() -> Iterator[None]:
     """See the head of this file. Other threads that compile wait, for this is every thread's."""
     from torch._dynamo import convert_frame
+    from torch._decomp import decompositions
+    torchs = getattr(decompositions, _POSITIONS, None)
     with convert_frame.compile_lock, python_kernels(_OURS):
-        yield
+        if torchs is not None:
+            setattr(decompositions, _POSITIONS, nearest_positions)
+        try:
+            yield
+        finally:
+            if torchs is not None:
+                setattr(decompositions, _POSITIONS, torchs)
 
 
 @contextlib.contextmanager
