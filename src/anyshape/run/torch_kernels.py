@@ -60,9 +60,33 @@ def _nearest(place: torch.Tensor, size: Any, given: Any, factor: float | None, e
     return torch.where(beyond == 0, place, torch.where(beyond == size_of, place // 2, positions))
 
 
+def refuse_size_0(sizes: Sequence[Any], error: type[Exception], message: str) -> None:
+    """Raises where a size is 0; of a size that is a symbol this is a guard. Sizes that only data tell are not asked."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+    for size in sizes:
+        if not free_unbacked_symbols(size) and size == 0:
+            raise error(message)
+
+
+def _not_of_nothing(torchs: Kernel) -> Kernel:
+    """A resizing, which eager PyTorch refuses for images without pixels or channels."""
+    def resize(x: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+        message = f"Input and output sizes should be greater than 0, and the tensor not empty: {tuple(x.shape)}"
+        refuse_size_0(x.shape[1:], RuntimeError, message)
+        result = torchs(x, *arguments, **keywords)
+        refuse_size_0(result.shape[2:], RuntimeError, message)
+        return result
+
+    return resize
+
+
+_RESIZING = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+             "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+             "upsample_bicubic2d", "upsample_trilinear3d")
 # operator -> the kernel in place of torch's
 _OURS: dict[Any, Callable[[Kernel], Kernel]] = {
     aten.softshrink.default: lambda torchs: _softshrink,
+    **{getattr(getattr(aten, name), overload): _not_of_nothing for name in _RESIZING for overload in ("default", "vec")},
 }
 
 
