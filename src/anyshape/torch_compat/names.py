@@ -123,6 +123,7 @@ TRACING = {
     "torch.utils._python_dispatch._disable_current_modes": Name("whether a program serves sizes of 1", ONE_SIZE),
     "torch._C._nn": Name("whether a program serves sizes of 1", "it is found out more slowly"),
     "torch._C._DisableTorchDispatch": Name("whether a program serves sizes of 1", ONE_SIZE),
+    "torch._decomp.decompositions": Name("resizing to the nearest pixel", "some pixels are others than in eager PyTorch"),
     "torch._decomp.get_decompositions": Name("operators that are taken apart", "they run as PyTorch"),
     "torch._decomp.core_aten_decompositions": Name("operators that are taken apart", "the table of torch.export"),
     f"{AOT}runtime_wrappers._FirstInvocationContext": Name("first calls of complex operators", "they are as others",
