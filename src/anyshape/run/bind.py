@@ -11,6 +11,7 @@ from anyshape.base.errors import IndexRangeError, InputError, Unsupported
 from anyshape.ir.types import TensorType
 from anyshape.plan.plan import Plan
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
+from anyshape.run.kinds import refused
 from anyshape.sym.expr import Size, coefficient_of, evaluate, symbol, symbols_of
 
 
@@ -99,9 +100,9 @@ class Binder:
             self._fail(position, f"it has {argument.dim()} dims, the program was compiled for {kind.rank}: {kind}")
         if argument.is_meta and position in self.plan.restored:
             return  # the forward did not keep it
-        if argument.device.type != "cpu" or argument.layout != torch.strided:
-            self._fail(position, f"it is a {argument.layout} tensor on {argument.device}; the program runs on dense "
-                                 "tensors on the CPU")
+        error = refused(argument, self.plan, position)
+        if error is not None:
+            raise error
 
     def _read(self, source: _Source, argument: Any, values: Mapping[str, int]) -> int:
         if source.dim < 0:
