@@ -17,6 +17,7 @@ from torch import nn
 
 import anyshape
 from anyshape.frontend.compilation import LIVE
+from anyshape.run import arena
 
 PREFIXES = ("__compiled_fn", "__anyshape", "__resume_at", "__builtins_dict")
 
@@ -198,3 +199,71 @@ def test_what_shares_code_with_a_compiled_object_that_is_gone_goes_on() -> None:
     model.zero_grad()
     model(x).sum().backward()
     torch.testing.assert_close(found, model.first.weight.grad)
+
+
+def test_release_gives_back_what_idles_and_calls_go_on() -> None:
+    fast = anyshape.compile(lambda x: (x @ x.t()).cos() @ x)
+    x = torch.randn(1500, 64)
+    expected = fast(x)
+    held = anyshape.stats()["arena_bytes"]
+    assert held > 1500 * 1500 * 4
+    assert anyshape.release() >= 1500 * 1500 * 4
+    assert anyshape.stats()["arena_bytes"] < held - 1500 * 1500 * 4 + 1
+    assert anyshape.release() == 0
+    assert torch.equal(fast(x), expected)
+
+
+def test_release_is_safe_while_other_threads_run() -> None:
+    """Forwards whose backward waits, and products in the arena, beside a thread that gives back all the time."""
+    model = Model()
+    fast = anyshape.compile(model)
+    inputs = [torch.randn(rows, 64) for rows in (3, 40, 700)]
+    expected = [model(x) for x in inputs]
+    failed: list[str] = []
+    end = threading.Event()
+
+    def calls() -> None:
+        for k in range(60):
+            x = inputs[k % 3].clone().requires_grad_()
+            result = fast(x)
+            if not torch.allclose(result, expected[k % 3], atol=1e-5):
+                failed.append(f"forward {k}")
+            gradient, = torch.autograd.grad(result.sum(), x)
+            if not torch.allclose(gradient, gradient[:1].expand_as(gradient)) and (model.first(x) > 0).all():
+                failed.append(f"backward {k}")
+
+    def gives_back() -> None:
+        while not end.is_set():
+            anyshape.release()
+
+    fast(inputs[0]).sum().backward()
+    threads = [threading.Thread(target=calls) for _ in range(3)]
+    other = threading.Thread(target=gives_back)
+    for one in (*threads, other):
+        one.start()
+    for one in threads:
+        one.join()
+    end.set()
+    other.join()
+    assert not failed
+
+
+def test_memory_that_nobody_asks_for_goes_back_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = anyshape.compile(lambda x: (x @ x.t()).cos() @ x)
+    fast(torch.randn(1500, 64))
+    gc.collect()
+    assert anyshape.stats()["arena_bytes"] > 1500 * 1500 * 4
+    later = time.monotonic() + arena.IDLE_SECONDS + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    gc.collect()
+    assert anyshape.stats()["arena_bytes"] < 1500 * 1500 * 4
+
+
+def test_a_large_block_goes_back_though_small_calls_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = arena.Pool()
+    pool.give(pool.take(64 << 20))
+    later = time.monotonic() + arena.IDLE_SECONDS + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    pool.need = 4096
+    pool.give(pool.take(4096))
+    assert pool.held < 1 << 20
