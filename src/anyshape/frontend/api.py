@@ -81,29 +81,29 @@ class Way:
         self.own = own = list[Callable[..., Any]]()
         self.door: Door | None = None
         self.opened = 0
-        self.underway = Underway()
-        self.tracing: Tracing
-        owner = weakref.ref(self)
+        self.underway = underway = Underway()
+        tracing: Tracing
 
+        # torch holds this function, so it must not lead to this object, with which all goes
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
             program = compile_fx(gm, example_inputs, compilation=compilation)
             if oblivious:
                 program = checked_program(gm, program, compilation)
-            way = owner()
-            assert way is not None, "a trace goes on in a call of it"
-            program = counted(program, way.underway, way.tracing.piece())
-            own.append(program)  # torch holds this function: it must lead to no target, which would live as long
+            program = counted(program, underway, tracing.piece())
+            own.append(program)
             return program
 
         def around(inner: torch_api.FrameCallback) -> torch_api.FrameCallback:
+            nonlocal tracing
             beside = Beside(target) if compilation.config.beside else None
-            self.tracing = Tracing(compilation, inner, oblivious, deferral, beside, self.underway)
-            callback = torch_door.Callback(self.tracing)
-            weakref.finalize(self, torch_door.forget, callback, self.tracing.codes, backend).atexit = False
+            tracing = Tracing(compilation, inner, oblivious, deferral, beside, underway)
+            callback = torch_door.Callback(tracing)
+            weakref.finalize(self, torch_door.forget, callback, tracing.codes, backend).atexit = False
             return callback
 
         fullgraph = compilation.config.fullgraph or compilation.config.strict or oblivious
         self.call = torch_api.dynamo_compile(target, backend, fullgraph=fullgraph, around=around)
+        self.tracing = tracing
 
     def run(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
         """A call through torch.compile. After a trace the door is made anew: open, if one frame was all there was."""
