@@ -33,7 +33,9 @@ from anyshape.backend.host_words import (
     GOMP_PARALLEL,
     GROUPED,
     GROUPED_SCRATCH,
+    HEAD_EMPTY,
     HEAD_FIRST,
+    HEAD_GIVEN,
     HEAD_KEPT,
     HEAD_PLACED,
     HEAD_SCRATCH,
@@ -43,6 +45,7 @@ from anyshape.backend.host_words import (
     KERNEL,
     MATMUL,
     MONOTONIC,
+    NO_MEMORY,
     OVER,
     PACKED_SCRATCH,
     PARALLEL_WORK,
@@ -78,9 +81,10 @@ from anyshape.backend.native import (
 
 
 def run_plan(block: int) -> int:
-    """Runs the program of `block`; DONE, CHECK_FAILED or CALLBACK_FAILED."""
+    """Runs the program of `block`; DONE, CHECK_FAILED, CALLBACK_FAILED or NO_MEMORY."""
     program = word(block, PROGRAM)
-    resolve(block, program)
+    if resolve(block, program) != DONE:
+        return NO_MEMORY
     look(block)
     workspace = block + 8 * word(program, HEAD_WORKSPACE)
     step = program + 8 * word(program, HEAD_FIRST)
@@ -133,7 +137,16 @@ def read_clock(block: int, time: int, number: int) -> int:
 
 
 def resolve(block: int, program: int) -> int:
-    """Writes the addresses of the arena's buffers into their slots."""
+    """Writes the addresses of the arena's buffers into their slots.
+
+    NO_MEMORY if an input has elements and no address.
+    """
+    missing = 0
+    for slot in range(word(program, HEAD_GIVEN)):
+        if word(block, SLOTS + 1 + slot) == 0:
+            missing += 1
+    if missing > word(program, HEAD_EMPTY):
+        return NO_MEMORY
     kept_bytes = word(program, HEAD_KEPT)
     kept = word(block, KEPT)
     temporary = word(block, TEMP) - kept_bytes
@@ -143,7 +156,7 @@ def resolve(block: int, program: int) -> int:
         offset = word(pair, 1)
         set_word(block, SLOTS + word(pair, 0), (kept if offset < kept_bytes else temporary) + offset)
         pair += 16
-    return 0
+    return DONE
 
 
 def run_kernel(block: int, step: int, workspace: int, program: int) -> int:

@@ -110,7 +110,8 @@ def _leaving_the_process_alone() -> Iterator[None]:
 @contextlib.contextmanager
 def _calls_of_modules(here: Callable[[], bool]) -> Iterator[None]:
     """While torch.fx traces, it stands in for the calls and attributes of all modules: here only, then."""
-    patch = compat.need(_PATCHED)
+    patcher = compat.need("torch.fx._symbolic_trace._Patcher")
+    patch = patcher.patch_method
 
     def patch_method(self: Any, cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
         usual = getattr(cls, name)
@@ -121,7 +122,7 @@ def _calls_of_modules(here: Callable[[], bool]) -> Iterator[None]:
 
         patch(self, cls, name, either, deduplicate)
 
-    with _put(compat.need("torch.fx._symbolic_trace._Patcher"), "patch_method", patch_method):
+    with _put(patcher, "patch_method", patch_method):
         yield
 
 

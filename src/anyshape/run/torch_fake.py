@@ -30,12 +30,12 @@ def remembered_shapes(memory: dict[Any, Any]) -> Iterator[None]:
     """Inside, results of operators are kept in `memory`, which is emptied when a pass begins. Without effect where
     torch's internals are not as expected."""
     FakeTensorMode = compat.need(f"{FAKE}FakeTensorMode")
-    dispatch = compat.get(f"{FAKE}FakeTensorMode._dispatch_impl")
-    if dispatch is None or not compat.has("torch._functionalize_unsafe_set", "torch.Tensor._is_view",
-                                          "torch._C._current_graph_task_id",
-                                          f"{FAKE}in_kernel_invocation_manager"):
+    if not compat.has(f"{FAKE}FakeTensorMode._dispatch_impl", "torch._functionalize_unsafe_set",
+                      "torch.Tensor._is_view", "torch._C._current_graph_task_id",
+                      f"{FAKE}in_kernel_invocation_manager"):
         yield
         return
+    dispatch = FakeTensorMode._dispatch_impl
     FakeTensorMode._dispatch_impl = _remembering(dispatch, memory)
     try:
         yield

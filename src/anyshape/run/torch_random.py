@@ -51,11 +51,11 @@ def nothing_drawn_in_vain() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _attention_drawing_nothing() -> Iterator[None]:
-    names = [f"{ATTENTION}.{name}" for name in ("_tags", "_nondeterministic_seeded")]
-    if not compat.has(*names):
+    if not compat.has(f"{ATTENTION}._tags", f"{ATTENTION}._nondeterministic_seeded"):
         yield
         return
-    attention, (tags, is_random) = compat.get(ATTENTION), map(compat.get, names)
+    attention = compat.need(ATTENTION)
+    tags, is_random = attention._tags, attention._nondeterministic_seeded
     attention._tags = [tag for tag in tags if tag != torch.Tag.nondeterministic_seeded]
     attention._nondeterministic_seeded = False
     try:

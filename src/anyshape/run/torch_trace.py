@@ -23,6 +23,7 @@ from anyshape.run.torch_older import newer_rules
 from anyshape.run.torch_quick import general_tracing, quick_tracing
 from anyshape.run.torch_random import nothing_drawn_in_vain
 
+ATTEMPTS = "__builtins_dict__"  # how names begin that each attempt of Dynamo to trace a frame puts among its globals
 DYNAMO_SETTINGS: dict[str, Any] = {
     "specialize_float": True,
     "assume_static_by_default": False,
@@ -83,6 +84,25 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
 
 
 @contextlib.contextmanager
+def nothing_left_behind(names: dict[str, Any]) -> Iterator[None]:
+    """After a trace of a frame with the globals `names`, nothing of it is kept that nobody asks for: torch's memory of
+    what it knew about sizes, which holds every trace of the process, and names among the globals that belong to
+    attempts which Dynamo has given up."""
+    cleanups = compat.get("torch._dynamo.utils.CleanupManager")
+    before = {name for name in list(names) if name.startswith(ATTEMPTS)}
+    try:
+        yield
+    finally:
+        for method in vars(torch.fx.experimental.symbolic_shapes.ShapeEnv).values():
+            if hasattr(method, "cache_clear"):
+                method.cache_clear()
+        if cleanups is not None:
+            before |= {hook.name for hooks in list(cleanups.instance.values.values()) for hook in hooks}
+            for name in [name for name in list(names) if name.startswith(ATTEMPTS) and name not in before]:
+                del names[name]
+
+
+@contextlib.contextmanager
 def shape_rules(rules: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """Inside, fake tensors know the shapes of more operators. A rule is called with a function that makes an unknown
     size, and the operator's arguments. Without effect where another thread traces."""
@@ -105,11 +125,11 @@ def _sizes_chosen(numbers: frozenset[str], changing: frozenset[str]) -> Iterator
     """Inside, Dynamo gives sizes of inputs that are among `numbers` no symbols, and those of buffers at `changing` do
     get some."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic
-    choose = compat.get("torch._dynamo.variables.builder._automatic_dynamic")
-    if choose is None:
+    if not compat.has("torch._dynamo.variables.builder._automatic_dynamic"):
         yield
         return
     builder = compat.need("torch._dynamo.variables.builder")
+    choose = builder._automatic_dynamic
 
     def chosen(value: Any, tracer: Any, source: Any, is_fixed: bool, *arguments: Any, **keywords: Any) -> Any:
         name = source.name() if callable(source.name) else source.name

@@ -61,7 +61,8 @@ def version() -> tuple[int, int]:
 
 
 def get(path: str) -> Any:
-    """The object at `path`, or None; where torch should have it and does not, one warning says what is done without.
+    """The object at `path` when it was first looked up, or None; where torch should have it and does not, one warning
+    says what is done without. What changes, or is patched, is read from its owner.
 
     Raises:
         KeyError: the path is not in NAMES.
