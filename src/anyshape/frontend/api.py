@@ -36,7 +36,7 @@ from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
 from anyshape.frontend.tracing import Tracing, check_nested, first_lines, has_nested
 from anyshape.passes.pipeline import DOOR
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_trace
 from anyshape.run.context import context_underway
 
 PLAIN = "these sizes run as plain PyTorch"
@@ -83,6 +83,7 @@ class Way:
 
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
             program = compile_fx(gm, example_inputs, compilation=compilation)
+            compilation.fixed.update(torch_trace.fixed_sizes())
             if oblivious:
                 program = checked_program(gm, program, compilation)
             self.own.append(program)
@@ -168,8 +169,18 @@ class Compiled:
             raise refused from None
         started = time.perf_counter()
         result = self.target(*arguments, **keywords)
-        self.deferral.ran(pattern, result, time.perf_counter() - started)
+        self._ran(pattern, result, time.perf_counter() - started)
         return result
+
+    def _ran(self, pattern: Any, result: Any, seconds: float) -> None:
+        """Counts a call that has run as PyTorch until that pays, and says once what keeps coming."""
+        self.deferral.ran(pattern, result, seconds)
+        why = self.deferral.warning(pattern)
+        if why:
+            warnings.warn("calls need a program for each number that their code asks for; they run as PyTorch would.\n"
+                          f"  why: {why}\n"
+                          "  do:  compute with the number as a tensor, or take that line out of what is compiled; "
+                          "defer=False traces at once; see explain()", FallbackWarning, stacklevel=4)
 
     def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""
@@ -183,7 +194,7 @@ class Compiled:
             result = self.ordinary.run(self.target, arguments, keywords)
             done = True
             for pattern in deferred:
-                self.deferral.ran(pattern, result, time.perf_counter() - started)
+                self._ran(pattern, result, time.perf_counter() - started)
             return result
         except Exception as error:
             if plain and not isinstance(plain[0][1], AnyShapeError):

@@ -16,7 +16,7 @@ from anyshape.base.errors import AnyShapeError, Unsupported
 from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred, small_sizes
-from anyshape.frontend.reasons import miss_words, singled_out
+from anyshape.frontend.reasons import counters, fixed_at, miss_words, singled_out, varying
 from anyshape.frontend.shape_rules import tracing_settings
 from anyshape.run import torch_api, torch_door, torch_trace
 from anyshape.run.context import context_underway
@@ -30,12 +30,13 @@ PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes a
 class Told:
     """Of one trace: `where` it is, the `reason` that forces it, the `way` it goes (see Capture), and the sizes of 1
     that the programs do not take and that it takes as `numbers`. changing: places of buffers whose sizes change from
-    trace to trace."""
+    trace to trace. cause: what of the call is another number than programs took it for; None without a program."""
     where: str
     reason: str
     way: str
     numbers: frozenset[str]
     changing: frozenset[str]
+    cause: str | None
 
 
 class Tracing:
@@ -43,7 +44,8 @@ class Tracing:
 
     way: what `Capture` calls it.
     buffers: per code object, the sizes of the buffers that its frames saw when they were traced last, by their places.
-    changing: per code object, the places of those that had other sizes than the time before: programs then take any.
+    changing: per code object, the places of those that had other sizes than the time before, and of numbers that did:
+        programs then take any.
     general: a general program serves other calls than the one in hand; set by the caller, for the ordinary way.
     plain: what the tracer said of frames of the call in hand, which run as plain PyTorch: (code object, error) each.
     refusals: per code object, how many calls that PyTorch takes it has refused.
@@ -91,9 +93,12 @@ class Tracing:
             return torch_api.plain_frame()
         told = self._told(frame)
         pattern = small_sizes(list(frame.f_locals.values()))
+        config = self.compilation.config
+        if pattern is None or not (told.numbers or self.general):
+            pattern = None if told.cause is None or not config.dynamic else \
+                self.deferral.pattern_of(frame.f_code, told.cause)
         # what runs as PyTorch does keeps to no limit
-        defer = self.compilation.config.defer and not self.compilation.config.limited
-        if pattern is not None and defer and (told.numbers or self.general) \
+        if pattern is not None and config.defer and not config.limited \
                 and self.deferral.holds_back(pattern, told.reason or NO_REASON):
             return self._later(pattern)
 
@@ -141,7 +146,8 @@ class Tracing:
             self.failure = failure
             raise NotCovered(self.failure) from error
         config = self.compilation.config
-        if not isinstance(error, torch_api.tracer_failures()) or config.strict or config.fullgraph or ours:
+        failures = (*torch_api.tracer_failures(), AssertionError)  # torch's own, of what it traced; a user's is traced
+        if not isinstance(error, failures) or config.strict or config.fullgraph or ours:
             raise error
         self.plain.append((code, error))
         return torch_api.plain_frame()
@@ -173,11 +179,16 @@ class Tracing:
         where = f"{code.co_name}, {code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
         if isinstance(frame.f_locals.get("fn"), torch.nn.Module):  # a frame that torch put around a module of its own
             where = type(frame.f_locals["fn"]).__name__
-        misses = torch_door.failed_guards(code, frame.f_locals) if self.compilation.graphs else []
+        misses = torch_door.failed_guards(code, frame.f_locals, self.inner) if self.compilation.graphs else []
         reason = miss_words(misses[0], frame.f_locals) if misses else ""
+        reason += fixed_at(misses[0], self.compilation.fixed) if misses else ""
         if not self.oblivious and self.compilation.config.dynamic and not reason:
             reason = self.compilation.fallbacks[-1].reason if self.compilation.fallbacks else ""
-        return Told(where, reason, self.way, singled_out(misses, frame.f_locals), self._changing(frame))
+        changing = self._changing(frame)
+        counted = counters(misses, frame.f_locals) - changing
+        self.changing[code] |= counted  # the next program takes any number there
+        cause = varying(misses, frame.f_locals) if misses and not counted else None
+        return Told(where, reason, self.way, singled_out(misses, frame.f_locals), changing | counted, cause)
 
 
 def has_nested(values: Iterable[Any]) -> bool:
