@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import anyshape
-from anyshape.base.errors import ConfigError
+from anyshape.base.errors import AnyShapeError, ConfigError
 from anyshape.frontend.deferral import MOST
 from anyshape.frontend.dynamo import FallbackWarning
 
@@ -420,10 +420,15 @@ class SetUp(nn.Module):
         return self.inner(x).relu()
 
 
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_lock_that_only_a_first_call_takes_leaves_one_program_for_all_sizes(strict: bool) -> None:
+@pytest.mark.parametrize("settings", [{}, {"strict": True}, {"memory_limit": "1GB"}])
+def test_a_lock_that_only_a_first_call_takes_leaves_one_program_for_all_sizes(settings: dict[str, Any]) -> None:
     module = SetUp(always=False)
-    model = compiled(module, strict=strict)
+    model = compiled(module, **settings)
+    if settings:
+        with pytest.raises(AnyShapeError, match="call the model itself once"):
+            model(torch.randn(3, 8))
+        assert not module.ready
+        module(torch.randn(3, 8))
     for batch in (3, 5, 1, 2):
         x, other = (torch.linspace(-1, 1, batch * 8).reshape(batch, 8).requires_grad_() for _ in range(2))
         y = model(x)
@@ -432,7 +437,7 @@ def test_a_lock_that_only_a_first_call_takes_leaves_one_program_for_all_sizes(st
         torch.testing.assert_close(y, module(other))
         torch.testing.assert_close(x.grad, other.grad)
     assert [program.name for program in model.programs] == ["0.forward", "0.backward"]
-    assert "first call" in str(model.explain())
+    assert bool(settings) or "first call" in str(model.explain())
 
 
 def test_a_lock_that_every_call_takes_ends_its_graphs() -> None:
@@ -455,6 +460,10 @@ def test_a_train_step_whose_first_batch_takes_a_lock_is_one_program_after_it(set
     step = anyshape.train_step(module, lambda net, x: net(x).square().mean(),
                                torch.optim.AdamW(module.parameters(), lr=3e-3), **settings)
     parts = settings.get("accumulate", 1)
+    if "strict" in settings:
+        with pytest.raises(AnyShapeError, match="call the model itself once"):
+            step(torch.randn(3, 8))
+        module(torch.randn(3, 8))
     for number, batch in enumerate((3, 5, 1, 2)):
         x = torch.randn(batch, 8)
         loss = other(x).square().mean()
@@ -470,7 +479,7 @@ def test_a_train_step_whose_first_batch_takes_a_lock_is_one_program_after_it(set
     if "clip_norm" in settings:
         torch.testing.assert_close(step.norm, norm)
     assert step._apart is None and step.compilation.graphs == parts
-    assert "first call" in str(step.explain())
+    assert "strict" in settings or "first call" in str(step.explain())
 
 
 def test_a_train_step_that_always_takes_a_lock_goes_on_apart() -> None:

@@ -350,10 +350,10 @@ def test_stances_reset_and_subclasses():
     with torch.no_grad():
         with torch.compiler.set_stance("force_eager"):
             same(fast(x), net(x))
-            assert watch.calls == 1
+            assert watch.calls == 0
         torch._dynamo.reset()
         same(fast(x), net(x))
-        assert watch.calls == 2
+        assert watch.calls == 1
 
         class Marked(torch.Tensor):
             pass
@@ -384,7 +384,7 @@ def test_inference_mode_has_one_program():
 
 def test_transforms_of_what_is_not_compiled_yet():
     """They run the function itself, and spoil nothing for the calls that come without them."""
-    fast = anyshape.compile(lambda x: (x * x).sum(-1), strict=True)
+    fast = anyshape.compile(lambda x: (x * x).sum(-1))
     x, direction = torch.randn(4), torch.randn(4)
     same(torch.func.grad(fast)(x), 2 * x)
     same(torch.func.jvp(fast, (x,), (direction,))[1], (2 * x * direction).sum())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anyshape.ir.graph import Graph, Node, Operand, Value, has_effect
+from anyshape.ir.graph import Graph, Node, Operand, Value, effect_of
 from anyshape.ir.op import row
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.kernel.cover import covered
@@ -373,7 +373,7 @@ class _Assembly:
         else:
             target, template = f"anyshape.{node.op}", tuple(node.attrs)
         assert isinstance(target, str)
-        self.steps.append(ExternStep(target, inputs, template, outputs, node.where, has_effect(node)))
+        self.steps.append(ExternStep(target, inputs, template, outputs, node.where, effect_of(node)))
 
     def dense(self, window: Operand | Window, node: Node) -> Window:
         """The operand of a library that would copy it aside: here the copy lies in the arena."""

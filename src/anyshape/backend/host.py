@@ -15,6 +15,7 @@ from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, r
 from anyshape.backend.host_over import OVER_ROUTINES, run_over
 from anyshape.backend.host_packed import PACKED_ROUTINES, run_packed
 from anyshape.backend.host_series import SERIES_ROUTINES, run_bands, run_series
+from anyshape.backend.host_threads import THREAD_ROUTINES, fork, look
 from anyshape.backend.host_words import (
     ATTENTION,
     ATTENTION_SCRATCH,
@@ -79,6 +80,7 @@ def run_plan(block: int) -> int:
     """Runs the program of `block`; DONE, CHECK_FAILED or CALLBACK_FAILED."""
     program = word(block, PROGRAM)
     resolve(block, program)
+    look(block)
     workspace = block + 8 * word(program, HEAD_WORKSPACE)
     step = program + 8 * word(program, HEAD_FIRST)
     op = word(step, 0)
@@ -169,7 +171,7 @@ def run_kernel(block: int, step: int, workspace: int, program: int) -> int:
     set_word(data, 3, blocks)
     set_word(data, 4, scratch)
     set_word(data, 5, word(program, HEAD_SCRATCH))
-    call_void(word(functions, GOMP_PARALLEL), kernel_part, data, threads, 0)
+    fork(block, kernel_part, data, threads)
     return 0
 
 
@@ -367,7 +369,7 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
 
 
 ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, gathered, neighbours, best_gap,
-            *SERIES_ROUTINES, *LIBRARY_ROUTINES, *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES,
+            *THREAD_ROUTINES, *SERIES_ROUTINES, *LIBRARY_ROUTINES, *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES,
             *ATTENTION_ROUTINES)
 
 

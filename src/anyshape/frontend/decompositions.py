@@ -10,8 +10,7 @@ import torch
 from anyshape.passes.fold import round_to
 from anyshape.run import torch_api, torch_trace
 from anyshape.run.dtypes import DTYPE_NAMES
-
-aten = torch.ops.aten
+from anyshape.torch_compat import aten, is_there
 
 # Taken apart although torch.export keeps them: pointwise work and reductions that fuse with their neighbours.
 ALSO = (
@@ -50,6 +49,14 @@ ALSO = (
 WHOLE = (
     # The library's flash attention needs memory linear in the length.
     aten._scaled_dot_product_flash_attention_for_cpu,
+    # The decompositions are not what eager computes: in value * (a / b) the product is last, whole numbers go through
+    # f32, a gradient has the dtype of the result's whatever the input's is, and what is given as a number is not
+    # rounded to half precision.
+    aten.addcdiv,
+    aten.threshold,
+    aten.threshold_backward,
+    aten.logit,
+    aten.logit_backward,
     # Scatter-adds: each has a translation of its own, or is slower as index_put with accumulate.
     aten.embedding_dense_backward,
     aten.index_add,
@@ -124,6 +131,15 @@ def _loss_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
+def _smooth_l1_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own gives 0, the sign of NaN, where the operator's gradient is NaN."""
+    def backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *rest: Any) -> Any:
+        difference = x - target
+        return torch.where(difference.isnan(), difference, torchs(grad, x, target, *rest))
+
+    return _loss_backward(backward)
+
+
 def _group_norm_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
     """torch's own divides by the number of elements of a group."""
     def backward(grad: torch.Tensor, x: torch.Tensor, *more: Any) -> Any:
@@ -141,7 +157,7 @@ AROUND: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     aten.huber_loss_backward.default: _loss_backward,
     aten.mse_loss_backward.default: _loss_backward,
     aten.native_group_norm_backward.default: _group_norm_backward,
-    aten.smooth_l1_loss_backward.default: _loss_backward,
+    aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
 }
 
 # Decompositions of our own, each with the operator.
@@ -158,9 +174,9 @@ def table() -> dict[Any, Callable[..., Any]]:
     """Overload -> decomposition, for AOTAutograd and for `ExportedProgram.run_decompositions`."""
     chosen = torch_api.core_decompositions()
     chosen.update(torch_api.decompositions_of(ALSO))
-    for packet in WHOLE:
+    for packet in filter(is_there, WHOLE):
         for overload in packet.overloads():
             chosen.pop(getattr(packet, overload), None)
     chosen.update({op: around(chosen[op]) for op, around in AROUND.items() if op in chosen})
-    chosen.update(OWN)
+    chosen.update({op: own for op, own in OWN.items() if is_there(op)})
     return chosen

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from anyshape.torch_compat import tree as pytree
 
 FORWARD_AND_BACKWARD = 3  # a backward takes about twice its forward's time, and is not seen from here
 SMALL = 2
@@ -27,11 +28,13 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class Deferred(Exception):
-    """This call runs as PyTorch does; nothing of it has run yet. `pattern`: its small sizes, if they are why."""
+    """This call runs as PyTorch does, for `reason`; nothing of it has run yet. `pattern`: its small sizes, if they are
+    why."""
 
-    def __init__(self, pattern: Any = None) -> None:
+    def __init__(self, pattern: Any, reason: str) -> None:
         super().__init__()
         self.pattern = pattern
+        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -97,7 +100,6 @@ class Deferral:
         if known.seconds >= self._price(known):
             known.traces, known.calls, known.seconds = known.traces + 1, 0, 0.0
             return False
-        known.reason = reason
         return True
 
     def _price(self, waiting: Waiting) -> float:

@@ -12,12 +12,14 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from anyshape import torch_compat as compat
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsupported
 from anyshape.frontend import decompositions, repro
 from anyshape.frontend.attention import attention
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.derivatives import derivatives
+from anyshape.frontend.eager import FallbackWarning, note, refuse
 from anyshape.frontend.gradients import detached
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
@@ -31,9 +33,8 @@ from anyshape.passes.pipeline import ATTENTION, DOOR
 from anyshape.run import torch_api, torch_door
 from anyshape.run.context import context_underway
 
-
-class FallbackWarning(UserWarning):
-    """A captured graph runs as PyTorch would run it, because compiling it failed."""
+NOT_WITH_THIS = "nothing can be compiled with this version of torch"
+WITH = "install a version of torch that AnyShape is tested with (see README)"
 
 
 def backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
@@ -46,7 +47,7 @@ def backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         mode: not used; torch passes it.
         options: fields of `Config`.
     """
-    with context_underway():
+    with context_underway(Config.make(**(options or {}))):
         return compile_fx(gm, example_inputs, mode=mode, options=options)
 
 
@@ -64,6 +65,16 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if compilation is None:
         compilation = Compilation(Config.make(**(options or {})), compile_program)
         check_stages(compilation.config)
+    lack = compat.lack()
+    if lack:
+        reason = f"{NOT_WITH_THIS}: {lack}"
+        refuse(compilation.config, reason, WITH)
+
+        def plain(*inputs: Any) -> Any:
+            note(compilation, reason, WITH)
+            return gm.forward(*inputs)
+
+        return plain
     if any(torch_api.is_fake(value) for value in example_inputs):
         return gm.forward  # a call on shapes alone: there is no memory to compute on
     number = compilation.next_graph(size_names(gm))
@@ -215,6 +226,7 @@ def compile_or_interpret(request: ProgramRequest) -> Boxed:
 
     Raises:
         AnyShapeError: compiling failed and `config.strict` is set.
+        LimitError: it failed under a limit in bytes, which the graph as it is would not keep to.
     """
     compilation = request.compilation
     try:
@@ -232,9 +244,11 @@ def compile_or_interpret(request: ProgramRequest) -> Boxed:
                 f"AnyShape could not compile program {request.name}", why=f"{type(error).__name__}: {error}",
                 do=f"{report}, or set strict=False to run this graph as PyTorch would") from error
         reason = f"{type(error).__name__}: {error}"
+        refuse(request.config, f"program {request.name} could not be compiled: {reason}",
+               do=f"{report}, or leave the limit out")
         compilation.record(request.name, repro.stage_of(error) or "compile", reason)
         again = f", or look into it: anyshape repro {path}" if path else ""
         warnings.warn(
             f"AnyShape could not compile program {request.name}; it runs as PyTorch would.\n  why: {reason}\n"
             f"  do:  set strict=True to stop here, and see explain(){again}", FallbackWarning, stacklevel=2)
-        return interpret(request)
+        return interpret(request, f"program {request.name} could not be compiled: {reason}")

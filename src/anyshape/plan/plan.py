@@ -112,7 +112,8 @@ class ExternStep:
     template: nested tuples as the attr of the node "extern" (see ops/extern.py).
     outputs: windows of the buffers the results become (home extern, or copied into place for other homes); a size
         symbol bound by a result stands in `symbols` as (result index, name).
-    effect: it does more than give its results (draws random numbers): the order of such steps stays.
+    effect: its place, from 1, among the calls that do more than give their results (draw random numbers): the order of
+        such steps stays; 0: it does no more.
     """
 
     target: str
@@ -120,7 +121,7 @@ class ExternStep:
     template: Attr
     outputs: tuple[Window | None, ...]
     where: str = ""
-    effect: bool = False
+    effect: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from anyshape.base import events
 from anyshape.base.errors import AnyShapeError
 from anyshape.run.pages import prefer_large
 from anyshape.run.store import Space
+from anyshape.torch_compat import storage_id
 
 if TYPE_CHECKING:
     from anyshape.run.limit import Limit
@@ -322,7 +323,7 @@ class Lease:
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor lies in the block."""
         blocks = self.block.blocks if isinstance(self.block, Chunks) else [self.block]
-        return any(block is not None and tensor.untyped_storage()._cdata == block.tensor.untyped_storage()._cdata
+        return any(block is not None and storage_id(tensor) == storage_id(block.tensor)
                    for block in blocks)
 
     def release(self) -> None:

@@ -77,7 +77,8 @@ class Sizing:
         self.count = len(steps)
         self.layout = layout_of(dataclasses.replace(
             plan, steps=tuple(step for step in steps if isinstance(step, NATIVE)), together=(),
-            inputs=(), outputs=(), saved=(), offsets=(), kept=0, arena=0, nonnegative=(), optional=()), entries)
+            inputs=(), outputs=(), saved=(), offsets=(), kept=0, arena=0, nonnegative=(), optional=()), entries,
+            program.autotune.ours)
         self.numbers = [i for i, step in enumerate(steps) if isinstance(step, NATIVE)]
         self.latest: tuple[tuple[int, ...], np.ndarray] | None = None
         self.held = Held(plan)

@@ -36,6 +36,7 @@ from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, View
 from anyshape.run.store import Ticket
 from anyshape.sym.expr import Expr, evaluate
+from anyshape.torch_compat import storage_id
 
 
 def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
@@ -206,7 +207,7 @@ class Call:
         function = self.shared.functions.get(number)
         returned = self._own(step, operands) if function is None else function(operands)
         results = results_of(returned, len(step.outputs))
-        storages = {one.untyped_storage()._cdata for one in operands if isinstance(one, torch.Tensor)}
+        storages = {storage_id(one) for one in operands if isinstance(one, torch.Tensor)}
         for window, view, result in zip(step.outputs, views[len(step.inputs):], results, strict=True):
             if window is not None:
                 self._receive(step, window, view, result, storages)
@@ -237,9 +238,9 @@ class Call:
             return
         result = restrided(result, strides)
         # an operator may return its operand, or parts of one tensor; each place is used again by itself
-        if result.untyped_storage()._cdata in storages:
+        if storage_id(result) in storages:
             result = _copied(result, shape, strides)
-        storages.add(result.untyped_storage()._cdata)
+        storages.add(storage_id(result))
         if again is not None:
             self._put_back(again, result)
             return

@@ -23,6 +23,7 @@ from anyshape.ir.types import TensorType
 from anyshape.plan.plan import Plan, Window
 from anyshape.run import torch_api
 from anyshape.run.arena import Block, Chunks, Lease, Phases
+from anyshape.run.autotune import autotune_of
 from anyshape.run.bind import Binder
 from anyshape.run.call import Call, restrided
 from anyshape.run.calls import Calls
@@ -52,6 +53,7 @@ class Executable:
         context: what programs share; the process's own when left out.
         forward: for a backward program that uses the kept block of its forward, the forward's allocated plan.
         packed_bytes: see `Config`.
+        products: which routines multiply (run/autotune.py).
 
     Raises:
         Unsupported: a size of the plan cannot be read from its inputs.
@@ -60,14 +62,16 @@ class Executable:
     _boxed_call = True
 
     def __init__(self, plan: Plan, kernels: Sequence[Kernel] = (), context: Context | None = None,
-                 forward: Plan | None = None, threads: int = 0, packed_bytes: int = 0) -> None:
+                 forward: Plan | None = None, threads: int = 0, packed_bytes: int = 0,
+                 products: str = "usual") -> None:
         self.plan = plan
         self.name = plan.name
         self.kernels = list(kernels)
         self.context = shared_context() if context is None else context
         self.threads = threads
         entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(self.kernels)}
-        self.layout = layout_of(plan, entries)
+        self.autotune = autotune_of(self.context, products)
+        self.layout = layout_of(plan, entries, self.autotune.ours)
         self.functions = self.context.functions(self.kernels, self.layout.dtypes)
         self.functions_address = ctypes.addressof(self.functions)
         known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
@@ -298,7 +302,7 @@ class Executable:
             clock = None if self.profiles is None else clock_of(self.plan, len(record.actions))
             times = 0 if clock is None else clock.buffer_info()[0]
             block = array("q", (0, number, lower, temporary.address, threads, context.callback,
-                                self.functions_address, record.address, 0, times, spare, 0, *pointers,
+                                self.functions_address, record.address, 0, times, spare, 0, 0, *pointers,
                                 *[0 if output is None else output.data_ptr() for output in outputs]))
             block.frombytes(self.rest)
             if record.parts:

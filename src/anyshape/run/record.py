@@ -120,6 +120,7 @@ class Records:
         homes = self.homes = {name: by_name[name] for name in layout.placed}
         self.moving = [i for i, name in enumerate(layout.placed) if homes[name].home == "arena"]
         self.saved = [i for i, name in enumerate(layout.placed) if homes[name].home == "saved"]
+        self.slots = [layout.slots[name] for name in layout.placed]
         self.lives = [(b.first, end if b.home == "saved" else b.last) for b in homes.values()]
         self.outputs = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
         self.regions = kept_regions(plan, forward) if forward is not None else []
@@ -214,19 +215,21 @@ class Records:
         phases = [bytes_ for _, bytes_ in place.phases]
         middle = place.middle if phases else place.top
         begins = [middle + before for before in itertools.accumulate(phases[:-1], initial=0)]
-        for name, offset in zip(layout.placed, place.offsets, strict=True):
+        if not phases and not keeping.apart:
+            pairs = [0] * (2 * len(self.slots))
+            pairs[::2], pairs[1::2] = self.slots, place.offsets
+        for slot, offset in zip(self.slots, place.offsets, strict=True) if phases or keeping.apart else ():
             if phases and offset >= middle:
                 phase = bisect.bisect_right(begins, offset) - 1
-                at = layout.slots[name], offset - begins[phase]
                 if phase:
-                    late[phase - 1].append(at)
+                    late[phase - 1].append((slot, offset - begins[phase]))
                 else:
-                    parts.append((at[0], len(place.starts) - 1, at[1]))
+                    parts.append((slot, len(place.starts) - 1, offset - begins[phase]))
             elif keeping.apart and offset < place.border:
                 chunk = bisect.bisect_right(place.starts, offset) - 1
-                parts.append((layout.slots[name], chunk, offset - place.starts[chunk]))
+                parts.append((slot, chunk, offset - place.starts[chunk]))
             else:
-                pairs += [layout.slots[name], offset]
+                pairs += [slot, offset]
         first = host.HEAD_WORDS + len(pairs)
         words = [place.border, 0, first, self.workspace, len(pairs) // 2, *pairs, *steps, host.END]
         program = array("q", words)

@@ -236,6 +236,7 @@ def facts(machine: dict[str, Any], threads: str) -> str:
         ("memory", f"{memory / 1e9:.0f} GB" if memory else "unknown"), ("threads of torch", threads),
         ("system", machine.get("system")), ("torch", machine.get("torch")),
         ("transformers", machine.get("transformers")), ("python", machine.get("python")), ("date", machine.get("date")),
+        ("commit", machine.get("commit") or "not kept"), ("load before the run", machine.get("load", "not kept")),
     ]
     return "".join(f"- {name}: {value}\n" for name, value in known)
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import math
 import os
 import platform
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,7 @@ def load(path: Path) -> Results:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on: processor, cores, memory, versions, date."""
+    """What the numbers depend on: processor, cores, memory, versions, the tree, date, and what ran beside."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -51,8 +52,26 @@ def machine() -> dict[str, Any]:
         "torch": _version("torch"),
         "transformers": _version("transformers"),
         "anyshape": _version("anyshape"),
+        "commit": commit(),
+        "load": round(os.getloadavg()[0], 2),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     }
+
+
+def commit() -> str:
+    """The commit of the tree that is measured, with "+" where files differ from it; empty outside of a checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        try:
+            done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return ""
+        return done.stdout.strip()
+
+    if not git("ls-files", __file__):  # the package is installed inside of somebody else's checkout
+        return ""
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", ":(top)src") else "")
 
 
 def _processor() -> str:

@@ -1,0 +1,69 @@
+"""Promises to users, tried with hostile use: nothing is wrong, nothing is silent, nothing is left behind."""
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.device_mesh
+import torch.distributed.fsdp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import anyshape
+from anyshape.base.errors import AnyShapeError
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_a_user_can_assert_that_nothing_ran_eagerly() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    fast = anyshape.compile(model)
+    anyshape.reset_stats()
+    for rows in (3, 5, 1):
+        fast(torch.randn(rows, 8)).sum().backward()
+    assert anyshape.stats()["eager_calls"] == 0
+
+
+def test_what_works_with_other_processes_says_that_it_is_not_compiled(one_process: None) -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+
+    def sharded() -> nn.Module:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        return torch.distributed.fsdp.fully_shard(net(), mesh=mesh)
+
+    for model in (DistributedDataParallel(net()), sharded()):
+        for settings in ({"strict": True}, {"memory_limit": "1GB"}):
+            with pytest.raises(AnyShapeError, match="not compiled yet"):
+                anyshape.compile(model, **settings)(torch.randn(3, 8))
+        fast = anyshape.compile(model)
+        anyshape.reset_stats()
+        with pytest.warns(UserWarning, match="not compiled yet"):
+            fast(torch.randn(3, 8)).sum().backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fast(torch.randn(5, 8))
+        assert anyshape.stats()["eager_calls"] == 2 and "not compiled yet" in str(fast.explain())
+    inside = DistributedDataParallel(anyshape.compile(net(), strict=True))
+    anyshape.reset_stats()
+    inside(torch.randn(3, 8)).sum().backward()
+    assert anyshape.stats()["eager_calls"] == 0 and all(one.grad is not None for one in inside.parameters())
+
+
+def test_machine_code_that_somebody_else_may_have_written_is_not_run(tmp_path):
+    """A cache folder that anybody can write to is not read and not written, and one warning says so."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    x = torch.randn(3, 7)
+    fast = anyshape.compile(lambda x: torch.softmax(x * 3, -1), strict=True, cache_dir=str(tmp_path / "cache"))
+    with pytest.warns(RuntimeWarning, match="somebody else may have written it"):
+        torch.testing.assert_close(fast(x), torch.softmax(x * 3, -1))
+    assert list(Path(tmp_path / "cache").iterdir()) == []
