@@ -68,7 +68,8 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
             stack.enter_context(symbolic_config.patch(symbolic))
         if counted is not None and dynamic and changing:
             names = ",".join(re.escape(place) + "$" for place in sorted(changing))
-            stack.enter_context(torch.compiler.config.patch(dynamic_sources=f"{counted},{names}"))  # type: ignore[attr-defined]
+            settings: Any = torch.compiler.config
+            stack.enter_context(settings.patch(dynamic_sources=f"{counted},{names}"))
         stack.enter_context(quick_tracing())
         stack.enter_context(nothing_drawn_in_vain())
         stack.enter_context(eager_operators())
