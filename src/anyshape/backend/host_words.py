@@ -30,8 +30,10 @@ HEAD_KEPT = 0  # bytes of the kept block: arena offsets from here on lie in the 
 HEAD_SCRATCH = 1  # bytes of scratch per thread
 HEAD_FIRST = 2  # word of the first step
 HEAD_WORKSPACE = 3  # word of the block where kernel blocks are built
-HEAD_PLACED = 4  # number of (slot, arena offset) pairs, which follow
-HEAD_WORDS = 5
+HEAD_GIVEN = 4  # slots of inputs and of saved tensors, which are the first ones
+HEAD_EMPTY = 5  # how many of these have no elements, and so no address
+HEAD_PLACED = 6  # number of (slot, arena offset) pairs, which follow
+HEAD_WORDS = 7
 
 # entries of the table of functions; kernels follow, four addresses each: run, blocks, scratch, work
 GOMP_PARALLEL = 0
@@ -77,6 +79,7 @@ SERIES_MORE = 2  # words of a kernel's status, and of its threads, in front of i
 DONE = 0
 CHECK_FAILED = 1
 CALLBACK_FAILED = 2
+NO_MEMORY = 3  # an input with elements has no address
 
 # words of a matmul step after the head of three; all in the terms of a column-major library
 MATMUL_FUNCTION = 3
@@ -240,3 +243,10 @@ WATCHED = 256  # regions
 # words of a region: table of functions, routine, its argument, when it began, when the first thread had done its share,
 # whether it is watched, and the nanoseconds in which a thread did not run
 REGION_FUNCTIONS, REGION_ROUTINE, REGION_DATA, REGION_BEGIN, REGION_END, REGION_WATCHED, REGION_LOST = range(7)
+
+# of the placement of buffers (backend/host_places.py)
+SHORT = 32  # lists up to here are sorted in one go
+CROWDED = 4  # where a buffer is alive with more than this part of all, looking at all of them takes no longer
+BY_SIZE, BY_AREA, BY_POWER, BY_POWER_BETWEEN, BY_BIRTH = range(5)  # orders in which buffers are placed
+REPAIRS = 12  # orders that are tried from one start to mend what is at the top
+MOST_REPAIRED = 4000  # values that are placed for it in all: the more there are, the longer each order takes

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
 from anyshape.frontend.tracing import NESTED, Tracing, check_nested, has_nested
 from anyshape.passes.pipeline import DOOR
-from anyshape.run import torch_api, torch_eager
+from anyshape.run import torch_api, torch_door, torch_eager
 from anyshape.run.context import context_underway
 
 
@@ -73,31 +74,36 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 class Way:
     """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
 
-    __slots__ = ("call", "door", "opened", "own", "tracing", "underway")
+    __slots__ = ("__weakref__", "call", "door", "opened", "own", "tracing", "underway")
 
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
                  deferral: Deferral) -> None:
-        self.own: list[Callable[..., Any]] = []
+        self.own = own = list[Callable[..., Any]]()
         self.door: Door | None = None
         self.opened = 0
-        self.underway = Underway()
-        self.tracing: Tracing
+        self.underway = underway = Underway()
+        tracing: Tracing
 
+        # torch holds this function, so it must not lead to this object, with which all goes
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
             program = compile_fx(gm, example_inputs, compilation=compilation)
             if oblivious:
                 program = checked_program(gm, program, compilation)
-            program = counted(program, self.underway, self.tracing.piece())
-            self.own.append(program)
+            program = counted(program, underway, tracing.piece())
+            own.append(program)
             return program
 
         def around(inner: torch_api.FrameCallback) -> torch_api.FrameCallback:
+            nonlocal tracing
             beside = Beside(target) if compilation.config.beside else None
-            self.tracing = Tracing(compilation, inner, oblivious, deferral, beside, self.underway)
-            return self.tracing
+            tracing = Tracing(compilation, inner, oblivious, deferral, beside, underway)
+            callback = torch_door.Callback(tracing)
+            weakref.finalize(self, torch_door.forget, callback, tracing.codes, backend).atexit = False
+            return callback
 
         fullgraph = compilation.config.fullgraph or compilation.config.strict or oblivious
         self.call = torch_api.dynamo_compile(target, backend, fullgraph=fullgraph, around=around)
+        self.tracing = tracing
 
     def run(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
         """A call through torch.compile. After a trace the door is made anew: open, if one frame was all there was."""

@@ -32,7 +32,6 @@ ALSO = (
     aten.flip,
     aten.gelu,
     aten.hardtanh,
-    aten.index_select,
     aten.leaky_relu,
     aten.linalg_vector_norm,
     aten.native_batch_norm,
@@ -53,6 +52,7 @@ WHOLE = (
     # f32, a gradient has the dtype of the result's whatever the input's is, and what is given as a number is not
     # rounded to half precision.
     aten.addcdiv,
+    aten.addcmul,
     aten.threshold,
     aten.threshold_backward,
     aten.logit,

@@ -190,7 +190,8 @@ def _run_of(context: Context, kind: str, own: bool) -> Callable[[], object]:
 def _native(context: Context, words: Sequence[int], tensors: list[torch.Tensor], dtype: str) -> Callable[[], object]:
     """What runs one step of the host (backend/host.py) on one thread; slot i + 1 of its words is tensor i."""
     functions = context.functions([], (dtype,))
-    program = array("q", [0, 0, host.HEAD_WORDS, host.SLOTS + 1 + len(tensors), 0, *words, host.END])
+    program = array("q", [*[0] * host.HEAD_WORDS, *words, host.END])
+    program[host.HEAD_FIRST], program[host.HEAD_WORKSPACE] = host.HEAD_WORDS, host.SLOTS + 1 + len(tensors)
     address = program.buffer_info()[0]
     context.measure(address, ctypes.addressof(functions), ctypes.addressof((WORD * 1)()))
     scratch = torch.empty(program[host.HEAD_SCRATCH] + 64, dtype=torch.uint8)

@@ -31,6 +31,7 @@ from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import grouped_by_torch
 from anyshape.run.interp import Interpreter
 from anyshape.run.keeping import EVERYTHING
+from anyshape.run.kinds import in_memory
 from anyshape.run.moving import Action
 from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, View
@@ -236,6 +237,8 @@ class Call:
         if buffer.home != "extern" and again is None:
             self.tensor(window, view).copy_(result)
             return
+        if result.is_neg() or (result.dtype.is_complex and result.is_conj()):
+            result = in_memory(result)
         result = restrided(result, strides)
         # an operator may return its operand, or parts of one tensor; each place is used again by itself
         if storage_id(result) in storages:

@@ -358,15 +358,16 @@ def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], tor
     return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype)
 
 
-def same_kind(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """A quick function of as many objects: whether each is a tensor of the same type, dtype, sizes, strides, device,
-    and with the same need of a gradient. None where this torch has no such function."""
+def same_kind(tensors: Sequence[torch.Tensor], sizes: bool) -> Callable[..., bool] | None:
+    """A quick function of as many objects: whether each is a tensor of the same type, dtype, number of dims, device,
+    bits and other dispatch keys, with the same need of a gradient, and, where `sizes`, of the same sizes and strides.
+    None where this torch has no such function."""
     kind = compat.get("torch._C._dynamo.guards.TensorGuards")
     if kind is None:
         return None
     checks = kind(
-        *tensors, dynamic_dims_sizes=[list(one.shape) for one in tensors],
-        dynamic_dims_strides=[list(one.stride()) for one in tensors])
+        *tensors, dynamic_dims_sizes=[list(one.shape) if sizes else [None] * one.dim() for one in tensors],
+        dynamic_dims_strides=[list(one.stride()) if sizes else [None] * one.dim() for one in tensors])
     return checks.check  # type: ignore[no-any-return]
 
 

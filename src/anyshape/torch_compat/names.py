@@ -23,6 +23,7 @@ OURS = "functions of torch that are traced as ours"
 FEWER = "programs in which that occurs are cut in pieces, or run as PyTorch"
 SLOW_TRACE = "traces take longer"
 WRAPPED = "calls go through torch's own wrappers, which takes longer"
+KEPT = "what was compiled is kept, also when its compiled object is gone, until torch._dynamo.reset()"
 APART = "a train step runs as a forward, a backward and the optimiser's own step"
 OPAQUE = "each saved tensor crosses from the forward to the backward by itself: memory is given back later"
 
@@ -107,6 +108,7 @@ TRACING = {
     f"{DYNAMO}mark_static": Name("weights of a train step have fixed sizes", "their sizes are traced as symbols"),
     f"{FAKE}FakeTensorMode._dispatch_impl": Name("shapes of a trace are found once", SLOW_TRACE),
     f"{FAKE}in_kernel_invocation_manager": Name("shapes of a trace are found once", SLOW_TRACE),
+    "torch.Tensor._is_zerotensor": Name("tensors of zeros without memory", "a call with one is refused"),
     "torch.Tensor._is_view": Name("shapes of a trace are found once", SLOW_TRACE),
     "torch._functionalize_unsafe_set": Name("shapes of a trace are found once", SLOW_TRACE),
     f"{SHAPES}_constrain_range_for_size": Name("sizes that are found in the data", FEWER),
@@ -122,6 +124,7 @@ TRACING = {
     "torch.utils._python_dispatch._disable_current_modes": Name("whether a program serves sizes of 1", ONE_SIZE),
     "torch._C._nn": Name("whether a program serves sizes of 1", "it is found out more slowly"),
     "torch._C._DisableTorchDispatch": Name("whether a program serves sizes of 1", ONE_SIZE),
+    "torch._decomp.decompositions": Name("resizing to the nearest pixel", "some pixels are others than in eager"),
     "torch._decomp.get_decompositions": Name("operators that are taken apart", "they run as PyTorch"),
     "torch._decomp.core_aten_decompositions": Name("operators that are taken apart", "the table of torch.export"),
     f"{AOT}runtime_wrappers._FirstInvocationContext": Name("first calls of complex operators", "they are as others",
@@ -152,6 +155,11 @@ TRACING = {
 
 CALLS = {
     f"{DYNAMO}eval_frame._debug_get_cache_entry_list": Name("calls without torch's wrappers", WRAPPED),
+    f"{DYNAMO}eval_frame.cached_backends": Name("lets go of what was compiled", KEPT),
+    f"{DYNAMO}guards.GuardManagerWrapper": Name("lets go of what was compiled", KEPT),
+    f"{DYNAMO}guards.DeletedGuardManagerWrapper": Name("lets go of what was compiled", KEPT),
+    f"{DYNAMO}utils.CleanupManager.instance": Name("lets go of what was compiled", KEPT),
+    f"{SHAPES}ShapeEnv": Name("lets go of what a trace knew about sizes", KEPT),
     f"{DYNAMO}eval_frame._optimize": Name("whether programs of one compilation are kept apart", "as before torch 2.12"),
     f"{DYNAMO}eval_frame": Name("calls without torch's wrappers", WRAPPED),
     f"{DYNAMO}eval_frame._stance": Name("calls without torch's wrappers", WRAPPED),
