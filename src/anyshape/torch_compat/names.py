@@ -144,7 +144,9 @@ TRACING = {
        for path in PYTHON_KERNELS},
     **{f"{DYNAMO}exc.{name}": Name("what the tracer raises", "all that it raises counts as a trace that failed")
        for name in ("BackendCompilerFailed", "InternalTorchDynamoError", "TorchRuntimeError", "Unsupported",
-                    "UserError", "FailOnRecompileLimitHit")},
+                    "UserError", "FailOnRecompileLimitHit", "UncapturedHigherOrderOpError")},
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": Name(
+        "who watches every operator", "the reason of such a call is told without its name"),
     **{f"{DYNAMO}exc.{name}": Name("a trace that begins again", FEWER)
        for name in ("TensorifyScalarRestartAnalysis", "RestartAnalysis")},
     **{path: Name("one tape for all that a backward needs", OPAQUE) for path in (
