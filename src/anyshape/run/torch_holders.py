@@ -13,6 +13,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from anyshape import torch_compat as compat
+
 Holder = types.SimpleNamespace
 MOST_POSITIONAL = 1 if sys.version_info >= (3, 13) else 0
 
@@ -37,16 +39,14 @@ def _is_plain(kind: Any) -> bool:
 @contextlib.contextmanager
 def holders_traced() -> Iterator[None]:
     """Inside, Dynamo traces calls of such classes, and changes of their objects. When nested, without effect."""
-    try:
-        from torch._dynamo.side_effects import SideEffects
-        from torch._dynamo.variables import ConstDictVariable, DunderDictVariable, VariableTracker, user_defined
-        from torch._dynamo.variables import UserDefinedClassVariable as Class
-        call, known, changes = (Class.call_function, Class.supported_c_new_functions,
-                                SideEffects.cls_supports_mutation_side_effects)
-        attributes, standard = DunderDictVariable.__dict__["create"], user_defined.is_standard_setattr
-    except (ImportError, AttributeError, KeyError):
+    SideEffects, ConstDictVariable, DunderDictVariable, VariableTracker, user_defined, Class = map(
+        compat.need, compat.HOLDERS[:6])
+    if not compat.has(*compat.HOLDERS):
         yield
         return
+    call, known, changes = (Class.call_function, Class.supported_c_new_functions,
+                            SideEffects.cls_supports_mutation_side_effects)
+    attributes, standard = DunderDictVariable.__dict__["create"], user_defined.is_standard_setattr
     if hasattr(call, "anyshape"):
         yield
         return

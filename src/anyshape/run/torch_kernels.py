@@ -20,8 +20,9 @@ Kernel = Callable[..., Any]
 def _softshrink(x: torch.Tensor, lambd: Any = 0.5) -> torch.Tensor:
     """What lies within the limits has no gradient, whatever comes from behind."""
     most = torch.finfo(x.dtype).max
-    torch._check(0 <= lambd <= most,
-                 lambda: f"lambda must be in range [0, {most}] for input dtype {x.dtype}, but found {lambd}")
+    check = compat.need("torch._check")
+    check(0 <= lambd <= most,
+          lambda: f"lambda must be in range [0, {most}] for input dtype {x.dtype}, but found {lambd}")
     return torch.where(x.abs() > lambd, x - torch.sign(x).detach() * lambd, x.detach() * 0)
 
 

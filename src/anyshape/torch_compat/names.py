@@ -80,9 +80,19 @@ ALL_SIZES = {path: Name("programs for all sizes, 0 and 1 included", ONE_SIZE) fo
     f"{SHAPES}ShapeEnv._maybe_evaluate_static", f"{SYMPY}symbol.SymT", f"{SYMPY}functions.Max",
     f"{SYMPY}functions.Min", "torch._C._select_conv_backend", "torch._C._current_graph_task_id")}
 
+VARIABLES = f"{DYNAMO}variables."
+HOLDERS = (
+    f"{DYNAMO}side_effects.SideEffects", f"{VARIABLES}ConstDictVariable", f"{VARIABLES}DunderDictVariable",
+    f"{VARIABLES}VariableTracker", f"{VARIABLES}user_defined", f"{VARIABLES}UserDefinedClassVariable",
+    f"{VARIABLES}UserDefinedClassVariable.supported_c_new_functions", f"{VARIABLES}DunderDictVariable.create",
+    f"{VARIABLES}user_defined.is_standard_setattr",
+    f"{DYNAMO}side_effects.SideEffects.cls_supports_mutation_side_effects")
 PYTHON_KERNELS = tuple(f"torch.ops.aten.dropout.default.{name}" for name in ("_dispatch_cache", "py_kernels"))
 
 TRACING = {
+    # torch 2.11 and 2.12 lack some of these
+    **{path: Name("types.SimpleNamespace in a program", "a program that makes one is cut in pieces", quiet=True)
+       for path in HOLDERS},
     "torch.fx.experimental._config": Name("settings of symbolic sizes", ONE_SIZE),
     "torch._inductor.config": Name("random numbers that are drawn and not used", "the generator may stand elsewhere "
                                                                                 "after a call than in eager PyTorch"),
@@ -138,7 +148,7 @@ TRACING = {
        for path in PYTHON_KERNELS},
     **{f"{DYNAMO}exc.{name}": Name("what the tracer raises", "all that it raises counts as a trace that failed")
        for name in ("BackendCompilerFailed", "InternalTorchDynamoError", "TorchRuntimeError", "Unsupported",
-                    "UserError", "FailOnRecompileLimitHit")},
+                    "UserError", "FailOnRecompileLimitHit", "UncapturedHigherOrderOpError")},
     **{f"{DYNAMO}exc.{name}": Name("a trace that begins again", FEWER)
        for name in ("TensorifyScalarRestartAnalysis", "RestartAnalysis")},
     **{path: Name("one tape for all that a backward needs", OPAQUE) for path in (
