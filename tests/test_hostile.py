@@ -67,3 +67,26 @@ def test_machine_code_that_somebody_else_may_have_written_is_not_run(tmp_path):
     with pytest.warns(RuntimeWarning, match="somebody else may have written it"):
         torch.testing.assert_close(fast(x), torch.softmax(x * 3, -1))
     assert list(Path(tmp_path / "cache").iterdir()) == []
+
+
+def test_which_routine_multiplies_does_not_hang_on_the_name_of_the_processor(monkeypatch: pytest.MonkeyPatch,
+                                                                             tmp_path: Path) -> None:
+    """What was measured on this machine decides, in both directions; the numbers are right either way."""
+    from anyshape.backend import host_words
+    from anyshape.run import autotune
+    from anyshape.run.cache import DiskCache
+    from anyshape.run.measured import Measurements
+
+    x, w = torch.randn(64, 256), torch.randn(256, 128)
+    for gain, op in ((3.0, host_words.PRODUCT), (0.3, host_words.MATMUL)):
+        kept = Measurements(DiskCache(str(tmp_path / str(gain))))
+        monkeypatch.setattr(autotune, "measured", lambda *_, gain=gain: gain)
+        monkeypatch.setattr(autotune, "_measurements", lambda _, kept=kept: kept)
+        autotune.autotune_of.cache_clear()
+        try:
+            fast = anyshape.compile(torch.matmul, strict=True, calibrate=True)
+            torch.testing.assert_close(fast(x, w), x @ w)
+            (record,) = fast.programs[0].executable.records.values()
+            assert record.program[record.program[host_words.HEAD_FIRST]] == op
+        finally:
+            autotune.autotune_of.cache_clear()

@@ -139,6 +139,10 @@ class Evaluator:
             raise IndexError(f"{register} is not in {limit}")
         return self.as_index(numpy.int64(wrapped))
 
+    def check(self, holds: Any, code: int) -> None:
+        if not holds:
+            raise ZeroDivisionError
+
 
 # ---- samples
 

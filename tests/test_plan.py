@@ -59,7 +59,7 @@ def random_problem(seed, count=40, steps=30, saved=0.0):
 def record_of(plan, values, forward=None):
     context = shared_context()
     functions = context.functions([], ())
-    return Records(plan, layout_of(plan, {}), context, functions, forward).make(values)
+    return Records(plan, layout_of(plan, {}, lambda _: True), context, functions, forward).make(values)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -188,7 +188,7 @@ def test_a_new_shape_costs_little():
     """300 buffers: layout and placement of a new shape."""
     plan = allocate(random_problem(1, count=300, steps=250, saved=0.2))
     context = shared_context()
-    records = Records(plan, layout_of(plan, {}), context, context.functions([], ()), None)
+    records = Records(plan, layout_of(plan, {}, lambda _: True), context, context.functions([], ()), None)
     records.make({"b": 2, "s": 2})
     made = calls(lambda: records.make({"b": 5, "s": 300}))
     assert made < 10_000  # a few milliseconds

@@ -15,6 +15,7 @@ from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, r
 from anyshape.backend.host_over import OVER_ROUTINES, run_over
 from anyshape.backend.host_packed import PACKED_ROUTINES, run_packed
 from anyshape.backend.host_series import SERIES_ROUTINES, run_bands, run_series
+from anyshape.backend.host_threads import THREAD_ROUTINES, fork, look
 from anyshape.backend.host_words import (
     ATTENTION,
     ATTENTION_SCRATCH,
@@ -31,7 +32,9 @@ from anyshape.backend.host_words import (
     GOMP_PARALLEL,
     GROUPED,
     GROUPED_SCRATCH,
+    HEAD_EMPTY,
     HEAD_FIRST,
+    HEAD_GIVEN,
     HEAD_KEPT,
     HEAD_PLACED,
     HEAD_SCRATCH,
@@ -41,6 +44,7 @@ from anyshape.backend.host_words import (
     KERNEL,
     MATMUL,
     MONOTONIC,
+    NO_MEMORY,
     OVER,
     PACKED_SCRATCH,
     PARALLEL_WORK,
@@ -76,9 +80,11 @@ from anyshape.backend.native import (
 
 
 def run_plan(block: int) -> int:
-    """Runs the program of `block`; DONE, CHECK_FAILED or CALLBACK_FAILED."""
+    """Runs the program of `block`; DONE, CHECK_FAILED, CALLBACK_FAILED or NO_MEMORY."""
     program = word(block, PROGRAM)
-    resolve(block, program)
+    if resolve(block, program) != DONE:
+        return NO_MEMORY
+    look(block)
     workspace = block + 8 * word(program, HEAD_WORKSPACE)
     step = program + 8 * word(program, HEAD_FIRST)
     op = word(step, 0)
@@ -130,7 +136,16 @@ def read_clock(block: int, time: int, number: int) -> int:
 
 
 def resolve(block: int, program: int) -> int:
-    """Writes the addresses of the arena's buffers into their slots."""
+    """Writes the addresses of the arena's buffers into their slots.
+
+    NO_MEMORY if an input has elements and no address.
+    """
+    missing = 0
+    for slot in range(word(program, HEAD_GIVEN)):
+        if word(block, SLOTS + 1 + slot) == 0:
+            missing += 1
+    if missing > word(program, HEAD_EMPTY):
+        return NO_MEMORY
     kept_bytes = word(program, HEAD_KEPT)
     kept = word(block, KEPT)
     temporary = word(block, TEMP) - kept_bytes
@@ -140,7 +155,7 @@ def resolve(block: int, program: int) -> int:
         offset = word(pair, 1)
         set_word(block, SLOTS + word(pair, 0), (kept if offset < kept_bytes else temporary) + offset)
         pair += 16
-    return 0
+    return DONE
 
 
 def run_kernel(block: int, step: int, workspace: int, program: int) -> int:
@@ -169,7 +184,7 @@ def run_kernel(block: int, step: int, workspace: int, program: int) -> int:
     set_word(data, 3, blocks)
     set_word(data, 4, scratch)
     set_word(data, 5, word(program, HEAD_SCRATCH))
-    call_void(word(functions, GOMP_PARALLEL), kernel_part, data, threads, 0)
+    fork(block, kernel_part, data, threads)
     return 0
 
 
@@ -367,7 +382,7 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
 
 
 ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, gathered, neighbours, best_gap,
-            *SERIES_ROUTINES, *LIBRARY_ROUTINES, *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES,
+            *THREAD_ROUTINES, *SERIES_ROUTINES, *LIBRARY_ROUTINES, *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES,
             *ATTENTION_ROUTINES)
 
 

@@ -51,8 +51,9 @@ class Config:
                                   "forward and backward; empty: they are only computed again")
     memory_store_limit: int = _knob(0, "bytes that may lie there at once, as a number or such as \"100GiB\"; 0: as "
                                        "many as the disk has", bytes_=True)
-    calibrate: bool = _knob(True, "measure once how fast this machine multiplies and copies, when a call under a limit "
-                                  "first has to choose what to compute again; off: the usual speeds")
+    calibrate: bool = _knob(True, "measure once how fast this machine multiplies and copies: which routines do "
+                                  "products (see products), and what calls under a limit compute again; off: the "
+                                  "usual ones")
     products: str = _knob("measured", "which routines do matrix products that our own ones and a library's can do: "
                                       "measured (the faster ones on this machine; with calibrate off as usual), own, "
                                       "library, or usual (by the processor's features)",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
 from anyshape.frontend.tracing import NESTED, Tracing, check_nested, has_nested
 from anyshape.passes.pipeline import DOOR
-from anyshape.run import torch_api, torch_eager
+from anyshape.run import torch_api, torch_door, torch_eager
 from anyshape.run.context import context_underway
 
 
@@ -73,28 +74,33 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 class Way:
     """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
 
-    __slots__ = ("call", "door", "opened", "own", "tracing", "underway")
+    __slots__ = ("__weakref__", "call", "door", "opened", "own", "tracing", "underway")
 
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
                  deferral: Deferral) -> None:
-        self.own: list[Callable[..., Any]] = []
+        self.own = own = list[Callable[..., Any]]()
         self.door: Door | None = None
         self.opened = 0
         self.underway = Underway()
         self.tracing: Tracing
+        owner = weakref.ref(self)
 
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
             program = compile_fx(gm, example_inputs, compilation=compilation)
             if oblivious:
                 program = checked_program(gm, program, compilation)
-            program = counted(program, self.underway, self.tracing.piece())
-            self.own.append(program)
+            way = owner()
+            assert way is not None, "a trace goes on in a call of it"
+            program = counted(program, way.underway, way.tracing.piece())
+            own.append(program)  # torch holds this function: it must lead to no target, which would live as long
             return program
 
         def around(inner: torch_api.FrameCallback) -> torch_api.FrameCallback:
             beside = Beside(target) if compilation.config.beside else None
             self.tracing = Tracing(compilation, inner, oblivious, deferral, beside, self.underway)
-            return self.tracing
+            callback = torch_door.Callback(self.tracing)
+            weakref.finalize(self, torch_door.forget, callback, self.tracing.codes, backend).atexit = False
+            return callback
 
         fullgraph = compilation.config.fullgraph or compilation.config.strict or oblivious
         self.call = torch_api.dynamo_compile(target, backend, fullgraph=fullgraph, around=around)

@@ -50,12 +50,17 @@ def relu6(t: Translator, x: Value) -> Value:
 
 @translates(aten.threshold_backward.default)
 def threshold_backward(t: Translator, grad: Value, x: Value, threshold: Any) -> Value:
-    return t.where(t.compare("le", x, threshold), 0, grad)
+    return t.where(_at_most(t, x, threshold), 0, grad)
 
 
 @translates(aten.threshold.default)
 def threshold(t: Translator, x: Value, limit: Any, value: Any) -> Value:
-    return t.where(t.compare("le", x, limit), value, x)
+    return t.where(_at_most(t, x, limit), value, x)
+
+
+def _at_most(t: Translator, x: Value, limit: Any) -> Value:
+    """x <= limit, a number that is not rounded to half precision."""
+    return t.compare("le", t.cast(x, wide(x.tensor.dtype)), limit)
 
 
 def _unit_bounds(t: Translator, eps: float | None) -> tuple[float, float]:
@@ -66,12 +71,14 @@ def _unit_bounds(t: Translator, eps: float | None) -> tuple[float, float]:
 
 @translates(aten.logit.default)
 def logit(t: Translator, x: Value, eps: float | None = None) -> Value:
-    kind = wide(t.out.dtype)
-    y = t.cast(t.cast(x, t.out.dtype), kind)
+    y = t.cast(x, t.out.dtype)
     if eps is not None and eps >= 0:
         low, high = _unit_bounds(t, eps)
         y = t.op("minimum", high, t.op("maximum", low, y))
-    return t.cast(t.op("log", t.op("div", y, t.op("sub", 1.0, y))), t.out.dtype)
+    kind = wide(t.out.dtype)
+    y = t.cast(y, kind)
+    rest = t.cast(t.cast(t.op("sub", 1.0, y), t.out.dtype), kind)  # half precision is rounded at every step
+    return t.op("log", t.cast(t.op("div", y, rest), t.out.dtype))
 
 
 @translates(aten.logit_backward.default)

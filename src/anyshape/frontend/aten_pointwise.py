@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from anyshape.frontend.aten_table import Decline, Translator, is_float, literal, translates
+from anyshape.frontend.aten_table import Decline, Translator, is_float, literal, translates, wide
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
 from anyshape.run.dtypes import TORCH_DTYPES
@@ -147,17 +147,17 @@ def frac(t: Translator, x: Value) -> Value:
 def add(t: Translator, x: Any, y: Any, alpha: Any = 1) -> Value:
     if t.out.dtype == "bool":
         return t.pointwise("bit_or", x, y)
-    return t.pointwise("add", x, _scaled(t, y, alpha))
+    return t.pointwise("add", t.bound(x), t.bound(_scaled(t, y, alpha)))
 
 
 @translates(aten.sub.Tensor, aten.sub.Scalar, prims.sub.default)
 def sub(t: Translator, x: Any, y: Any, alpha: Any = 1) -> Value:
-    return t.pointwise("sub", x, _scaled(t, y, alpha))
+    return t.pointwise("sub", t.bound(x), t.bound(_scaled(t, y, alpha)))
 
 
 @translates(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(t: Translator, x: Any, y: Any, alpha: Any = 1) -> Value:
-    return t.pointwise("sub", y, _scaled(t, x, alpha))
+    return t.pointwise("sub", t.bound(y), t.bound(_scaled(t, x, alpha)))
 
 
 def _scaled(t: Translator, y: Any, alpha: Any) -> Any:
@@ -171,37 +171,56 @@ def _scaled(t: Translator, y: Any, alpha: Any) -> Any:
 
 @translates(aten.mul.Tensor, aten.mul.Scalar, prims.mul.default)
 def mul(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("bit_and" if t.out.dtype == "bool" else "mul", x, y)
+    return t.pointwise("bit_and", x, y) if t.out.dtype == "bool" else _by_scalar(t, "mul", x, y, (x, y))
+
+
+def _by_scalar(t: Translator, name: str, x: Any, y: Any, scalars: tuple[Any, ...]) -> Value:
+    """A product or quotient. Half precision takes a tensor of rank 0 that is wider as it is, not rounded."""
+    kind = wide(t.out.dtype)
+    wider = [one for one in scalars
+             if isinstance(one, Value) and not one.tensor.rank and one.tensor.dtype in (kind, "f64")]
+    if kind == t.out.dtype or not wider:
+        return t.pointwise(name, x, y)
+    return t.cast(t.pointwise(name, x, y, dtype=kind), t.out.dtype)
 
 
 @translates(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("div", x, y)
+    return _by_scalar(t, "div", t.bound(x), y, (y,))
+
+
+def _divisor(t: Translator, y: Any) -> Any:
+    """What a division or remainder divides by. One of whole numbers fails where a tensor has a 0 there; numbers and
+    sizes are looked at before the program runs (`divided_sizes` in ops/needs.py)."""
+    if isinstance(y, Value) and not is_float(t.out.dtype):
+        return t.op("divisor", t.cast(y, t.out.dtype), count=t.out.count)
+    return y
 
 
 @translates(prims.div.default)
 def prims_div(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("div" if is_float(t.out.dtype) else "trunc_div", x, y)
+    return t.pointwise("div" if is_float(t.out.dtype) else "trunc_div", x, _divisor(t, y))
 
 
 @translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(t: Translator, x: Any, y: Any, *, rounding_mode: str | None = None) -> Value:
-    return t.pointwise({None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode], x, y)
+    name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode]
+    return _by_scalar(t, name, t.bound(x), _divisor(t, y), (y,))
 
 
 @translates(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("floor_div", x, y)
+    return _by_scalar(t, "floor_div", t.bound(x), _divisor(t, y), (y,))
 
 
 @translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("remainder", x, y)
+    return t.pointwise("remainder", t.bound(x), _divisor(t, t.bound(y)))
 
 
 @translates(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("fmod", x, y)
+    return t.pointwise("fmod", t.bound(x), _divisor(t, t.bound(y)))
 
 
 @translates(aten.maximum.default)
@@ -338,7 +357,7 @@ def nan_to_num(t: Translator, x: Value, nan: Any = None, posinf: Any = None, neg
 
 @translates(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
 def xlogy(t: Translator, x: Any, y: Any) -> Value:
-    a, b = (t.cast(v, t.out.dtype) if isinstance(v, Value) else t.full(v, (), t.out.dtype) for v in (x, y))
+    a, b = (t.cast(v, t.out.dtype) if isinstance(v, Value) else t.full(t.bound(v), (), t.out.dtype) for v in (x, y))
     product = t.pointwise("mul", a, t.op("log", b))
     return t.where(t.op("isnan", b), b, t.where(t.op("eq", a, 0.0), 0.0, product))
 

@@ -128,8 +128,8 @@ class Translator:
         return literal(x, dtype)
 
     def bound(self, x: Any) -> Any:
-        """`x`; a float rounded to the dtype of the result, in which clamps, powers and remainders of half precision
-        have their numbers (arithmetic takes them as they are)."""
+        """`x`; a float rounded to the dtype of the result, in which most operators on half precision have their numbers
+        (products, and quotients by a number, take it as it is)."""
         return round_to(x, self.out.dtype) if isinstance(x, float) and is_float(self.out.dtype) else x
 
     def pointwise(self, name: str, *inputs: Any, dtype: str | None = None) -> Value:

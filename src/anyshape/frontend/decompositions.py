@@ -49,9 +49,12 @@ ALSO = (
 WHOLE = (
     # The library's flash attention needs memory linear in the length.
     aten._scaled_dot_product_flash_attention_for_cpu,
-    # The decompositions are not what eager computes: in value * (a / b) the product is last, the dtype of a gradient is
-    # the result's whatever the input's is, and numbers of half precision are not rounded to it.
+    # The decompositions are not what eager computes: in value * (a / b) the product is last, whole numbers go through
+    # f32, a gradient has the dtype of the result's whatever the input's is, and what is given as a number is not
+    # rounded to half precision.
     aten.addcdiv,
+    aten.addcmul,
+    aten.threshold,
     aten.threshold_backward,
     aten.logit,
     aten.logit_backward,
@@ -129,6 +132,15 @@ def _loss_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
+def _smooth_l1_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own gives 0, the sign of NaN, where the operator's gradient is NaN."""
+    def backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *rest: Any) -> Any:
+        difference = x - target
+        return torch.where(difference.isnan(), difference, torchs(grad, x, target, *rest))
+
+    return _loss_backward(backward)
+
+
 def _group_norm_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
     """torch's own divides by the number of elements of a group."""
     def backward(grad: torch.Tensor, x: torch.Tensor, *more: Any) -> Any:
@@ -146,7 +158,7 @@ AROUND: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     aten.huber_loss_backward.default: _loss_backward,
     aten.mse_loss_backward.default: _loss_backward,
     aten.native_group_norm_backward.default: _group_norm_backward,
-    aten.smooth_l1_loss_backward.default: _loss_backward,
+    aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
 }
 
 # Decompositions of our own, each with the operator.

@@ -31,6 +31,7 @@ from anyshape.run.calibrate import calibration_of
 from anyshape.run.choice import offer
 from anyshape.run.executable import Executable
 from anyshape.run.joined import join
+from anyshape.run.kinds import plain_gradient
 from anyshape.run.limit import pair
 from anyshape.run.store import check_folder
 from anyshape.sym.expr import Expr, Size, symbols_of
@@ -61,6 +62,7 @@ class PlainProgram:
                 return list(self.run(inputs))
         tape = inputs[0]
         tape.open()
+        inputs[1:] = [plain_gradient(one) if isinstance(one, torch.Tensor) else one for one in inputs[1:]]
         with torch.no_grad():
             # a gradient may be a saved value itself, or a view of one, in memory that the tape is about to give back
             outputs = [tape.apart(result) for result in self.run(inputs)]

@@ -37,7 +37,7 @@ def whole(bytes_: int) -> int:
 
 
 class Block:
-    """One piece of memory; `views` remembers tensors over it by record.
+    """One piece of memory; `views` remembers tensors over it by record, as long as there are both.
 
     gone: told the number of bytes when nobody has the block any more; None afterwards.
     """
@@ -55,7 +55,7 @@ class Block:
             self.tensor = self.tensor[skip:skip + bytes_]
             self.address = self.tensor.data_ptr()
         prefer_large(self.address, bytes_)
-        self.views: dict[Any, Any] = {}
+        self.views: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.flat: dict[torch.dtype, torch.Tensor] = {}
 
     def __del__(self) -> None:

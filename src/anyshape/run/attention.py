@@ -54,8 +54,17 @@ class AttentionSpec:
 
 def attention_words(ours: Ours, spec: AttentionSpec, windows: tuple[Any, ...]) -> list[int]:
     """The words of a step; windows: (shape, strides, offset) of operands and results, in the order of the plan."""
-    words = _words(ours(ATTENTION), spec.op, spec.dtype, spec.causal, spec.scale,
-                   tuple([(shape, strides) for shape, strides, _ in windows]))
+    return placed(unplaced(ours, spec, windows), spec, windows)
+
+
+def unplaced(ours: Ours, spec: AttentionSpec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """What the words of a step have in common with those of others that have equal windows, in other slots."""
+    return _words(ours(ATTENTION), spec.op, spec.dtype, spec.causal, spec.scale,
+                  tuple([(shape, strides) for shape, strides, _ in windows]))
+
+
+def placed(words: tuple[int, ...] | None, spec: AttentionSpec, windows: tuple[Any, ...]) -> list[int]:
+    """The words of a step; words: what it has in common with others."""
     if words is None:
         return [host.CALL, 3, spec.number]
     return at_slots(words, range(host.ATTENTION_OPERANDS, len(words), 5), spec.number, spec.places, windows)

@@ -81,9 +81,16 @@ class Autotune:
         self.context = context
         self.measurements = measurements
         self.mode = mode
+        self.decided: dict[str, bool] = {}
 
     def ours(self, kind: str) -> bool:
         """Whether our routines do products of a kind."""
+        found = self.decided.get(kind)
+        if found is None:
+            found = self.decided[kind] = self._decide(kind)
+        return found
+
+    def _decide(self, kind: str) -> bool:
         if self.mode in ("own", "library"):
             return self.mode == "own"
         default = usual(kind, limits.host())
@@ -96,6 +103,7 @@ class Autotune:
     def measure_again(self, kind: str) -> None:
         """Measures a kind in place of what was found before."""
         self.measurements.forget(_name(kind))
+        self.decided.pop(kind, None)
         self.gain(kind)
 
     def told(self, dtype: str) -> str:
@@ -182,7 +190,8 @@ def _run_of(context: Context, kind: str, own: bool) -> Callable[[], object]:
 def _native(context: Context, words: Sequence[int], tensors: list[torch.Tensor], dtype: str) -> Callable[[], object]:
     """What runs one step of the host (backend/host.py) on one thread; slot i + 1 of its words is tensor i."""
     functions = context.functions([], (dtype,))
-    program = array("q", [0, 0, host.HEAD_WORDS, host.SLOTS + 1 + len(tensors), 0, *words, host.END])
+    program = array("q", [*[0] * host.HEAD_WORDS, *words, host.END])
+    program[host.HEAD_FIRST], program[host.HEAD_WORKSPACE] = host.HEAD_WORDS, host.SLOTS + 1 + len(tensors)
     address = program.buffer_info()[0]
     context.measure(address, ctypes.addressof(functions), ctypes.addressof((WORD * 1)()))
     scratch = torch.empty(program[host.HEAD_SCRATCH] + 64, dtype=torch.uint8)

@@ -31,6 +31,7 @@ from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import grouped_by_torch
 from anyshape.run.interp import Interpreter
 from anyshape.run.keeping import EVERYTHING
+from anyshape.run.kinds import in_memory
 from anyshape.run.moving import Action
 from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, View
@@ -236,7 +237,7 @@ class Call:
         if buffer.home != "extern" and again is None:
             self.tensor(window, view).copy_(result)
             return
-        result = restrided(result, strides)
+        result = restrided(in_memory(result), strides)
         # an operator may return its operand, or parts of one tensor; each place is used again by itself
         if storage_id(result) in storages:
             result = _copied(result, shape, strides)

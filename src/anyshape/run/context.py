@@ -76,6 +76,7 @@ class Context:
         self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, *[WORD] * 3,
                                       *[ctypes.c_void_p] * 2)(address["place"])
         self.neighbours = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 5)(address["neighbours"])
+        self.load = (WORD * 3)()  # of the machine: backend/host_threads.py
         self.lock = threading.Lock()
         self.products: dict[str, list[Routines]] = {}
         self._climbing: list[Climbing] = []
@@ -117,7 +118,7 @@ class Context:
         """
         torch = library()
         table = [torch.parallel, torch.thread_number, torch.team_size, torch.sgemm, torch.dgemm, torch.clock,
-                 torch.sgemm_batch, torch.dgemm_batch, torch.barrier]
+                 torch.sgemm_batch, torch.dgemm_batch, torch.barrier, ctypes.addressof(self.load)]
         found: dict[str, int] = {}
         for dtype in dtypes:
             found |= self.products_of(dtype)

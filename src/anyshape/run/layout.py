@@ -20,7 +20,8 @@ from anyshape.ir.types import TensorType, size_of
 from anyshape.ops.attention import wide
 from anyshape.plan.plan import BandStep, Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.plan.together import kernels_from
-from anyshape.run.attention import OPS, AttentionSpec, attention_words
+from anyshape.run import attention
+from anyshape.run.attention import OPS, AttentionSpec
 from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import GroupedSpec, grouped_words
 from anyshape.run.words import Area, Ours, Shape, at_slots, copy_words, finished, joined, matmul_words, series
@@ -74,12 +75,13 @@ def layout_of(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> Layout:
         "(" + "".join(writer.windows(step) + ", " for step in plan.steps) + ")",
         writer.tuple_of(outputs.get(i, 0) for i in range(len(plan.outputs))),
         writer.tuple_of(plan.nonnegative),
-        writer.tuple_of(size for size, _ in plan.selected),
+        writer.tuple_of(size for size, _ in (*plan.selected, *plan.divided)),
     ]
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
-    names: dict[str, Any] = {**FUNCTIONS, "matmul": partial(_matmul, ours), "attention": partial(attention_words, ours),
+    names: dict[str, Any] = {**FUNCTIONS, "product": partial(_unplaced, ours), "matmul": _placed,
+                             "scores": partial(attention.unplaced, ours), "attention": attention.placed,
                              "grouped": partial(grouped_words, ours), "copy": _copy, "bands": partial(_bands, ours),
                              "joined": joined, "series": series, "finished": finished, "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
@@ -111,8 +113,16 @@ def _areas(spec: _Spec, windows: tuple[Any, ...]) -> list[Area]:
 
 
 def _matmul(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
-    words = _product(ours, spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
-                     tuple([(shape, strides) for shape, strides, _ in windows]))
+    return _placed(_unplaced(ours, spec, windows), spec, windows)
+
+
+def _unplaced(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """What the words of a product have in common with those of others that have equal windows, in other slots."""
+    return _product(ours, spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
+                    tuple([(shape, strides) for shape, strides, _ in windows]))
+
+
+def _placed(words: tuple[int, ...] | None, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
     if words is None:
         return [host.CALL, 3, spec.number]
     return at_slots(words, MATMUL_PLACES, spec.number, spec.places, windows)
@@ -169,12 +179,21 @@ class _Writer(Formulas):
         self.symbols |= {entry for entry in plan.inputs if isinstance(entry, str)}
         self.specs: list[_Spec | AttentionSpec | GroupedSpec] = []
         self.wide: list[str] = []  # dtypes of attention's scores
+        self.locals: dict[Any, str] = {}  # what layers that repeat have in common: text, or what it is made of -> name
 
     def window(self, window: Window) -> str:
         return self.type(window.type, window.offset)
 
     def type(self, type_: TensorType, offset: Size = 0) -> str:
-        return f"({self.tuple_of(type_.shape)}, {self.tuple_of(type_.layout())}, {self.number(offset)})"
+        text = f"({self.tuple_of(type_.shape)}, {self.tuple_of(type_.layout())}, {self.number(offset)})"
+        return self.local(text, text)
+
+    def local(self, key: Any, text: str) -> str:
+        """The name of a value, which is computed once."""
+        if key not in self.locals:
+            self.locals[key] = f"w{len(self.locals)}"
+            self.lines.append(f"    {self.locals[key]} = {text}")
+        return self.locals[key]
 
     def types(self, entries: Any) -> str:
         return "(" + "".join(self.entry(entry) + ", " for entry in entries) + ")"
@@ -241,15 +260,19 @@ class _Writer(Formulas):
         if step.op not in ("matmul", "matmul_add"):
             raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
                               why="the host knows products and attention only", do="make it an extern step")
-        return f"*matmul({self.product(number, step)})"
+        spec_name, types = self.product(number, step)
+        common = self.specs[-1]
+        assert isinstance(common, _Spec)
+        key = common.dtype, common.alpha, common.beta, tuple(item for _, item in common.places), types
+        return f"*matmul({self.local(key, f'product({spec_name}, {types})')}, {spec_name}, {types})"
 
-    def product(self, number: int, step: LibraryStep) -> str:
-        """What the words of a product are made of."""
+    def product(self, number: int, step: LibraryStep) -> tuple[str, str]:
+        """What the words of a product are made of: the spec, and the types of the windows."""
         attrs = dict(step.attrs)
         windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
-        return f"{self.spec(_Spec(number, step.dtype, places, alpha, beta))}, {self.types(windows)}"
+        return self.spec(_Spec(number, step.dtype, places, alpha, beta)), self.types(windows)
 
     def bands(self, number: int, step: BandStep) -> str:
         """The words of a product and a kernel, and what is added to those of the kernel from band to band."""
@@ -257,7 +280,8 @@ class _Writer(Formulas):
         assert isinstance(columns, int)
         steps = [columns * size_of(window.type.dtype) if place in kernel.along and place != step.result else 0
                  for place, window in enumerate(kernel.params)]
-        return (f"*bands({step.rows}, {columns}, {self.product(number, step.product)}, "
+        spec, windows = self.product(number, step.product)
+        return (f"*bands({step.rows}, {columns}, {spec}, {windows}, "
                 f"[{self.kernel(number, kernel)}], {tuple(steps)})")
 
     def attention(self, number: int, step: LibraryStep) -> str:
@@ -267,7 +291,9 @@ class _Writer(Formulas):
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         self.wide.append(wide(dtype))
         spec = AttentionSpec(number, step.op, dtype, attrs["causal"], attrs["scale"], places)
-        return f"*attention({self.spec(spec)}, {self.types(windows)})"
+        name, types = self.spec(spec), self.types(windows)
+        common = self.local((spec.op, dtype, spec.causal, spec.scale, types), f"scores({name}, {types})")
+        return f"*attention({common}, {name}, {types})"
 
     def kernel(self, number: int, step: KernelStep) -> str:
         choices = []

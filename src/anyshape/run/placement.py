@@ -84,6 +84,9 @@ class Greedy:
         address, step = self.columns.ctypes.data, 8 * len(items)
         self.addresses = [address, address + step, address + 2 * step]
         self.starts, self.near = self._neighbours()
+        # the order, of which the beginning is fixed, and the offsets: what each placing fills in
+        self.sequence, self.offsets = np.arange(len(items)), np.empty(len(items), np.int64)
+        self.given = self.sequence.ctypes.data, *self.addresses, self.offsets.ctypes.data, self.room.ctypes.data
 
     def _neighbours(self) -> tuple[np.ndarray, np.ndarray]:
         """Which items are alive together, as the host's routine lists it; empty: too many are."""
@@ -103,13 +106,11 @@ class Greedy:
     def placed(self, moving: np.ndarray, lowest: bool, ceiling: int) -> tuple[int, np.ndarray]:
         """The top, and the offsets of the items that are not fixed, placed in the order `moving` into the gaps that fit
         best, or the lowest ones, or down from a ceiling (see the host's routine)."""
-        count = len(self.items)
-        order = np.concatenate((np.arange(self.fixed), moving))
-        offsets = self.columns[3].copy()
-        top = self.context.place(count, self.fixed, order.ctypes.data, *self.addresses, offsets.ctypes.data,
-                                 self.room.ctypes.data, self.wall, lowest, ceiling // 64 * 64,
+        self.sequence[self.fixed:] = moving
+        self.offsets[:] = self.columns[3]
+        top = self.context.place(len(self.items), self.fixed, *self.given, self.wall, lowest, ceiling // 64 * 64,
                                  self.starts.ctypes.data, self.near.ctypes.data if len(self.near) else None)
-        return top, offsets[self.fixed:]
+        return top, self.offsets[self.fixed:].copy()
 
 
 def best(context: Context, items: Sequence[Item] | np.ndarray, fixed: int, wall: int, bound: int,

@@ -87,8 +87,9 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
         return unhooked(compile_here(*arguments), "AnyShape runs a compiled backward graph")
 
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
-    with _settings_of_aot(unlift_effect_tokens=True), _first_calls_like_others(), nothing_drawn_in_vain(), \
-            eager_operators():
+    # the partition computes again what `torch.utils.checkpoint` marks; torch's other pass for it refuses random numbers
+    with _settings_of_aot(unlift_effect_tokens=True, remat_using_tags_for_fwd_loss_bwd_graph=False), \
+            _first_calls_like_others(), nothing_drawn_in_vain(), eager_operators():
         return aot.aot_module_simplified(  # type: ignore[no-any-return]
             gm, example_inputs, fw_compiler=forward, bw_compiler=compile_backward, inference_compiler=inference,
             partition_fn=partition, decompositions=decompositions, keep_inference_input_mutations=True)
@@ -357,15 +358,16 @@ def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], tor
     return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype)
 
 
-def same_kind(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """A quick function of as many objects: whether each is a tensor of the same type, dtype, sizes, strides, device,
-    and with the same need of a gradient. None where this torch has no such function."""
+def same_kind(tensors: Sequence[torch.Tensor], sizes: bool) -> Callable[..., bool] | None:
+    """A quick function of as many objects: whether each is a tensor of the same type, dtype, number of dims, device,
+    bits and other dispatch keys, with the same need of a gradient, and, where `sizes`, of the same sizes and strides.
+    None where this torch has no such function."""
     kind = compat.get("torch._C._dynamo.guards.TensorGuards")
     if kind is None:
         return None
     checks = kind(
-        *tensors, dynamic_dims_sizes=[list(one.shape) for one in tensors],
-        dynamic_dims_strides=[list(one.stride()) for one in tensors])
+        *tensors, dynamic_dims_sizes=[list(one.shape) if sizes else [None] * one.dim() for one in tensors],
+        dynamic_dims_strides=[list(one.stride()) if sizes else [None] * one.dim() for one in tensors])
     return checks.check  # type: ignore[no-any-return]
 
 

@@ -5,25 +5,85 @@ One of the rooms beside `torch_api`. Whoever comes through here has asked the sa
 """
 from __future__ import annotations
 
+import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from anyshape import torch_compat as compat
+from anyshape.run.kinds import plain_gradient
 
 AOT = "torch._functorch._aot_autograd."
+FORGOTTEN = ("torch._dynamo.guards.GuardManagerWrapper", "torch._dynamo.guards.DeletedGuardManagerWrapper",
+             "torch._dynamo.utils.CleanupManager")
 
 
 def cached_programs(code: Any) -> list[tuple[Any, Any]]:
     """What Dynamo holds for a code object: (guards, transformed code) of every program. `guards.check(locals)` says
     whether a frame with these locals may run the code; `guards.cache_entry` is None once Dynamo dropped the program.
     Empty where torch does not say."""
+    return [(entry.guard_manager, entry.code) for entry in _entries(code) if entry.code is not None]
+
+
+def _entries(code: Any) -> Any:
     entries = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
-    return [] if entries is None else [(entry.guard_manager, entry.code) for entry in entries(code)]
+    return [] if entries is None else entries(code)
+
+
+class Callback:
+    """What Dynamo calls where it has no program for a frame. Torch 2.13 loses count of it when such a call raises, so
+    it may never die; `clear` lets go of all that it leads to."""
+
+    __slots__ = ("_torchdynamo_orig_backend", "trace")
+
+    def __init__(self, trace: Callable[..., Any]) -> None:
+        self.trace: Callable[..., Any] | None = trace
+
+    def __call__(self, *arguments: Any) -> Any:
+        assert self.trace is not None, "its compiled object is gone"
+        return self.trace(*arguments)
+
+    def clear(self) -> None:
+        """It will not be called any more."""
+        self.trace = self._torchdynamo_orig_backend = None
+
+
+def forget(callback: Callback, codes: Sequence[Any], backend: Callable[..., Any]) -> None:
+    """Drops what torch holds of a compilation that is gone: its programs for the code objects `codes`, which are those
+    of functions and classes that live on, and `backend`, which Dynamo would call in `torch._dynamo.reset()`. Where this
+    torch lacks the names for it, they stay until such a reset."""
+    callback.clear()
+    for code in {id(code): code for code in codes}.values():
+        for entry in _entries(code):
+            if entry.backend is backend:
+                _drop(entry)
+    backends = compat.get("torch._dynamo.eval_frame.cached_backends")
+    if backends is not None:
+        backends.pop(id(backend), None)
+
+
+def _drop(entry: Any) -> None:
+    """Drops one program of Dynamo's. What Dynamo itself does when an object that is guarded dies leaves more: its
+    guards live as long as the classes that they name, and, after a graph break, its code (of which torch 2.13 loses
+    count) with the names that it has among the globals of the user's module."""
+    wrapper, gone, cleanups = map(compat.get, FORGOTTEN)
+    if wrapper is None or gone is None or cleanups is None:
+        return
+    guards, code, names = entry.guard_manager, entry.code, cleanups.instance
+    guards.extra_state.invalidate(entry, _no_guards(gone))
+    wrapper.__init__(guards)
+    if code in names:
+        names._remove_id(id(code))
+
+
+@functools.cache
+def _no_guards(kind: Callable[[str], Any]) -> Any:
+    """What Dynamo puts in place of the guards of a program that it drops; one for all, which lives on."""
+    return kind("its compiled object is gone")
 
 
 def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
@@ -194,8 +254,10 @@ def tangent_of(gradient: Any, layout: Any, index: int) -> Any:
     """A gradient that came in, in the layout of the trace, as AOTAutograd makes it.
 
     Raises:
-        RuntimeError: it is of a subclass that the trace did not know.
+        RuntimeError: it is of a subclass that is made of other tensors and that the trace did not know.
     """
+    if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
+        gradient = plain_gradient(gradient)
     if type(gradient) is torch.Tensor:
         coerce = compat.need(f"{AOT}runtime_wrappers.coerce_to_expected_memory_format")
         return coerce(gradient, layout.memory_format)

@@ -23,7 +23,8 @@ def _softshrink(x: torch.Tensor, lambd: Any = 0.5) -> torch.Tensor:
     check = compat.need("torch._check")
     check(0 <= lambd <= most,
           lambda: f"lambda must be in range [0, {most}] for input dtype {x.dtype}, but found {lambd}")
-    return torch.where(x.abs() > lambd, x - torch.sign(x).detach() * lambd, x.detach() * 0)
+    y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # where the limit is not rounded
+    return torch.where(y.abs() > lambd, y - torch.sign(y).detach() * lambd, y.detach() * 0).to(x.dtype)
 
 
 # operator -> the kernel in place of torch's

@@ -23,6 +23,7 @@ from anyshape.run.torch_older import newer_rules
 from anyshape.run.torch_quick import general_tracing, quick_tracing
 from anyshape.run.torch_random import nothing_drawn_in_vain
 
+ATTEMPTS = "__builtins_dict__"  # how names begin that each attempt of Dynamo to trace a frame puts among its globals
 DYNAMO_SETTINGS: dict[str, Any] = {
     "specialize_float": True,
     "assume_static_by_default": False,
@@ -80,6 +81,25 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(_replaced(in_python))
         stack.enter_context(holders_traced())
         yield
+
+
+@contextlib.contextmanager
+def nothing_left_behind(names: dict[str, Any]) -> Iterator[None]:
+    """After a trace of a frame with the globals `names`, nothing of it is kept that nobody asks for: torch's memory of
+    what it knew about sizes, which holds every trace of the process, and names among the globals that belong to
+    attempts which Dynamo has given up."""
+    cleanups = compat.get("torch._dynamo.utils.CleanupManager")
+    before = {name for name in list(names) if name.startswith(ATTEMPTS)}
+    try:
+        yield
+    finally:
+        for method in vars(torch.fx.experimental.symbolic_shapes.ShapeEnv).values():
+            if hasattr(method, "cache_clear"):
+                method.cache_clear()
+        if cleanups is not None:
+            before |= {hook.name for hooks in list(cleanups.instance.values.values()) for hook in hooks}
+            for name in [name for name in list(names) if name.startswith(ATTEMPTS) and name not in before]:
+                del names[name]
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from anyshape.backend import host_words as host
 from anyshape.backend import limits, llvm_half, llvm_packed, llvm_thin
@@ -19,8 +19,7 @@ from anyshape.ir.types import size_of
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Area:
+class Area(NamedTuple):
     """A window at given sizes: `bytes` from the start of its slot's buffer; strides in elements."""
 
     slot: int
@@ -30,8 +29,7 @@ class Area:
     strides: Shape
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(NamedTuple):
     """A batch of rows x columns matrices; batch strides broadcast to the batch of the result; item: bytes of an
     element."""
 
@@ -158,6 +156,8 @@ def _full(area: Area, no_rows: bool, no_columns: bool) -> tuple[Shape, Shape]:
 
 def _broadcast(shape: Shape, strides: Shape, wanted: Shape) -> Shape:
     """Strides of an operand seen at the broadcast shape `wanted`."""
+    if shape == wanted:
+        return strides
     padded = (1,) * (len(wanted) - len(shape)) + tuple(shape)
     padded_strides = (0,) * (len(wanted) - len(shape)) + tuple(strides)
     return tuple(0 if have == 1 and want != 1 else stride
@@ -255,11 +255,16 @@ def by_library(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading
             many if small and has_many else 0]
 
 
+@lru_cache(maxsize=16)
+def _panels(target: limits.Target, dtype: str) -> tuple[int, int, int, bool]:
+    """Lanes of a vector, rows of the smallest panel, elements in a word, and whether whole tiles are multiplied."""
+    return (target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype), tiles(target, dtype))
+
+
 def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float, beta: float,
                places: list[int]) -> list[int]:
     """The words of a product by packed panels (backend/host_packed.py) but for its batch dims."""
-    target = limits.host()
-    lanes, grain, per_word = target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype)
+    lanes, grain, per_word, is_tiles = _panels(limits.host(), dtype)
     # a block of rows, and of columns, is whole panels; a block of k is whole vectors of words
     inner = max(-(-a.columns // per_word), 1)
     high, wide = 3 * grain, 2 * lanes
@@ -269,7 +274,7 @@ def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading:
     waits = inner > most and dtype != "f32"  # sums of the rows and columns of a block wait for the next one
     columns = min(SUMS, up(c.columns, wide)) if waits else wide
     row = 4 * deep + (4 * columns if waits else 0)
-    room, group = (TILE_PANELS, host.PACKED_GROUP) if tiles(target, dtype) else (PANELS, 1)
+    room, group = (TILE_PANELS, host.PACKED_GROUP) if is_tiles else (PANELS, 1)
     rows = max((room - 4 * wide * (group * deep + high)) // row // high * high, high)
     rows = min(up(-(-c.rows // -(-c.rows // rows)), high), up(c.rows, high))
     sums = rows * columns if waits else high * wide
@@ -345,12 +350,17 @@ def up(size: int, part: int) -> int:
     return -(-size // part) * part
 
 
+MOST_VECTORS = max(max(counts) for counts in llvm_thin.COUNTS.values())
+
+
 def thin_words(dtype: str, item: int, a: Matrix, b: Matrix, c: Matrix) -> tuple[int, ...]:
     """The words of a product of a matrix with few vectors: the rows of a, or the columns of b. None: all zero."""
     nothing = (0,) * 9
     if a.columns == 0:
         return nothing
     second = c.rows > c.columns  # in the library's terms, where our a is operand B
+    if (c.columns if second else c.rows) > MOST_VECTORS:
+        return nothing
     matrix, vectors, result = (a.turned(), b.turned(), c.turned()) if second else (b, a, c)
     # now: result (vectors x results) = vectors (vectors x k) times matrix (k x results)
     if matrix.row == 1 and vectors.column == 1:

@@ -8,7 +8,8 @@ import torch
 from anyshape.backend import limits
 from anyshape.base.config import Config
 from anyshape.run.autotune import KINDS, autotune_of
-from anyshape.run.context import shared_context
+from anyshape.run.cache import cache_of
+from anyshape.run.context import context_of
 from anyshape.run.words import does
 
 
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     config, target = Config.make(), limits.host()
-    tune = autotune_of(shared_context(), config.products_mode)
+    tune = autotune_of(context_of(cache_of(config)), config.products_mode)
     print(f"{limits.model()} ({target.cpu}), vectors of {target.vector_bytes} bytes, torch {torch.__version__}; "
           f"products={config.products!r}, calibrate={config.calibrate}")
     print(f"{'products':<20}{'by':<10}ours over the library")

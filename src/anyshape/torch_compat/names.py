@@ -117,6 +117,7 @@ TRACING = {
     f"{DYNAMO}mark_static": Name("weights of a train step have fixed sizes", "their sizes are traced as symbols"),
     f"{FAKE}FakeTensorMode._dispatch_impl": Name("shapes of a trace are found once", SLOW_TRACE),
     f"{FAKE}in_kernel_invocation_manager": Name("shapes of a trace are found once", SLOW_TRACE),
+    "torch.Tensor._is_zerotensor": Name("tensors of zeros without memory", "a call with one is refused"),
     "torch.Tensor._is_view": Name("shapes of a trace are found once", SLOW_TRACE),
     "torch._functionalize_unsafe_set": Name("shapes of a trace are found once", SLOW_TRACE),
     f"{SHAPES}_constrain_range_for_size": Name("sizes that are found in the data", FEWER),
@@ -161,6 +162,9 @@ TRACING = {
 }
 
 CALLS = {
+    **{f"{DYNAMO}{name}": Name("forgets a compiled object that was deleted", "torch keeps it until it is reset")
+       for name in ("eval_frame.cached_backends", "guards.GuardManagerWrapper", "guards.DeletedGuardManagerWrapper",
+                    "utils.CleanupManager")},
     f"{DYNAMO}eval_frame._debug_get_cache_entry_list": Name("calls without torch's wrappers", WRAPPED),
     f"{DYNAMO}eval_frame._optimize": Name("whether programs of one compilation are kept apart", "as before torch 2.12"),
     f"{DYNAMO}eval_frame": Name("calls without torch's wrappers", WRAPPED),
