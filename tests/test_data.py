@@ -679,3 +679,24 @@ def test_what_divides_is_checked_only_where_it_may_be_zero():
     for found, wanted in zip(fast(a, x), parts(a, x), strict=True):
         torch.testing.assert_close(found, wanted, equal_nan=True)
     assert not any(getattr(step, "checks", ()) for step in fast.programs[0].compiled.plan.steps)
+
+
+VALUES = {
+    "a negative index": (lambda x, i: x.index_select(0, i), torch.tensor([0, -1]), torch.tensor([0, 2]), "out of r"),
+    "a quantile": (torch.quantile, torch.tensor(1.5), torch.tensor(0.5), r"range \[0, 1\]"),
+    "quantiles beside nan": (torch.nanquantile, torch.tensor([0.1, -0.5]), torch.tensor([0.1, 0.5]), r"range \[0, 1\]"),
+    "an assertion": (lambda x, y: (torch._assert_async((y > 0).all()), x + y)[1], torch.zeros(4), torch.ones(4),
+                     "got zero"),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_that_eager_refuses_are_refused(name):
+    function, wrong, right, words = VALUES[name]
+    fast = anyshape.compile(function, strict=True)
+    for count in (4, 7):
+        x = torch.rand(count) if name != "an assertion" else torch.rand(4)
+        torch.testing.assert_close(fast(x, right), function(x, right))
+        for call in (function, fast):
+            with pytest.raises((RuntimeError, IndexError), match=words):
+                call(x, wrong)

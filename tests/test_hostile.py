@@ -90,3 +90,31 @@ def test_which_routine_multiplies_does_not_hang_on_the_name_of_the_processor(mon
             assert record.program[record.program[host_words.HEAD_FIRST]] == op
         finally:
             autotune.autotune_of.cache_clear()
+
+
+def test_a_tensor_means_what_its_bits_say_and_one_without_memory_is_refused() -> None:
+    """The memory of a tensor with the negative bit holds the opposite numbers; one of zeros may have no memory."""
+    model = nn.Linear(6, 3)
+    for fast in (anyshape.compile(model, strict=True), torch.compile(model, backend="anyshape")):
+        turned = torch.randn(4, 6, dtype=torch.complex64).conj().imag
+        assert turned.is_neg()
+        torch.testing.assert_close(fast(turned), model(turned))
+        zeros = torch._efficientzerotensor((4, 6))
+        torch.testing.assert_close(fast(zeros), model(zeros))
+        nothing = torch.randn(4, 6)
+        nothing.untyped_storage().resize_(0)
+        with pytest.raises(AnyShapeError, match="no memory"):  # eager PyTorch ends the process
+            fast(nothing)
+
+
+def test_whole_numbers_divided_by_zero_are_an_error_and_nothing_is_written() -> None:
+    def share(total: torch.Tensor, people: torch.Tensor) -> torch.Tensor:
+        total.floor_divide_(people)
+        return torch.where(people != 0, total % people, -1)
+
+    fast = anyshape.compile(share, strict=True)
+    torch.testing.assert_close(fast(torch.tensor([7, 8]), torch.tensor([2, 3])), torch.tensor([1, 2]))
+    total = torch.tensor([7, 8, 9])
+    with pytest.raises(ZeroDivisionError, match=r"test_hostile\.py"):
+        fast(total, torch.tensor([2, 0, 3]))
+    assert total.tolist() == [7, 8, 9]

@@ -4,9 +4,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
+import gc
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from anyshape.backend import (
@@ -23,7 +26,8 @@ from anyshape.backend.base import Kernel, ObjectCache, Routines
 from anyshape.backend.host import emit_host
 from anyshape.backend.torchlib import library
 from anyshape.base.config import Config
-from anyshape.run.arena import Pool
+from anyshape.run import pages
+from anyshape.run.arena import IDLE_SECONDS, SMALL, Pool
 from anyshape.run.cache import DiskCache, cache_of
 from anyshape.run.convolution import PackedWeights
 from anyshape.run.store import Stores
@@ -69,12 +73,13 @@ class Context:
         self.temporary = Pool()
         self.kept = Pool()
         self.stores = Stores()
-        self.native = llvm_build.load(emit_host(), ("run_plan", "measure", "place", "neighbours"), limits.host(), cache)
+        names = "run_plan", "measure", "search", "neighbours"
+        self.native = llvm_build.load(emit_host(), names, limits.host(), cache)
         address = self.native.address
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
-        self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, *[WORD] * 3,
-                                      *[ctypes.c_void_p] * 2)(address["place"])
+        self.search = ctypes.CFUNCTYPE(WORD, WORD, WORD, ctypes.c_void_p, *[WORD] * 4,
+                                       *[ctypes.c_void_p] * 3)(address["search"])
         self.neighbours = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 5)(address["neighbours"])
         self.load = (WORD * 3)()  # of the machine: backend/host_threads.py
         self.lock = threading.Lock()
@@ -86,6 +91,16 @@ class Context:
         self.numbers = itertools.count(1)
         self._callback = ctypes.CFUNCTYPE(WORD, WORD, WORD)(self._step)
         self.callback = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
+
+        # no thread of its own: where Python does anything at all, it collects garbage now and then
+        look = _looking(weakref.ref(self))
+        gc.callbacks.append(look)
+        weakref.finalize(self, gc.callbacks.remove, look).atexit = False
+
+    def release(self) -> int:
+        """Gives back what no call is using: free blocks, reordered weights. Returns the bytes. Safe at any time, from
+        any thread: calls that run keep what they have, and later ones take it anew."""
+        return self.temporary.release_idle() + self.kept.release_idle() + self.packed.release()
 
     @property
     def climbing(self) -> Climbing:
@@ -138,6 +153,24 @@ class Context:
         except BaseException as error:  # ctypes would print and forget it; the caller of run_plan raises it again
             call.error = error
         return 0
+
+
+def _looking(context: weakref.ref[Context]) -> Callable[[str, dict[str, int]], None]:
+    """What Python calls after it has collected garbage: memory goes back that nobody has asked for in a long time."""
+    def look(phase: str, info: dict[str, int]) -> None:
+        one = context() if phase == "stop" and info["generation"] else None
+        if one is not None and time.monotonic() - max(one.temporary.used, one.kept.used) > IDLE_SECONDS \
+                and one.release() > SMALL:
+            pages.give_back()
+
+    return look
+
+
+def release() -> int:
+    """Gives back what idles in the process's context, if there is one; returns the bytes."""
+    found = sum(one.release() for one in list(_shared.values())[:1])  # the others share its memory
+    pages.give_back()
+    return found
 
 
 def _loaded(text: str, names: list[str], cache: ObjectCache | None) -> Routines:

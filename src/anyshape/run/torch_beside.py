@@ -72,20 +72,6 @@ def in_a_thread(work: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
-class _Generator:
-    """torch's generator, whose state a thread cannot set back."""
-
-    def __init__(self, generator: Any, thread: int) -> None:
-        self._generator = generator
-        self._thread = thread
-
-    def set_state(self, state: torch.Tensor) -> Any:
-        return self._generator if threading.get_ident() == self._thread else self._generator.set_state(state)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator, name)
-
-
 _one_at_a_time = threading.Lock()
 
 
@@ -97,7 +83,8 @@ def _leaving_the_process_alone() -> Iterator[None]:
         return threading.get_ident() == thread
 
     with _one_at_a_time, contextlib.ExitStack() as stack:
-        stack.enter_context(_put(torch.random, "default_generator", _Generator(torch.default_generator, thread)))
+        stack.enter_context(_code(torch.random.set_rng_state, "def set_rng_state(new_state):\n"
+                                  "    _anyshape_traces_here() or default_generator.set_state(new_state)", here))
         session = getattr(torch.compiler, "_compile_session_context", None)
         if session is not None:
             stack.enter_context(_put(torch.compiler, "_compile_session_context",
@@ -126,22 +113,27 @@ def _calls_of_modules(here: Callable[[], bool]) -> Iterator[None]:
         yield
 
 
+def _fx_flag(here: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
+    """torch.fx says to all threads that it traces, and torch.compile would refuse to run in the others."""
+    return _code(compat.need(_ASKED), "def ask():\n    return _is_fx_tracing_flag and _anyshape_traces_here() "
+                                      "and not torch.compiler.is_compiling()", here)
+
+
 @contextlib.contextmanager
-def _fx_flag(here: Callable[[], bool]) -> Iterator[None]:
-    """torch.fx says to all threads that it traces, and torch.compile would refuse to run in the others. Callers hold
-    the function that asks, so it is its code that changes."""
-    ask = compat.need(_ASKED)
-    usual = ask.__code__
+def _code(function: Any, text: str, here: Callable[[], bool]) -> Iterator[None]:
+    """Inside, `function` has the code of the function in `text`, where `_anyshape_traces_here` is `here`. Callers hold
+    the function itself, so that another one in its place would not reach them."""
+    usual = function.__code__
     names: dict[str, Any] = {}
-    exec("def ask():\n    return _is_fx_tracing_flag and _anyshape_traces_here() and not torch.compiler.is_compiling()",
-         names)
-    ask.__globals__["_anyshape_traces_here"] = here
-    ask.__code__ = names["ask"].__code__
+    exec(text, names)
+    code = next(one for one in names.values() if hasattr(one, "__code__")).__code__
+    function.__globals__["_anyshape_traces_here"] = here
+    function.__code__ = code
     try:
         yield
     finally:
-        ask.__code__ = usual
-        del ask.__globals__["_anyshape_traces_here"]
+        function.__code__ = usual
+        del function.__globals__["_anyshape_traces_here"]
 
 
 @contextlib.contextmanager

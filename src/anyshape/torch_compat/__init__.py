@@ -19,7 +19,7 @@ from anyshape.torch_compat.access import (
     refusal,
     version,
 )
-from anyshape.torch_compat.names import ALL_SIZES, HOLDERS, PYTHON_KERNELS, TRAIN_STEP
+from anyshape.torch_compat.names import ALL_SIZES, PYTHON_KERNELS, TRAIN_STEP
 from anyshape.torch_compat.objects import (
     OpOverload,
     OpOverloadPacket,
@@ -33,7 +33,7 @@ from anyshape.torch_compat.objects import (
     storage_id,
 )
 
-__all__ = ["ALL_SIZES", "Absent", "HOLDERS", "OpOverload", "OpOverloadPacket", "PYTHON_KERNELS", "TRAIN_STEP",
+__all__ = ["ALL_SIZES", "Absent", "OpOverload", "OpOverloadPacket", "PYTHON_KERNELS", "TRAIN_STEP",
            "TorchVersionWarning", "aten", "bind", "compile_lock", "get", "has", "is_mutable", "is_there", "is_zeros",
            "lack", "lacking", "need", "operator_name", "pretending", "python_kernels", "refusal", "schema_text",
            "storage_id", "version"]

@@ -23,6 +23,7 @@ OURS = "functions of torch that are traced as ours"
 FEWER = "programs in which that occurs are cut in pieces, or run as PyTorch"
 SLOW_TRACE = "traces take longer"
 WRAPPED = "calls go through torch's own wrappers, which takes longer"
+KEPT = "what was compiled is kept, also when its compiled object is gone, until torch._dynamo.reset()"
 APART = "a train step runs as a forward, a backward and the optimiser's own step"
 OPAQUE = "each saved tensor crosses from the forward to the backward by itself: memory is given back later"
 
@@ -80,19 +81,9 @@ ALL_SIZES = {path: Name("programs for all sizes, 0 and 1 included", ONE_SIZE) fo
     f"{SHAPES}ShapeEnv._maybe_evaluate_static", f"{SYMPY}symbol.SymT", f"{SYMPY}functions.Max",
     f"{SYMPY}functions.Min", "torch._C._select_conv_backend", "torch._C._current_graph_task_id")}
 
-VARIABLES = f"{DYNAMO}variables."
-HOLDERS = (
-    f"{DYNAMO}side_effects.SideEffects", f"{VARIABLES}ConstDictVariable", f"{VARIABLES}DunderDictVariable",
-    f"{VARIABLES}VariableTracker", f"{VARIABLES}user_defined", f"{VARIABLES}UserDefinedClassVariable",
-    f"{VARIABLES}UserDefinedClassVariable.supported_c_new_functions", f"{VARIABLES}DunderDictVariable.create",
-    f"{VARIABLES}user_defined.is_standard_setattr",
-    f"{DYNAMO}side_effects.SideEffects.cls_supports_mutation_side_effects")
 PYTHON_KERNELS = tuple(f"torch.ops.aten.dropout.default.{name}" for name in ("_dispatch_cache", "py_kernels"))
 
 TRACING = {
-    # torch 2.11 and 2.12 lack some of these
-    **{path: Name("types.SimpleNamespace in a program", "a program that makes one is cut in pieces", quiet=True)
-       for path in HOLDERS},
     "torch.fx.experimental._config": Name("settings of symbolic sizes", ONE_SIZE),
     "torch._inductor.config": Name("random numbers that are drawn and not used", "the generator may stand elsewhere "
                                                                                 "after a call than in eager PyTorch"),
@@ -101,6 +92,11 @@ TRACING = {
     f"{DYNAMO}utils": Name("the graph's call in the code that torch makes of a frame", WRAPPED),
     f"{DYNAMO}symbolic_convert": Name("spares a trace to read source files", SLOW_TRACE),
     f"{DYNAMO}symbolic_convert.get_funcname": Name("spares a trace to read source files", SLOW_TRACE),
+    # torch 2.11 lacks one of these
+    **{f"{DYNAMO}{name}": Name("holders of values that are traced as classes of the user's own", FEWER, quiet=True)
+       for name in (
+        "variables.UserDefinedClassVariable", "variables.ConstDictVariable", "variables.DunderDictVariable",
+        "variables.VariableTracker", "variables.user_defined", "side_effects.SideEffects")},
     f"{DYNAMO}variables.constant.ConstantVariable": Name("messages that a program logs once", FEWER),
     f"{DYNAMO}variables.misc.LoggingLoggerVariable": Name("messages that a program logs once", FEWER),
     f"{DYNAMO}variables.misc.DebuggingVariable": Name("warnings in a function that is called", "they are not given"),
@@ -133,6 +129,7 @@ TRACING = {
     "torch.utils._python_dispatch._disable_current_modes": Name("whether a program serves sizes of 1", ONE_SIZE),
     "torch._C._nn": Name("whether a program serves sizes of 1", "it is found out more slowly"),
     "torch._C._DisableTorchDispatch": Name("whether a program serves sizes of 1", ONE_SIZE),
+    "torch._decomp.decompositions": Name("resizing to the nearest pixel", "some pixels are others than in eager"),
     "torch._decomp.get_decompositions": Name("operators that are taken apart", "they run as PyTorch"),
     "torch._decomp.core_aten_decompositions": Name("operators that are taken apart", "the table of torch.export"),
     f"{AOT}runtime_wrappers._FirstInvocationContext": Name("first calls of complex operators", "they are as others",
@@ -162,10 +159,12 @@ TRACING = {
 }
 
 CALLS = {
-    **{f"{DYNAMO}{name}": Name("forgets a compiled object that was deleted", "torch keeps it until it is reset")
-       for name in ("eval_frame.cached_backends", "guards.GuardManagerWrapper", "guards.DeletedGuardManagerWrapper",
-                    "utils.CleanupManager")},
     f"{DYNAMO}eval_frame._debug_get_cache_entry_list": Name("calls without torch's wrappers", WRAPPED),
+    f"{DYNAMO}eval_frame.cached_backends": Name("lets go of what was compiled", KEPT),
+    f"{DYNAMO}guards.GuardManagerWrapper": Name("lets go of what was compiled", KEPT),
+    f"{DYNAMO}guards.DeletedGuardManagerWrapper": Name("lets go of what was compiled", KEPT),
+    f"{DYNAMO}utils.CleanupManager.instance": Name("lets go of what was compiled", KEPT),
+    f"{SHAPES}ShapeEnv": Name("lets go of what a trace knew about sizes", KEPT),
     f"{DYNAMO}eval_frame._optimize": Name("whether programs of one compilation are kept apart", "as before torch 2.12"),
     f"{DYNAMO}eval_frame": Name("calls without torch's wrappers", WRAPPED),
     f"{DYNAMO}eval_frame._stance": Name("calls without torch's wrappers", WRAPPED),
