@@ -22,8 +22,9 @@ _POSITIONS = "_compute_upsample_nearest_indices"  # what torch's kernels for res
 def _softshrink(x: torch.Tensor, lambd: Any = 0.5) -> torch.Tensor:
     """What lies within the limits has no gradient, whatever comes from behind."""
     most = torch.finfo(x.dtype).max
-    torch._check(0 <= lambd <= most,
-                 lambda: f"lambda must be in range [0, {most}] for input dtype {x.dtype}, but found {lambd}")
+    check = compat.need("torch._check")
+    check(0 <= lambd <= most,
+          lambda: f"lambda must be in range [0, {most}] for input dtype {x.dtype}, but found {lambd}")
     y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # where the limit is not rounded
     return torch.where(y.abs() > lambd, y - torch.sign(y).detach() * lambd, y.detach() * 0).to(x.dtype)
 
