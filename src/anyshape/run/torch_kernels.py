@@ -30,8 +30,9 @@ def nearest_positions(x: torch.Tensor, output_size: Sequence[Any], scales: Seque
                       exact: bool = False) -> list[torch.Tensor]:
     """Which pixels of x: [n, channels, ...] a resizing takes, along each dim, as the CPU's kernels have it
     (ATen/native/cpu/UpSampleKernel.cpp): numbers are float32, and the scale is 1 / factor if a factor was given."""
+    from torch import _prims_common
     count = len(output_size)
-    of_sizes = count == 2 or (count == 3 and x.is_contiguous(memory_format=torch.channels_last_3d))
+    of_sizes = count == 2 or (count == 3 and _prims_common.suggest_memory_format(x) == torch.channels_last_3d)
     found = []
     for dim, (size, factor) in enumerate(zip(output_size, scales, strict=True)):
         given = x.shape[dim - count]
@@ -62,9 +63,13 @@ def _nearest(place: torch.Tensor, size: Any, given: Any, factor: float | None, e
 
 def refuse_size_0(sizes: Sequence[Any], error: type[Exception], message: str) -> None:
     """Raises where a size is 0; of a size that is a symbol this is a guard. Sizes that only data tell are not asked."""
+    import sympy
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     for size in sizes:
-        if not free_unbacked_symbols(size) and size == 0:
+        if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size):
+            # not `size == 0`, which operators are answered without a guard (general_tracing)
+            size = int(bool(size.node.shape_env.evaluate_expr(sympy.Ne(size.node.expr, 0))))
+        if isinstance(size, int) and size == 0:
             raise error(message)
 
 
@@ -86,15 +91,16 @@ _RESIZING = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "
 # operator -> the kernel in place of torch's
 _OURS: dict[Any, Callable[[Kernel], Kernel]] = {
     aten.softshrink.default: lambda torchs: _softshrink,
-    **{getattr(getattr(aten, name), overload): _not_of_nothing for name in _RESIZING for overload in ("default", "vec")},
+    **{getattr(getattr(aten, name), overload): _not_of_nothing
+       for name in _RESIZING for overload in ("default", "vec")},
 }
 
 
 @contextlib.contextmanager
 def eager_operators() -> Iterator[None]:
     """See the head of this file. Other threads that compile wait, for this is every thread's."""
-    from torch._dynamo import convert_frame
     from torch._decomp import decompositions
+    from torch._dynamo import convert_frame
     torchs = getattr(decompositions, _POSITIONS, None)
     with convert_frame.compile_lock, python_kernels(_OURS):
         if torchs is not None:
