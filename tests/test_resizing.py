@@ -70,7 +70,8 @@ def test_factors_that_are_not_the_sizes() -> None:
 
 MODES: dict[str, tuple[int, dict[str, Any]]] = {
     "linear": (1, {}), "linear aligned": (1, {"align_corners": True}),
-    "bilinear": (2, {}), "bilinear aligned": (2, {"align_corners": True}), "bilinear antialias": (2, {"antialias": True}),
+    "bilinear": (2, {}), "bilinear aligned": (2, {"align_corners": True}),
+    "bilinear antialias": (2, {"antialias": True}),
     "bicubic": (2, {}), "bicubic aligned": (2, {"align_corners": True}), "bicubic antialias": (2, {"antialias": True}),
     "trilinear": (3, {}), "trilinear aligned": (3, {"align_corners": True}),
     "area": (2, {}), "nearest": (2, {}), "nearest-exact": (2, {}),
