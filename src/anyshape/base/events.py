@@ -5,8 +5,8 @@ import functools
 import itertools
 import threading
 
-COUNTERS = ("programs", "runs", "plans", "kernels", "extern_calls", "compile_seconds", "cache_hits", "cache_misses",
-            "fusion_retries", "arena_bytes", "arena_peak_bytes")
+COUNTERS = ("programs", "runs", "plans", "kernels", "extern_calls", "eager_calls", "compile_seconds", "cache_hits",
+            "cache_misses", "fusion_retries", "arena_bytes", "arena_peak_bytes")
 # what is held now is a level, not a count: a reset must not forget it
 LEVELS = ("arena_bytes",)
 

@@ -12,41 +12,43 @@ from __future__ import annotations
 import copy
 import functools
 import time
-import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from anyshape import torch_compat as compat
 from anyshape.base import events
 from anyshape.base.config import Config
-from anyshape.base.errors import AnyShapeError, ConfigError
+from anyshape.base.errors import AnyShapeError, ConfigError, Unsupported
 from anyshape.frontend import export
 from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred
 from anyshape.frontend.direct import MISS, Door, watched
-from anyshape.frontend.dynamo import FallbackWarning, compile_fx
+from anyshape.frontend.dynamo import NOT_WITH_THIS, WITH, compile_fx
+from anyshape.frontend.eager import Call, Underway, counted, note, refuse, warn, watchers
 from anyshape.frontend.explain import explain
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.memory import memory
 from anyshape.frontend.program import check_stages, compile_program
 from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
-from anyshape.frontend.tracing import Tracing, check_nested, first_lines, has_nested
+from anyshape.frontend.tracing import NESTED, Tracing, check_nested, has_nested
 from anyshape.passes.pipeline import DOOR
-from anyshape.run import torch_api
+from anyshape.run import torch_api, torch_door, torch_eager, torch_trace
 from anyshape.run.context import context_underway
-
-PLAIN = "these sizes run as plain PyTorch"
 
 
 def compile_target(target: Any, config: Config) -> Any:
     """The compiled form of a module, a function, or an ExportedProgram; see `anyshape.compile`."""
     check_stages(config)
+    if isinstance(target, torch.export.ExportedProgram) and compat.lack():
+        return compiled_module(target.module(), config)
     if isinstance(target, torch.export.ExportedProgram):
-        with context_underway():
+        with context_underway(config):
             return export.compile_exported(target, Compilation(config, compile_program))
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, config)
@@ -72,33 +74,45 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 class Way:
     """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
 
-    __slots__ = ("call", "door", "opened", "own", "tracing")
+    __slots__ = ("__weakref__", "call", "door", "opened", "own", "tracing", "underway")
 
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
                  deferral: Deferral) -> None:
-        self.own: list[Callable[..., Any]] = []
+        self.own = own = list[Callable[..., Any]]()
         self.door: Door | None = None
         self.opened = 0
-        self.tracing: Tracing
+        self.underway = underway = Underway()
+        tracing: Tracing
 
+        # torch holds this function, so it must not lead to this object, with which all goes
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
             program = compile_fx(gm, example_inputs, compilation=compilation)
+            compilation.fixed.update(torch_trace.fixed_sizes())
             if oblivious:
                 program = checked_program(gm, program, compilation)
-            self.own.append(program)
+            program = counted(program, underway, tracing.piece())
+            own.append(program)
             return program
 
         def around(inner: torch_api.FrameCallback) -> torch_api.FrameCallback:
-            beside = Beside(target) if compilation.config.background else None
-            self.tracing = Tracing(compilation, inner, oblivious, deferral, beside)
-            return self.tracing
+            nonlocal tracing
+            beside = Beside(target) if compilation.config.beside else None
+            tracing = Tracing(compilation, inner, oblivious, deferral, beside, underway)
+            callback = torch_door.Callback(tracing)
+            weakref.finalize(self, torch_door.forget, callback, tracing.codes, backend).atexit = False
+            return callback
 
-        fullgraph = compilation.config.fullgraph or oblivious
+        fullgraph = compilation.config.fullgraph or compilation.config.strict or oblivious
         self.call = torch_api.dynamo_compile(target, backend, fullgraph=fullgraph, around=around)
+        self.tracing = tracing
 
-    def run(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def run(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
         """A call through torch.compile. After a trace the door is made anew: open, if one frame was all there was."""
-        result = self.call(*arguments, **keywords)
+        outer, self.underway.call = self.underway.call, call
+        try:
+            result = self.call(*arguments, **keywords)
+        finally:
+            self.underway.call = outer
         codes = self.tracing.codes
         if len(codes) != self.opened:
             self.opened = len(codes)
@@ -113,104 +127,140 @@ class Way:
 class Compiled:
     """A callable with its two ways of tracing and their record."""
 
-    __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "target")
+    __slots__ = ("compilation", "deferral", "lack", "oblivious", "ordinary", "sharded", "target")
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target
+        self.sharded = torch_eager.sharded_words(target)
         self.compilation = Compilation(config, compile_program)
         self.deferral = Deferral()
+        self.lack = compat.lack()
+        if self.lack:
+            return
         self.oblivious = Way(target, self.compilation, True, self.deferral)
         self.ordinary = Way(target, self.compilation, False, self.deferral)
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """The result of the target for these arguments."""
-        oblivious, ordinary = self.oblivious, self.ordinary
-        plain = not torch.compiler.is_compiling()
-        if plain and watched():
-            return self.target(*arguments, **keywords)  # whoever watches operators or modules wants to see them
+        """The result of the target for these arguments.
+
+        Raises:
+            Unsupported, LimitError: it would run as PyTorch, and may not.
+        """
+        if torch.compiler.is_compiling():
+            return self.target(*arguments, **keywords)  # part of another program
+        if self.lack:
+            return self._as_pytorch(f"{NOT_WITH_THIS}: {self.lack}", WITH, arguments, keywords)
+        if watched():
+            return self._as_pytorch(*watchers(), arguments, keywords)
         # Dynamo's guards ask nested tensors for strides, which ends the process
-        if plain and (has_nested(arguments) or (keywords and has_nested(keywords.values()))):
-            self._note_plain(check_nested(self.compilation.config).what)
-            return self.target(*arguments, **keywords)
+        if has_nested(arguments) or (keywords and has_nested(keywords.values())):
+            check_nested(self.compilation.config)
+            return self._as_pytorch(NESTED, "use padded tensors", arguments, keywords)
+        oblivious, ordinary = self.oblivious, self.ordinary
         try:
             failed_before = bool(oblivious.tracing.failure)
             try:
-                if plain and oblivious.door is not None:
+                if oblivious.door is not None:
                     result = oblivious.door(arguments, keywords)
                     if result is not MISS:
                         return result
-                if plain and self.deferral.patterns and oblivious.door is not None:
-                    pattern = self.deferral.known(arguments, keywords)
-                    if pattern is not None:
-                        raise Deferred(pattern)
+                if self.deferral.patterns and oblivious.door is not None:
+                    known = self.deferral.known(arguments, keywords)
+                    if known is not None:
+                        raise Deferred(known, self.deferral.waiting[known].reason)
                 if not (failed_before and ordinary.door is not None):
-                    return oblivious.run(self.target, arguments, keywords)
+                    return self._run(oblivious, arguments, keywords)
             except NotCovered:
                 pass
-            if plain and ordinary.door is not None:
+            if ordinary.door is not None:
                 result = ordinary.door(arguments, keywords)
                 if result is not MISS:
                     return result
             if failed_before and ordinary.door is not None:
                 try:
-                    return oblivious.run(self.target, arguments, keywords)
+                    return self._run(oblivious, arguments, keywords)
                 except NotCovered:
                     pass
             return self._ordinary_call(failed_before, arguments, keywords)
         except Deferred as deferred:
-            pattern = deferred.pattern
+            pattern, reason = deferred.pattern, deferred.reason
             if pattern is not None:
                 self.deferral.remember(arguments, keywords, pattern)
         except Exception as error:  # the border to torch's tracer: what it says of the arguments, in the user's words
-            refused = refusal(error, self.target, arguments, keywords) if plain else None
+            refused = refusal(error, self.target, arguments, keywords) or self._not_one_program(error)
             if refused is None:
                 raise
             raise refused from None
         started = time.perf_counter()
         result = self.target(*arguments, **keywords)
-        self.deferral.ran(pattern, result, time.perf_counter() - started)
+        self._ran(pattern, result, time.perf_counter() - started)
+        note(self.compilation, reason, chosen=True)
         return result
+
+    def _as_pytorch(self, reason: str, do: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """A call that runs as PyTorch from the beginning. reason: empty where there is nothing to compute."""
+        if reason:
+            refuse(self.compilation.config, reason, do)
+            note(self.compilation, reason, do)
+        return self.target(*arguments, **keywords)
+
+    def _not_one_program(self, error: Exception) -> AnyShapeError | None:
+        """The error to raise instead of Dynamo's, where `strict` refuses a call that is not one program."""
+        config = self.compilation.config
+        if not config.strict or config.fullgraph or not isinstance(error, torch_eager.tracer_words()):
+            return None
+        return Unsupported("this call would run as PyTorch in part, which strict=True refuses",
+                           where=torch_eager.line_of(error), why=torch_eager.error_words(error),
+                           do="change that line, or set strict=False to let PyTorch run it")
+
+    def _run(self, way: Way, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call | None = None) -> Any:
+        """A call through Dynamo. It is counted if some of it, or all, has run as PyTorch."""
+        off, do = self.sharded if self.sharded[0] else torch_eager.switched_off()
+        if off:
+            return self._as_pytorch(off, do, arguments, keywords)
+        call = call or Call()
+        result = way.run(self.target, arguments, keywords, call)
+        if call.reason or call.runs > 1 or not (call.runs or way.tracing.empty):
+            note(self.compilation, call.reason or way.tracing.said(), chosen=call.chosen)
+        return result
+
+    def _ran(self, pattern: Any, result: Any, seconds: float) -> None:
+        """Counts a call that has run as PyTorch until that pays, and says once what keeps coming."""
+        self.deferral.ran(pattern, result, seconds)
+        why = self.deferral.warning(pattern)
+        if why:
+            warn("calls need a program for each number that their code asks for; they run as PyTorch would.", why,
+                 "compute with the number as a tensor, or take that line out of what is compiled; defer=False traces "
+                 "at once; see explain()")
 
     def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""
         done = False
-        plain, deferred = self.ordinary.tracing.plain, self.ordinary.tracing.deferred
-        plain.clear()
-        deferred.clear()
+        call = Call()
+        plain, tracing = call.plain, self.oblivious.tracing
         self.ordinary.tracing.general = not failed_before
+        where = f" ({tracing.where})" if tracing.where else ""
+        self.ordinary.tracing.forced = f"{tracing.failure}{where}" if tracing.failure else ""
         started = time.perf_counter()
         try:
-            result = self.ordinary.run(self.target, arguments, keywords)
+            result = self._run(self.ordinary, arguments, keywords, call)
             done = True
-            for pattern in deferred:
-                self.deferral.ran(pattern, result, time.perf_counter() - started)
+            for pattern in call.deferred:
+                self._ran(pattern, result, time.perf_counter() - started)
             return result
         except Exception as error:
-            if plain and not isinstance(plain[0][1], AnyShapeError):
+            if plain:
                 raise plain[0][1] from error  # what eager PyTorch refuses too, the tracer names better
             raise
         finally:
-            for code, refused in plain if done else ():
-                if isinstance(refused, AnyShapeError):  # without a trace, which costs nothing
-                    self._note_plain(refused.what)
-                    continue
+            for code, _ in plain if done else ():
                 self.ordinary.tracing.refusals[code] = self.ordinary.tracing.refusals.get(code, 0) + 1
-                self._note_plain(f"{type(refused).__name__}: {first_lines(str(refused))}")
-            if not failed_before and self.oblivious.tracing.failure:
-                tracing = self.oblivious.tracing
+            if not failed_before and tracing.failure:
                 if done and not plain:
                     stage = "all sizes in one program" if tracing.way == "all sizes" else tracing.way
                     self.compilation.record("trace", stage, tracing.failure)
                 else:
                     tracing.failure = ""
-
-    def _note_plain(self, reason: str) -> None:
-        """Records, and says once, that a call ran as plain PyTorch."""
-        if any(known.stage == PLAIN and known.reason == reason for known in self.compilation.fallbacks):
-            return
-        self.compilation.record("trace", PLAIN, reason)
-        warnings.warn(f"torch's tracer refuses a call with these sizes; it runs as PyTorch would.\n  why: {reason}\n"
-                      "  do:  set strict=True to stop here, and see explain()", FallbackWarning, stacklevel=4)
 
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; see `anyshape.frontend.explain`."""

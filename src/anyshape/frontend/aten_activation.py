@@ -9,16 +9,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from anyshape.frontend.aten_table import Decline, Translator, is_float, translates, wide
 from anyshape.frontend.fx_trace import Trace
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size
 from anyshape.sym.index import dense_strides
-
-aten = torch.ops.aten
+from anyshape.torch_compat import aten
 
 
 def _in_wide(function: Callable[..., Value]) -> Callable[..., Value]:

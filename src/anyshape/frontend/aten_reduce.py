@@ -13,8 +13,8 @@ from anyshape.frontend.aten_table import Decline, Translator, is_float, literal,
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
 from anyshape.sym.expr import Expr, Size, maximum, product
+from anyshape.torch_compat import aten
 
-aten = torch.ops.aten
 prims = torch.ops.prims
 
 

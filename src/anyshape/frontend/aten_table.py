@@ -21,6 +21,7 @@ from anyshape.ir.types import TensorType, kind_of
 from anyshape.passes.fold import round_to
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from anyshape.sym.expr import Expr, Size, product
+from anyshape.torch_compat import OpOverload, OpOverloadPacket, schema_text
 
 Translation = Callable[..., Any]
 TABLE: dict[Any, Translation] = {}
@@ -44,7 +45,7 @@ def translates(*ops: Any) -> Callable[[Translation], Translation]:
     """Makes the function the translation of these overloads (a packet stands for all its overloads)."""
     def add(function: Translation) -> Translation:
         for op in ops:
-            if isinstance(op, torch._ops.OpOverloadPacket):
+            if isinstance(op, OpOverloadPacket):
                 for name in op.overloads():
                     if not name.endswith("out"):
                         TABLE.setdefault(getattr(op, name), function)
@@ -62,11 +63,11 @@ def translates_schema(schema: str) -> Callable[[Translation], Translation]:
     return add
 
 
-def translation_of(op: torch._ops.OpOverload) -> Translation | None:
+def translation_of(op: OpOverload) -> Translation | None:
     """The row of an operator."""
     found = TABLE.get(op)
     if found is None and op.namespace not in ("aten", "prims"):
-        found = BY_SCHEMA.get(str(op._schema))
+        found = BY_SCHEMA.get(schema_text(op))
     return found
 
 

@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 from torch.fx import GraphModule
 
+from anyshape.base import events
 from anyshape.base.config import Config
 from anyshape.run.arena import Held
 
+MOST_REASONS = 32  # for which calls run as PyTorch, that are told apart
 Role = Literal["inference", "forward", "backward"]
 Boxed = Callable[[list[Any]], list[Any]]
 
@@ -121,9 +123,11 @@ class Compilation:
         config: the settings.
         compiler: compiles one graph; another one may be put in for tests.
         attentions: by number of the captured graph, the attention that its program writes out.
+        eager: how many calls ran as PyTorch, by the reason.
         prepared: by name, backwards that were compiled with their forward, before torch asks for them.
         held: what tapes keep, of all its programs.
         step: what its graphs, which are train steps with the backward inside, do with gradients; None for others.
+        fixed: sizes of inputs that a trace took as numbers, such as L['x'].size()[0], each with the line that asked.
         tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
     """
     config: Config
@@ -131,11 +135,13 @@ class Compilation:
     programs: list[Any] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     captures: list[Capture] = field(default_factory=list)
+    eager: dict[str, int] = field(default_factory=dict)
     attentions: dict[int, tuple[AttentionNote, ...]] = field(default_factory=dict)
     prepared: dict[str, Any] = field(default_factory=dict)
     held: Held = field(default_factory=Held)
     step: Any = None
     graphs: int = 0
+    fixed: dict[str, str] = field(default_factory=dict)
     tracing: tuple[str, str, str] = ("", "", "backend")
     lock: Any = field(default_factory=threading.Lock)
 
@@ -165,6 +171,16 @@ class Compilation:
         """Adds a fallback, for `explain`."""
         with self.lock:
             self.fallbacks.append(Fallback(name, stage, reason))
+
+    def ran_eagerly(self, reason: str) -> bool:
+        """Counts a call that ran as PyTorch, for `explain` and `stats`. Whether the reason is new."""
+        events.count("eager_calls")
+        with self.lock:
+            if reason not in self.eager and len(self.eager) >= MOST_REASONS:
+                reason = "other reasons"
+            before = self.eager.get(reason, 0)
+            self.eager[reason] = before + 1
+            return before == 0
 
 
 LIVE: weakref.WeakSet[Compilation] = weakref.WeakSet()

@@ -10,8 +10,7 @@ import torch
 from anyshape.passes.fold import round_to
 from anyshape.run import torch_api, torch_trace
 from anyshape.run.dtypes import DTYPE_NAMES
-
-aten = torch.ops.aten
+from anyshape.torch_compat import aten, is_there
 
 # Taken apart although torch.export keeps them: pointwise work and reductions that fuse with their neighbours.
 ALSO = (
@@ -33,7 +32,6 @@ ALSO = (
     aten.flip,
     aten.gelu,
     aten.hardtanh,
-    aten.index_select,
     aten.leaky_relu,
     aten.linalg_vector_norm,
     aten.native_batch_norm,
@@ -194,9 +192,9 @@ def table() -> dict[Any, Callable[..., Any]]:
     """Overload -> decomposition, for AOTAutograd and for `ExportedProgram.run_decompositions`."""
     chosen = torch_api.core_decompositions()
     chosen.update(torch_api.decompositions_of(ALSO))
-    for packet in WHOLE:
+    for packet in filter(is_there, WHOLE):
         for overload in packet.overloads():
             chosen.pop(getattr(packet, overload), None)
     chosen.update({op: around(chosen[op]) for op, around in AROUND.items() if op in chosen})
-    chosen.update(OWN)
+    chosen.update({op: own for op, own in OWN.items() if is_there(op)})
     return chosen

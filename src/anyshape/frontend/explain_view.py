@@ -30,12 +30,15 @@ def view(explanation: Explanation) -> Any:
     from rich.text import Text
     parts: list[Any] = [Text(_headline(explanation), style="bold")]
     if not explanation.programs and not explanation.graphs:
-        parts.append(Text("nothing is compiled yet: compiling happens at the first call"))
+        parts.append(Text("nothing is compiled: every call ran as PyTorch" if explanation.eager else
+                          "nothing is compiled yet: compiling happens at the first call"))
     parts += [_program(program, explanation) for program in explanation.programs]
     if explanation.attentions:
         parts.append(_attentions(explanation))
     if explanation.fallbacks:
         parts.append(_fallbacks(explanation))
+    if explanation.eager:
+        parts.append(_eager(explanation))
     return Group(*parts)
 
 
@@ -46,6 +49,8 @@ def _headline(explanation: Explanation) -> str:
             _count(kernels, "kernel step"), f"{seconds:.2f} s of compiling"]
     if explanation.fallbacks:
         told.append(_count(len(explanation.fallbacks), "fallback"))
+    if explanation.eager:
+        told.append(_count(sum(calls for _, calls in explanation.eager), "eager call"))
     return f"{explanation.name}: {', '.join(told)}"
 
 
@@ -115,7 +120,8 @@ def _calls(program: ProgramNote) -> Any:
         return None
     table = _table("calls", "steps", "what", "why", "source", right=("steps",))
     for call in program.libraries:
-        table.add_row(str(call.uses), call.target, "a native routine does it", _source(call.lines))
+        why = f"a native routine does it, {call.why}" if call.why else "a native routine does it"
+        table.add_row(str(call.uses), call.target, why, _source(call.lines))
     for call in program.externs:
         table.add_row(str(call.uses), call.target, f"PyTorch runs it: {call.why}", _source(call.lines))
     return table
@@ -181,3 +187,9 @@ def _fallbacks(explanation: Explanation) -> Any:
         table.add_row(fallback.name, fallback.stage, fallback.reason)
     return table
 
+
+def _eager(explanation: Explanation) -> Any:
+    table = _table("\ncalls that ran as PyTorch, all or a part of them", "calls", "why", right=("calls",))
+    for reason, calls in explanation.eager:
+        table.add_row(str(calls), reason)
+    return table

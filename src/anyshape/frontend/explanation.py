@@ -41,7 +41,8 @@ class KernelNote:
 
 @dataclass(frozen=True, slots=True)
 class CallNote:
-    """Work that a library (`why` empty) or PyTorch does. uses: number of such steps."""
+    """Work that a native routine or PyTorch does. why: PyTorch does it, or which routine was measured to be the faster
+    one on this machine. uses: number of such steps."""
 
     target: str
     why: str
@@ -121,7 +122,10 @@ class AttentionUse:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Programs, fallbacks and written-out attention of one compiled object. values: the sizes given to `explain`."""
+    """Programs, fallbacks and written-out attention of one compiled object. values: the sizes given to `explain`.
+
+    eager: (reason, number) for calls that ran as PyTorch, all or a part of them, and for runs of graphs that do.
+    """
 
     name: str
     programs: tuple[ProgramNote, ...]
@@ -129,6 +133,7 @@ class Explanation:
     graphs: int
     values: tuple[tuple[str, int], ...] = ()
     attentions: tuple[AttentionUse, ...] = ()
+    eager: tuple[tuple[str, int], ...] = ()
 
     def number(self, size: Size) -> int | None:
         """`size` in numbers, where the given sizes determine it."""

@@ -5,18 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Node
 
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend import decompositions
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest
+from anyshape.frontend.direct import watched
 from anyshape.frontend.dynamo import compile_or_interpret
+from anyshape.frontend.eager import note, refuse, watchers
 from anyshape.frontend.explain import explain
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.memory import memory
 from anyshape.frontend.reasons import name_sizes
+from anyshape.torch_compat import tree as pytree
 
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -87,6 +89,7 @@ class ExportedCallable:
 
     def __init__(self, exported: torch.export.ExportedProgram, gm: GraphModule, program: Boxed,
                  state: list[torch.Tensor], outputs: int, compilation: Compilation) -> None:
+        self.exported = exported
         self.compilation = compilation
         self.in_spec = exported.call_spec.in_spec
         self.out_spec = exported.call_spec.out_spec
@@ -104,6 +107,12 @@ class ExportedCallable:
                              why=f"expected {self.in_spec}, got {found}",
                              do="pass the same number of arguments, lists and dicts as at export")
         self._check(flat)
+        if watched():  # whoever watches operators wants to see them
+            reason, do = watchers()
+            if reason:
+                refuse(self.compilation.config, reason, do)
+                note(self.compilation, reason, do)
+            return self.exported.module()(*arguments, **keywords)
         outputs = self.program([*self.state, *flat])
         return pytree.tree_unflatten(outputs, self.out_spec)
 

@@ -1,11 +1,12 @@
 """From one captured graph to a program that runs: our executable, or the graph as PyTorch would run it."""
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from torch.fx.graph import _BoxedCodeGen
 
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, Unsupported
@@ -30,33 +31,38 @@ from anyshape.run.calibrate import calibration_of
 from anyshape.run.choice import offer
 from anyshape.run.executable import Executable
 from anyshape.run.joined import join
+from anyshape.run.kinds import plain_gradient
 from anyshape.run.limit import pair
 from anyshape.run.store import check_folder
 from anyshape.sym.expr import Expr, Size, symbols_of
+from anyshape.torch_compat import need
 
 
 class PlainProgram:
     """Runs a graph op by op, as PyTorch would: the reference, and the way out when compiling fails.
 
-    Called with one list of inputs, which it empties; returns the list of outputs.
+    Called with one list of inputs, which it empties; returns the list of outputs. `count` is called with every run.
     """
 
     _boxed_call = True
 
-    def __init__(self, gm: GraphModule, name: str, takes_tape: bool) -> None:
+    def __init__(self, gm: GraphModule, name: str, takes_tape: bool, count: Callable[[], object]) -> None:
         self.gm = gm
         self.name = name
         self.takes_tape = takes_tape
-        gm.graph.set_codegen(_BoxedCodeGen())
+        self.count = count
+        gm.graph.set_codegen(need("torch.fx.graph._BoxedCodeGen")())
         gm.recompile()
         self.run = gm.forward
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
+        self.count()
         if not self.takes_tape:
             with torch.no_grad():
                 return list(self.run(inputs))
         tape = inputs[0]
         tape.open()
+        inputs[1:] = [plain_gradient(one) if isinstance(one, torch.Tensor) else one for one in inputs[1:]]
         with torch.no_grad():
             # a gradient may be a saved value itself, or a view of one, in memory that the tape is about to give back
             outputs = [tape.apart(result) for result in self.run(inputs)]
@@ -85,10 +91,11 @@ class NativeProgram:
         return self.executable(inputs)
 
 
-def interpret(request: ProgramRequest) -> Boxed:
-    """The graph of `request` as a callable that runs it op by op."""
+def interpret(request: ProgramRequest, reason: str) -> Boxed:
+    """The graph of `request` as a callable that runs it op by op, and counts that, with the reason why."""
     takes_tape = request.role == "backward" and request.tape is not None
-    return PlainProgram(request.gm, request.name, takes_tape)
+    return PlainProgram(request.gm, request.name, takes_tape,
+                        functools.partial(request.compilation.ran_eagerly, reason))
 
 
 def compile_program(request: ProgramRequest) -> Boxed:

@@ -13,8 +13,8 @@ import torch
 
 from anyshape.frontend.in_python import IN_PYTHON
 from anyshape.run import torch_kernels, torch_trace
+from anyshape.torch_compat import aten
 
-aten = torch.ops.aten
 Unknown = Callable[[], Any]
 
 

@@ -9,20 +9,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from anyshape import torch_compat as compat
 from anyshape.base.config import Config
-from anyshape.base.errors import AnyShapeError, Unsupported
+from anyshape.base.errors import AnyShapeError
 from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred, small_sizes
-from anyshape.frontend.reasons import miss_words, singled_out
+from anyshape.frontend.eager import UNKNOWN, Call, Underway, refuse
+from anyshape.frontend.reasons import counters, fixed_at, miss_words, singled_out, varying
 from anyshape.frontend.shape_rules import tracing_settings
-from anyshape.run import torch_api, torch_door, torch_trace
+from anyshape.run import torch_api, torch_door, torch_eager, torch_trace
 from anyshape.run.context import context_underway
+from anyshape.torch_compat import tree as pytree
 
 NO_REASON = "a size of 0, from which nothing can be told about others"
-NESTED = "a nested tensor is among the arguments"
+NESTED = "a nested tensor is among the arguments, whose sizes are no ordinary numbers"
+BESIDE = "the program is traced in a thread of its own meanwhile (background=True)"
+PARTS = "the program is cut in parts: what lies between them runs as PyTorch"
 PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes as long as one that it does not refuse
 
 
@@ -30,44 +34,57 @@ PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes a
 class Told:
     """Of one trace: `where` it is, the `reason` that forces it, the `way` it goes (see Capture), and the sizes of 1
     that the programs do not take and that it takes as `numbers`. changing: places of buffers whose sizes change from
-    trace to trace."""
+    trace to trace. cause: what of the call is another number than programs took it for; None without a program. piece:
+    why the frame is not all of what the user has called; empty where it is."""
     where: str
     reason: str
     way: str
     numbers: frozenset[str]
     changing: frozenset[str]
+    cause: str | None
+    piece: str
 
 
 class Tracing:
     """What runs on a cache miss of Dynamo.
 
     way: what `Capture` calls it.
+    failure, where: what a trace ended in, by which this way is given up, and the user's line; empty before.
+    forced: that of the other way, with the line, where it is why this one is taken; set by the caller.
     buffers: per code object, the sizes of the buffers that its frames saw when they were traced last, by their places.
-    changing: per code object, the places of those that had other sizes than the time before: programs then take any.
+    changing: per code object, the places of those that had other sizes than the time before, and of numbers that did:
+        programs then take any.
     general: a general program serves other calls than the one in hand; set by the caller, for the ordinary way.
-    plain: what the tracer said of frames of the call in hand, which run as plain PyTorch: (code object, error) each.
+    underway: the call in hand, in each thread.
+    pieces: per code object of a frame that is a part of what users call, why it is one.
+    skipped: per code object, why Dynamo made no program of its frames.
+    empty: some frame that is all of what the user has called has nothing to compute.
     refusals: per code object, how many calls that PyTorch takes it has refused.
-    deferred: patterns of small sizes for which frames of the call in hand run as plain PyTorch, for now.
     set_up: a call has run as PyTorch does for what only a first call does.
     """
 
     def __init__(self, compilation: Compilation, inner: torch_api.FrameCallback, oblivious: bool,
-                 deferral: Deferral, beside: Beside | None) -> None:
+                 deferral: Deferral, beside: Beside | None, underway: Underway) -> None:
         self.compilation = compilation
         self.inner = inner
         self.oblivious = oblivious
         self.deferral = deferral
         self.beside = beside
         self.way = "ordinary" if not oblivious else "all sizes" if compilation.config.dynamic else "one graph"
-        self.failure = ""
+        self.failure = "" if not oblivious or compat.has(*compat.ALL_SIZES) else "this version of torch cannot trace so"
+        self.where = ""
+        self.forced = ""
         self.buffers: dict[Any, dict[str, tuple[int, ...]]] = {}
         self.changing: dict[Any, set[str]] = {}
         self.general = False
         self.codes: list[Any] = []
-        self.plain: list[tuple[Any, BaseException]] = []
+        self.underway = underway
+        self.pieces: dict[Any, str] = {}
+        self.skipped: dict[Any, str] = {}
+        self.empty = False
         self.refusals: dict[Any, int] = {}
-        self.deferred: list[Any] = []
         self.set_up = False
+        self._piece, self._breaks = "", 0  # of the trace that is going on, of which there is one at a time
 
     def __call__(self, frame: Any, *others: Any) -> Any:
         """Traces one frame.
@@ -78,24 +95,30 @@ class Tracing:
                 others; nothing of the user's program has run.
             Deferred: the call shall run as PyTorch, this time, or until a thread has traced it.
         """
+        call = self.underway.call or Call()
+        code = frame.f_code
+        piece = self._place(code, call)
         tensors = [value for value in pytree.tree_leaves(list(frame.f_locals.values()))
                    if isinstance(value, Tensor)]
         if any(value.is_nested for value in tensors):
-            return self._nested(frame.f_code)
+            return self._nested(code, call)
         if self.oblivious:
             if self.failure:
                 raise NotCovered(self.failure)
             if any(0 in value.shape for value in tensors):
                 raise NotCovered("a size of 0")
-        elif self.refusals.get(frame.f_code, 0) == PATIENCE:
+        elif self.refusals.get(code, 0) == PATIENCE:
+            call.reason = call.reason or self.skipped.get(code, UNKNOWN)
             return torch_api.plain_frame()
-        told = self._told(frame)
+        told = self._told(frame, piece)
         pattern = small_sizes(list(frame.f_locals.values()))
-        # what runs as PyTorch does keeps to no limit
-        defer = self.compilation.config.defer and not self.compilation.config.limited
-        if pattern is not None and defer and (told.numbers or self.general) \
+        config = self.compilation.config
+        if pattern is None or not (told.numbers or self.general):
+            pattern = None if told.cause is None or not config.dynamic else \
+                self.deferral.pattern_of(frame.f_code, told.cause)
+        if pattern is not None and config.waits \
                 and self.deferral.holds_back(pattern, told.reason or NO_REASON):
-            return self._later(pattern)
+            return self._later(pattern, self.deferral.waiting[pattern].reason, call)
 
         def trace(kept: Any) -> Any:
             return self._trace((kept, *others), told)
@@ -103,57 +126,103 @@ class Tracing:
         try:
             answer = trace(frame) if self.beside is None else self.beside.answer(frame, trace)
         except Exception as error:  # the border to torch's tracer
-            return self._refused(frame.f_code, error)
+            return self._refused(code, error, call)
         if answer is None:
-            return self._later(None)
+            return self._later(None, BESIDE, call)
         if torch_api.made_program(answer):
-            self.codes.append(frame.f_code)
+            call.frames += 1
+            self.codes.append(code)
+        elif tensors and torch_eager.is_left(code, answer):
+            call.frames += 1
+            self._skips(code, call)
         return answer
 
-    def _later(self, pattern: Any) -> Any:
+    def piece(self) -> str:
+        """Why the program of the trace that is going on is not all of what the user has called; empty where it is."""
+        breaks = torch_eager.graph_breaks()
+        return torch_eager.break_words(breaks[-1]) if len(breaks) > self._breaks else self._piece
+
+    def _place(self, code: Any, call: Call) -> str:
+        """Why a frame is a part of what the user has called: another came before it; empty where it is all of it."""
+        if code not in self.pieces and (call.frames or torch_eager.is_resumed(code)):
+            self.pieces[code] = self.said()
+        return self.pieces.get(code, "")
+
+    def said(self) -> str:
+        """Why this way of tracing leaves something to PyTorch, as far as it is known."""
+        return next(reversed(self.skipped.values()), "") or self.forced or PARTS
+
+    def _skips(self, code: Any, call: Call) -> None:
+        """Dynamo makes no program of a frame with tensors: it runs as PyTorch.
+
+        Raises:
+            Unsupported, LimitError: it may not.
+        """
+        reason = self.forced or UNKNOWN
+        refuse(self.compilation.config, reason)
+        self.skipped[code] = reason
+        call.reason = call.reason or reason
+
+    def _later(self, pattern: Any, reason: str, call: Call) -> Any:
         if self.oblivious or self.compilation.config.fullgraph:  # one frame is all there is
-            raise Deferred(pattern)
+            raise Deferred(pattern, reason)
         if pattern is not None:
-            self.deferred.append(pattern)
+            call.deferred.append(pattern)
+        call.reason, call.chosen = call.reason or reason, True
         return torch_api.plain_frame()  # frames before this one may have run
 
-    def _nested(self, code: Any) -> Any:
+    def _nested(self, code: Any, call: Call) -> Any:
         """For a frame with a nested tensor: the ordinary way comes next, and there it runs as plain PyTorch."""
         if self.oblivious and not self.compilation.config.fullgraph:
             raise NotCovered(NESTED)
-        self.plain.append((code, check_nested(self.compilation.config)))
+        check_nested(self.compilation.config)
+        call.reason = call.reason or NESTED
         return torch_api.plain_frame()
 
-    def _refused(self, code: Any, error: Exception) -> Any:
+    def _refused(self, code: Any, error: Exception, call: Call) -> Any:
         """After a trace that failed: the ordinary way comes next, or, after that, plain PyTorch, this one time. (Eager
         PyTorch takes more: a loss over no elements, statistics over one. What it refuses too, it reports itself.)"""
         ours = isinstance(getattr(error, "inner_exception", None), AnyShapeError)
+        config = self.compilation.config
+        failure = torch_eager.error_words(error)
         if self.oblivious:
             if ours:
                 raise error
-            failure = f"{type(error).__name__}: {first_lines(str(error))}"
-            whole = self.compilation.config.fullgraph and self.compilation.step is None  # a step asks for it itself
+            whole = config.fullgraph and self.compilation.step is None  # a step asks for it itself
             if not (self.set_up or whole) and torch_trace.met_a_lock(error):
                 # what is done under a lock is most often done once (hooks, tables): the next call may not come here
+                refuse(config, f"the first call does something under a lock: {failure}",
+                       do="call the model itself once, as PyTorch, before the compiled one",
+                       where=torch_eager.line_of(error))
                 self.set_up = True
                 self.compilation.record("trace", "first call", f"it ran as PyTorch does: {failure}")
-                raise Deferred from error
-            self.failure = failure
+                raise Deferred(None, f"the first call does something under a lock: {failure}") from error
+            self.failure, self.where = failure, torch_eager.line_of(error)
             raise NotCovered(self.failure) from error
-        config = self.compilation.config
-        if not isinstance(error, torch_api.tracer_failures()) or config.strict or config.fullgraph or ours:
+        failures = (*torch_api.tracer_failures(), AssertionError)  # torch's own, of what it traced; a user's is traced
+        if not isinstance(error, failures) or config.strict or config.fullgraph or ours:
             raise error
-        self.plain.append((code, error))
+        if config.limited and torch_api.trace_failure(error) is None:
+            refuse(config, f"PyTorch's tracer refuses it: {failure}", where=torch_eager.line_of(error))
+        if config.limited:
+            raise error  # what PyTorch says of the operands
+        call.plain.append((code, error))
+        self.skipped[code] = f"PyTorch's tracer refuses a call with these sizes: {failure}"
+        call.reason = call.reason or self.skipped[code]
         return torch_api.plain_frame()
 
     def _trace(self, arguments: tuple[Any, ...], told: Told) -> Any:
         config = self.compilation.config
         programs = torch_api.programs_of_others(arguments[0].f_code, self.inner)
         started = time.perf_counter()
-        with context_underway(), tracing_settings(config.dynamic, self.oblivious, programs, told.numbers,
-                                                  told.changing):
+        with context_underway(config), tracing_settings(config.dynamic, self.oblivious, programs, told.numbers,
+                                                  told.changing), \
+                torch_trace.nothing_left_behind(arguments[0].f_globals):
             self.compilation.tracing = told.where, told.reason, told.way
+            self._piece, self._breaks = told.piece, len(torch_eager.graph_breaks())
             answer = self.inner(*arguments)
+            if torch_api.made_program(answer) and torch_eager.has_no_graph(answer) and not self.piece():
+                self.empty = True
         settle()
         self.deferral.cost = max(self.deferral.cost, time.perf_counter() - started)
         return answer
@@ -168,16 +237,21 @@ class Tracing:
                 found.add(place)
         return frozenset(found)
 
-    def _told(self, frame: Any) -> Told:
+    def _told(self, frame: Any, piece: str) -> Told:
         code = frame.f_code
         where = f"{code.co_name}, {code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
         if isinstance(frame.f_locals.get("fn"), torch.nn.Module):  # a frame that torch put around a module of its own
             where = type(frame.f_locals["fn"]).__name__
-        misses = torch_door.failed_guards(code, frame.f_locals) if self.compilation.graphs else []
+        misses = torch_door.failed_guards(code, frame.f_locals, self.inner) if self.compilation.graphs else []
         reason = miss_words(misses[0], frame.f_locals) if misses else ""
+        reason += fixed_at(misses[0], self.compilation.fixed) if misses else ""
         if not self.oblivious and self.compilation.config.dynamic and not reason:
             reason = self.compilation.fallbacks[-1].reason if self.compilation.fallbacks else ""
-        return Told(where, reason, self.way, singled_out(misses, frame.f_locals), self._changing(frame))
+        changing = self._changing(frame)
+        counted = counters(misses, frame.f_locals) - changing
+        self.changing[code] |= counted  # the next program takes any number there
+        cause = varying(misses, frame.f_locals) if misses and not counted else None
+        return Told(where, reason, self.way, singled_out(misses, frame.f_locals), changing | counted, cause, piece)
 
 
 def has_nested(values: Iterable[Any]) -> bool:
@@ -194,12 +268,14 @@ def has_nested(values: Iterable[Any]) -> bool:
     return False
 
 
-def check_nested(config: Config) -> Unsupported:
-    """What there is to say of a nested tensor; raised where no call may run as plain PyTorch."""
-    refused = Unsupported(NESTED, why="its sizes are no ordinary numbers", do="use padded tensors")
-    if config.strict or config.fullgraph:
-        raise refused
-    return refused
+def check_nested(config: Config) -> None:
+    """Refuses a nested tensor where no call may run as plain PyTorch.
+
+    Raises:
+        Unsupported: under `strict` and `fullgraph`.
+        LimitError: under a limit in bytes.
+    """
+    refuse(config.replace(strict=config.strict or config.fullgraph), NESTED, do="use padded tensors")
 
 
 def _buffer_sizes(values: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -221,9 +297,3 @@ def settle() -> None:
     if gc.isenabled() and not gc.get_freeze_count():  # frozen objects are the user's affair
         gc.freeze()
         gc.unfreeze()
-
-
-def first_lines(text: str) -> str:
-    """The beginning of what the tracer says."""
-    lines = [line.strip() for line in text.split("\n") if line.strip()]
-    return " ".join(lines[:3])[:300]

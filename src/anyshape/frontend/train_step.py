@@ -23,7 +23,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import InputError
 from anyshape.frontend.api import Compiled
 from anyshape.frontend.compilation import Compilation
-from anyshape.frontend.dynamo import FallbackWarning
+from anyshape.frontend.eager import FallbackWarning, refuse
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.gradients import gradients_of
 from anyshape.frontend.held import Held
@@ -72,9 +72,11 @@ class TrainStep:
         self.averages: dict[str, Tensor] = {}
         settings.begin_averages(self.averages)
         self._apart: StepApart | None = None
+        self._why = ""  # it is as it is
         self._lock = threading.RLock()  # batches of several threads come one after another
         rule, why = rule_for(inner, optimizer)
         if rule is None:
+            self._refuse_apart(why)
             self._fall_back(why)
             return
         self._whole = WholeStep(inner, loss_fn, StepState())
@@ -104,12 +106,15 @@ class TrainStep:
             finally:  # an interrupt is raised after a step
                 if self._apart is not None:
                     self.position, self.norm = self._apart.position, self._apart.norm
+            if self._apart is not None:
+                self.compilation.ran_eagerly(f"the optimiser's update is no part of the program: {self._why}")
         return results if len(results) > 1 else results[0]
 
     def _run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
         """One batch by the one program; where it turns out that it cannot be one, nothing has run, and its parts do."""
         why = why_apart(self.settings.optimizer)
         if why:  # hooks that are new, or weights
+            self._refuse_apart(why)
             return self._run_apart(why, arguments, keywords)
         is_last = self.position == self.settings.accumulate - 1
         self._states.prepare(is_last)
@@ -168,9 +173,16 @@ class TrainStep:
                     self._states.make(self.position)
                     self._ended(True)
 
+    def _refuse_apart(self, why: str) -> None:
+        """Raises Unsupported where the optimiser may not run as PyTorch. (A limit is on forward and backward then.)"""
+        if self.settings.config.strict:
+            refuse(self.settings.config, f"the optimiser's update is no part of the program: {why}",
+                   "set strict=False to let the optimiser run as it is")
+
     def _fall_back(self, why: str, level: int = 4) -> None:
         """From here on, forward and backward apart from the optimiser."""
         self._apart = self._apart or StepApart(self.settings, self.averages)
+        self._why = why
         self._shown.compilation.record("train step", "one program", f"{why}; {APART}")
         warnings.warn(f"the train step is not one program: {APART}.\n  why: {why}\n"
                       "  do:  nothing, if that is fast enough; see explain()", FallbackWarning, stacklevel=level)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from anyshape import torch_compat as compat
+
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
 _POSITIONS = "_compute_upsample_nearest_indices"  # what torch's kernels for resizing share
@@ -30,9 +32,8 @@ def nearest_positions(x: torch.Tensor, output_size: Sequence[Any], scales: Seque
                       exact: bool = False) -> list[torch.Tensor]:
     """Which pixels of x: [n, channels, ...] a resizing takes, along each dim, as the CPU's kernels have it
     (ATen/native/cpu/UpSampleKernel.cpp): numbers are float32, and the scale is 1 / factor if a factor was given."""
-    from torch import _prims_common
     count = len(output_size)
-    of_sizes = count == 2 or (count == 3 and _prims_common.suggest_memory_format(x) == torch.channels_last_3d)
+    of_sizes = count == 2 or (count == 3 and x.is_contiguous(memory_format=torch.channels_last_3d))
     found = []
     for dim, (size, factor) in enumerate(zip(output_size, scales, strict=True)):
         given = x.shape[dim - count]
@@ -99,10 +100,9 @@ _OURS: dict[Any, Callable[[Kernel], Kernel]] = {
 @contextlib.contextmanager
 def eager_operators() -> Iterator[None]:
     """See the head of this file. Other threads that compile wait, for this is every thread's."""
-    from torch._decomp import decompositions
-    from torch._dynamo import convert_frame
+    decompositions = compat.get("torch._decomp.decompositions")
     torchs = getattr(decompositions, _POSITIONS, None)
-    with convert_frame.compile_lock, python_kernels(_OURS):
+    with compat.compile_lock(), python_kernels(_OURS):
         if torchs is not None:
             setattr(decompositions, _POSITIONS, nearest_positions)
         try:
@@ -114,15 +114,16 @@ def eager_operators() -> Iterator[None]:
 
 @contextlib.contextmanager
 def python_kernels(changes: Mapping[Any, Callable[[Kernel], Kernel]]) -> Iterator[None]:
-    """Inside, the Python kernels of each operator are what its function makes of them."""
-    before = {op: dict(op.py_kernels) for op in changes}
-    for op, kernels in before.items():
-        op.py_kernels.update({key: changes[op](kernel) for key, kernel in kernels.items()})
-        op._dispatch_cache.clear()
+    """Inside, the Python kernels of each operator are what its function makes of them, if this torch has such."""
+    found = [(op, *compat.python_kernels(op)) for op in changes] if compat.has(*compat.PYTHON_KERNELS) else []
+    before = [(kernels, chosen, dict(kernels)) for _, kernels, chosen in found]
+    for op, kernels, chosen in found:
+        kernels.update({key: changes[op](kernel) for key, kernel in kernels.items()})
+        chosen.clear()
     try:
         yield
     finally:
-        for op, kernels in before.items():
-            op.py_kernels.clear()
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
+        for kernels, chosen, torchs in before:
+            kernels.clear()
+            kernels.update(torchs)
+            chosen.clear()
