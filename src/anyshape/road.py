@@ -23,7 +23,7 @@ from anyshape.kernel.loop import LoopProgram
 from anyshape.kernel.regimes import Versions, versions
 from anyshape.kernel.show import content_name
 from anyshape.kernel.show import show as show_kernel
-from anyshape.ops.needs import selected_sizes, uncertain_sizes
+from anyshape.ops.needs import divided_sizes, selected_sizes, uncertain_sizes
 from anyshape.passes import pipeline
 from anyshape.passes.dce import dce
 from anyshape.passes.pipeline import History
@@ -127,7 +127,8 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     plan = late(assembled)
     fusion = _with_items(fusion, assembled, plan)
     plan = dataclasses.replace(
-        received(plan), nonnegative=nonnegative, selected=selected_sizes(graph), whole=whole and forward is None)
+        received(plan), nonnegative=nonnegative, selected=selected_sizes(graph), divided=divided_sizes(graph),
+        whole=whole and forward is None)
     if pipeline.EPILOGUES not in config.disabled():
         ours = autotune_of(context_of(cache_of(config)), config.products_mode).ours
         banded = bands(plan, lambda dtype: takes_any_strides(dtype, ours))

@@ -189,30 +189,38 @@ def div(t: Translator, x: Any, y: Any) -> Value:
     return _by_scalar(t, "div", t.bound(x), y, (y,))
 
 
+def _divisor(t: Translator, y: Any) -> Any:
+    """What a division or remainder divides by. One of whole numbers fails where a tensor has a 0 there; numbers and
+    sizes are looked at before the program runs (`divided_sizes` in ops/needs.py)."""
+    if isinstance(y, Value) and not is_float(t.out.dtype):
+        return t.op("divisor", t.cast(y, t.out.dtype), count=t.out.count)
+    return y
+
+
 @translates(prims.div.default)
 def prims_div(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("div" if is_float(t.out.dtype) else "trunc_div", x, y)
+    return t.pointwise("div" if is_float(t.out.dtype) else "trunc_div", x, _divisor(t, y))
 
 
 @translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(t: Translator, x: Any, y: Any, *, rounding_mode: str | None = None) -> Value:
     name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode]
-    return _by_scalar(t, name, t.bound(x), y, (y,))
+    return _by_scalar(t, name, t.bound(x), _divisor(t, y), (y,))
 
 
 @translates(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Translator, x: Any, y: Any) -> Value:
-    return _by_scalar(t, "floor_div", t.bound(x), y, (y,))
+    return _by_scalar(t, "floor_div", t.bound(x), _divisor(t, y), (y,))
 
 
 @translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("remainder", t.bound(x), t.bound(y))
+    return t.pointwise("remainder", t.bound(x), _divisor(t, t.bound(y)))
 
 
 @translates(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("fmod", t.bound(x), t.bound(y))
+    return t.pointwise("fmod", t.bound(x), _divisor(t, t.bound(y)))
 
 
 @translates(aten.maximum.default)

@@ -32,7 +32,6 @@ ALSO = (
     aten.flip,
     aten.gelu,
     aten.hardtanh,
-    aten.index_select,
     aten.leaky_relu,
     aten.linalg_vector_norm,
     aten.native_batch_norm,

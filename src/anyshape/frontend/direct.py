@@ -125,11 +125,11 @@ class Door:
         found = torch_door.only_graph(code, function.__globals__)
         if found is None:
             return None
-        program, replaced = found
+        program: Any = found[0]
         if not any(program is one for one in self.own) or program.piece:
             return None
         # the program itself: whoever comes this way knows that it runs
-        replaced = {name: value.program if value is program else value for name, value in replaced.items()}
+        replaced = {name: value.program if value is program else value for name, value in found[1].items()}
         aliases = {name: f"__anyshape_{next(_numbers)}" for name in replaced}
         names = tuple(aliases.get(name, name) for name in code.co_names)
         run = types.FunctionType(code.replace(co_names=names), function.__globals__, function.__name__,

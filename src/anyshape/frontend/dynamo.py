@@ -28,7 +28,7 @@ from anyshape.frontend.reasons import size_names
 from anyshape.frontend.step_checks import warn_of_inputs
 from anyshape.frontend.step_halves import HalvesProgram, step_halves
 from anyshape.frontend.step_program import StepProgram
-from anyshape.frontend.tracing import check_nested
+from anyshape.frontend.tracing import NESTED, check_nested
 from anyshape.frontend.training import Pair
 from anyshape.frontend.update_op import expanded
 from anyshape.passes.pipeline import ATTENTION, DOOR
@@ -69,21 +69,12 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         check_stages(compilation.config)
     lack = compat.lack()
     if lack:
-        reason = f"{NOT_WITH_THIS}: {lack}"
-        refuse(compilation.config, reason, WITH)
-
-        def plain(*inputs: Any) -> Any:
-            note(compilation, reason, WITH)
-            return gm.forward(*inputs)
-
-        return plain
+        return _as_pytorch(gm, compilation, f"{NOT_WITH_THIS}: {lack}", WITH)
     if any(torch_api.is_fake(value) for value in example_inputs):
         return gm.forward  # a call on shapes alone: there is no memory to compute on
     if any(isinstance(value, torch.Tensor) and value.is_nested for value in example_inputs):
-        why = check_nested(compilation.config).what
-        compilation.record("trace", "backend", why)
-        warnings.warn(f"a graph runs as PyTorch would: {why}", FallbackWarning, stacklevel=2)
-        return gm.forward
+        check_nested(compilation.config)
+        return _as_pytorch(gm, compilation, NESTED, "use padded tensors")
     number = compilation.next_graph(size_names(gm))
     gm = derivatives(_recognised(gm, compilation, number))
     if compilation.step is not None:
@@ -105,6 +96,17 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if flat is not None and halves.backward is not None and f"{number}.backward" in compilation.prepared:
         _compile_backward(compilation, number, pair, halves.backward, ())  # so that the first call goes that way too
     return flat or wrapped
+
+
+def _as_pytorch(gm: GraphModule, compilation: Compilation, reason: str, do: str) -> Callable[..., Any]:
+    """A graph whose calls run as PyTorch, and are counted."""
+    refuse(compilation.config, reason, do)
+
+    def plain(*inputs: Any) -> Any:
+        note(compilation, reason, do)
+        return gm.forward(*inputs)
+
+    return plain
 
 
 def _recognised(gm: GraphModule, compilation: Compilation, number: int) -> GraphModule:

@@ -133,6 +133,30 @@ def gaussian_nll_loss(input: torch.Tensor, target: torch.Tensor, var: Any, full:
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
+def asserted(input: torch.Tensor, message: str = "Expected Tensor with single nonzero value, but got zero") -> None:
+    """torch._assert_async, whose form without a message the tracer drops."""
+    aten._assert_async.msg(input, message)
+
+
+def _in_range(q: float | torch.Tensor) -> None:
+    if isinstance(q, torch.Tensor):
+        torch._assert_async(((q >= 0) & (q <= 1)).all(), "quantile() q values must be in the range [0, 1]")
+
+
+def quantile(input: torch.Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *,
+             interpolation: str = "linear") -> torch.Tensor:
+    """torch.quantile; a tensor `q` is looked at when the program runs."""
+    _in_range(q)
+    return aten.quantile(input, q, dim, keepdim, interpolation=interpolation)
+
+
+def nanquantile(input: torch.Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *,
+                interpolation: str = "linear") -> torch.Tensor:
+    """torch.nanquantile; as for quantile."""
+    _in_range(q)
+    return aten.nanquantile(input, q, dim, keepdim, interpolation=interpolation)
+
+
 def addcdiv(input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, *, value: Any = 1) -> torch.Tensor:
     """torch.addcdiv; the tracer's own form multiplies the quotient, where the operator multiplies `tensor1`."""
     if isinstance(value, torch.Tensor):
@@ -142,11 +166,14 @@ def addcdiv(input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, *
 
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
+    torch._assert_async: asserted,
     torch.addcdiv: addcdiv,
     torch.allclose: allclose,
     torch.corrcoef: corrcoef,
     torch.cov: cov,
     torch.equal: equal,
+    torch.nanquantile: nanquantile,
+    torch.quantile: quantile,
     functional.gaussian_nll_loss: gaussian_nll_loss,
     functional.multilabel_margin_loss: multilabel_margin_loss,
 }

@@ -208,7 +208,7 @@ class Tracing:
         programs = torch_api.programs_of_others(arguments[0].f_code, self.inner)
         started = time.perf_counter()
         with context_underway(config), tracing_settings(config.dynamic, self.oblivious, programs, told.numbers,
-                                                  told.changing), \
+                                                        told.changing), \
                 torch_trace.nothing_left_behind(arguments[0].f_globals):
             self.compilation.tracing = told.where, told.reason, told.way
             self._piece, self._breaks = told.piece, len(torch_eager.graph_breaks())

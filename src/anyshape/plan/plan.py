@@ -69,7 +69,7 @@ class KernelStep:
     `params[i].offset` is taken into account by the host (pointer + offset). `outputs` are the written params; `reuse`
     all (input, output) params of which the two may share memory; `handed` is what the kernels of a regime give each
     other; `along`: of a flat kernel (kernel/flat.py), the params of which it takes element k at point k; the number of
-    points is its last size."""
+    points is its last size; `checks`: (op, operand, source line) of what may fail."""
 
     regimes: tuple[Regime, ...]
     params: tuple[Window, ...]
@@ -78,6 +78,7 @@ class KernelStep:
     reuse: tuple[tuple[int, int], ...] = ()
     handed: tuple[Window, ...] = ()
     along: tuple[int, ...] = ()
+    checks: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +220,7 @@ class Plan:
     kept: Size = 0
     nonnegative: tuple[Size, ...] = ()
     selected: tuple[tuple[Size, str], ...] = ()
+    divided: tuple[tuple[Size, str], ...] = ()
     together: tuple[tuple[int, int], ...] = ()
     again: tuple[Again, ...] = ()
     optional: tuple[int, ...] = ()

@@ -237,7 +237,9 @@ class Call:
         if buffer.home != "extern" and again is None:
             self.tensor(window, view).copy_(result)
             return
-        result = restrided(in_memory(result), strides)
+        if result.is_neg() or (result.dtype.is_complex and result.is_conj()):
+            result = in_memory(result)
+        result = restrided(result, strides)
         # an operator may return its operand, or parts of one tensor; each place is used again by itself
         if storage_id(result) in storages:
             result = _copied(result, shape, strides)

@@ -43,6 +43,7 @@ from anyshape.plan.plan import Plan
 from anyshape.run import torch_api
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.kinds import odd
+from anyshape.torch_compat import is_zeros
 
 PATIENCE = 8  # kinds of inputs (in inference mode or not, with gradients or without) that are learnt
 
@@ -54,7 +55,7 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
     called = [i for i in range(count) if i not in restored]
     fixed = [i for i in called if i not in strided and _is_fixed(plan.inputs[i])]
     placed = dict(plan.offsets)
-    names: dict[str, Any] = {"alike": _never, "akin": _never, "strided": torch.strided}
+    names: dict[str, Any] = {"alike": _never, "akin": _never, "strided": torch.strided, "is_zeros": is_zeros}
     keys: list[str] = []
     checks: list[str] = []
     strides: list[str] = []

@@ -18,13 +18,13 @@ import torch
 from anyshape.backend import host_words as host
 from anyshape.backend.base import Kernel
 from anyshape.base import events
-from anyshape.base.errors import IndexRangeError, InputError, VerifyError
+from anyshape.base.errors import InputError, VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.plan.plan import Plan, Window
 from anyshape.run import torch_api
 from anyshape.run.arena import Block, Chunks, Lease, Phases
 from anyshape.run.autotune import autotune_of
-from anyshape.run.bind import Binder
+from anyshape.run.bind import Binder, failed_check
 from anyshape.run.call import Call, restrided
 from anyshape.run.calls import Calls
 from anyshape.run.choice import Choice
@@ -109,6 +109,7 @@ class Executable:
 
         Raises:
             InputError: an argument does not fit. IndexRangeError: an index of a gather is out of range.
+            DivisionError: a whole number is divided by 0.
         """
         if self.takes_tape:
             return self._backward(args)
@@ -363,11 +364,7 @@ class Executable:
             raise call.error or KeyboardInterrupt("while PyTorch was about to do a step")
         step = self.plan.steps[block[host.STEP]]
         if code == host.CHECK_FAILED:
-            raise IndexRangeError(f"an index is out of range in {self.name}", where=step.where,
-                                  why="an element of an index tensor is not below the size of the dim it selects from "
-                                      "(or is below minus that size)",
-                                  do="check the values of the index tensor, for example token numbers against the "
-                                     "size of the vocabulary")
+            raise failed_check(self.name, step, block[host.STATUS])
         if code == host.NO_MEMORY:
             raise without_memory(self.plan, inputs)
         raise VerifyError(f"step {block[host.STEP]} of {self.name} failed with code {code}", where=step.where)

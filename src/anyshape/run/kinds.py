@@ -19,6 +19,7 @@ import torch
 from anyshape.base.errors import InputError
 from anyshape.ir.types import TensorType
 from anyshape.plan.plan import Plan
+from anyshape.torch_compat import is_zeros
 
 
 def odd(name: str, dtype: torch.dtype) -> str:
@@ -26,14 +27,14 @@ def odd(name: str, dtype: torch.dtype) -> str:
     comparison with tensors that were looked at (`alike` in run/entry.py) has failed."""
     conjugate = f" or {name}.is_conj()" if dtype.is_complex else ""
     return (f"not {name}.is_cpu or {name}.layout is not strided or {name}.is_neg(){conjugate}"
-            f" or (not {name}.data_ptr() and {name}._is_zerotensor())")
+            f" or (not {name}.data_ptr() and is_zeros({name}))")
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself if its numbers are what lies in its memory, else a copy of which that holds."""
     if tensor.is_neg() or tensor.is_conj():
         return tensor.detach().resolve_conj().resolve_neg()
-    if tensor._is_zerotensor():
+    if is_zeros(tensor):
         return tensor.detach().clone()
     return tensor
 
@@ -55,7 +56,7 @@ def refused(tensor: torch.Tensor, plan: Plan, position: int) -> InputError | Non
     elif tensor.device.type != "cpu" or tensor.layout != torch.strided:
         why = f"it is a {tensor.layout} tensor on {tensor.device}; the program runs on dense tensors on the CPU"
         do = "move it with .to('cpu')" if tensor.device.type != "cpu" else "pass it as .to_dense()"
-    elif tensor.numel() and not tensor.data_ptr() and not tensor._is_zerotensor():
+    elif tensor.numel() and not tensor.data_ptr() and not is_zeros(tensor):
         why = f"it has no memory: its storage has {tensor.untyped_storage().nbytes()} bytes, its elements need " \
               f"{tensor.numel() * tensor.itemsize}"
         do = "give it its memory before the call, for example with untyped_storage().resize_"

@@ -75,7 +75,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> Layout:
         "(" + "".join(writer.windows(step) + ", " for step in plan.steps) + ")",
         writer.tuple_of(outputs.get(i, 0) for i in range(len(plan.outputs))),
         writer.tuple_of(plan.nonnegative),
-        writer.tuple_of(size for size, _ in plan.selected),
+        writer.tuple_of(size for size, _ in (*plan.selected, *plan.divided)),
     ]
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,

@@ -86,9 +86,7 @@ class Greedy:
         self.starts, self.near = self._neighbours()
         # the order, of which the beginning is fixed, and the offsets: what each placing fills in
         self.sequence, self.offsets = np.arange(len(items)), np.empty(len(items), np.int64)
-        near = self.near.ctypes.data if len(self.near) else None
         self.given = self.sequence.ctypes.data, *self.addresses, self.offsets.ctypes.data, self.room.ctypes.data
-        self.lists = self.starts.ctypes.data, near
 
     def _neighbours(self) -> tuple[np.ndarray, np.ndarray]:
         """Which items are alive together, as the host's routine lists it; empty: too many are."""
@@ -111,7 +109,7 @@ class Greedy:
         self.sequence[self.fixed:] = moving
         self.offsets[:] = self.columns[3]
         top = self.context.place(len(self.items), self.fixed, *self.given, self.wall, lowest, ceiling // 64 * 64,
-                                 *self.lists)
+                                 self.starts.ctypes.data, self.near.ctypes.data if len(self.near) else None)
         return top, self.offsets[self.fixed:].copy()
 
 

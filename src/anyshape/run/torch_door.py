@@ -5,6 +5,7 @@ One of the rooms beside `torch_api`. Whoever comes through here has asked the sa
 """
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from collections.abc import Callable, Sequence
@@ -16,18 +17,21 @@ import torch
 from anyshape import torch_compat as compat
 from anyshape.run.kinds import plain_gradient
 
-DROPPED = ("torch._dynamo.guards.GuardManagerWrapper", "torch._dynamo.guards.DeletedGuardManagerWrapper",
-           "torch._dynamo.utils.CleanupManager.instance")
 AOT = "torch._functorch._aot_autograd."
+FORGOTTEN = ("torch._dynamo.guards.GuardManagerWrapper", "torch._dynamo.guards.DeletedGuardManagerWrapper",
+             "torch._dynamo.utils.CleanupManager")
 
 
 def cached_programs(code: Any) -> list[tuple[Any, Any]]:
     """What Dynamo holds for a code object: (guards, transformed code) of every program. `guards.check(locals)` says
     whether a frame with these locals may run the code; `guards.cache_entry` is None once Dynamo dropped the program.
     Empty where torch does not say."""
+    return [(entry.guard_manager, entry.code) for entry in _entries(code) if entry.code is not None]
+
+
+def _entries(code: Any) -> Any:
     entries = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
-    return [] if entries is None else [(entry.guard_manager, entry.code) for entry in entries(code)
-                                        if entry.code is not None]
+    return [] if entries is None else entries(code)
 
 
 class Callback:
@@ -50,28 +54,36 @@ class Callback:
 
 def forget(callback: Callback, codes: Sequence[Any], backend: Callable[..., Any]) -> None:
     """Drops what torch holds of a compilation that is gone: its programs for the code objects `codes`, which are those
-    of functions and classes that live on, and `backend`, which Dynamo would call in `torch._dynamo.reset()`."""
+    of functions and classes that live on, and `backend`, which Dynamo would call in `torch._dynamo.reset()`. Where this
+    torch lacks the names for it, they stay until such a reset."""
     callback.clear()
-    entries, backends = map(compat.get, ("torch._dynamo.eval_frame._debug_get_cache_entry_list",
-                                         "torch._dynamo.eval_frame.cached_backends"))
-    for code in {id(code): code for code in codes}.values() if entries is not None and compat.has(*DROPPED) else ():
-        for entry in entries(code):
+    for code in {id(code): code for code in codes}.values():
+        for entry in _entries(code):
             if entry.backend is backend:
                 _drop(entry)
+    backends = compat.get("torch._dynamo.eval_frame.cached_backends")
     if backends is not None:
         backends.pop(id(backend), None)
 
 
 def _drop(entry: Any) -> None:
-    """Drops one program of Dynamo's. What Dynamo does itself when an object that is guarded dies leaves more: its
-    guards live as long as the classes that they name, and after a graph break its code (of which torch 2.13 loses
-    count) with its names among the globals of the user's module."""
-    kind, gone, names = map(compat.need, DROPPED)
-    guards, code = entry.guard_manager, entry.code
-    guards.extra_state.invalidate(entry, gone("its compiled object is gone"))
-    kind.__init__(guards)
+    """Drops one program of Dynamo's. What Dynamo itself does when an object that is guarded dies leaves more: its
+    guards live as long as the classes that they name, and, after a graph break, its code (of which torch 2.13 loses
+    count) with the names that it has among the globals of the user's module."""
+    wrapper, gone, cleanups = map(compat.get, FORGOTTEN)
+    if wrapper is None or gone is None or cleanups is None:
+        return
+    guards, code, names = entry.guard_manager, entry.code, cleanups.instance
+    guards.extra_state.invalidate(entry, _no_guards(gone))
+    wrapper.__init__(guards)
     if code in names:
         names._remove_id(id(code))
+
+
+@functools.cache
+def _no_guards(kind: Callable[[str], Any]) -> Any:
+    """What Dynamo puts in place of the guards of a program that it drops; one for all, which lives on."""
+    return kind("its compiled object is gone")
 
 
 def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:

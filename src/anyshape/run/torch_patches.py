@@ -35,6 +35,8 @@ WHILE_TRACING = {
     "torch._subclasses.fake_impls._compute_slice_index": "a bound of a slice of unknown sign ends the graph",
     VARIABLES + "builder._automatic_dynamic":
         "chooses sizes that are taken as numbers, one by one; torch's marks would stay on the user's tensors",
+    "torch._decomp.decompositions._compute_upsample_nearest_indices":
+        "torch's own decomposition takes other pixels than eager PyTorch where a factor is no whole number",
     VARIABLES + "misc.LoggingLoggerVariable.call_method": "warning_once ends a graph",
     VARIABLES + "misc.DebuggingVariable.call_function": "warnings of inner functions are lost",
     SHAPES + "ShapeEnv.produce_guards_verbose": "writes a guard `0 <= size` for each size, which is asked in Python",

@@ -88,18 +88,17 @@ def nothing_left_behind(names: dict[str, Any]) -> Iterator[None]:
     """After a trace of a frame with the globals `names`, nothing of it is kept that nobody asks for: torch's memory of
     what it knew about sizes, which holds every trace of the process, and names among the globals that belong to
     attempts which Dynamo has given up."""
-    sizes, hooks = map(compat.get, ("torch.fx.experimental.symbolic_shapes.ShapeEnv",
-                                    "torch._dynamo.utils.CleanupManager.instance"))
+    cleanups = compat.get("torch._dynamo.utils.CleanupManager")
     before = {name for name in list(names) if name.startswith(ATTEMPTS)}
     try:
         yield
     finally:
-        for method in vars(sizes).values() if sizes is not None else ():
+        for method in vars(torch.fx.experimental.symbolic_shapes.ShapeEnv).values():
             if hasattr(method, "cache_clear"):
                 method.cache_clear()
-        if hooks is not None:
-            kept = before.union(hook.name for some in list(hooks.values.values()) for hook in some)
-            for name in [name for name in list(names) if name.startswith(ATTEMPTS) and name not in kept]:
+        if cleanups is not None:
+            before |= {hook.name for hooks in list(cleanups.instance.values.values()) for hook in hooks}
+            for name in [name for name in list(names) if name.startswith(ATTEMPTS) and name not in before]:
                 del names[name]
 
 

@@ -26,6 +26,7 @@ from anyshape.torch_compat.objects import (
     aten,
     compile_lock,
     is_mutable,
+    is_zeros,
     operator_name,
     python_kernels,
     schema_text,
@@ -33,6 +34,6 @@ from anyshape.torch_compat.objects import (
 )
 
 __all__ = ["ALL_SIZES", "Absent", "OpOverload", "OpOverloadPacket", "PYTHON_KERNELS", "TRAIN_STEP",
-           "TorchVersionWarning", "aten", "bind", "compile_lock", "get", "has", "is_mutable", "is_there", "lack",
-           "lacking", "need", "operator_name", "pretending", "python_kernels", "refusal", "schema_text", "storage_id",
-           "version"]
+           "TorchVersionWarning", "aten", "bind", "compile_lock", "get", "has", "is_mutable", "is_there", "is_zeros",
+           "lack", "lacking", "need", "operator_name", "pretending", "python_kernels", "refusal", "schema_text",
+           "storage_id", "version"]

@@ -56,3 +56,9 @@ def python_kernels(op: Any) -> tuple[dict[Any, Any], Any]:
     """The Python kernels of an operator that traces run in its place, and what was chosen among them; for a torch that
     has names.PYTHON_KERNELS."""
     return op.py_kernels, op._dispatch_cache
+
+
+def is_zeros(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has the number 0 everywhere, and no memory: what some derivatives give."""
+    ask = get("torch.Tensor._is_zerotensor")
+    return ask is not None and bool(ask(tensor))

@@ -120,6 +120,7 @@ class Cell:
         shapes: how many shapes were run.
         apart: seconds of the slowest first call with a size of 1 that the other shapes do not have.
         fallbacks: parts of the model the backend says it ran uncompiled.
+        eager_calls: calls that ran as PyTorch: their shapes were not served by a program.
         peak: greatest peak above parameters and optimiser state.
         peak_ratio: peak relative to eager's.
         launches: kernels, products, calls of PyTorch and copies of one step; launch_ratio: relative to Inductor's.
@@ -140,6 +141,7 @@ class Cell:
     shapes: int = 0
     apart: float | None = None
     fallbacks: int = 0
+    eager_calls: int = 0
     peak: int | None = None
     peak_ratio: float | None = None
     memory_method: str = ""
@@ -214,6 +216,7 @@ def cell(results: Results, model: str, backend: str, base: str = "eager") -> Cel
         shapes=max((len(r["shapes"]) + len(r["apart"]) for r in timed), default=0),
         apart=max((seconds for r in timed for seconds in r["apart_times"]), default=None),
         fallbacks=max((r["stats"].get("uncompiled", 0) for r in good), default=0),
+        eager_calls=max((r["stats"].get("eager_calls", 0) for r in timed), default=0),
         peak=peak, peak_ratio=peak / base_peak if peak is not None and base_peak and same else None,
         memory_method=counted[0]["memory_method"] if counted else "",
         launches=launched(results, model, backend), launch_ratio=per_inductor(results, model, backend),
