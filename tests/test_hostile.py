@@ -1,7 +1,9 @@
 """Promises to users, tried with hostile use: nothing is wrong, nothing is silent, nothing is left behind."""
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +120,17 @@ def test_whole_numbers_divided_by_zero_are_an_error_and_nothing_is_written() -> 
     with pytest.raises(ZeroDivisionError, match=r"test_hostile\.py"):
         fast(total, torch.tensor([2, 0, 3]))
     assert total.tolist() == [7, 8, 9]
+
+
+def test_what_was_compiled_goes_with_its_object() -> None:
+    def one() -> list[weakref.ref[object]]:
+        model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+        fast = anyshape.compile(model)
+        for rows in (3, 5):
+            fast(torch.randn(rows, 8)).sum().backward()
+        return [weakref.ref(model), weakref.ref(model[0].weight.grad), *map(weakref.ref, fast.programs)]
+
+    gone = [ref for _ in range(3) for ref in one()]
+    gc.collect()
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * len(gone)
