@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import anyshape
+from anyshape import torch_compat
 from anyshape.base.errors import AnyShapeError
 
 
@@ -134,3 +135,31 @@ def test_what_was_compiled_goes_with_its_object() -> None:
     gc.collect()
     gc.collect()
     assert [ref() for ref in gone] == [None] * len(gone)
+
+
+def test_the_same_seed_gives_the_random_numbers_of_eager_pytorch() -> None:
+    """Whatever is fused with what, numbers are drawn in the order in which the program draws them."""
+    def draws(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2, torch.randn_like(x), nn.functional.dropout(x, 0.4), torch.rand(3)
+
+    fast = anyshape.compile(draws, strict=True)
+    for rows in (5, 1, 32):
+        x = torch.ones(rows, 7)
+        torch.manual_seed(rows)
+        wanted, state = draws(x), torch.get_rng_state()
+        torch.manual_seed(rows)
+        for found, eager in zip(fast(x), wanted, strict=True):
+            torch.testing.assert_close(found, eager, rtol=0, atol=0)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_torch_without_a_private_name_is_told_and_gives_the_same_numbers() -> None:
+    """A later torch may lack what is not public: calls are slower then, or run as PyTorch, and one warning says it."""
+    model, x = nn.Linear(6, 3), torch.randn(4, 6)
+    for name in ("torch._functorch.aot_autograd.aot_module_simplified", "torch._C._dynamo.guards.TensorGuards"):
+        with torch_compat.pretending(name), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            fast = anyshape.compile(model)
+            for _ in range(3):
+                torch.testing.assert_close(fast(x), model(x))
+        assert len([one for one in said if name in str(one.message) and torch.__version__ in str(one.message)]) == 1
