@@ -1,11 +1,14 @@
 """Promises to users, tried with hostile use: nothing is wrong, nothing is silent, nothing is left behind."""
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -163,3 +166,69 @@ def test_a_torch_without_a_private_name_is_told_and_gives_the_same_numbers() -> 
             for _ in range(3):
                 torch.testing.assert_close(fast(x), model(x))
         assert len([one for one in said if name in str(one.message) and torch.__version__ in str(one.message)]) == 1
+
+
+class Tagged:
+    def __init_subclass__(cls, *, tag: str) -> None:
+        cls.tag = tag
+
+
+class Model(nn.Linear, Tagged, tag="of its author"):
+    pass
+
+
+@anyshape.compile
+def decorated(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+MISUSE: dict[str, Callable[[], Any]] = {
+    r"compile\(Linear\(\.\.\.\)\)": lambda: anyshape.compile(nn.Linear),
+    "it is torch.compile's": lambda: anyshape.compile(plain, mode="max-autotune"),
+    "perhaps memory_limit": lambda: anyshape.compile(plain, memory_limt=1),
+    "memory_limit is nan": lambda: anyshape.compile(plain, memory_limit=float("nan")),
+    "memory_limit is True": lambda: anyshape.compile(plain, memory_limit=True),
+    "memory_limit is 0.5": lambda: anyshape.compile(plain, memory_limit=0.5),
+    "no name leads to it": lambda: pickle.dumps(anyshape.compile(lambda x: x)),
+    "lambda model, x, y": lambda: anyshape.train_step(
+        Model(2, 2), nn.CrossEntropyLoss(), torch.optim.SGD(Model(2, 2).parameters())),
+}
+
+
+@pytest.mark.parametrize("words", MISUSE)
+def test_misuse_is_refused_with_what_to_do(words: str) -> None:
+    with pytest.raises(AnyShapeError, match=words) as raised:
+        MISUSE[words]()
+    assert raised.value.what and raised.value.why and raised.value.do
+
+
+def test_a_misspelt_variable_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYSHAPE_MEMORY_LIMT", "12GiB")
+    with pytest.warns(UserWarning, match="perhaps ANYSHAPE_MEMORY_LIMIT is meant"):
+        anyshape.compile(plain)
+
+
+def test_compiled_objects_are_sliced_copied_and_pickled_as_what_they_are() -> None:
+    x = torch.randn(3, 8)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    fast = anyshape.compile(model, memory_limit=1.5e9)
+    torch.testing.assert_close(fast(x), model(x))
+    torch.testing.assert_close(fast[:2](x), model[:2](x))
+    for again in (copy.copy(fast), copy.deepcopy(fast)):
+        torch.testing.assert_close(again(x), model(x))
+        assert again.programs and again._anyshape is not fast._anyshape
+    assert copy.copy(fast)[0] is model[0]
+    torch.testing.assert_close(pickle.loads(pickle.dumps(fast))(x), model(x))
+    tagged = Model(8, 4)
+    torch.testing.assert_close(anyshape.compile(tagged)(x), tagged(x))
+    once = anyshape.compile(plain, strict=True)
+    for function in (decorated, once):
+        wanted = function(x)
+        for again in (copy.copy(function), copy.deepcopy(function), pickle.loads(pickle.dumps(function))):
+            torch.testing.assert_close(again(x), wanted)
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    assert pickle.loads(pickle.dumps(once))._anyshape.compilation.config.strict
