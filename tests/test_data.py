@@ -172,7 +172,7 @@ def test_statistics_of_one_number_run_as_plain_pytorch():
         return torch.native_batch_norm(x, None, None, means, squares, True, 0.1, 1e-5)[0]
     fast = anyshape.compile(function)
     agree(function, fast, torch.randn(3, 4))
-    with pytest.warns(FallbackWarning, match="torch's tracer refuses"):
+    with pytest.warns(FallbackWarning, match="PyTorch's tracer refuses"):
         agree(function, fast, torch.randn(1, 1))
     assert "plain PyTorch" in str(fast.explain())
     programs = len(fast.programs)

@@ -243,3 +243,10 @@ WATCHED = 256  # regions
 # words of a region: table of functions, routine, its argument, when it began, when the first thread had done its share,
 # whether it is watched, and the nanoseconds in which a thread did not run
 REGION_FUNCTIONS, REGION_ROUTINE, REGION_DATA, REGION_BEGIN, REGION_END, REGION_WATCHED, REGION_LOST = range(7)
+
+# of the placement of buffers (backend/host_places.py)
+SHORT = 32  # lists up to here are sorted in one go
+CROWDED = 4  # where a buffer is alive with more than this part of all, looking at all of them takes no longer
+BY_SIZE, BY_AREA, BY_POWER, BY_POWER_BETWEEN, BY_BIRTH = range(5)  # orders in which buffers are placed
+REPAIRS = 12  # orders that are tried from one start to mend what is at the top
+MOST_REPAIRED = 4000  # values that are placed for it in all: the more there are, the longer each order takes

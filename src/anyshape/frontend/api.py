@@ -29,7 +29,7 @@ from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred
 from anyshape.frontend.direct import MISS, Door, watched
 from anyshape.frontend.dynamo import NOT_WITH_THIS, WITH, compile_fx
-from anyshape.frontend.eager import Call, Underway, counted, note, refuse, watchers
+from anyshape.frontend.eager import Call, Underway, counted, note, refuse, warn, watchers
 from anyshape.frontend.explain import explain
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.memory import memory
@@ -38,7 +38,7 @@ from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
 from anyshape.frontend.tracing import NESTED, Tracing, check_nested, has_nested
 from anyshape.passes.pipeline import DOOR
-from anyshape.run import torch_api, torch_door, torch_eager
+from anyshape.run import torch_api, torch_door, torch_eager, torch_trace
 from anyshape.run.context import context_underway
 
 
@@ -87,6 +87,7 @@ class Way:
         # torch holds this function, so it must not lead to this object, with which all goes
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
             program = compile_fx(gm, example_inputs, compilation=compilation)
+            compilation.fixed.update(torch_trace.fixed_sizes())
             if oblivious:
                 program = checked_program(gm, program, compilation)
             program = counted(program, underway, tracing.piece())
@@ -192,7 +193,7 @@ class Compiled:
             raise refused from None
         started = time.perf_counter()
         result = self.target(*arguments, **keywords)
-        self.deferral.ran(pattern, result, time.perf_counter() - started)
+        self._ran(pattern, result, time.perf_counter() - started)
         note(self.compilation, reason, chosen=True)
         return result
 
@@ -223,6 +224,15 @@ class Compiled:
             note(self.compilation, call.reason or way.tracing.said(), chosen=call.chosen)
         return result
 
+    def _ran(self, pattern: Any, result: Any, seconds: float) -> None:
+        """Counts a call that has run as PyTorch until that pays, and says once what keeps coming."""
+        self.deferral.ran(pattern, result, seconds)
+        why = self.deferral.warning(pattern)
+        if why:
+            warn("calls need a program for each number that their code asks for; they run as PyTorch would.", why,
+                 "compute with the number as a tensor, or take that line out of what is compiled; defer=False traces "
+                 "at once; see explain()")
+
     def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""
         done = False
@@ -236,7 +246,7 @@ class Compiled:
             result = self._run(self.ordinary, arguments, keywords, call)
             done = True
             for pattern in call.deferred:
-                self.deferral.ran(pattern, result, time.perf_counter() - started)
+                self._ran(pattern, result, time.perf_counter() - started)
             return result
         except Exception as error:
             if plain:

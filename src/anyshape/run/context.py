@@ -73,12 +73,13 @@ class Context:
         self.temporary = Pool()
         self.kept = Pool()
         self.stores = Stores()
-        self.native = llvm_build.load(emit_host(), ("run_plan", "measure", "place", "neighbours"), limits.host(), cache)
+        names = "run_plan", "measure", "search", "neighbours"
+        self.native = llvm_build.load(emit_host(), names, limits.host(), cache)
         address = self.native.address
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
-        self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, *[WORD] * 3,
-                                      *[ctypes.c_void_p] * 2)(address["place"])
+        self.search = ctypes.CFUNCTYPE(WORD, WORD, WORD, ctypes.c_void_p, *[WORD] * 4,
+                                       *[ctypes.c_void_p] * 3)(address["search"])
         self.neighbours = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 5)(address["neighbours"])
         self.load = (WORD * 3)()  # of the machine: backend/host_threads.py
         self.lock = threading.Lock()

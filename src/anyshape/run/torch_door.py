@@ -5,7 +5,6 @@ One of the rooms beside `torch_api`. Whoever comes through here has asked the sa
 """
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from collections.abc import Callable, Sequence
@@ -15,23 +14,21 @@ from typing import Any
 import torch
 
 from anyshape import torch_compat as compat
+from anyshape.run import torch_api
 from anyshape.run.kinds import plain_gradient
 
+DROPPED = ("torch._dynamo.guards.GuardManagerWrapper", "torch._dynamo.guards.DeletedGuardManagerWrapper",
+           "torch._dynamo.utils.CleanupManager.instance")
 AOT = "torch._functorch._aot_autograd."
-FORGOTTEN = ("torch._dynamo.guards.GuardManagerWrapper", "torch._dynamo.guards.DeletedGuardManagerWrapper",
-             "torch._dynamo.utils.CleanupManager")
 
 
 def cached_programs(code: Any) -> list[tuple[Any, Any]]:
     """What Dynamo holds for a code object: (guards, transformed code) of every program. `guards.check(locals)` says
     whether a frame with these locals may run the code; `guards.cache_entry` is None once Dynamo dropped the program.
     Empty where torch does not say."""
-    return [(entry.guard_manager, entry.code) for entry in _entries(code) if entry.code is not None]
-
-
-def _entries(code: Any) -> Any:
     entries = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
-    return [] if entries is None else entries(code)
+    return [] if entries is None else [(entry.guard_manager, entry.code) for entry in entries(code)
+                                        if entry.code is not None]
 
 
 class Callback:
@@ -54,36 +51,28 @@ class Callback:
 
 def forget(callback: Callback, codes: Sequence[Any], backend: Callable[..., Any]) -> None:
     """Drops what torch holds of a compilation that is gone: its programs for the code objects `codes`, which are those
-    of functions and classes that live on, and `backend`, which Dynamo would call in `torch._dynamo.reset()`. Where this
-    torch lacks the names for it, they stay until such a reset."""
+    of functions and classes that live on, and `backend`, which Dynamo would call in `torch._dynamo.reset()`."""
     callback.clear()
-    for code in {id(code): code for code in codes}.values():
-        for entry in _entries(code):
+    entries, backends = map(compat.get, ("torch._dynamo.eval_frame._debug_get_cache_entry_list",
+                                         "torch._dynamo.eval_frame.cached_backends"))
+    for code in {id(code): code for code in codes}.values() if entries is not None and compat.has(*DROPPED) else ():
+        for entry in entries(code):
             if entry.backend is backend:
                 _drop(entry)
-    backends = compat.get("torch._dynamo.eval_frame.cached_backends")
     if backends is not None:
         backends.pop(id(backend), None)
 
 
 def _drop(entry: Any) -> None:
-    """Drops one program of Dynamo's. What Dynamo itself does when an object that is guarded dies leaves more: its
-    guards live as long as the classes that they name, and, after a graph break, its code (of which torch 2.13 loses
-    count) with the names that it has among the globals of the user's module."""
-    wrapper, gone, cleanups = map(compat.get, FORGOTTEN)
-    if wrapper is None or gone is None or cleanups is None:
-        return
-    guards, code, names = entry.guard_manager, entry.code, cleanups.instance
-    guards.extra_state.invalidate(entry, _no_guards(gone))
-    wrapper.__init__(guards)
+    """Drops one program of Dynamo's. What Dynamo does itself when an object that is guarded dies leaves more: its
+    guards live as long as the classes that they name, and after a graph break its code (of which torch 2.13 loses
+    count) with its names among the globals of the user's module."""
+    kind, gone, names = map(compat.need, DROPPED)
+    guards, code = entry.guard_manager, entry.code
+    guards.extra_state.invalidate(entry, gone("its compiled object is gone"))
+    kind.__init__(guards)
     if code in names:
         names._remove_id(id(code))
-
-
-@functools.cache
-def _no_guards(kind: Callable[[str], Any]) -> Any:
-    """What Dynamo puts in place of the guards of a program that it drops; one for all, which lives on."""
-    return kind("its compiled object is gone")
 
 
 def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
@@ -91,11 +80,14 @@ def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
     return getattr(guards, "root", guards).check  # type: ignore[no-any-return]
 
 
-def failed_guards(code: Any, frame_locals: dict[str, Any]) -> list[list[str]]:
-    """The guards by which each program that Dynamo holds for `code` refuses a frame with these locals; the nearest
-    program's first."""
-    answers = [guards.check_verbose(frame_locals) for guards, _ in cached_programs(code)
-               if guards.cache_entry is not None]
+def failed_guards(code: Any, frame_locals: dict[str, Any], callback: Any) -> list[list[str]]:
+    """The guards by which each program that Dynamo holds for `code` and made with `callback` (the `inner` of
+    `torch_api.dynamo_compile`) refuses a frame with these locals; the nearest program's first."""
+    all_of = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
+    backend = torch_api.backend_of(callback)
+    entries = [] if all_of is None else [entry for entry in all_of(code) if entry.backend is backend]
+    answers = [entry.guard_manager.check_verbose(frame_locals) for entry in entries
+               if entry.guard_manager.cache_entry is not None]
     refused = sorted((one for one in answers if not one.result), key=lambda one: -one.num_guards_executed)
     return [list(one.verbose_code_parts) for one in refused]
 

@@ -88,7 +88,8 @@ _RESIZING = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "
 # operator -> the kernel in place of torch's
 _OURS: dict[Any, Callable[[Kernel], Kernel]] = {
     aten.softshrink.default: lambda torchs: _softshrink,
-    **{getattr(getattr(aten, name), overload): _not_of_nothing for name in _RESIZING for overload in ("default", "vec")},
+    **{getattr(getattr(aten, name), overload): _not_of_nothing
+       for name in _RESIZING for overload in ("default", "vec")},
 }
 
 
