@@ -277,4 +277,4 @@ def test_a_training_call_is_short():
     fast(x).sum().backward()  # which takes new blocks
     assert calls(lambda: fast(x)) < 105
     y = fast(x).sum()
-    assert calls(y.backward) < 115
+    assert calls(y.backward) < 120

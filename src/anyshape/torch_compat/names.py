@@ -92,7 +92,9 @@ TRACING = {
     f"{DYNAMO}utils": Name("the graph's call in the code that torch makes of a frame", WRAPPED),
     f"{DYNAMO}symbolic_convert": Name("spares a trace to read source files", SLOW_TRACE),
     f"{DYNAMO}symbolic_convert.get_funcname": Name("spares a trace to read source files", SLOW_TRACE),
-    **{f"{DYNAMO}{name}": Name("holders of values that are traced as classes of the user's own", FEWER) for name in (
+    # torch 2.11 lacks one of these
+    **{f"{DYNAMO}{name}": Name("holders of values that are traced as classes of the user's own", FEWER, quiet=True)
+       for name in (
         "variables.UserDefinedClassVariable", "variables.ConstDictVariable", "variables.DunderDictVariable",
         "variables.VariableTracker", "variables.user_defined", "side_effects.SideEffects")},
     f"{DYNAMO}variables.constant.ConstantVariable": Name("messages that a program logs once", FEWER),
@@ -145,8 +147,6 @@ TRACING = {
     **{f"{DYNAMO}exc.{name}": Name("what the tracer raises", "all that it raises counts as a trace that failed")
        for name in ("BackendCompilerFailed", "InternalTorchDynamoError", "TorchRuntimeError", "Unsupported",
                     "UserError", "FailOnRecompileLimitHit", "UncapturedHigherOrderOpError")},
-    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": Name(
-        "who watches every operator", "the reason of such a call is told without its name"),
     **{f"{DYNAMO}exc.{name}": Name("a trace that begins again", FEWER)
        for name in ("TensorifyScalarRestartAnalysis", "RestartAnalysis")},
     **{path: Name("one tape for all that a backward needs", OPAQUE) for path in (
