@@ -21,7 +21,6 @@ import torch.nn.functional as F
 import fences
 from anyshape import road
 from anyshape.backend import limits, llvm_build
-from anyshape.run import words
 from comparing import differs, no_worse
 
 Tensors = tuple[Any, ...]
@@ -395,7 +394,7 @@ def run(seed: int, calls: int, families: Sequence[str]) -> Iterator[str]:
                 continue
             chosen = random.Random(f"{seed} {case.name}").choice(case.dtypes)
             for dtype in case.dtypes if calls else (chosen,):
-                fast = anyshape.compile(case.run, defer=False)
+                fast = anyshape.compile(case.run, defer=False, products="own")
                 random_ = random.Random(f"{seed} {case.name} {dtype}")
                 torch.manual_seed(random_.randrange(1 << 30))
                 for _ in range(min(calls or 2, 3 if "large" in case.name else calls or 2)):
@@ -408,7 +407,7 @@ def run(seed: int, calls: int, families: Sequence[str]) -> Iterator[str]:
 
 
 def narrow(vector_bytes: int) -> None:
-    """Compiles for a processor with vectors of that width from now on, and lets it have our products of f32."""
+    """Compiles for a processor with vectors of that width from now on."""
     here = limits.host()
     late, cpu = {48: (("avx512bf16", "amx"), here.cpu), 32: (("avx512", "avx10", "evex", "amx"), "haswell"),
                  16: (("avx512", "avx10", "evex", "amx", "avx2", "fma", "f16c", "avx", "vaes", "vpcl"), "nehalem")
@@ -419,7 +418,6 @@ def narrow(vector_bytes: int) -> None:
     off = "".join(f",-{name}" for name in names if name not in kept)
     found = dataclasses.replace(found, features=found.features + off)
     limits.host = road.host = llvm_build.host = lambda: found  # type: ignore[assignment]
-    words.OUR_CPUS |= {cpu}  # type: ignore[misc]
 
 
 def main() -> None:

@@ -3,15 +3,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -303,92 +300,30 @@ def test_threads_compile_at_once():
         assert getattr(owner, name) is value, f"{name} stays changed"
 
 
-# ---- the cache folder
-
-PROGRAM = """
-import resource, sys, warnings
-import torch, anyshape
-if len(sys.argv) > 1:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
-torch.manual_seed(0)
-with warnings.catch_warnings(record=True) as said:
-    warnings.simplefilter("always")
-    fast = anyshape.compile(lambda x: torch.softmax(x * 2, -1) + 1, strict=True)
-    for shape in [(3, 5), (1, 7)]:
-        x = torch.randn(shape)
-        torch.testing.assert_close(fast(x), torch.softmax(x * 2, -1) + 1)
-print([str(one.message) for one in said if "cannot keep" in str(one.message)])
-print({key: value for key, value in anyshape.stats().items() if key.startswith("cache")})
-"""
+LARGEST = {
+    "max": lambda x: x.max(), "max of a dim": lambda x: x.max(1)[0], "min of a dim": lambda x: x.min(0)[1],
+    "amax": lambda x: x.amax(1), "argmax": lambda x: x.argmax(1), "argmin": lambda x: x.argmin(),
+    "median": lambda x: x.median(), "median of a dim": lambda x: x.median(1)[0], "sum": lambda x: x.sum(1),
+    "aminmax": lambda x: torch.stack(torch.aminmax(x)), "logsumexp": lambda x: x.logsumexp(1),
+}  # fmt: skip
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = dict(os.environ, ANYSHAPE_CACHE_DIR=str(folder), OMP_NUM_THREADS="1",
-                       PYTHONPATH=os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")]))
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, env=environment)
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_of_nothing(name: str) -> None:
+    """Refused where eager refuses it, as the first call and in an old program; nothing ends the process."""
+    function = LARGEST[name]
 
+    def outcome(run, x):
+        try:
+            return run(x).tolist()
+        except (RuntimeError, IndexError):
+            return "refused"
 
-def told(process: subprocess.Popen[str]) -> str:
-    out, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return out
-
-
-def entries(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
-
-
-def check_processes(folder: Path, count: int) -> None:
-    for process in [start(folder) for _ in range(count)]:
-        assert told(process).startswith("[]")
-    assert entries(folder) and not [path for path in entries(folder) if path.name.startswith("new-")]
-    assert "'cache_misses': 0" in told(start(folder))
-
-
-@pytest.mark.full
-def test_ten_processes_compile_into_one_folder(tmp_path):
-    check_processes(tmp_path, 10)
-
-
-@pytest.mark.full
-def test_damaged_entries_are_replaced(tmp_path):
-    """Emptied, cut, changed, and not an entry at all: every file is made anew, the next process finds all."""
-    told(start(tmp_path))
-    for number, path in enumerate(sorted(entries(tmp_path))):
-        data = path.read_bytes()
-        path.write_bytes((b"", data[:len(data) // 2], data[:-9] + b"\0" * 9, b"something else")[number % 4])
-    assert "'cache_hits': 0" in told(start(tmp_path))
-    assert "'cache_misses': 0" in told(start(tmp_path))
-
-
-@pytest.mark.full
-def test_a_full_folder_costs_a_warning(tmp_path):
-    """No file may grow beyond 100 bytes, as on a full disk: one warning, nothing half-written left behind."""
-    assert told(start(tmp_path, "100")).count("cannot keep compiled code") == 1
-    assert entries(tmp_path) == []
-
-
-@pytest.mark.full
-def test_a_closed_folder_costs_a_warning(tmp_path):
-    if os.geteuid() == 0:  # root may write anywhere but where there is no folder
-        tmp_path = Path("/proc/1/anyshape")
-    else:
-        tmp_path.chmod(0o500)
-    assert told(start(tmp_path)).count("cannot keep compiled code") == 1
-
-
-def test_a_full_folder_in_this_process(tmp_path, monkeypatch):
-    from anyshape.run.cache import DiskCache
-    cache = DiskCache(str(tmp_path))
-
-    def full(handle: int, *_: object) -> object:
-        os.close(handle)
-        raise OSError(28, "No space left on device")
-    monkeypatch.setattr(os, "fdopen", full)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            cache.put("ab" * 32, b"code")
-    assert len(said) == 1 and "No space left" in str(said[0].message)
-    assert entries(tmp_path) == [] and cache.get("ab" * 32) is None
+    for first in ([(4, 5)], []):
+        torch._dynamo.reset()
+        fast = anyshape.compile(function)
+        for shape in [*first, (2, 0), (0, 3), (0, 0), (1, 0), (2, 3)]:
+            x = torch.arange(float(shape[0] * shape[1])).reshape(shape)
+            wanted, found = outcome(function, x), outcome(fast, x)
+            near = wanted != "refused" and found == pytest.approx(wanted, nan_ok=True)
+            assert found == wanted or near, (shape, found)

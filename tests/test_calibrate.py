@@ -31,8 +31,8 @@ def product_of(dtype):
 def measured(monkeypatch):
     """What was measured, in place of measuring it."""
     found: list[tuple[object, ...]] = []
-    monkeypatch.setattr(calibrate, "multiplied", lambda dtype: found.append((dtype,)) or 5e9)
-    monkeypatch.setattr(calibrate, "copied", lambda threads: found.append(("copy", threads)) or 7e9 / threads)
+    monkeypatch.setattr(calibrate, "multiplied", lambda dtype, *_: found.append((dtype,)) or 5e9)
+    monkeypatch.setattr(calibrate, "copied", lambda threads, _: found.append(("copy", threads)) or 7e9 / threads)
     return found
 
 
@@ -62,15 +62,15 @@ def test_it_is_measured_once_for_a_dtype_and_a_number_of_threads(measured, tmp_p
 
 
 def test_what_cannot_be_measured_is_as_usual_and_is_not_kept(measured, monkeypatch, tmp_path) -> None:
-    def fails(_):
+    def fails(_, __):
         raise RuntimeError("can't allocate memory")
     cache = DiskCache(str(tmp_path))
     monkeypatch.setattr(calibrate, "copied", fails)
     assert Calibration(cache).speeds(["f32"], 1).bytes == USUAL.bytes
     for wrong in (math.inf, math.nan, 0.0):
-        monkeypatch.setattr(calibrate, "copied", lambda _, wrong=wrong: wrong)
+        monkeypatch.setattr(calibrate, "copied", lambda _, __, wrong=wrong: wrong)
         assert Calibration(cache).speeds(["f32"], 1).bytes == USUAL.bytes
-    monkeypatch.setattr(calibrate, "copied", lambda _: 9e9)
+    monkeypatch.setattr(calibrate, "copied", lambda _, __: 9e9)
     assert Calibration(cache).speeds(["f32"], 1).bytes == 9e9
 
 

@@ -1,18 +1,31 @@
-"""Random numbers that are drawn many at a time: the same bits as PyTorch draws, and the generator as it leaves it."""
+"""Random numbers: drawn many at a time they are the bits that PyTorch draws; they are drawn in PyTorch's order;
+and the generator is as it leaves it."""
 from __future__ import annotations
 
+import copy
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
+import anyshape
 from anyshape.backend.limits import target_of
 from anyshape.backend.llvm_build import object_code
 from anyshape.backend.llvm_twister import emit_twister
+from anyshape.base.errors import LimitError, VerifyError
+from anyshape.ir.verify import verify
+from anyshape.plan.judge import judge
 from anyshape.plan.plan import ExternStep, Window
+from anyshape.plan.receive import permuted
 from anyshape.run import draws
+from drawing import assert_same, deals, outcome, program
 from roads import compilation_of, compiled
+
+SIZES = ((5, 7), (3, 4), (1, 6), (64, 33))
 
 
 def kept(count: int, probability: float) -> torch.Tensor:
@@ -95,3 +108,164 @@ def test_only_the_bools_are_pytorchs() -> None:
     calls = [step for step in program.compiled.plan.steps if isinstance(step, ExternStep)]
     assert [step.target for step in calls] == ["draws.bernoulli"]
     assert not any(isinstance(one, Window) for one in calls[0].inputs)
+
+
+# ---- their order
+
+
+def data(rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(rows)
+    return torch.randn(rows, columns, generator=draw), torch.randn(columns, generator=draw)
+
+
+def test_a_kernel_does_not_pull_one_draw_before_another() -> None:
+    """The first and the last result could be one kernel, which would have to wait for the dropout's draw."""
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return x * 2, torch.randn_like(x), functional.dropout(x, 0.4) * w
+
+    fast = compiled(function, strict=True, check=1)
+    for rows, columns in SIZES:
+        assert_same(outcome(fast, *data(rows, columns), True), outcome(function, *data(rows, columns), True))
+
+
+@pytest.mark.parametrize("number", range(7))
+def test_random_programs_draw_as_eager(number: int) -> None:
+    """Forward alone and with its backward, at several sizes."""
+    function = program(number, deals(7)[number])
+    for train in (False, True):
+        fast = compiled(function, check=1)
+        for rows, columns in SIZES:
+            given = data(rows, columns)
+            assert_same(outcome(fast, *given, train), outcome(function, *given, train))
+
+
+@pytest.mark.parametrize("kinds", [("dropout", "randn", "normal_"), ("rrelu", "uniform_")], ids="-".join)
+def test_what_is_computed_again_draws_nothing_again(kinds: tuple[str, ...]) -> None:
+    """Within the least bytes that it runs in."""
+    steps = program(1, list(kinds))
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        x = functional.layer_norm(torch.tanh(x * w), x.shape[-1:])
+        x = functional.layer_norm(torch.tanh(steps(x, w)[-1]), x.shape[-1:])
+        return x.square().mean(), torch.rand(2)
+
+    given = data(900, 64)
+    wanted = outcome(function, *given, True)
+    with pytest.raises(LimitError) as caught:
+        outcome(compiled(function, memory_limit=1 << 16, strict=True), *given, True)
+    least = int(caught.value.do.split()[3])
+    fast = compiled(function, memory_limit=least, strict=True)
+    assert_same(outcome(fast, *given, True), wanted, 1e-3)
+
+
+class Noisy(torch.autograd.Function):
+    """Draws in its forward and in its backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.tanh() + torch.rand(x.shape)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * functional.dropout(gradient, 0.5) + torch.rand(x.shape) * torch.randn_like(gradient)
+
+
+def test_a_backward_draws_when_it_runs() -> None:
+    """What draws there and reads no gradient could also be drawn in the forward."""
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return Noisy.apply(functional.dropout(Noisy.apply(x * w), 0.3)), Noisy.apply(w), torch.rand(3)
+
+    fast = compiled(function, strict=True)
+    for rows, columns in SIZES:
+        assert_same(outcome(fast, *data(rows, columns), True), outcome(function, *data(rows, columns), True))
+
+
+def checkpointed(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Draws inside and outside of what is computed again."""
+    inside = checkpoint(lambda a: functional.dropout(torch.tanh(a * w), 0.3), functional.dropout(x, 0.2),
+                        use_reentrant=False)
+    return functional.dropout(inside, 0.1), torch.rand(3)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_checkpointed_layers_draw_as_eager(train: bool) -> None:
+    fast = compiled(checkpointed, strict=True)
+    for rows, columns in SIZES:
+        assert_same(outcome(fast, *data(rows, columns), train), outcome(checkpointed, *data(rows, columns), train))
+
+
+class Drawing(torch.nn.Module):
+    """A function of a matrix and a weight as a module."""
+
+    def __init__(self, function, columns: int) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = torch.nn.Parameter(torch.linspace(-1, 1, columns))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.function(x, self.weight)
+
+
+def square(model: torch.nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    found = model(x)
+    return sum((one.square().mean() for one in found), model.weight.square().sum()), *found
+
+
+@pytest.mark.parametrize("name", ["random 0", "random 1", "noisy", "checkpointed"])
+def test_whole_steps_draw_as_eager(name: str) -> None:
+    functions = {"random 0": program(11, ["dropout", "randn_like", "rand", "normal_", "not read"]),
+                 "random 1": program(12, ["rrelu", "multinomial", "uniform_", "bernoulli", "randperm"]),
+                 "noisy": lambda x, w: (Noisy.apply(functional.dropout(Noisy.apply(x * w), 0.3)), torch.rand(3)),
+                 "checkpointed": checkpointed}
+    ours = Drawing(functions[name], 8)
+    eager = copy.deepcopy(ours)
+    mine, theirs = (torch.optim.AdamW(model.parameters(), lr=1e-2) for model in (ours, eager))
+    step = anyshape.train_step(ours, square, mine, strict=True)
+    for rows in (6, 3, 1):
+        x, _ = data(rows, 8)
+        seen = []
+        for run in (step, lambda batch: square(eager, batch)):
+            torch.manual_seed(rows)
+            found = run(x)
+            if run is not step:
+                theirs.zero_grad()
+                found[0].backward()
+                theirs.step()
+            model = ours if run is step else eager
+            seen.append([*(one.detach() for one in found), torch.get_rng_state(), model.weight.detach().clone()])
+        assert_same(*seen, bound=1e-3)
+
+
+@torch.library.custom_op("anyshape_tests::noise", mutates_args=())
+def noise(x: Tensor) -> Tensor:
+    """Draws, and says so nowhere."""
+    return x + torch.rand_like(x)
+
+
+noise.register_fake(torch.empty_like)
+
+
+def test_operators_of_which_nothing_is_known_keep_their_place_among_draws() -> None:
+    """And two calls of one are two calls."""
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return x * 2, torch.randn_like(x), noise(x), noise(x) * w, functional.dropout(x, 0.4) - 1
+
+    with torch.no_grad():
+        fast = compiled(function, strict=True)
+        for rows, columns in SIZES:
+            assert_same(outcome(fast, *data(rows, columns), False), outcome(function, *data(rows, columns), False))
+
+
+def test_verifier_and_judge_know_the_order() -> None:
+    fast = compiled(lambda x: (torch.rand(3), x * 2, torch.randn_like(x)), strict=True)
+    fast(torch.randn(4, 5))
+    (program,) = compilation_of(fast).programs
+    graph, plan = program.compiled.graph, program.compiled.plan
+    numbers = {name: 8 for name in program.compiled.executable.layout.symbols}
+    judge(plan, numbers)
+    with pytest.raises(VerifyError, match="effect 1 comes after effect 2"):
+        verify(dataclasses.replace(graph, nodes=graph.nodes[::-1]))
+    with pytest.raises(VerifyError, match="effect 1 comes after effect 2"):
+        judge(permuted(plan, range(len(plan.steps))[::-1]), numbers)

@@ -7,6 +7,7 @@ import gc
 import pickle
 import subprocess
 import sys
+import types
 import warnings
 import weakref
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 import anyshape
+from anyshape import torch_compat
 from anyshape.base.errors import ConfigError, InputError, Unsupported
 from anyshape.frontend import dynamo, sizes
 from anyshape.frontend.compilation import Compilation
@@ -731,11 +733,11 @@ def test_request_describes_the_tape():
     assert forward.static_inputs
 
 
-def test_plain_saved_tensors_where_torch_has_no_opaque_objects(monkeypatch):
-    from anyshape.run import torch_api
-    monkeypatch.setattr(torch_api, "HAS_OPAQUE", False)
-    fast = check(Block(), (3, 8), (1, 8), (5, 8))
-    assert graphs(fast) == 1
+@pytest.mark.filterwarnings("ignore::anyshape.torch_compat.TorchVersionWarning")
+def test_plain_saved_tensors_where_torch_has_no_opaque_objects():
+    with torch_compat.pretending("torch._opaque_base.OpaqueBase"):
+        fast = check(Block(), (3, 8), (1, 8), (5, 8))
+        assert graphs(fast) == 1
 
 
 def test_small_sizes_are_checked_once_per_pattern_and_ones_beforehand(monkeypatch):
@@ -999,3 +1001,53 @@ def test_a_size_of_0_is_not_traced_for_all_sizes():
         torch.testing.assert_close(fast(x), x.cumprod(1))
         (found,), (wanted,) = (torch.autograd.grad(function(x).sum(), x) for function in (fast, lambda x: x.cumprod(1)))
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+# ---- holders of values, and graphs that break
+
+
+class Named(types.SimpleNamespace):
+    @property
+    def total(self):
+        return self.loss + self.out.sum()
+
+
+class Plain:
+    def __init__(self, loss, out):
+        self.loss, self.out = loss, out
+
+
+HOLDERS = {
+    "namespace": lambda loss, out, given: types.SimpleNamespace(loss=loss, out=out),
+    "made by names": lambda loss, out, given: types.SimpleNamespace(**dict(zip("ba", (loss, out), strict=True))),
+    "nested": lambda loss, out, given: types.SimpleNamespace(a=[types.SimpleNamespace(loss=loss)], c={"x": out}),
+    "changed": lambda loss, out, given: setattr(given, "count", given.count + 1) or setattr(given, "w", loss) or given,
+    "a subclass": lambda loss, out, given: Named(loss=Named(loss=loss, out=out).total, out=out * given.count),
+    "attributes": lambda loss, out, given: vars(types.SimpleNamespace(loss=loss, out=out)),
+    "attributes of an object": lambda loss, out, given: Plain(loss, out).__dict__,
+}
+
+
+def flat(value, place=""):
+    """What is in holders, in order: the place, the class, and the value where it is a tensor."""
+    inner = vars(value) if isinstance(value, types.SimpleNamespace) else value
+    yield place, type(value), value if isinstance(value, torch.Tensor) else None
+    if isinstance(inner, (dict, list, tuple)):
+        for name, one in inner.items() if isinstance(inner, dict) else enumerate(inner):
+            yield from flat(one, f"{place}/{name}")
+
+
+@pytest.mark.skipif(not torch_compat.has("torch._dynamo.variables.DunderDictVariable"), reason="torch 2.12 brought it")
+@pytest.mark.parametrize("name", HOLDERS)
+def test_holders_of_values_end_no_graph(name):
+    def forward(x, given):
+        out = torch.relu(x * 2 - 1)
+        return HOLDERS[name](out.sum(), out, given)
+
+    fast = anyshape.compile(forward, strict=True)
+    for n in (3, 1, 5):
+        x, given, other = torch.randn(n, 4), *(types.SimpleNamespace(w=torch.ones(()), count=2) for _ in range(2))
+        found, wanted = list(flat([fast(x, given), given])), list(flat([forward(x, other), other]))
+        assert [one[:2] for one in found] == [one[:2] for one in wanted]
+        close([one[2] for one in found if one[2] is not None], [one[2] for one in wanted if one[2] is not None])
+    assert graphs(fast) == 1

@@ -2,9 +2,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,3 +127,77 @@ def test_compiled_objects_are_sliced_copied_and_pickled_as_what_they_are() -> No
             torch.testing.assert_close(again(x), wanted)
     assert pickle.loads(pickle.dumps(decorated)) is decorated
     assert pickle.loads(pickle.dumps(once))._anyshape.compilation.config.strict
+def test_machine_code_that_somebody_else_may_have_written_is_not_run(tmp_path):
+    """A cache folder that anybody can write to is not read and not written, and one warning says so."""
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    x = torch.randn(3, 7)
+    fast = anyshape.compile(lambda x: torch.softmax(x * 3, -1), strict=True, cache_dir=str(tmp_path / "cache"))
+    with pytest.warns(RuntimeWarning, match="somebody else may have written it"):
+        torch.testing.assert_close(fast(x), torch.softmax(x * 3, -1))
+    assert list(Path(tmp_path / "cache").iterdir()) == []
+
+
+def test_which_routine_multiplies_does_not_hang_on_the_name_of_the_processor(monkeypatch: pytest.MonkeyPatch,
+                                                                             tmp_path: Path) -> None:
+    """What was measured on this machine decides, in both directions; the numbers are right either way."""
+    from anyshape.backend import host_words
+    from anyshape.run import autotune
+    from anyshape.run.cache import DiskCache
+    from anyshape.run.measured import Measurements
+
+    x, w = torch.randn(64, 256), torch.randn(256, 128)
+    for gain, op in ((3.0, host_words.PRODUCT), (0.3, host_words.MATMUL)):
+        kept = Measurements(DiskCache(str(tmp_path / str(gain))))
+        monkeypatch.setattr(autotune, "measured", lambda *_, gain=gain: gain)
+        monkeypatch.setattr(autotune, "_measurements", lambda _, kept=kept: kept)
+        autotune.autotune_of.cache_clear()
+        try:
+            fast = anyshape.compile(torch.matmul, strict=True, calibrate=True)
+            torch.testing.assert_close(fast(x, w), x @ w)
+            (record,) = fast.programs[0].executable.records.values()
+            assert record.program[record.program[host_words.HEAD_FIRST]] == op
+        finally:
+            autotune.autotune_of.cache_clear()
+
+
+def test_a_tensor_means_what_its_bits_say_and_one_without_memory_is_refused() -> None:
+    """The memory of a tensor with the negative bit holds the opposite numbers; one of zeros may have no memory."""
+    model = nn.Linear(6, 3)
+    for fast in (anyshape.compile(model, strict=True), torch.compile(model, backend="anyshape")):
+        turned = torch.randn(4, 6, dtype=torch.complex64).conj().imag
+        assert turned.is_neg()
+        torch.testing.assert_close(fast(turned), model(turned))
+        zeros = torch._efficientzerotensor((4, 6))
+        torch.testing.assert_close(fast(zeros), model(zeros))
+        nothing = torch.randn(4, 6)
+        nothing.untyped_storage().resize_(0)
+        with pytest.raises(AnyShapeError, match="no memory"):  # eager PyTorch ends the process
+            fast(nothing)
+
+
+def test_whole_numbers_divided_by_zero_are_an_error_and_nothing_is_written() -> None:
+    def share(total: torch.Tensor, people: torch.Tensor) -> torch.Tensor:
+        total.floor_divide_(people)
+        return torch.where(people != 0, total % people, -1)
+
+    fast = anyshape.compile(share, strict=True)
+    torch.testing.assert_close(fast(torch.tensor([7, 8]), torch.tensor([2, 3])), torch.tensor([1, 2]))
+    total = torch.tensor([7, 8, 9])
+    with pytest.raises(ZeroDivisionError, match=r"test_hostile\.py"):
+        fast(total, torch.tensor([2, 0, 3]))
+    assert total.tolist() == [7, 8, 9]
+
+
+def test_what_was_compiled_goes_with_its_object() -> None:
+    def one() -> list[weakref.ref[object]]:
+        model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+        fast = anyshape.compile(model)
+        for rows in (3, 5):
+            fast(torch.randn(rows, 8)).sum().backward()
+        return [weakref.ref(model), weakref.ref(model[0].weight.grad), *map(weakref.ref, fast.programs)]
+
+    gone = [ref for _ in range(3) for ref in one()]
+    gc.collect()
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * len(gone)

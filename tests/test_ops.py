@@ -139,6 +139,10 @@ class Evaluator:
             raise IndexError(f"{register} is not in {limit}")
         return self.as_index(numpy.int64(wrapped))
 
+    def check(self, holds: Any, code: int) -> None:
+        if not holds:
+            raise ZeroDivisionError
+
 
 # ---- samples
 
@@ -259,6 +263,9 @@ def pointwise_samples() -> Iterator[Sample]:
     for source, target in product(("f32", "bf16", "f16", "f64", "i64", "i32", "u8", "bool"), repeat=2):
         yield Sample("cast", (T(source, (n, 3), 0 if target == "u8" else -3, 3),), {"dtype": target}, THREE)
     yield Sample("store", (T("f32", (n, 3)),), {"dtype": "bf16"}, THREE)
+    for dtype, count in product(("i64", "u8"), (n * 3, n * 6)):
+        yield Sample("divisor", (T(dtype, (n, 3), 1, 5),), {"count": count}, THREE)
+    yield Sample("divisor", (T("i32", (3,), 0, 0),), {"count": n - n}, THREE)
 
 
 def create_samples() -> Iterator[Sample]:

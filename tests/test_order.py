@@ -108,7 +108,7 @@ def random_plan(seed, count=12, writes=0.0):
             home = "extern" if kind < 0.3 else "arena"
             buffers[f"v{k}"] = Buffer(f"v{k}", size, home, 0, k, k)
             made[f"v{k}"] = k
-            steps.append(ExternStep("aten.op.default", reads, ("op", k), (result,), effect=kind < 0.2)
+            steps.append(ExternStep("aten.op.default", reads, ("op", k), (result,), effect=k + 1 if kind < 0.2 else 0)
                          if home == "extern" else LibraryStep("op", reads, (result,), (("number", k),)))
         read.update(names)
     outputs = tuple(Window(name, TensorType("u8", (buffers[name].bytes,))) for name in made if name not in read)

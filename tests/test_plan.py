@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from anyshape.plan.rooms import share
 from anyshape.plan.show import show
 from anyshape.run.context import shared_context
 from anyshape.run.layout import layout_of
-from anyshape.run.placement import Greedy
+from anyshape.run.placement import best
 from anyshape.run.record import Records
 from anyshape.sym.expr import floordiv, symbol
 from anyshape.sym.facts import Facts
@@ -59,7 +60,7 @@ def random_problem(seed, count=40, steps=30, saved=0.0):
 def record_of(plan, values, forward=None):
     context = shared_context()
     functions = context.functions([], ())
-    return Records(plan, layout_of(plan, {}), context, functions, forward).make(values)
+    return Records(plan, layout_of(plan, {}, lambda _: True), context, functions, forward).make(values)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -188,7 +189,7 @@ def test_a_new_shape_costs_little():
     """300 buffers: layout and placement of a new shape."""
     plan = allocate(random_problem(1, count=300, steps=250, saved=0.2))
     context = shared_context()
-    records = Records(plan, layout_of(plan, {}), context, context.functions([], ()), None)
+    records = Records(plan, layout_of(plan, {}, lambda _: True), context, context.functions([], ()), None)
     records.make({"b": 2, "s": 2})
     made = calls(lambda: records.make({"b": 5, "s": 300}))
     assert made < 10_000  # a few milliseconds
@@ -202,17 +203,10 @@ def test_places_are_the_same_where_only_what_is_alive_together_is_looked_at(long
         lives = [(first, first + random_.choice((0, 1, 2, longest))) for first in random_.choices(range(200), k=300)]
         items = np.array([(0, 0, 200, 0), *((64 * random_.randint(0, 9), *life, 0) for life in lives)], np.int64)
         items[:3, 3], items[:3, 0] = (0, 640, 1920), 576
-        greedy = Greedy(shared_context(), items, 3, 4096)
-        found += len(greedy.near) > 0
-        order = np.array([*range(3, len(items))])
-        random_.shuffle(order)
-        ways = [(lowest, ceiling) for lowest in (False, True) for ceiling in (0, 8192)]
-        near = [greedy.placed(order, *way) for way in ways]
-        greedy.near = np.zeros(0, np.int64)
-        for way, (top, places) in zip(ways, near, strict=True):
-            expected, offsets = greedy.placed(order, *way)
-            assert top == expected
-            assert places.tolist() == offsets.tolist()
+        places = [best(shared_context(), one, 3, 4096, 8192, sys.maxsize, few) for few in (0, len(items))
+                  for one in (items, [tuple(item) for item in items.tolist()])]
+        assert all(one == places[0] for one in places)
+        found += len(set(places[0][1])) > 3
     assert found == 20
 
 

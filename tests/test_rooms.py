@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from anyshape.backend import host_words as host
-from anyshape.backend.limits import host as processor
 from anyshape.plan.judge import judge
-from anyshape.run import layout, words
 from anyshape.run.arena import PAGE, Block
 from anyshape.run.executable import Executable
 from anyshape.run.record import Record
@@ -189,9 +187,6 @@ def blocks_of(run: Executable, call: Callable[[], torch.Tensor]) -> tuple[torch.
 def test_products_pack_their_rows_over_themselves(calls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last product needs no scratch, so that the others' may go with the lower block; any number of rows and
     columns, of blocks of k, and of threads."""
-    monkeypatch.setattr(words, "OUR_CPUS", frozenset((processor().cpu,)))
-    words_of = layout._product
-    words_of.cache_clear()
     generator = torch.Generator().manual_seed(5)
 
     def step(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -203,7 +198,7 @@ def test_products_pack_their_rows_over_themselves(calls: bool, monkeypatch: pyte
     try:
         for many in (1, 3):
             torch.set_num_threads(many)
-            fast = compiled(step)
+            fast = compiled(step, products="own")
             for rows, inner, columns in ((300, 160, 1000), (301, 144, 1023), (418, 1024, 2100), (303, 272, 4097)):
                 x, v, w = (torch.randn(*size, generator=generator) / inner**0.5
                            for size in ((rows, inner), (inner, inner), (columns, inner)))
@@ -225,21 +220,17 @@ def test_products_pack_their_rows_over_themselves(calls: bool, monkeypatch: pyte
                     assert asked == ([record.temporary] if scratch <= record.spare else [scratch, record.temporary])
     finally:
         torch.set_num_threads(threads)
-        words_of.cache_clear()
 
 
 def test_rows_that_are_read_again_are_not_packed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "OUR_CPUS", frozenset((processor().cpu,)))
-    layout._product.cache_clear()
 
     def step(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         h = torch.sin(torch.tanh(torch.tanh(x @ v) @ v) @ v)
         return h @ w.t(), (h @ v[:, :1]).amax(0)
-    fast = compiled(step)
+    fast = compiled(step, products="own")
     x, v, w = torch.randn(300, 160), torch.randn(160, 160) / 8, torch.randn(1000, 160) / 8
     for one, other in zip(fast(x, v, w), step(x, v, w), strict=True):
         assert not differs(one, other)
     run = compilation_of(fast).programs[-1].compiled.executable
     (record,) = run.records.values()
     assert record.room >= 0 and record.spare == 0 and host.OVER not in ops_of(record)
-    layout._product.cache_clear()

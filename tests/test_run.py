@@ -3,11 +3,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import os
-import pathlib
 import re
 import threading
-import warnings
 
 import pytest
 import torch
@@ -23,7 +20,6 @@ from anyshape.plan.alloc import allocate
 from anyshape.plan.judge import judge
 from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Regime, Window
 from anyshape.run.arena import Pool
-from anyshape.run.cache import DiskCache
 from anyshape.run.context import Context, shared_context
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.executable import Executable
@@ -540,53 +536,7 @@ def test_a_program_without_steps():
     assert found[0] is given and found[1:] == [4, None, 3]
 
 
-# ---- the disk cache
-
-
-def test_the_cache_keeps_and_replaces(tmp_path):
-    cache = DiskCache(str(tmp_path))
-    key = "ab" * 32
-    assert cache.get(key) is None
-    cache.put(key, b"code")
-    assert cache.get(key) == b"code"
-    path = cache.path(key)
-    whole = pathlib.Path(path).read_bytes()
-    for broken in (b"", whole[:-1], whole[:20], whole[:-1] + b"X", b"other" + whole):
-        pathlib.Path(path).write_bytes(broken)
-        assert cache.get(key) is None
-        cache.put(key, b"code")
-        assert cache.get(key) == b"code"
-    assert [name for name in os.listdir(os.path.dirname(path)) if name.startswith("new-")] == []
-
-
-def test_a_cache_that_cannot_be_written_warns_once(tmp_path):
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    cache = DiskCache(str(blocked))
-    with pytest.warns(RuntimeWarning, match="cannot keep compiled code"):
-        cache.put("ab" * 32, b"code")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        cache.put("ab" * 32, b"code")
-    assert cache.get("ab" * 32) is None
-
-
-def test_many_writers(tmp_path):
-    cache = DiskCache(str(tmp_path))
-    key, data = "cd" * 32, [bytes([i]) * 100_000 for i in range(10)]
-    seen = []
-
-    def write(i):
-        for _ in range(5):
-            cache.put(key, data[i])
-            seen.append(cache.get(key))
-
-    workers = [threading.Thread(target=write, args=(i,)) for i in range(10)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert len(seen) == 50 and all(found in data for found in seen)
+# ---- the context
 
 
 def test_the_context_is_shared_and_memory_is_counted():

@@ -6,23 +6,15 @@ import torch
 
 import anyshape
 from anyshape.backend import host_words
-from anyshape.backend.limits import host
 from anyshape.ir.types import TensorType
 from anyshape.plan.judge import judge
 from anyshape.plan.plan import Buffer, LibraryStep, Plan, Window
 from anyshape.plan.together import MOST, together
-from anyshape.run import layout, words
+from anyshape.run import words
 from anyshape.sym.facts import Facts
 
 SIZES = [(96, 512, (512, 128, 100)), (20, 300, (64, 65, 700)), (700, 1700, (300, 70, 64)), (1, 40, (64, 64, 64)),
          (900, 130, (64, 33, 200)), (0, 5, (3, 4, 5)), (33, 150, (64, 0, 70)), (37, 0, (8, 9, 10)), (13, 1, (1, 2, 3))]
-
-
-@pytest.fixture(autouse=True)
-def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products of f32 from panels, whatever the processor."""
-    monkeypatch.setattr(words, "OUR_CPUS", frozenset((host().cpu,)))
-    layout._product.cache_clear()
 
 
 def several(x, a, b, c):
@@ -36,7 +28,7 @@ def test_side_by_side(dtype, threads):
     torch.set_num_threads(threads)
     one = 2.0**-23 if dtype is torch.float32 else torch.finfo(dtype).eps / 2
     try:
-        fast = anyshape.compile(several, strict=True)
+        fast = anyshape.compile(several, strict=True, products="own")
         for rows, inner, columns in SIZES:
             x = torch.randn(rows, inner).to(dtype)
             a, b, c = (torch.randn(*shape).to(dtype) for shape in ((inner, columns[0]), (columns[1], inner),
@@ -56,7 +48,7 @@ def test_side_by_side(dtype, threads):
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
     not words.native("bf16"), reason="this processor's products are PyTorch's"))])
 def test_the_host_gets_one_step(dtype):
-    fast = anyshape.compile(several, strict=True)
+    fast = anyshape.compile(several, strict=True, products="own")
     x, a, b, c = (torch.randn(*shape).to(dtype) for shape in ((96, 512), (512, 128), (64, 512), (512, 100)))
     fast(x, a, b, c)
     executable = fast.programs[0].compiled.executable

@@ -31,7 +31,7 @@ graph 0.forward(x: f32[b, n], y: bf16[4, 2*b + 1] strides [1, 4], k: size, t: i6
   p = bit_and(l, True)                         bool[b, n]
   q, r = extern(x, k + 1, 2.5 | target="aten.x#\"y", template=[["args", ["operand", 0], ["none"], []],
       ["kwargs", ["v", ["float", inf]]]], effect=False)   f32[b, n], i64[n] strides [2]
-  extern(x, q | target="aten.touch.default", template=[["args", None]], effect)
+  extern(x, q | target="aten.touch.default", template=[["args", None]], effect=1)
   z = permute(x | dims=[1, 0])                 f32[n, b]   # src/model.py:40 in forward
   write w <- o
   write x <- a
@@ -88,8 +88,8 @@ graph shared(x: f32[n], seed: i64[]) where 1 <= n
   f = add(x, -0.0)                              f32[n]
   r = random(seed | shape=[n])                  f32[n]
   s = random(seed | shape=[n])                  f32[n]
-  u = extern(x | target="aten.bernoulli.default", template=[["args", ["operand", 0]], ["kwargs"]], effect)  f32[n]
-  v = extern(x | target="aten.bernoulli.default", template=[["args", ["operand", 0]], ["kwargs"]], effect)  f32[n]
+  u = extern(x | target="aten.bernoulli.default", template=[["args", ["operand", 0]], ["kwargs"]], effect=1)  f32[n]
+  v = extern(x | target="aten.bernoulli.default", template=[["args", ["operand", 0]], ["kwargs"]], effect=2)  f32[n]
   g = exp(x)                                    f32[n]
   h = sub(r, s)                                 f32[n]
   i = add(u, v)                                 f32[n]

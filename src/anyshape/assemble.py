@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anyshape.ir.graph import Graph, Node, Operand, Value, has_effect
-from anyshape.ir.op import row
+from anyshape.ir.graph import Graph, Node, Operand, Value, effect_of
+from anyshape.ir.op import checks_of, row
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.kernel.cover import covered
 from anyshape.kernel.flat import along
@@ -340,7 +340,6 @@ class _Assembly:
                 params.append(self.define(value_name, kind))
             else:  # it reads what is there, or writes into it
                 params.append(self.stored(value_name))
-        lines = dict.fromkeys(n.where for n in item.group.nodes if n.where)
         regimes = []
         handed: list[Window] = []
         inside: dict[str, Size] = dict(zip(item.lowered.program.sizes, item.lowered.sizes, strict=True))
@@ -351,10 +350,11 @@ class _Assembly:
             for dtype, count in version.handed:
                 kind = TensorType(dtype, (substitute(count, inside),))
                 handed.append(self.define(f"{item.group.stored[0].name} handed {len(handed)}", kind))
-        reuse = [overwritable(*version.programs) for version in versions]
-        self.steps.append(KernelStep(tuple(regimes), tuple(params), tuple(outputs), "; ".join(lines),
-                                     tuple(pair for pair in reuse[0] if all(pair in other for other in reuse)),
-                                     tuple(handed), along(versions[0].programs[0]) if len(versions) == 1 else ()))
+        over = [overwritable(*version.programs) for version in versions]
+        text = "; ".join(dict.fromkeys(n.where for n in item.group.nodes if n.where))
+        self.steps.append(KernelStep(
+            tuple(regimes), tuple(params), tuple(outputs), text, tuple(p for p in over[0] if all(p in r for r in over)),
+            tuple(handed), along(versions[0].programs[0]) if len(versions) == 1 else (), checks_of(item.group.nodes)))
 
     def library(self, node: Node) -> None:
         inputs = tuple(self.window(v) for v in node.values())
@@ -373,7 +373,7 @@ class _Assembly:
         else:
             target, template = f"anyshape.{node.op}", tuple(node.attrs)
         assert isinstance(target, str)
-        self.steps.append(ExternStep(target, inputs, template, outputs, node.where, has_effect(node)))
+        self.steps.append(ExternStep(target, inputs, template, outputs, node.where, effect_of(node)))
 
     def dense(self, window: Operand | Window, node: Node) -> Window:
         """The operand of a library that would copy it aside: here the copy lies in the arena."""

@@ -23,7 +23,7 @@ from anyshape.kernel.loop import LoopProgram
 from anyshape.kernel.regimes import Versions, versions
 from anyshape.kernel.show import content_name
 from anyshape.kernel.show import show as show_kernel
-from anyshape.ops.needs import selected_sizes, uncertain_sizes
+from anyshape.ops.needs import divided_sizes, selected_sizes, uncertain_sizes
 from anyshape.passes import pipeline
 from anyshape.passes.dce import dce
 from anyshape.passes.pipeline import History
@@ -40,8 +40,9 @@ from anyshape.plan.rooms import share
 from anyshape.plan.segments import Segment, again_graph, segments
 from anyshape.plan.show import show as show_plan
 from anyshape.plan.together import together
+from anyshape.run.autotune import autotune_of
 from anyshape.run.cache import cache_of
-from anyshape.run.context import shared_context
+from anyshape.run.context import context_of
 from anyshape.run.executable import Executable
 from anyshape.run.words import takes_any_strides
 from anyshape.sym.expr import Size
@@ -126,9 +127,11 @@ def compile_graph(graph: Graph, config: Config, forward: Compiled | None = None,
     plan = late(assembled)
     fusion = _with_items(fusion, assembled, plan)
     plan = dataclasses.replace(
-        received(plan), nonnegative=nonnegative, selected=selected_sizes(graph), whole=whole and forward is None)
+        received(plan), nonnegative=nonnegative, selected=selected_sizes(graph), divided=divided_sizes(graph),
+        whole=whole and forward is None)
     if pipeline.EPILOGUES not in config.disabled():
-        banded = bands(plan, takes_any_strides)
+        ours = autotune_of(context_of(cache_of(config)), config.products_mode).ours
+        banded = bands(plan, lambda dtype: takes_any_strides(dtype, ours))
         fusion, plan = _with_items(fusion, plan, banded), banded
     ordered: tuple[Plan, ...] = (plan,)
     if pipeline.ORDER not in config.disabled():
@@ -231,7 +234,8 @@ def twin(compiled: Compiled, config: Config) -> Executable:
 
 
 def _executable(plan: Plan, kernels: Sequence[BuiltKernel], before: Plan | None, config: Config) -> Executable:
-    return Executable(plan, kernels, shared_context(), before, config.threads, config.packed_bytes)
+    return Executable(plan, kernels, context_of(cache_of(config)), before, config.threads, config.packed_bytes,
+                      config.products_mode)
 
 
 def _with_items(fusion: Fusion, plan: Plan, other: Plan) -> Fusion:

@@ -39,3 +39,6 @@ class ObjectCache(Protocol):
 
     def put(self, key: str, data: bytes) -> None:
         """Keep `data` under `key`."""
+
+    def put_first(self, key: str, data: bytes) -> bytes:
+        """Keep `data` under `key` unless something is there; what is there then."""

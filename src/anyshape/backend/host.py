@@ -14,7 +14,9 @@ from anyshape.backend.host_grouped import GROUPED_ROUTINES, run_grouped
 from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, run_matmul
 from anyshape.backend.host_over import OVER_ROUTINES, run_over
 from anyshape.backend.host_packed import PACKED_ROUTINES, run_packed
+from anyshape.backend.host_places import PLACE_ROUTINES
 from anyshape.backend.host_series import SERIES_ROUTINES, run_bands, run_series
+from anyshape.backend.host_threads import THREAD_ROUTINES, fork, look
 from anyshape.backend.host_words import (
     ATTENTION,
     ATTENTION_SCRATCH,
@@ -31,7 +33,9 @@ from anyshape.backend.host_words import (
     GOMP_PARALLEL,
     GROUPED,
     GROUPED_SCRATCH,
+    HEAD_EMPTY,
     HEAD_FIRST,
+    HEAD_GIVEN,
     HEAD_KEPT,
     HEAD_PLACED,
     HEAD_SCRATCH,
@@ -41,6 +45,7 @@ from anyshape.backend.host_words import (
     KERNEL,
     MATMUL,
     MONOTONIC,
+    NO_MEMORY,
     OVER,
     PACKED_SCRATCH,
     PARALLEL_WORK,
@@ -76,9 +81,11 @@ from anyshape.backend.native import (
 
 
 def run_plan(block: int) -> int:
-    """Runs the program of `block`; DONE, CHECK_FAILED or CALLBACK_FAILED."""
+    """Runs the program of `block`; DONE, CHECK_FAILED, CALLBACK_FAILED or NO_MEMORY."""
     program = word(block, PROGRAM)
-    resolve(block, program)
+    if resolve(block, program) != DONE:
+        return NO_MEMORY
+    look(block)
     workspace = block + 8 * word(program, HEAD_WORKSPACE)
     step = program + 8 * word(program, HEAD_FIRST)
     op = word(step, 0)
@@ -130,7 +137,16 @@ def read_clock(block: int, time: int, number: int) -> int:
 
 
 def resolve(block: int, program: int) -> int:
-    """Writes the addresses of the arena's buffers into their slots."""
+    """Writes the addresses of the arena's buffers into their slots.
+
+    NO_MEMORY if an input has elements and no address.
+    """
+    missing = 0
+    for slot in range(word(program, HEAD_GIVEN)):
+        if word(block, SLOTS + 1 + slot) == 0:
+            missing += 1
+    if missing > word(program, HEAD_EMPTY):
+        return NO_MEMORY
     kept_bytes = word(program, HEAD_KEPT)
     kept = word(block, KEPT)
     temporary = word(block, TEMP) - kept_bytes
@@ -140,7 +156,7 @@ def resolve(block: int, program: int) -> int:
         offset = word(pair, 1)
         set_word(block, SLOTS + word(pair, 0), (kept if offset < kept_bytes else temporary) + offset)
         pair += 16
-    return 0
+    return DONE
 
 
 def run_kernel(block: int, step: int, workspace: int, program: int) -> int:
@@ -169,7 +185,7 @@ def run_kernel(block: int, step: int, workspace: int, program: int) -> int:
     set_word(data, 3, blocks)
     set_word(data, 4, scratch)
     set_word(data, 5, word(program, HEAD_SCRATCH))
-    call_void(word(functions, GOMP_PARALLEL), kernel_part, data, threads, 0)
+    fork(block, kernel_part, data, threads)
     return 0
 
 
@@ -212,166 +228,13 @@ def measure(program: int, functions: int, workspace: int) -> int:
     set_word(program, HEAD_SCRATCH, (scratch + 63) & -64)
     return 0
 
-SHORT = 32  # lists up to here are sorted in one go
-CROWDED = 4  # where a buffer is alive with more than this part of all, looking at all of them takes no longer
 
-
-def place(count: int, fixed: int, order: int, sizes: int, firsts: int, lasts: int, offsets: int, placed: int,
-          wall: int, lowest: int, ceiling: int, starts: int, near: int) -> int:
-    """Places buffers one after another in `order`, each into the smallest gap that fits (best fit), or, if `lowest` is
-    not 0, into the lowest one (first fit); returns the top.
-
-    What fits between the others and `ceiling` hangs from there: so two that are alive together for a moment only, as
-    one layer's result and the next one's, lie at opposite ends, and each leaves all the rest in one piece.
-
-    All arguments but count, fixed (that many of `order` have offsets already), wall, lowest and ceiling are addresses
-    of `count` words each. No buffer crosses `wall`. `placed` is room for the list of buffers by offset, and as much
-    again. `starts`, `near`: which buffers are alive with each, as `neighbours` lists them, or 0: all are looked at.
-    """
-    top = wall
-    turns = placed + 8 * count  # by buffer, 1 + its position in `order`, once it is placed
-    if near != 0:
-        fill_zero(turns, 8 * count)
-    for position in range(count):
-        item = word(order, position)
-        used = position
-        if position >= fixed:
-            if near != 0:
-                used = gathered(near + 8 * word(starts, item), word(starts, item + 1) - word(starts, item), offsets,
-                                placed, turns)
-            set_word(offsets, item, best_gap(item, used, sizes, firsts, lasts, offsets, placed, wall, lowest, ceiling))
-        at = word(offsets, item)
-        top = maximum(top, at + word(sizes, item))
-        if near != 0:
-            set_word(turns, item, position + 1)
-            continue
-        slot = position
-        while slot > 0:
-            before = word(placed, slot - 1)
-            if word(offsets, before) <= at:
-                break
-            set_word(placed, slot, before)
-            slot -= 1
-        set_word(placed, slot, item)
-    return top
-
-
-def gathered(near: int, count: int, offsets: int, placed: int, turns: int) -> int:
-    """Lists those of `count` buffers that have a place, by offset and then as they got it; returns how many. (Shell's
-    sort, of short lists an insertion sort.)"""
-    used = 0
-    for i in range(count):
-        item = word(near, i)
-        if word(turns, item) != 0:
-            set_word(placed, used, item)
-            used += 1
-    gap = used if used > SHORT else 2
-    while gap > 1:
-        gap = maximum(gap * 4 // 9, 1)
-        for i in range(gap, used):
-            item = word(placed, i)
-            at = word(offsets, item)
-            slot = i
-            while slot >= gap:
-                before = word(placed, slot - gap)
-                other = word(offsets, before)
-                if other < at:
-                    break
-                if other == at and word(turns, before) < word(turns, item):
-                    break
-                set_word(placed, slot, before)
-                slot -= gap
-            set_word(placed, slot, item)
-    return used
-
-
-def neighbours(count: int, fixed: int, order: int, firsts: int, lasts: int, starts: int, near: int) -> int:
-    """Which buffers are alive together; nobody asks for the lists of the first `fixed`. `order`: by first step. Without
-    `near`: fills `starts` (count + 1 words) with where the list of each begins, and returns how many entries there are,
-    0 where looking at all buffers takes less than such lists. Then, with `near`: fills them in."""
-    if near == 0:
-        fill_zero(starts, 8 * (count + 1))
-    for i in range(count):
-        item = word(order, i)
-        first = word(firsts, item)
-        last = word(lasts, item)
-        for k in range(i + 1, count):
-            other = word(order, k)
-            if word(firsts, other) > last:
-                break
-            if word(lasts, other) < first:
-                continue
-            if item >= fixed:
-                at = word(starts, item)
-                if near != 0:
-                    set_word(near, at, other)
-                set_word(starts, item, at + 1)
-            if other >= fixed:
-                at = word(starts, other)
-                if near != 0:
-                    set_word(near, at, item)
-                set_word(starts, other, at + 1)
-    if near == 0:
-        total = 0
-        for i in range(count):
-            found = word(starts, i)
-            set_word(starts, i, total)
-            total += found
-        set_word(starts, count, total)
-        return total if CROWDED * total < count * count else 0
-    for k in range(count):
-        i = count - k
-        set_word(starts, i, word(starts, i - 1))
-    set_word(starts, 0, 0)
-    return 0
-
-
-def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets: int, placed: int,
-             wall: int, lowest: int, ceiling: int) -> int:
-    """The offset of the smallest, or lowest, gap that holds `item` among the placed buffers alive with it, else the
-    top. In the last gap before `ceiling` it lies at the upper end."""
-    size = word(sizes, item)
-    first = word(firsts, item)
-    last = word(lasts, item)
-    cursor = 0
-    best = -1
-    smallest = 4611686018427387904
-    crossed = 0
-    for i in range(used):
-        other = word(placed, i)
-        if word(firsts, other) > last or word(lasts, other) < first:
-            continue
-        start = word(offsets, other)
-        if crossed == 0 and start >= wall:
-            gap = wall - cursor
-            if gap >= size and gap < smallest:
-                best = cursor
-                smallest = gap if lowest == 0 else 0
-            cursor = maximum(cursor, wall)
-            crossed = 1
-        gap = start - cursor
-        if gap >= size and gap < smallest:
-            best = cursor
-            smallest = gap if lowest == 0 else 0
-        cursor = maximum(cursor, (start + word(sizes, other) + 63) & -64)
-    if crossed == 0:
-        gap = wall - cursor
-        if gap >= size and gap < smallest:
-            best = cursor
-            smallest = gap
-        cursor = maximum(cursor, wall)
-    gap = ceiling - cursor
-    if gap >= size and gap < smallest and cursor > wall:
-        return ceiling - size
-    return cursor if best < 0 else best
-
-
-ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, place, gathered, neighbours, best_gap,
-            *SERIES_ROUTINES, *LIBRARY_ROUTINES, *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES,
+ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, *PLACE_ROUTINES,
+            *THREAD_ROUTINES, *SERIES_ROUTINES, *LIBRARY_ROUTINES, *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES,
             *ATTENTION_ROUTINES)
 
 
 def emit_host() -> str:
-    """LLVM text of the host's routines; `run_plan`, `measure` and `place` are called from outside."""
+    """LLVM text of the host's routines; `run_plan`, `measure`, `search` and `neighbours` are called from outside."""
     constants = {name: value for name, value in {**vars(host_words), **globals()}.items() if isinstance(value, int)}
     return translate(ROUTINES, constants)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from anyshape.backend.host_attention_blas import BLAS_ROUTINES, attention_head, attention_tile
 from anyshape.backend.host_attention_half import HALF_ROUTINES, half_head, half_tile
 from anyshape.backend.host_attention_rows import ROW_ROUTINES
+from anyshape.backend.host_threads import fork
 from anyshape.backend.host_words import (
     ATTENTION_BACKWARD,
     ATTENTION_BATCH,
@@ -36,7 +37,7 @@ from anyshape.backend.host_words import (
     THREAD_NUMBER,
     THREADS,
 )
-from anyshape.backend.native import call, call_void, minimum, set_word, word, words
+from anyshape.backend.native import call, minimum, set_word, word, words
 
 
 def run_attention(block: int, step: int) -> int:
@@ -58,7 +59,7 @@ def run_attention(block: int, step: int) -> int:
     if threads < 2 or word(functions, GOMP_PARALLEL) == 0:
         attention_range(data, 0, items, 0)
         return 0
-    call_void(word(functions, GOMP_PARALLEL), attention_part, data, threads, 0)
+    fork(block, attention_part, data, threads)
     return 0
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from anyshape.backend.host_library import address, matmul_range
 from anyshape.backend.host_packed import packed_range, parts
+from anyshape.backend.host_threads import fork
 from anyshape.backend.host_words import (
     FUNCTIONS,
     GOMP_PARALLEL,
@@ -49,7 +50,6 @@ from anyshape.backend.host_words import (
 )
 from anyshape.backend.native import (
     call,
-    call_void,
     copy_bytes,
     fill_zero,
     load32,
@@ -97,7 +97,7 @@ def run_grouped(block: int, step: int) -> int:
     if threads < 2 or falls != 0 or word(functions, GOMP_PARALLEL) == 0:
         grouped_range(data, 0, 1)
         return 0
-    call_void(word(functions, GOMP_PARALLEL), grouped_part, data, threads, 0)
+    fork(block, grouped_part, data, threads)
     return 0
 
 

@@ -1,6 +1,7 @@
 """Matrix products and copies of the host, in the native subset; see backend/host.py."""
 from __future__ import annotations
 
+from anyshape.backend.host_threads import fork
 from anyshape.backend.host_words import (
     BATCH,
     COPY_DIMS,
@@ -86,7 +87,7 @@ def run_matmul(block: int, step: int) -> int:
     if threads == 1:
         matmul_range(data, 0, word(step, MATMUL_BATCHES), 0, word(step, MATMUL_THIN_ROWS))
     elif threads > 1:
-        call_void(word(word(block, FUNCTIONS), GOMP_PARALLEL), matmul_part, data, threads, 0)
+        fork(block, matmul_part, data, threads)
     return 0
 
 
@@ -300,7 +301,7 @@ def run_copy(block: int, step: int) -> int:
     if threads < 2 or word(functions, GOMP_PARALLEL) == 0:
         copy_range(data, 0, outer)
         return 0
-    call_void(word(functions, GOMP_PARALLEL), copy_part, data, threads, 0)
+    fork(block, copy_part, data, threads)
     return 0
 
 

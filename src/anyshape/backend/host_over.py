@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from anyshape.backend.host_library import address
 from anyshape.backend.host_packed import look_ahead, pack, parts
+from anyshape.backend.host_threads import fork
 from anyshape.backend.host_words import (
     F32,
     FUNCTIONS,
@@ -59,8 +60,8 @@ def run_over(block: int, step: int) -> int:
         pack_over(data, 0, 1)
         multiply_over(data, 0, 1)
         return 0
-    call_void(word(functions, GOMP_PARALLEL), pack_over_part, data, threads, 0)
-    call_void(word(functions, GOMP_PARALLEL), multiply_over_part, data, threads, 0)
+    fork(block, pack_over_part, data, threads)
+    fork(block, multiply_over_part, data, threads)
     return 0
 
 

@@ -15,6 +15,7 @@ columns, sums (of one pair of panels, or of all rows and columns, in half precis
 from __future__ import annotations
 
 from anyshape.backend.host_library import address, copy_run
+from anyshape.backend.host_threads import fork
 from anyshape.backend.host_words import (
     F32,
     FLAT,
@@ -82,7 +83,7 @@ def run_packed(block: int, step: int) -> int:
     if threads == 1:
         packed_share(data, 0, 1)
     elif threads > 1:
-        call_void(word(word(block, FUNCTIONS), GOMP_PARALLEL), packed_part, data, threads, 0)
+        fork(block, packed_part, data, threads)
     return 0
 
 

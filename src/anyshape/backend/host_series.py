@@ -14,6 +14,7 @@ from __future__ import annotations
 from anyshape.backend.host_library import address, matmul_share, matmul_threads, run_matmul
 from anyshape.backend.host_over import run_over
 from anyshape.backend.host_packed import packed_share, packed_threads, run_packed
+from anyshape.backend.host_threads import fork, meet, now
 from anyshape.backend.host_words import (
     BARRIER,
     FUNCTIONS,
@@ -21,6 +22,7 @@ from anyshape.backend.host_words import (
     HEAD_SCRATCH,
     KERNEL,
     MATMUL_THIN,
+    MONOTONIC,
     OVER,
     PARALLEL_WORK,
     PRODUCT,
@@ -52,13 +54,14 @@ def run_series(block: int, step: int, workspace: int, program: int) -> int:
         team = maximum(team, kernel_threads(block, one))
         at = kernel_block(block, one, at)
         one += 8 * word(one, 1)
-    data = words(9)
+    data = words(12)
     set_word(data, 0, functions)
     set_word(data, 1, first)
     set_word(data, 2, end)
     set_word(data, 3, workspace)
     set_word(data, 4, word(block, SCRATCH))
     set_word(data, 5, word(program, HEAD_SCRATCH))
+    set_word(data, 9, block)
     meets = 0 if word(functions, GOMP_PARALLEL) == 0 or word(functions, BARRIER) == 0 else 1
     if product != 0:
         shared = words(7)
@@ -73,7 +76,7 @@ def run_series(block: int, step: int, workspace: int, program: int) -> int:
     if team < 2 or meets == 0:
         series_alone(data)
     else:
-        call_void(word(functions, GOMP_PARALLEL), series_part, data, team, 0)
+        fork(block, series_part, data, team)
     one = first
     at = workspace
     while one < end and word(block, STATUS) == 0:
@@ -160,6 +163,10 @@ def series_part(data: int) -> int:
     functions = word(data, 0)
     number = call(word(functions, THREAD_NUMBER)) & 4294967295
     team = call(word(functions, TEAM_SIZE)) & 4294967295
+    block = word(data, 9)
+    begin = now(functions, MONOTONIC)
+    turn = 0
+    alone = 0
     product = word(data, 6)
     if product != 0:
         shares = minimum(word(data, 8), team)
@@ -167,23 +174,28 @@ def series_part(data: int) -> int:
             packed_share(word(data, 7), number, shares)
         elif number < shares:
             matmul_share(word(data, 7), number, shares)
-        call_void(word(functions, BARRIER))
+        turn += 1
+        alone = meet(block, data + 80, number, turn, begin)
     scratch = word(data, 4) + number * word(data, 5)
     one = word(data, 1)
     at = word(data, 3)
     while one < word(data, 2):
-        threads = minimum(word(at, 1), team)
+        if alone != 0 and number != 0:
+            return 0
+        threads = 1 if alone != 0 else minimum(word(at, 1), team)
         blocks = word(one, 4)
         if number < threads:
-            begin = blocks * number // threads
-            end = blocks * (number + 1) // threads
-            if begin < end:
-                call_void(word(functions, word(one, 3)), at + 16, begin, end, scratch)
+            first = blocks * number // threads
+            last = blocks * (number + 1) // threads
+            if first < last:
+                call_void(word(functions, word(one, 3)), at + 16, first, last, scratch)
         status = at
         at = after_block(one, at)
         one += 8 * word(one, 1)
         if one < word(data, 2):
-            call_void(word(functions, BARRIER))
+            if alone == 0:
+                turn += 1
+                alone = meet(block, data + 80, number, turn, begin)
             if word(status, 0) != 0:
                 return 0
     return 0

@@ -21,7 +21,8 @@ STEP = 8  # number of the step that runs; the callback writes STEP_DONE there wh
 TIMES = 9  # 0, or where the clock is written after every step: (seconds, nanoseconds,
            # number of the step) each, the first before all steps
 SCRATCH = 10  # address of the threads' scratch
-SLOTS = 11  # slot 0 is the status; buffers follow
+WAITED = 11  # nanoseconds in which the first thread of a parallel region waited for others at its barriers
+SLOTS = 12  # slot 0 is the status; buffers follow
 STEP_DONE = -1
 
 # words of a program's head
@@ -29,8 +30,10 @@ HEAD_KEPT = 0  # bytes of the kept block: arena offsets from here on lie in the 
 HEAD_SCRATCH = 1  # bytes of scratch per thread
 HEAD_FIRST = 2  # word of the first step
 HEAD_WORKSPACE = 3  # word of the block where kernel blocks are built
-HEAD_PLACED = 4  # number of (slot, arena offset) pairs, which follow
-HEAD_WORDS = 5
+HEAD_GIVEN = 4  # slots of inputs and of saved tensors, which are the first ones
+HEAD_EMPTY = 5  # how many of these have no elements, and so no address
+HEAD_PLACED = 6  # number of (slot, arena offset) pairs, which follow
+HEAD_WORDS = 7
 
 # entries of the table of functions; kernels follow, four addresses each: run, blocks, scratch, work
 GOMP_PARALLEL = 0
@@ -42,7 +45,9 @@ CLOCK = 5  # clock_gettime
 SGEMM_BATCH = 6
 DGEMM_BATCH = 7
 BARRIER = 8  # GOMP_barrier
-THIN = 9  # the routines of backend/llvm_thin.py in their order
+LOAD = 9  # no routine, but what is known of the machine's load (backend/host_threads.py): until when to use one thread
+# (nanoseconds; 0: all), how many regions are watched, and how often one thread was found to be quicker
+THIN = 10  # the routines of backend/llvm_thin.py in their order
 PACKED = THIN + len(llvm_thin.routines())  # those of backend/llvm_packed.py in theirs
 WEIGH = PACKED + len(llvm_packed.routines())  # those of backend/llvm_attention.py
 KERNELS = WEIGH + len(llvm_attention.routines())
@@ -74,6 +79,7 @@ SERIES_MORE = 2  # words of a kernel's status, and of its threads, in front of i
 DONE = 0
 CHECK_FAILED = 1
 CALLBACK_FAILED = 2
+NO_MEMORY = 3  # an input with elements has no address
 
 # words of a matmul step after the head of three; all in the terms of a column-major library
 MATMUL_FUNCTION = 3
@@ -228,3 +234,19 @@ PARALLEL_FLOPS = 262144  # the same for multiply-adds of a batch of matrices
 PARALLEL_BYTES = 262144  # the same for a copy
 THIN_ROWS = 64  # results of a thread come in multiples of these, so that no two write into one line of the cache
 LARGE_MATRIX = 16777216  # multiply-adds from which a single matrix keeps all threads busy on its own
+
+# of parallel regions (backend/host_threads.py)
+PATIENCE = 300_000  # nanoseconds of waiting that are nothing unusual: a thread that slept, or meets new pages
+WORTH = 16  # a sixteenth of the time is lost in finding out that the machine is busy still
+LONGEST = 1_000_000_000  # nanoseconds after which one is tried again in any case
+WATCHED = 256  # regions
+# words of a region: table of functions, routine, its argument, when it began, when the first thread had done its share,
+# whether it is watched, and the nanoseconds in which a thread did not run
+REGION_FUNCTIONS, REGION_ROUTINE, REGION_DATA, REGION_BEGIN, REGION_END, REGION_WATCHED, REGION_LOST = range(7)
+
+# of the placement of buffers (backend/host_places.py)
+SHORT = 32  # lists up to here are sorted in one go
+CROWDED = 4  # where a buffer is alive with more than this part of all, looking at all of them takes no longer
+BY_SIZE, BY_AREA, BY_POWER, BY_POWER_BETWEEN, BY_BIRTH = range(5)  # orders in which buffers are placed
+REPAIRS = 12  # orders that are tried from one start to mend what is at the top
+MOST_REPAIRED = 4000  # values that are placed for it in all: the more there are, the longer each order takes

@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -72,6 +74,19 @@ def _may_use_tiles(features: frozenset[str]) -> bool:
     if "amx-tile" not in features or not sys.platform.startswith("linux"):
         return False
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0
+
+
+@lru_cache(maxsize=1)
+def model() -> str:
+    """The processor by its maker's name; processors of one kind of code differ in speed."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    found = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    wanted = ("model name", "CPU part", "CPU implementer")
+    parts = [value.strip() for name, value in found.items() if name.strip() in wanted]
+    return " ".join(sorted(parts)) or platform.processor()
 
 
 @lru_cache(maxsize=1)

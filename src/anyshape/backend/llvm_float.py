@@ -1,6 +1,7 @@
 """Float formats, and the steps that vector functions are built of: polynomials, powers of two, clamps."""
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,26 @@ def parts_of(dtype: str, high: float, *lower: float) -> tuple[float, ...]:
         parts.append(_single(float(rest)))
         rest -= Fraction(parts[-1])
     return tuple(parts)
+
+
+def parts_below(dtype: str, *terms: float) -> tuple[float, ...]:
+    """As many parts of the float type as there are terms, each cut towards 0, so that all have the sign of their sum:
+    a positive number that is subtracted in such parts, 0 times, leaves -0.0 as it is."""
+    parts = []
+    rest = sum(map(Fraction, terms), Fraction(0))
+    for _ in terms:
+        part = float(rest) if dtype == "f64" else _single(float(rest))
+        if abs(Fraction(part)) > abs(rest):
+            part = math.nextafter(part, 0.0) if dtype == "f64" else _single_below(part)
+        parts.append(part)
+        rest -= Fraction(part)
+    return tuple(parts)
+
+
+def _single_below(number: float) -> float:
+    """The next f32 towards 0."""
+    bits = struct.unpack("<I", struct.pack("<f", number))[0]
+    return float(struct.unpack("<f", struct.pack("<I", bits - 1))[0])
 
 
 def horner(code: Code, x: Value, coefficients: Sequence[float]) -> Value:

@@ -6,7 +6,7 @@ FreeBSD's msun; in float64 the series of 2*atanh(f / (2 + f)). tanh is expm1(2x)
 polynomial below 1, 1 - exp(polynomial) above. The float32 polynomials were fitted for this file (least squares
 driven to the minimax error by Lawson's weights); the float64 ones are Taylor series long enough for the interval.
 
-Everything else calls libm lane by lane. Signs of zero are not kept by every function.
+Everything else calls libm lane by lane. Functions that are odd keep the sign of zero.
 """
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from anyshape.backend.llvm_float import (
     constants_like,
     horner,
     nearest_whole,
+    parts_below,
     parts_of,
     power_of_two,
     scale_by_power,
@@ -39,8 +40,8 @@ _ERF32 = (0.12837916612625122, -0.37612637877464294, 0.11283782869577408, -0.026
           -0.00084847112884745, 0.00011270544928265736, -9.680136827228125e-06)
 _ERFC32 = (1.1285711526870728, 0.6355364322662354, 0.10543347895145416, -0.02285253256559372, 0.003039451315999031,
            -8.883974805939943e-05, -3.7931622500764206e-05, 4.314356829127064e-06)
-_SIN32 = (-0.1666666716337204, 0.008333330973982811, -0.0001984085247386247, 2.7524529286893085e-06,
-          -2.3873580445865628e-08)  # on |r| <= pi/2
+_SIN32 = (-0.1666666567325592, 0.008333326317369938, -0.00019840840832330287, 2.7524529286893085e-06,
+          -2.3873580445865628e-08)  # on |r| <= pi/2; moved by units of the last place until cos(0) is 1
 _SIN = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(1, 11))
 _COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(2, 10))
 _LN2 = (0.6931471805599453, 2.3190468138462996e-17)
@@ -93,7 +94,8 @@ def exp2(code: Code, x: Value) -> Value:
 def expm1(code: Code, x: Value) -> Value:
     """e^x - 1, accurate near 0."""
     form = FORMAT[x.dtype]
-    return _expm1_inside(code, clamp(code, x, -form.mantissa * 1.0 - 7, form.largest_exp))
+    result = _expm1_inside(code, clamp(code, x, -form.mantissa * 1.0 - 7, form.largest_exp))
+    return code.intrinsic("copysign", result, x)  # of -0.0 too
 
 
 def _expm1_inside(code: Code, x: Value) -> Value:
@@ -237,11 +239,12 @@ def _circle(code: Code, x: Value) -> tuple[Value, Value, Value]:
     like = constants_like(x)
     whole, n = nearest_whole(code, code.binary("fmul", x, like(2 / math.pi)))
     r = x
-    for part in parts_of(x.dtype, *_HALF_PI):
+    for part in parts_below(x.dtype, *_HALF_PI):
         r = code.fma(whole, like(-part), r)
     z = code.binary("fmul", r, r)
     terms = 4 if x.dtype == "f32" else 8
     sine = code.fma(code.binary("fmul", z, r), horner(code, z, _SIN[:terms]), r)
+    sine = code.intrinsic("copysign", sine, r)  # 0.0 where r is -0.0
     cosine = horner(code, z, (1.0, -0.5, *_COS[:terms]))
     return sine, cosine, n
 
@@ -267,6 +270,7 @@ def _half_turn(code: Code, x: Value, whole: Value, turns: Value, parts: Sequence
     z = code.binary("fmul", r, r)
     terms = _SIN32 if x.dtype == "f32" else _SIN
     sine = code.fma(code.binary("fmul", z, r), horner(code, z, terms), r)
+    sine = code.intrinsic("copysign", sine, r)  # 0.0 where r is -0.0
     sign = code.binary("shl", turns, constant(turns.dtype, 8 * form.bytes - 1, turns.lanes))
     return code.bits(code.binary("xor", code.bits(sine, form.integer), sign), x.dtype)
 
@@ -274,7 +278,7 @@ def _half_turn(code: Code, x: Value, whole: Value, turns: Value, parts: Sequence
 def sin(code: Code, x: Value) -> Value:
     """Sine: with x = n*pi + r it is sin(r), negated for odd n."""
     whole, n = nearest_whole(code, code.binary("fmul", x, constants_like(x)(1 / math.pi)))
-    parts = parts_of(x.dtype, *(2 * number for number in _HALF_PI))
+    parts = parts_below(x.dtype, *(2 * number for number in _HALF_PI))
     return _large_angle(code, x, _half_turn(code, x, whole, n, parts), "sin")
 
 
@@ -284,7 +288,7 @@ def cos(code: Code, x: Value) -> Value:
     whole, n = nearest_whole(code, code.fma(x, like(1 / math.pi), like(-0.5)))
     halves = code.fma(whole, like(2.0), like(1.0))
     turns = code.binary("add", n, constant(n.dtype, 1, n.lanes))
-    return _large_angle(code, x, _half_turn(code, x, halves, turns, parts_of(x.dtype, *_HALF_PI)), "cos")
+    return _large_angle(code, x, _half_turn(code, x, halves, turns, parts_below(x.dtype, *_HALF_PI)), "cos")
 
 
 def tan(code: Code, x: Value) -> Value:

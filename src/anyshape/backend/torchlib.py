@@ -50,6 +50,17 @@ def library() -> Library:
                    clock=_address(ctypes.CDLL(None), "clock_gettime"))
 
 
+def alone() -> None:
+    """Tells the libraries to run on one thread where the calling thread, and no other, uses them."""
+    torch.get_num_threads()  # which sets the thread up, once
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    for pattern, name in (("libgomp*", "omp_set_num_threads"), ("libtorch_cpu.*", "omp_set_num_threads"),
+                          ("libtorch_cpu.*", "MKL_Set_Num_Threads_Local")):
+        loaded = _open(os.path.join(folder, pattern))
+        if _address(loaded, name):
+            getattr(loaded, name)(ctypes.c_int(1))
+
+
 def _open(pattern: str) -> ctypes.CDLL | None:
     for path in sorted(glob.glob(pattern)):
         try:

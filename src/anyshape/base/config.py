@@ -21,8 +21,10 @@ OF_TORCH = {"mode": "leave it out: it is torch.compile's, and there is one mode"
             "options": "pass the settings themselves, such as strict=True"}
 
 
-def _knob(default: Any, text: str, least: int = 0, most: int | None = None, bytes_: bool = False) -> Any:
-    return field(default=default, metadata={"help": text, "least": least, "most": most, "bytes": bytes_})
+def _knob(default: Any, text: str, least: int = 0, most: int | None = None, bytes_: bool = False,
+          choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": text, "least": least, "most": most, "bytes": bytes_,
+                                            "choices": choices})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Config:
                           "place of the computed ones")
     cache: bool = _knob(True, "keep compiled code on disk")
     cache_dir: str = _knob("", "folder of the disk cache; empty: the user's cache folder")
+    cache_limit: int = _knob(1 << 30, "bytes that the disk cache may hold, as a number or such as \"2GiB\"; beyond "
+                                      "them the entries that were used longest ago go", bytes_=True)
     threads: int = _knob(0, "threads of a kernel; 0: as many as torch uses")
     fuse: bool = _knob(True, "fuse pointwise, reduction and view work into kernels")
     max_nodes: int = _knob(128, "largest number of equations in one kernel", least=1)
@@ -55,8 +59,13 @@ class Config:
                                   "forward and backward; empty: they are only computed again")
     memory_store_limit: int = _knob(0, "bytes that may lie there at once, as a number or such as \"100GiB\"; 0: as "
                                        "many as the disk has", bytes_=True)
-    calibrate: bool = _knob(True, "measure once how fast this machine multiplies and copies, when a call under a limit "
-                                  "first has to choose what to compute again; off: the usual speeds")
+    calibrate: bool = _knob(True, "measure once how fast this machine multiplies and copies: which routines do "
+                                  "products (see products), and what calls under a limit compute again; off: the "
+                                  "usual ones")
+    products: str = _knob("measured", "which routines do matrix products that our own ones and a library's can do: "
+                                      "measured (the faster ones on this machine; with calibrate off as usual), own, "
+                                      "library, or usual (by the processor's features)",
+                          choices=("measured", "own", "library", "usual"))
     planning_seconds: int = _knob(0, "seconds of processor time that an integer program (HiGHS, in `anyshape[plan]`) "
                                      "may look for a better order of a program's steps, where the search leaves room")
     dynamic: bool = _knob(True, "make every size symbolic from the first call")
@@ -102,12 +111,20 @@ class Config:
             if isinstance(value, int) and (value < least or (most is not None and value > most)):
                 raise ConfigError(f"setting {name} is {value}", why=f"it is at least {least}"
                                   + (f" and at most {most}" if most is not None else ""), do="set another number")
+            if known[name].metadata["choices"] and value not in known[name].metadata["choices"]:
+                raise ConfigError(f"setting {name} is {value!r}", do="set another one",
+                                  why=f"it is one of {', '.join(known[name].metadata['choices'])}")
         return Config(**values)
 
     @property
     def limited(self) -> bool:
         """Whether programs keep to a limit in bytes."""
         return bool(self.memory_limit or self.memory_limit_total)
+
+    @property
+    def products_mode(self) -> str:
+        """`products`, where nothing is to be measured without that."""
+        return "usual" if self.products == "measured" and not self.calibrate else self.products
 
     @property
     def waits(self) -> bool:

@@ -51,6 +51,10 @@ class IndexRangeError(AnyShapeError, IndexError):
     """An index into a tensor is out of range, found while a program ran."""
 
 
+class DivisionError(AnyShapeError, ZeroDivisionError):
+    """A whole number is divided by 0, found while a program ran."""
+
+
 class DataError(AnyShapeError, AssertionError, ValueError):
     """What the program asserts of its data does not hold: of every kind that eager PyTorch raises at such places."""
 

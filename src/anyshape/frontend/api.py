@@ -14,12 +14,14 @@ import functools
 import sys
 import time
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from anyshape import torch_compat as compat
 from anyshape.base import events
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsupported
@@ -28,8 +30,8 @@ from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred
 from anyshape.frontend.direct import MISS, Door, watched
-from anyshape.frontend.dynamo import compile_fx
-from anyshape.frontend.eager import Call, Underway, counted, note, refuse, watchers
+from anyshape.frontend.dynamo import NOT_WITH_THIS, WITH, compile_fx
+from anyshape.frontend.eager import Call, Underway, counted, note, refuse, warn, watchers
 from anyshape.frontend.explain import explain
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.memory import memory
@@ -38,15 +40,17 @@ from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
 from anyshape.frontend.tracing import NESTED, Tracing, check_nested, has_nested
 from anyshape.passes.pipeline import DOOR
-from anyshape.run import torch_api, torch_eager
+from anyshape.run import torch_api, torch_door, torch_eager, torch_trace
 from anyshape.run.context import context_underway
 
 
 def compile_target(target: Any, config: Config) -> Any:
     """The compiled form of a module, a function, or an ExportedProgram; see `anyshape.compile`."""
     check_stages(config)
+    if isinstance(target, torch.export.ExportedProgram) and compat.lack():
+        return compiled_module(target.module(), config)
     if isinstance(target, torch.export.ExportedProgram):
-        with context_underway():
+        with context_underway(config):
             return export.compile_exported(target, Compilation(config, compile_program))
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, config)
@@ -78,31 +82,37 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 class Way:
     """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
 
-    __slots__ = ("call", "door", "opened", "own", "tracing", "underway")
+    __slots__ = ("__weakref__", "call", "door", "opened", "own", "tracing", "underway")
 
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
                  deferral: Deferral) -> None:
-        self.own: list[Callable[..., Any]] = []
+        self.own = own = list[Callable[..., Any]]()
         self.door: Door | None = None
         self.opened = 0
-        self.underway = Underway()
-        self.tracing: Tracing
+        self.underway = underway = Underway()
+        tracing: Tracing
 
+        # torch holds this function, so it must not lead to this object, with which all goes
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
             program = compile_fx(gm, example_inputs, compilation=compilation)
+            compilation.fixed.update(torch_trace.fixed_sizes())
             if oblivious:
                 program = checked_program(gm, program, compilation)
-            program = counted(program, self.underway, self.tracing.piece())
-            self.own.append(program)
+            program = counted(program, underway, tracing.piece())
+            own.append(program)
             return program
 
         def around(inner: torch_api.FrameCallback) -> torch_api.FrameCallback:
+            nonlocal tracing
             beside = Beside(target) if compilation.config.beside else None
-            self.tracing = Tracing(compilation, inner, oblivious, deferral, beside, self.underway)
-            return self.tracing
+            tracing = Tracing(compilation, inner, oblivious, deferral, beside, underway)
+            callback = torch_door.Callback(tracing)
+            weakref.finalize(self, torch_door.forget, callback, tracing.codes, backend).atexit = False
+            return callback
 
         fullgraph = compilation.config.fullgraph or compilation.config.strict or oblivious
         self.call = torch_api.dynamo_compile(target, backend, fullgraph=fullgraph, around=around)
+        self.tracing = tracing
 
     def run(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
         """A call through torch.compile. After a trace the door is made anew: open, if one frame was all there was."""
@@ -125,13 +135,16 @@ class Way:
 class Compiled:
     """A callable with its two ways of tracing and their record."""
 
-    __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "sharded", "target")
+    __slots__ = ("compilation", "deferral", "lack", "oblivious", "ordinary", "sharded", "target")
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target
         self.sharded = torch_eager.sharded_words(target)
         self.compilation = Compilation(config, compile_program)
         self.deferral = Deferral()
+        self.lack = compat.lack()
+        if self.lack:
+            return
         self.oblivious = Way(target, self.compilation, True, self.deferral)
         self.ordinary = Way(target, self.compilation, False, self.deferral)
 
@@ -143,6 +156,8 @@ class Compiled:
         """
         if torch.compiler.is_compiling():
             return self.target(*arguments, **keywords)  # part of another program
+        if self.lack:
+            return self._as_pytorch(f"{NOT_WITH_THIS}: {self.lack}", WITH, arguments, keywords)
         if watched():
             return self._as_pytorch(*watchers(), arguments, keywords)
         # Dynamo's guards ask nested tensors for strides, which ends the process
@@ -186,7 +201,7 @@ class Compiled:
             raise refused from None
         started = time.perf_counter()
         result = self.target(*arguments, **keywords)
-        self.deferral.ran(pattern, result, time.perf_counter() - started)
+        self._ran(pattern, result, time.perf_counter() - started)
         note(self.compilation, reason, chosen=True)
         return result
 
@@ -217,6 +232,15 @@ class Compiled:
             note(self.compilation, call.reason or way.tracing.said(), chosen=call.chosen)
         return result
 
+    def _ran(self, pattern: Any, result: Any, seconds: float) -> None:
+        """Counts a call that has run as PyTorch until that pays, and says once what keeps coming."""
+        self.deferral.ran(pattern, result, seconds)
+        why = self.deferral.warning(pattern)
+        if why:
+            warn("calls need a program for each number that their code asks for; they run as PyTorch would.", why,
+                 "compute with the number as a tensor, or take that line out of what is compiled; defer=False traces "
+                 "at once; see explain()")
+
     def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""
         done = False
@@ -230,7 +254,7 @@ class Compiled:
             result = self._run(self.ordinary, arguments, keywords, call)
             done = True
             for pattern in call.deferred:
-                self.deferral.ran(pattern, result, time.perf_counter() - started)
+                self._ran(pattern, result, time.perf_counter() - started)
             return result
         except Exception as error:
             if plain:

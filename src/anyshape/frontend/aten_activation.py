@@ -9,16 +9,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from anyshape.frontend.aten_table import Decline, Translator, is_float, translates, wide
 from anyshape.frontend.fx_trace import Trace
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size
 from anyshape.sym.index import dense_strides
-
-aten = torch.ops.aten
+from anyshape.torch_compat import aten
 
 
 def _in_wide(function: Callable[..., Value]) -> Callable[..., Value]:
@@ -43,22 +40,55 @@ def _sigmoid_slope(t: Translator, s: Value) -> Value:
 
 @translates(aten.relu.default)
 def relu(t: Translator, x: Value) -> Value:
-    return t.pointwise("maximum", x, 0)
+    return t.pointwise("maximum", 0, x)  # of two zeros the row gives the second: -0.0 stays
 
 
 @translates(aten.relu6.default)
 def relu6(t: Translator, x: Value) -> Value:
-    return t.pointwise("minimum", t.pointwise("maximum", x, 0), 6)
+    return t.pointwise("minimum", 6, t.pointwise("maximum", 0, x))
 
 
 @translates(aten.threshold_backward.default)
 def threshold_backward(t: Translator, grad: Value, x: Value, threshold: Any) -> Value:
-    return t.where(t.compare("le", x, threshold), 0, grad)
+    return t.where(_at_most(t, x, threshold), 0, grad)
 
 
 @translates(aten.threshold.default)
 def threshold(t: Translator, x: Value, limit: Any, value: Any) -> Value:
-    return t.where(t.compare("le", x, limit), value, x)
+    return t.where(_at_most(t, x, limit), value, x)
+
+
+def _at_most(t: Translator, x: Value, limit: Any) -> Value:
+    """x <= limit, a number that is not rounded to half precision."""
+    return t.compare("le", t.cast(x, wide(x.tensor.dtype)), limit)
+
+
+def _unit_bounds(t: Translator, eps: float | None) -> tuple[float, float]:
+    """Where logit cuts its operand off, in the operand's dtype: the upper bound of f16 and bf16 may be 1."""
+    low = t.bound(float(eps or 0.0))
+    return low, t.bound(1.0 - low)
+
+
+@translates(aten.logit.default)
+def logit(t: Translator, x: Value, eps: float | None = None) -> Value:
+    y = t.cast(x, t.out.dtype)
+    if eps is not None and eps >= 0:
+        low, high = _unit_bounds(t, eps)
+        y = t.op("minimum", high, t.op("maximum", low, y))
+    kind = wide(t.out.dtype)
+    y = t.cast(y, kind)
+    rest = t.cast(t.cast(t.op("sub", 1.0, y), t.out.dtype), kind)  # half precision is rounded at every step
+    return t.op("log", t.cast(t.op("div", y, rest), t.out.dtype))
+
+
+@translates(aten.logit_backward.default)
+@_in_wide
+def logit_backward(t: Translator, grad: Value, x: Value, eps: float | None = None) -> Value:
+    slope = t.op("div", grad, t.op("mul", x, t.op("sub", 1.0, x)))
+    known = eps is not None and eps >= 0
+    low, high = _unit_bounds(t, eps if known else None)
+    inside = t.op("bit_and", t.op("ge", x, low), t.op("le", x, high))
+    return t.where(inside, slope, 0.0 if known else math.nan, x.tensor.dtype)
 
 
 @translates(aten.leaky_relu.default)
@@ -82,7 +112,7 @@ def elu(t: Translator, x: Value, alpha: Any = 1, scale: Any = 1, input_scale: An
 
 @translates(aten.hardtanh.default)
 def hardtanh(t: Translator, x: Value, low: Any = -1, high: Any = 1) -> Value:
-    return t.pointwise("minimum", t.pointwise("maximum", x, low), high)
+    return t.pointwise("minimum", t.bound(high), t.pointwise("maximum", t.bound(low), x))
 
 
 @translates(aten.hardtanh_backward.default)
@@ -104,7 +134,7 @@ def hardswish(t: Translator, x: Value) -> Value:
 
 
 def _relu6(t: Translator, x: Value) -> Value:
-    return t.op("minimum", t.op("maximum", x, 0.0), 6.0)
+    return t.op("minimum", 6.0, t.op("maximum", 0.0, x))
 
 
 @translates(aten.silu.default)

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from anyshape.frontend.aten_table import Decline, Mismatch, Translator, translates
 from anyshape.ir.graph import Value
 from anyshape.ops.attention import DTYPES, HALF, wide
 from anyshape.run.words import native
+from anyshape.torch_compat import aten
 
-aten = torch.ops.aten
 
 def _fits(q: Value, k: Value, v: Value) -> None:
     for a, b, dims in ((q, k, (0, 3)), (k, v, (0, 1, 2, 3))):

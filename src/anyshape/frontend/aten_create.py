@@ -11,8 +11,8 @@ import torch
 from anyshape.frontend.aten_table import Decline, Translator, is_float, translates
 from anyshape.ir.graph import Value
 from anyshape.sym.expr import Expr
+from anyshape.torch_compat import aten
 
-aten = torch.ops.aten
 prims = torch.ops.prims
 
 # uninitialised memory is any memory: zeros are made where they are used, and cost nothing when nobody reads them

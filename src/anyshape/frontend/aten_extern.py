@@ -19,12 +19,12 @@ from anyshape.ir.build import Builder
 from anyshape.ir.graph import Attr, Operand, Value
 from anyshape.ir.types import TensorType
 from anyshape.run.dtypes import DTYPE_NAMES
+from anyshape.run.torch_random import has_effect
 from anyshape.sym.expr import Expr, Size
+from anyshape.torch_compat import OpOverload, operator_name
 
-_EFFECTS = frozenset(("aten._assert_async.default", "aten._assert_async.msg", "aten._print.default"))
 
-
-def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, given: tuple[Any, ...],
+def extern(builder: Builder, node: Node, target: OpOverload, given: tuple[Any, ...],
            resolve: Callable[[Any], Any], types: Any, floats: set[str],
            strides: Callable[[Node, Value], tuple[Size, ...] | None], effect: bool = False) -> Any:
     """Appends the call and returns its result in the op's own structure.
@@ -63,10 +63,9 @@ def extern(builder: Builder, node: Node, target: torch._ops.OpOverload, given: t
     flat = [kind for kind in (types if isinstance(types, tuple) else (types,)) if isinstance(kind, TensorType)]
     custom = not str(target).startswith("aten.") and any(layouts)
     more: dict[str, Any] = {"strides": tuple(layouts)} if custom else {}
-    effect = effect or torch.Tag.nondeterministic_seeded in target.tags or str(target) in _EFFECTS
     results = iter(builder.multi(
-        "extern", *operands, name=target._opname.strip("_"), types=tuple(flat), target=str(target),
-        template=(("args", *arguments), ("kwargs", *keywords)), effect=effect, **more))
+        "extern", *operands, name=operator_name(target).strip("_"), types=tuple(flat), target=str(target),
+        template=(("args", *arguments), ("kwargs", *keywords)), effect=effect or has_effect(target), **more))
     if isinstance(types, tuple):
         return tuple(next(results) if isinstance(kind, TensorType) else kind for kind in types)
     return next(results, None)

@@ -13,8 +13,8 @@ from anyshape.frontend.aten_table import Decline, Mismatch, Translator, literal,
 from anyshape.frontend.aten_view import clamped, position
 from anyshape.ir.graph import Value
 from anyshape.sym.expr import Size, mod
+from anyshape.torch_compat import aten
 
-aten = torch.ops.aten
 prims = torch.ops.prims
 
 

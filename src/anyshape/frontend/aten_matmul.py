@@ -17,8 +17,7 @@ from anyshape.ir.graph import Value
 from anyshape.ir.types import size_of
 from anyshape.run.words import native as native_products
 from anyshape.sym.expr import product
-
-aten = torch.ops.aten
+from anyshape.torch_compat import aten
 
 
 def matmul(t: Translator, a: Value, b: Value) -> Value:

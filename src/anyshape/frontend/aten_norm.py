@@ -7,14 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from anyshape.frontend.aten_reduce import mean, variance
 from anyshape.frontend.aten_table import Decline, Translator, translates, wide
 from anyshape.ir.graph import Value
 from anyshape.sym.expr import Size, product
-
-aten = torch.ops.aten
+from anyshape.torch_compat import aten
 
 
 def _cast_to(t: Translator, values: Sequence[Value | None]) -> tuple[Value | None, ...]:

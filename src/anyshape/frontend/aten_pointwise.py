@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from anyshape.frontend.aten_table import Decline, Translator, is_float, literal, translates
+from anyshape.frontend.aten_table import Decline, Translator, is_float, literal, translates, wide
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
 from anyshape.run.dtypes import TORCH_DTYPES
+from anyshape.torch_compat import aten
 
-aten = torch.ops.aten
 prims = torch.ops.prims
 
 _FLOAT_UNARY = (
@@ -147,17 +147,17 @@ def frac(t: Translator, x: Value) -> Value:
 def add(t: Translator, x: Any, y: Any, alpha: Any = 1) -> Value:
     if t.out.dtype == "bool":
         return t.pointwise("bit_or", x, y)
-    return t.pointwise("add", x, _scaled(t, y, alpha))
+    return t.pointwise("add", t.bound(x), t.bound(_scaled(t, y, alpha)))
 
 
 @translates(aten.sub.Tensor, aten.sub.Scalar, prims.sub.default)
 def sub(t: Translator, x: Any, y: Any, alpha: Any = 1) -> Value:
-    return t.pointwise("sub", x, _scaled(t, y, alpha))
+    return t.pointwise("sub", t.bound(x), t.bound(_scaled(t, y, alpha)))
 
 
 @translates(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(t: Translator, x: Any, y: Any, alpha: Any = 1) -> Value:
-    return t.pointwise("sub", y, _scaled(t, x, alpha))
+    return t.pointwise("sub", t.bound(y), t.bound(_scaled(t, x, alpha)))
 
 
 def _scaled(t: Translator, y: Any, alpha: Any) -> Any:
@@ -171,37 +171,56 @@ def _scaled(t: Translator, y: Any, alpha: Any) -> Any:
 
 @translates(aten.mul.Tensor, aten.mul.Scalar, prims.mul.default)
 def mul(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("bit_and" if t.out.dtype == "bool" else "mul", x, y)
+    return t.pointwise("bit_and", x, y) if t.out.dtype == "bool" else _by_scalar(t, "mul", x, y, (x, y))
+
+
+def _by_scalar(t: Translator, name: str, x: Any, y: Any, scalars: tuple[Any, ...]) -> Value:
+    """A product or quotient. Half precision takes a tensor of rank 0 that is wider as it is, not rounded."""
+    kind = wide(t.out.dtype)
+    wider = [one for one in scalars
+             if isinstance(one, Value) and not one.tensor.rank and one.tensor.dtype in (kind, "f64")]
+    if kind == t.out.dtype or not wider:
+        return t.pointwise(name, x, y)
+    return t.cast(t.pointwise(name, x, y, dtype=kind), t.out.dtype)
 
 
 @translates(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("div", x, y)
+    return _by_scalar(t, "div", t.bound(x), y, (y,))
+
+
+def _divisor(t: Translator, y: Any) -> Any:
+    """What a division or remainder divides by. One of whole numbers fails where a tensor has a 0 there; numbers and
+    sizes are looked at before the program runs (`divided_sizes` in ops/needs.py)."""
+    if isinstance(y, Value) and not is_float(t.out.dtype):
+        return t.op("divisor", t.cast(y, t.out.dtype), count=t.out.count)
+    return y
 
 
 @translates(prims.div.default)
 def prims_div(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("div" if is_float(t.out.dtype) else "trunc_div", x, y)
+    return t.pointwise("div" if is_float(t.out.dtype) else "trunc_div", x, _divisor(t, y))
 
 
 @translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(t: Translator, x: Any, y: Any, *, rounding_mode: str | None = None) -> Value:
-    return t.pointwise({None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode], x, y)
+    name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode]
+    return _by_scalar(t, name, t.bound(x), _divisor(t, y), (y,))
 
 
 @translates(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("floor_div", x, y)
+    return _by_scalar(t, "floor_div", t.bound(x), _divisor(t, y), (y,))
 
 
 @translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("remainder", x, y)
+    return t.pointwise("remainder", t.bound(x), _divisor(t, t.bound(y)))
 
 
 @translates(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("fmod", x, y)
+    return t.pointwise("fmod", t.bound(x), _divisor(t, t.bound(y)))
 
 
 @translates(aten.maximum.default)
@@ -232,7 +251,9 @@ def _ignoring_nan(t: Translator, row: str, x: Value, y: Value) -> Value:
     if not is_float(t.out.dtype):
         return t.pointwise(row, x, y)
     a, b = t.cast(x, t.out.dtype), t.cast(y, t.out.dtype)
-    return t.where(t.op("isnan", a), b, t.where(t.op("isnan", b), a, t.pointwise(row, a, b)))
+    # of two zeros eager PyTorch gives the first, in bfloat16 the second
+    order = (a, b) if t.out.dtype == "bf16" else (b, a)
+    return t.where(t.op("isnan", a), b, t.where(t.op("isnan", b), a, t.pointwise(row, *order)))
 
 
 def _by_squares(t: Translator, base: Value, exponent: int) -> Value:
@@ -255,9 +276,9 @@ def power(t: Translator, x: Any, exponent: Any) -> Value:
             twice = t.op("mul", base, base)
             return twice if exponent == 2 else t.op("mul", twice, base if exponent == 3 else twice)
         if is_float(kind):
-            if exponent == 0.5:
+            if exponent == 0.5 and kind != "f16":  # of -0.0 and -inf they give others than powers, as eager's f16 does
                 return t.op("sqrt", base)
-            if exponent == -0.5:
+            if exponent == -0.5 and kind != "f16":
                 return t.op("rsqrt", base)
             if exponent == -1:
                 return t.op("reciprocal", base)
@@ -267,7 +288,7 @@ def power(t: Translator, x: Any, exponent: Any) -> Value:
             return _by_squares(t, base, exponent)
     if not is_float(kind):
         raise Decline("a power of whole numbers")
-    return t.pointwise("pow", x, exponent)
+    return t.pointwise("pow", t.bound(x), t.bound(exponent))
 
 
 @translates(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, prims.where.default)
@@ -284,30 +305,30 @@ def masked_fill(t: Translator, x: Value, mask: Value, value: Any) -> Value:
 def clamp(t: Translator, x: Value, min: Any = None, max: Any = None) -> Value:
     y = x
     if min is not None:
-        y = t.pointwise("maximum", y, min)
+        y = clamp_min(t, y, min)
     if max is not None:
-        y = t.pointwise("minimum", y, max)
+        y = clamp_max(t, y, max)
     return t.cast(y, t.out.dtype)
 
 
 @translates(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(t: Translator, x: Value, min: Any) -> Value:
-    return t.pointwise("maximum", x, min)
+    return t.pointwise("maximum", t.bound(min), x)  # -0.0 is not below 0.0, and stays: of equal ones the row gives x
 
 
 @translates(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(t: Translator, x: Value, max: Any) -> Value:
-    return t.pointwise("minimum", x, max)
+    return t.pointwise("minimum", t.bound(max), x)
 
 
 @translates(aten.addcmul.default)
 def addcmul(t: Translator, x: Value, a: Value, b: Value, *, value: Any = 1) -> Value:
-    return t.pointwise("add", x, _scaled(t, t.pointwise("mul", a, b), value))
+    return t.pointwise("add", x, t.pointwise("mul", _scaled(t, a, value), b))
 
 
 @translates(aten.addcdiv.default)
 def addcdiv(t: Translator, x: Value, a: Value, b: Value, *, value: Any = 1) -> Value:
-    return t.pointwise("add", x, _scaled(t, t.pointwise("div", a, b), value))
+    return t.pointwise("add", x, t.pointwise("div", _scaled(t, a, value), b))
 
 
 @translates(aten.lerp.Scalar, aten.lerp.Tensor)
@@ -336,7 +357,7 @@ def nan_to_num(t: Translator, x: Value, nan: Any = None, posinf: Any = None, neg
 
 @translates(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
 def xlogy(t: Translator, x: Any, y: Any) -> Value:
-    a, b = (t.cast(v, t.out.dtype) if isinstance(v, Value) else t.full(v, (), t.out.dtype) for v in (x, y))
+    a, b = (t.cast(v, t.out.dtype) if isinstance(v, Value) else t.full(t.bound(v), (), t.out.dtype) for v in (x, y))
     product = t.pointwise("mul", a, t.op("log", b))
     return t.where(t.op("isnan", b), b, t.where(t.op("eq", a, 0.0), 0.0, product))
 

@@ -22,8 +22,7 @@ from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.sym.expr import Size, divide
-
-aten = torch.ops.aten
+from anyshape.torch_compat import aten, operator_name
 
 _MOST_PLACES = 49
 
@@ -89,7 +88,7 @@ def max_pool(t: Translator, x: Value, kernel: Any, stride: Any = (), padding: An
 
 def _spatial(t: Translator) -> int:
     assert t.node is not None
-    name = t.node.target._opname
+    name = operator_name(t.node.target)
     return next(n for n in (1, 2, 3) if f"pool{n}d" in name)
 
 

@@ -13,8 +13,8 @@ from anyshape.frontend.aten_table import Decline, Translator, is_float, literal,
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
 from anyshape.sym.expr import Expr, Size, maximum, product
+from anyshape.torch_compat import aten
 
-aten = torch.ops.aten
 prims = torch.ops.prims
 
 
@@ -303,7 +303,7 @@ def _scan(t: Translator, name: str, x: Value, dim: int) -> Value:
 
 @translates(aten.cumsum.default)
 def cumsum(t: Translator, x: Value, dim: int, *, dtype: Any = None) -> Value:
-    return _scan(t, "cumsum", x, dim)
+    return _scan(t, "cumsum", t.op("add", x, 0.0) if is_float(x.tensor.dtype) else x, dim)  # no sum is -0.0
 
 
 @translates(aten.cumprod.default)

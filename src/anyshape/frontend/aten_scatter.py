@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from anyshape.frontend.aten_index import is_at
 from anyshape.frontend.aten_table import Decline, Mismatch, Translator, is_float, literal, translates, wide
 from anyshape.ir.build import Builder
@@ -16,8 +14,7 @@ from anyshape.ir.graph import Node, Value
 from anyshape.ir.op import row
 from anyshape.ops.rules import broadcast_shapes
 from anyshape.sym.expr import Size
-
-aten = torch.ops.aten
+from anyshape.torch_compat import aten
 
 LIMITS: dict[str, tuple[int | bool, int | bool]] = {
     "i8": (-2**7, 2**7 - 1), "i16": (-2**15, 2**15 - 1), "i32": (-2**31, 2**31 - 1), "i64": (-2**63, 2**63 - 1),

@@ -18,8 +18,10 @@ from anyshape.frontend.symint import Sizes
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Attr, Operand, Value
 from anyshape.ir.types import TensorType, kind_of
+from anyshape.passes.fold import round_to
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from anyshape.sym.expr import Expr, Size, product
+from anyshape.torch_compat import OpOverload, OpOverloadPacket, schema_text
 
 Translation = Callable[..., Any]
 TABLE: dict[Any, Translation] = {}
@@ -43,7 +45,7 @@ def translates(*ops: Any) -> Callable[[Translation], Translation]:
     """Makes the function the translation of these overloads (a packet stands for all its overloads)."""
     def add(function: Translation) -> Translation:
         for op in ops:
-            if isinstance(op, torch._ops.OpOverloadPacket):
+            if isinstance(op, OpOverloadPacket):
                 for name in op.overloads():
                     if not name.endswith("out"):
                         TABLE.setdefault(getattr(op, name), function)
@@ -61,11 +63,11 @@ def translates_schema(schema: str) -> Callable[[Translation], Translation]:
     return add
 
 
-def translation_of(op: torch._ops.OpOverload) -> Translation | None:
+def translation_of(op: OpOverload) -> Translation | None:
     """The row of an operator."""
     found = TABLE.get(op)
     if found is None and op.namespace not in ("aten", "prims"):
-        found = BY_SCHEMA.get(str(op._schema))
+        found = BY_SCHEMA.get(schema_text(op))
     return found
 
 
@@ -124,6 +126,11 @@ class Translator:
         if isinstance(x, Value):
             return x if x.tensor.dtype == dtype else self.op("cast", x, dtype=dtype)
         return literal(x, dtype)
+
+    def bound(self, x: Any) -> Any:
+        """`x`; a float rounded to the dtype of the result, in which most operators on half precision have their numbers
+        (products, and quotients by a number, take it as it is)."""
+        return round_to(x, self.out.dtype) if isinstance(x, float) and is_float(self.out.dtype) else x
 
     def pointwise(self, name: str, *inputs: Any, dtype: str | None = None) -> Value:
         """An elementwise op over operands cast to `dtype` (default: the result's), broadcast together.

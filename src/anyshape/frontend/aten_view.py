@@ -14,8 +14,8 @@ from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Size, maximum, minimum, product
 from anyshape.sym.index import dense_strides
+from anyshape.torch_compat import aten
 
-aten = torch.ops.aten
 prims = torch.ops.prims
 
 

@@ -27,6 +27,7 @@ from anyshape.frontend.compilation import AttentionNote
 from anyshape.frontend.fx_trace import where_of
 from anyshape.passes.pipeline import ATTENTION
 from anyshape.run import torch_api, torch_trace
+from anyshape.torch_compat import is_there
 
 _DISTANCE = 12  # steps that are looked at for a product, to say why something is no attention
 
@@ -37,7 +38,7 @@ def attention(gm: GraphModule, config: Config) -> tuple[GraphModule, tuple[Atten
     Args:
         gm: a graph of Dynamo's, with fake tensors as `meta["example_value"]`. It is not changed.
     """
-    if ATTENTION in config.disabled():
+    if ATTENTION in config.disabled() or not is_there(attention_write.OPERATOR):
         return gm, ()
     if not any(_is_softmax(node) for node in gm.graph.nodes) or any(
             torch_api.changes_mode(node.target) for node in gm.graph.nodes if node.op == "call_function"):

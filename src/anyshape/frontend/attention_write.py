@@ -25,8 +25,9 @@ from anyshape.frontend.attention_layout import Attention, Change, Laid, Refused,
 from anyshape.run import torch_api
 from anyshape.sym.expr import Size, symbols_of
 from anyshape.sym.index import dense_strides
+from anyshape.torch_compat import aten
 
-OPERATOR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+OPERATOR = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def replace(graph: Graph, found: Attention) -> None:

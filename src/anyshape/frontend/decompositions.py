@@ -10,8 +10,7 @@ import torch
 from anyshape.passes.fold import round_to
 from anyshape.run import torch_api, torch_trace
 from anyshape.run.dtypes import DTYPE_NAMES
-
-aten = torch.ops.aten
+from anyshape.torch_compat import aten, is_there
 
 # Taken apart although torch.export keeps them: pointwise work and reductions that fuse with their neighbours.
 ALSO = (
@@ -33,7 +32,6 @@ ALSO = (
     aten.flip,
     aten.gelu,
     aten.hardtanh,
-    aten.index_select,
     aten.leaky_relu,
     aten.linalg_vector_norm,
     aten.native_batch_norm,
@@ -50,6 +48,15 @@ ALSO = (
 WHOLE = (
     # The library's flash attention needs memory linear in the length.
     aten._scaled_dot_product_flash_attention_for_cpu,
+    # The decompositions are not what eager computes: in value * (a / b) the product is last, whole numbers go through
+    # f32, a gradient has the dtype of the result's whatever the input's is, and what is given as a number is not
+    # rounded to half precision.
+    aten.addcdiv,
+    aten.addcmul,
+    aten.threshold,
+    aten.threshold_backward,
+    aten.logit,
+    aten.logit_backward,
     # Scatter-adds: each has a translation of its own, or is slower as index_put with accumulate.
     aten.embedding_dense_backward,
     aten.index_add,
@@ -124,6 +131,15 @@ def _loss_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
+def _smooth_l1_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own gives 0, the sign of NaN, where the operator's gradient is NaN."""
+    def backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *rest: Any) -> Any:
+        difference = x - target
+        return torch.where(difference.isnan(), difference, torchs(grad, x, target, *rest))
+
+    return _loss_backward(backward)
+
+
 def _group_norm_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
     """torch's own divides by the number of elements of a group."""
     def backward(grad: torch.Tensor, x: torch.Tensor, *more: Any) -> Any:
@@ -136,12 +152,29 @@ def _group_norm_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
+def threshold_backward(grad: torch.Tensor, x: torch.Tensor, threshold: Any) -> Any:
+    """With a result of the dtype that both have together, as the operator has it; torch's, and its rule for shapes, say
+    the gradient's."""
+    kind = torch.result_type(grad, x)
+    return NotImplemented if kind == grad.dtype else aten.threshold_backward.default(grad.to(kind), x, threshold)
+
+
+def _like_the_input(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient has the input's dtype, whatever the dtype of what comes from behind."""
+    def backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        return torchs(grad, x, *rest, **more).to(x.dtype)
+
+    return backward
+
+
 # operator -> torch's decomposition of it -> ours
 AROUND: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     aten.huber_loss_backward.default: _loss_backward,
-    aten.mse_loss_backward.default: _loss_backward,
+    aten.mish_backward.default: _like_the_input,
+    aten.mse_loss_backward.default: lambda torchs: _like_the_input(_loss_backward(torchs)),
     aten.native_group_norm_backward.default: _group_norm_backward,
-    aten.smooth_l1_loss_backward.default: _loss_backward,
+    aten.smooth_l1_loss_backward.default: lambda torchs: _like_the_input(_smooth_l1_backward(torchs)),
+    aten.soft_margin_loss_backward.default: _like_the_input,
 }
 
 # Decompositions of our own, each with the operator.
@@ -150,6 +183,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten._embedding_bag.default: _embedding_bag,
     aten.native_dropout.default: native_dropout,
     aten.take.default: take,
+    aten.threshold_backward.default: threshold_backward,
 }
 
 
@@ -158,9 +192,9 @@ def table() -> dict[Any, Callable[..., Any]]:
     """Overload -> decomposition, for AOTAutograd and for `ExportedProgram.run_decompositions`."""
     chosen = torch_api.core_decompositions()
     chosen.update(torch_api.decompositions_of(ALSO))
-    for packet in WHOLE:
+    for packet in filter(is_there, WHOLE):
         for overload in packet.overloads():
             chosen.pop(getattr(packet, overload), None)
     chosen.update({op: around(chosen[op]) for op, around in AROUND.items() if op in chosen})
-    chosen.update(OWN)
+    chosen.update({op: own for op, own in OWN.items() if is_there(op)})
     return chosen

@@ -19,22 +19,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.nn.modules import module as hooks
 
 from anyshape.run import torch_api, torch_door, torch_trace
+from anyshape.torch_compat import need
 
 MISS = object()
 MOST_PROGRAMS = 8  # guards are tried one after another
 _numbers = itertools.count()
 _dispatch_modes = torch_api.dispatch_modes
 _in_transform = torch_trace.in_transform
+_forward_hooks = need("torch.nn.modules.module._global_forward_hooks")
+_forward_pre_hooks = need("torch.nn.modules.module._global_forward_pre_hooks")
+_backward_hooks = need("torch.nn.modules.module._global_backward_hooks")
+_backward_pre_hooks = need("torch.nn.modules.module._global_backward_pre_hooks")
 
 
 def watched() -> bool:
     """Does somebody watch every operator (a TorchDispatchMode, a transform), or every module (a global hook)?"""
-    return bool(_dispatch_modes() or _in_transform()
-                or hooks._global_forward_hooks or hooks._global_forward_pre_hooks
-                or hooks._global_backward_hooks or hooks._global_backward_pre_hooks)
+    return bool(_dispatch_modes() or _in_transform() or _forward_hooks or _forward_pre_hooks or _backward_hooks
+                or _backward_pre_hooks)
 
 
 class Door:
@@ -122,11 +125,11 @@ class Door:
         found = torch_door.only_graph(code, function.__globals__)
         if found is None:
             return None
-        program, replaced = found
+        program: Any = found[0]
         if not any(program is one for one in self.own) or program.piece:
             return None
         # the program itself: whoever comes this way knows that it runs
-        replaced = {name: value.program if value is program else value for name, value in replaced.items()}
+        replaced = {name: value.program if value is program else value for name, value in found[1].items()}
         aliases = {name: f"__anyshape_{next(_numbers)}" for name in replaced}
         names = tuple(aliases.get(name, name) for name in code.co_names)
         run = types.FunctionType(code.replace(co_names=names), function.__globals__, function.__name__,
@@ -170,7 +173,7 @@ class Door:
             state["_backward_hooks"] or state["_backward_pre_hooks"] or state["_forward_hooks"]
             or state["_forward_pre_hooks"] or "forward" in state
             or kind.forward is not self.function or type(module) is not kind
-            or module._compiled_call_impl is not None)
+            or getattr(module, "_compiled_call_impl", None) is not None)
 
 
 def frame_locals(function: types.FunctionType) -> Callable[..., dict[str, Any]]:

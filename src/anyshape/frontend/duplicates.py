@@ -6,13 +6,15 @@ torch's own pass does the same but loads the whole of Inductor for it.
 """
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
 from anyshape.run import torch_api
+from anyshape.run.torch_random import has_effect
+from anyshape.torch_compat import OpOverload, is_mutable
 
 _KEPT = frozenset(("aten.empty", "aten.empty_like", "aten.empty_strided", "aten.new_empty", "aten.new_empty_strided"))
 
@@ -20,8 +22,8 @@ _KEPT = frozenset(("aten.empty", "aten.empty_like", "aten.empty_strided", "aten.
 def remove_duplicates(graph: Graph) -> int:
     """Replaces calls of the same function with the same arguments by the first of them; returns how many were removed.
 
-    Random calls stay, calls after the first that writes memory, and those that share memory with an output: two
-    outputs that are different tensors in eager mode stay different tensors.
+    Calls with effects stay (random ones among them), calls after the first that writes memory, and those that share
+    memory with an output: two outputs that are different tensors in eager mode stay different tensors.
     """
     visible = {_storage(node) for node in graph.output_node().all_input_nodes} - {None}
     seen: dict[Any, Node] = {}
@@ -50,19 +52,21 @@ def _storage(node: Node) -> int | None:
 
 
 def _writes(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return isinstance(target, OpOverload) and is_mutable(target)
 
 
 def _repeatable(target: Any) -> bool:
-    if isinstance(target, torch._ops.OpOverload):
-        return torch.Tag.nondeterministic_seeded not in target.tags and str(target._overloadpacket) not in _KEPT
+    if isinstance(target, OpOverload):
+        return not has_effect(target) and str(target.overloadpacket) not in _KEPT
     return target is operator.getitem or getattr(target, "__module__", "") == "_operator"
 
 
 def _frozen(argument: Any) -> Any:
-    """The argument as a key: 1, 1.0 and True differ, and so do lists and tuples."""
+    """The argument as a key: 1, 1.0 and True differ, 0.0 and -0.0, and so do lists and tuples."""
     if isinstance(argument, (list, tuple)):
         return type(argument), tuple([_frozen(x) for x in argument])
     if isinstance(argument, dict):
         return tuple([(name, _frozen(x)) for name, x in argument.items()])
+    if isinstance(argument, float):
+        return float, argument, math.copysign(1.0, argument)
     return argument if isinstance(argument, Node) else (type(argument), argument)

@@ -10,15 +10,17 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.fx import GraphModule
 
+from anyshape import torch_compat as compat
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsupported
 from anyshape.frontend import decompositions, repro
 from anyshape.frontend.attention import attention
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.derivatives import derivatives
-from anyshape.frontend.eager import FallbackWarning, refuse
+from anyshape.frontend.eager import FallbackWarning, note, refuse
 from anyshape.frontend.gradients import detached
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
@@ -26,11 +28,15 @@ from anyshape.frontend.reasons import size_names
 from anyshape.frontend.step_checks import warn_of_inputs
 from anyshape.frontend.step_halves import HalvesProgram, step_halves
 from anyshape.frontend.step_program import StepProgram
+from anyshape.frontend.tracing import NESTED, check_nested
 from anyshape.frontend.training import Pair
 from anyshape.frontend.update_op import expanded
 from anyshape.passes.pipeline import ATTENTION, DOOR
 from anyshape.run import torch_api, torch_door
 from anyshape.run.context import context_underway
+
+NOT_WITH_THIS = "nothing can be compiled with this version of torch"
+WITH = "install a version of torch that AnyShape is tested with (see README)"
 
 
 def backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None,
@@ -43,7 +49,7 @@ def backend(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | None 
         mode: not used; torch passes it.
         options: fields of `Config`.
     """
-    with context_underway():
+    with context_underway(Config.make(**(options or {}))):
         return compile_fx(gm, example_inputs, mode=mode, options=options)
 
 
@@ -56,13 +62,19 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
 
     Raises:
         ConfigError: an option is not a field of Config.
-        AnyShapeError: compiling failed and `config.strict` is set.
+        AnyShapeError: compiling failed, or there is a nested tensor, and `config.strict` is set.
     """
     if compilation is None:
         compilation = Compilation(Config.make(**(options or {})), compile_program)
         check_stages(compilation.config)
+    lack = compat.lack()
+    if lack:
+        return _as_pytorch(gm, compilation, f"{NOT_WITH_THIS}: {lack}", WITH)
     if any(torch_api.is_fake(value) for value in example_inputs):
         return gm.forward  # a call on shapes alone: there is no memory to compute on
+    if any(isinstance(value, torch.Tensor) and value.is_nested for value in example_inputs):
+        check_nested(compilation.config)
+        return _as_pytorch(gm, compilation, NESTED, "use padded tensors")
     number = compilation.next_graph(size_names(gm))
     gm = derivatives(_recognised(gm, compilation, number))
     if compilation.step is not None:
@@ -84,6 +96,17 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if flat is not None and halves.backward is not None and f"{number}.backward" in compilation.prepared:
         _compile_backward(compilation, number, pair, halves.backward, ())  # so that the first call goes that way too
     return flat or wrapped
+
+
+def _as_pytorch(gm: GraphModule, compilation: Compilation, reason: str, do: str) -> Callable[..., Any]:
+    """A graph whose calls run as PyTorch, and are counted."""
+    refuse(compilation.config, reason, do)
+
+    def plain(*inputs: Any) -> Any:
+        note(compilation, reason, do)
+        return gm.forward(*inputs)
+
+    return plain
 
 
 def _recognised(gm: GraphModule, compilation: Compilation, number: int) -> GraphModule:

@@ -37,6 +37,7 @@ from anyshape.road import Compiled
 from anyshape.run.calls import CONVOLUTION
 from anyshape.sym.compare import compared
 from anyshape.sym.expr import Size, product, substitute, symbol
+from anyshape.torch_compat import lacking
 
 MOST_VALUES = 4  # values named for one reason of refused fusions
 Names = Mapping[str, Size]
@@ -53,7 +54,8 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
     values = given_values(compilation, sizes)
     places = zip(programs, placed(compilation, values), strict=True)
     programs = tuple(dataclasses.replace(program, placed=bytes_) for program, bytes_ in places)
-    fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting))
+    fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting),
+                 *(Fallback("torch", path, f"this version lacks it: {without}") for path, without in lacking().items()))
     return Explanation(name, programs, fallbacks, compilation.graphs, tuple(sorted(values.items())),
                        _attentions(compilation), tuple(compilation.eager.items()))
 
@@ -195,15 +197,19 @@ def _repeated(notes: list[KernelNote]) -> KernelNote:
 def _calls(program: NativeProgram, plan: Plan) -> tuple[tuple[CallNote, ...], tuple[CallNote, ...]]:
     reasons = {target: why for target, why, _ in program.notes.externs}
     libraries: dict[str, list[str]] = {}
+    dtypes: dict[str, dict[str, None]] = {}
     externs: dict[str, list[str]] = {}
     for step in (part for one in plan.steps for part in parts_of(one)):
         if isinstance(step, LibraryStep):
             libraries.setdefault(step.op, []).append(step.where)
+            dtypes.setdefault(step.op, {})[step.dtype] = None
         elif isinstance(step, ExternStep):
             externs.setdefault(step.target, []).append(step.where)
     reasons.setdefault(CONVOLUTION, "PyTorch's library does it, channels last and with reordered weights")
     own = "no kernel can be made for these dtypes or sizes"
-    return (tuple(CallNote(op, "", _lines(lines), len(lines)) for op, lines in libraries.items()),
+    told = program.compiled.executable.autotune.told
+    return (tuple(CallNote(op, "; ".join(filter(None, map(told, dtypes[op]))), _lines(lines), len(lines))
+                  for op, lines in libraries.items()),
             tuple(CallNote(target, reasons.get(target, own), _lines(lines), len(lines))
                   for target, lines in externs.items()))
 

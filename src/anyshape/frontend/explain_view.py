@@ -120,7 +120,8 @@ def _calls(program: ProgramNote) -> Any:
         return None
     table = _table("calls", "steps", "what", "why", "source", right=("steps",))
     for call in program.libraries:
-        table.add_row(str(call.uses), call.target, "a native routine does it", _source(call.lines))
+        why = f"a native routine does it, {call.why}" if call.why else "a native routine does it"
+        table.add_row(str(call.uses), call.target, why, _source(call.lines))
     for call in program.externs:
         table.add_row(str(call.uses), call.target, f"PyTorch runs it: {call.why}", _source(call.lines))
     return table

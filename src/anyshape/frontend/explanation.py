@@ -41,7 +41,8 @@ class KernelNote:
 
 @dataclass(frozen=True, slots=True)
 class CallNote:
-    """Work that a library (`why` empty) or PyTorch does. uses: number of such steps."""
+    """Work that a native routine or PyTorch does. why: PyTorch does it, or which routine was measured to be the faster
+    one on this machine. uses: number of such steps."""
 
     target: str
     why: str

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Node
 
@@ -19,6 +18,7 @@ from anyshape.frontend.explain import explain
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.memory import memory
 from anyshape.frontend.reasons import name_sizes
+from anyshape.torch_compat import tree as pytree
 
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 

@@ -9,11 +9,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import sympy
-from torch.utils._sympy import functions as ops
 
 from anyshape.base.errors import Unsupported
 from anyshape.sym import expr
 from anyshape.sym.expr import Expr, Size
+from anyshape.torch_compat.formulas import functions as ops
 
 if TYPE_CHECKING:
     from anyshape.frontend.symint import Sizes

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from anyshape.torch_compat import OpOverload, is_mutable, operator_name
+
 _MOST = 40  # equations that are done again for one value
 # what costs next to nothing inside another kernel
 _CHEAP = frozenset((
@@ -80,7 +82,7 @@ def _cheap(node: Node) -> bool:
     if node.target in _ON_SIZES:
         return not isinstance(node.meta.get("val"), torch.Tensor)
     target: Any = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._opname in _CHEAP and not target._schema.is_mutable
+    return isinstance(target, OpOverload) and operator_name(target) in _CHEAP and not is_mutable(target)
 
 
 def _copy(nodes: list[Node], backward: GraphModule, sizes: Mapping[str, Node], made: dict[Node, Node]) -> None:

@@ -42,6 +42,7 @@ from anyshape.run import torch_api
 from anyshape.run.extern import BY_STORAGE
 from anyshape.run.tape import make_tape, tape_get
 from anyshape.sym.expr import Expr, Size, coefficient_of, symbol, symbols_of
+from anyshape.torch_compat import OpOverload, is_mutable, operator_name
 
 # importing these fills the tables of rows and of translations
 TABLES = (ops, aten_activation, aten_attention, aten_create, aten_index, aten_matmul, aten_norm, aten_pointwise,
@@ -122,7 +123,7 @@ class _Walk(Inputs):
     def _call(self, node: Node) -> None:
         target = node.target
         value = node.meta.get("val")
-        if isinstance(target, torch._ops.OpOverload):
+        if isinstance(target, OpOverload):
             if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
                 self.env[node] = self._known_size(node, value)
             else:
@@ -150,7 +151,7 @@ class _Walk(Inputs):
         """A call that AOTAutograd orders by tokens: with_effects(token, op, ...) gives (token, results...). Equations
         with effects keep their order here, so tokens stand for nothing."""
         target, given = node.args[1], node.args[2:]
-        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+        if not isinstance(target, OpOverload) or is_mutable(target):
             raise self.trace.unsupported(node, f"a call of {target} with effects")
         self.notes.externs.append((str(target), "it has effects", self.builder.where))
         types = self.trace.tensor_types(node.meta["val"][1:], node)
@@ -164,7 +165,7 @@ class _Walk(Inputs):
             raise self.trace.unsupported(node, "a size that is only known from the data")
         return self.sizes.size(value)
 
-    def _aten(self, node: Node, target: torch._ops.OpOverload) -> None:
+    def _aten(self, node: Node, target: OpOverload) -> None:
         name = str(target)
         if name == "aten.copy_.default" and node.args[0] in self.placeholders:
             self._write(node)
@@ -175,9 +176,9 @@ class _Walk(Inputs):
         if name in _ASSERTS:
             self.notes.asserts.append(f"{name}: {node.args}")
             return
-        if target._schema.is_mutable:
+        if is_mutable(target):
             raise self.trace.unsupported(node, f"{name}, which changes its operand")
-        if target._opname in BY_STORAGE:
+        if operator_name(target) in BY_STORAGE:
             self._require_dense(node, name)
         self._set_result(node)
         translation = translation_of(target)

@@ -153,7 +153,7 @@ class Inputs:
         found = torch_api.attribute_of(self.gm, str(node.target))
         if not isinstance(found, torch.Tensor):
             return Skipped(f"the attribute {node.target}")
-        if isinstance(found, torch._subclasses.FakeTensor):
+        if torch_api.is_fake(found):
             raise self.trace.unsupported(node, "a constant without data")
         self.notes.constants.append(found)
         return self.builder.input(_clean(node.name), self.trace.tensor_type(found, node))

@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 import sympy
-from torch.utils._sympy import functions as ops
+
+from anyshape.torch_compat.formulas import functions as ops
 
 LEAST, EXTREMES = (ops.Min, sympy.Min), (ops.Min, ops.Max, sympy.Min, sympy.Max)
 

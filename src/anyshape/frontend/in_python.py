@@ -1,7 +1,7 @@
 """Functions of torch that its tracer takes into no graph, for they look at their data, or takes wrongly, each written
 so that it is traced.
 
-    if any(var < 0): raise ValueError("...")  -->  torch._assert_async(~any(var < 0), "...")
+    if any(var < 0): raise ValueError("...")  -->  _assert_async(~any(var < 0), "...")
 
 What must hold of the data is checked when the program runs, which raises then as eager PyTorch does (DataError).
 """
@@ -12,9 +12,13 @@ import warnings
 from typing import Any
 
 import torch
-from torch.nn import _reduction, functional
+from torch.nn import functional
+
+from anyshape.torch_compat import need
 
 aten = torch.ops.aten
+_legacy_reduction, _check, _assert_async = map(need, (
+    "torch.nn._reduction.legacy_get_string", "torch._check", "torch._assert_async"))
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NEGATIVE = "var has negative entry/entries"
 NO_FREEDOM = ("cov(): degrees of freedom is <= 0. Correction should be strictly less than the number of observations.")
@@ -39,10 +43,10 @@ def multilabel_margin_loss(input: torch.Tensor, target: torch.Tensor, size_avera
         input: [n, classes] or [classes]; target: as many class numbers, i64.
     """
     if size_average is not None or reduce is not None:
-        reduction = _reduction.legacy_get_string(size_average, reduce)
-    torch._check(input.dim() in (1, 2) and input.shape[-1] != 0,
+        reduction = _legacy_reduction(size_average, reduce)
+    _check(input.dim() in (1, 2) and input.shape[-1] != 0,
                  lambda: "Expected non-empty vector or matrix with optional 0-dim batch size")
-    torch._check(input.shape == target.shape, lambda: "inconsistent target size")
+    _check(input.shape == target.shape, lambda: "inconsistent target size")
     places = torch.arange(input.shape[-1], device=input.device)
     given = places < torch.where(target == -1, places, input.shape[-1]).amin(-1, keepdim=True)
     aimed = input.gather(-1, torch.where(given, target, 0))
@@ -70,9 +74,9 @@ def cov(input: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | No
         fits = given.is_floating_point() if name == "aweights" else given.dtype in WHOLE
         if given.dim() > 1 or not fits:
             return aten.cov(input, correction=correction, fweights=fweights, aweights=aweights)
-        torch._check(given.numel() == count, lambda: "cov(): the weights must have the same numel as there are "
+        _check(given.numel() == count, lambda: "cov(): the weights must have the same numel as there are "
                                                      "observations in the input")
-        torch._assert_async((given >= 0).all(), f"cov(): {name} cannot be negative")
+        _assert_async((given >= 0).all(), f"cov(): {name} cannot be negative")
         weights = given if weights is None else weights * given
     if weights is None:
         if count <= correction:
@@ -80,7 +84,7 @@ def cov(input: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | No
         centered = rows - (rows.sum(1) / count).unsqueeze(1)
         return (torch.mm(centered, centered.t().conj()) / torch.sym_max(count - correction, 0)).squeeze()
     total = weights.sum()
-    torch._assert_async(total != 0, "cov(): weights sum to zero, can't be normalized")
+    _assert_async(total != 0, "cov(): weights sum to zero, can't be normalized")
     lost = correction
     if aweights is not None and correction != 0:
         lost = correction * (weights * aweights).sum() / total
@@ -112,7 +116,7 @@ def gaussian_nll_loss(input: torch.Tensor, target: torch.Tensor, var: Any, full:
             raise ValueError(NEGATIVE)
         var = var * torch.ones_like(input)
     else:
-        torch._assert_async(~(var < 0).any(), NEGATIVE)
+        _assert_async(~(var < 0).any(), NEGATIVE)
     if var.shape != input.shape:
         if input.shape[:-1] == var.shape:
             var = var.unsqueeze(-1)
@@ -129,12 +133,47 @@ def gaussian_nll_loss(input: torch.Tensor, target: torch.Tensor, var: Any, full:
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
+def asserted(input: torch.Tensor, message: str = "Expected Tensor with single nonzero value, but got zero") -> None:
+    """torch._assert_async, whose form without a message the tracer drops."""
+    aten._assert_async.msg(input, message)
+
+
+def _in_range(q: float | torch.Tensor) -> None:
+    if isinstance(q, torch.Tensor):
+        torch._assert_async(((q >= 0) & (q <= 1)).all(), "quantile() q values must be in the range [0, 1]")
+
+
+def quantile(input: torch.Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *,
+             interpolation: str = "linear") -> torch.Tensor:
+    """torch.quantile; a tensor `q` is looked at when the program runs."""
+    _in_range(q)
+    return aten.quantile(input, q, dim, keepdim, interpolation=interpolation)
+
+
+def nanquantile(input: torch.Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *,
+                interpolation: str = "linear") -> torch.Tensor:
+    """torch.nanquantile; as for quantile."""
+    _in_range(q)
+    return aten.nanquantile(input, q, dim, keepdim, interpolation=interpolation)
+
+
+def addcdiv(input: torch.Tensor, tensor1: torch.Tensor, tensor2: torch.Tensor, *, value: Any = 1) -> torch.Tensor:
+    """torch.addcdiv; the tracer's own form multiplies the quotient, where the operator multiplies `tensor1`."""
+    if isinstance(value, torch.Tensor):
+        return input + value * tensor1 / tensor2
+    return aten.addcdiv.default(input, tensor1, tensor2, value=value)
+
+
 # function -> what is traced in its place, also where it is called as a method
 IN_PYTHON: dict[Any, Any] = {
+    torch._assert_async: asserted,
+    torch.addcdiv: addcdiv,
     torch.allclose: allclose,
     torch.corrcoef: corrcoef,
     torch.cov: cov,
     torch.equal: equal,
+    torch.nanquantile: nanquantile,
+    torch.quantile: quantile,
     functional.gaussian_nll_loss: gaussian_nll_loss,
     functional.multilabel_margin_loss: multilabel_margin_loss,
 }

@@ -16,9 +16,11 @@ from torch.fx import GraphModule, Node
 
 from anyshape.frontend.compilation import TapeLayout
 from anyshape.frontend.duplicates import remove_duplicates
+from anyshape.frontend.effects import pin, put_in_order
 from anyshape.frontend.from_sizes import make_again
 from anyshape.run import torch_api
 from anyshape.run.tape import Tape, make_tape, tape_get
+from anyshape.torch_compat import opaque
 
 TAPE_KEY = "anyshape_tape"
 COPY_KEY = "anyshape_copy"  # marks a clone that must give memory of its own
@@ -43,11 +45,14 @@ def partition_with_tape(joint: GraphModule, joint_inputs: Any, halves: Halves, *
         num_fwd_outputs: number of user outputs (mutated inputs and bases of views included).
     """
     remove_duplicates(joint.graph)
+    pin(joint.graph, num_fwd_outputs)
     forward, backward = torch_api.partition_joint(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **more)
     if not joint_inputs:
         return forward, backward
+    for half in (forward, backward):
+        put_in_order(half.graph)
     make_again(forward, backward, num_fwd_outputs)
-    if torch_api.HAS_OPAQUE:
+    if opaque.has_opaque():
         halves.layout = put_tape(forward, backward, num_fwd_outputs)
     halves.forward = forward
     halves.backward = backward
@@ -65,7 +70,7 @@ def put_tape(forward: GraphModule, backward: GraphModule, num_fwd_outputs: int) 
     layout = _layout(forward, returned[:num_fwd_outputs], saved)
     with forward.graph.inserting_before(output):
         tape = forward.graph.call_function(make_tape, tuple(saved), {"checked": layout.checked}, name="tape")
-    tape.meta = {"val": torch_api.fake_opaque(Tape), TAPE_KEY: layout}
+    tape.meta = {"val": opaque.fake_opaque(Tape), TAPE_KEY: layout}
     output.args = ((*returned[:num_fwd_outputs], tape),)
     descriptions = output.meta.get("desc")
     if descriptions is not None:
@@ -134,7 +139,7 @@ def _read_tape(backward: GraphModule, size: int, layout: TapeLayout) -> None:
     assert len(placeholders) >= size
     with backward.graph.inserting_before(placeholders[0]):
         tape = backward.graph.placeholder("tape")
-    tape.meta = {"val": torch_api.fake_opaque(Tape), TAPE_KEY: layout}
+    tape.meta = {"val": opaque.fake_opaque(Tape), TAPE_KEY: layout}
     cursor = placeholders[-1]
     for index, old in enumerate(placeholders[:size]):
         with backward.graph.inserting_after(cursor):

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from torch.fx.graph import _BoxedCodeGen
 
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, Unsupported
@@ -32,9 +31,11 @@ from anyshape.run.calibrate import calibration_of
 from anyshape.run.choice import offer
 from anyshape.run.executable import Executable
 from anyshape.run.joined import join
+from anyshape.run.kinds import plain_gradient
 from anyshape.run.limit import pair
 from anyshape.run.store import check_folder
 from anyshape.sym.expr import Expr, Size, symbols_of
+from anyshape.torch_compat import need
 
 
 class PlainProgram:
@@ -50,7 +51,7 @@ class PlainProgram:
         self.name = name
         self.takes_tape = takes_tape
         self.count = count
-        gm.graph.set_codegen(_BoxedCodeGen())
+        gm.graph.set_codegen(need("torch.fx.graph._BoxedCodeGen")())
         gm.recompile()
         self.run = gm.forward
 
@@ -61,6 +62,7 @@ class PlainProgram:
                 return list(self.run(inputs))
         tape = inputs[0]
         tape.open()
+        inputs[1:] = [plain_gradient(one) if isinstance(one, torch.Tensor) else one for one in inputs[1:]]
         with torch.no_grad():
             # a gradient may be a saved value itself, or a view of one, in memory that the tape is about to give back
             outputs = [tape.apart(result) for result in self.run(inputs)]

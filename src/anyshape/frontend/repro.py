@@ -14,12 +14,16 @@ The file is the graph in its text form, under comment lines that hold everything
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import glob
 import json
 import os
 import platform
+import stat
 import sys
 import tempfile
+import time
 import traceback
 from typing import Any
 
@@ -34,6 +38,8 @@ from anyshape.ir.types import TensorType
 from anyshape.sym.expr import evaluate, symbols_of
 
 MARK = "# anyshape repro 1"
+MOST_FILES = 32  # of one user, in the folder for temporary files
+OLDEST_DAYS = 30
 LIKELY = 7  # for a size that the trace had no value for
 
 
@@ -75,6 +81,8 @@ def _save(request: ProgramRequest, text: str) -> str:
     try:
         if request.config.dump:
             os.makedirs(request.config.dump, exist_ok=True)
+        else:
+            _make_room(tempfile.gettempdir())
         handle, path = tempfile.mkstemp(prefix=f"anyshape-{request.name}-", suffix=".repro",
                                         dir=request.config.dump or None)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -82,6 +90,23 @@ def _save(request: ProgramRequest, text: str) -> str:
     except OSError:
         return ""
     return path
+
+
+def _make_room(folder: str) -> None:
+    """Deletes files of errors that are old, and the oldest where there would be too many. Those of a folder that the
+    user has named (`dump`) stay."""
+    found = []
+    for path in glob.glob(os.path.join(glob.escape(folder), "anyshape-*.repro")):
+        with contextlib.suppress(OSError):  # another process was quicker
+            about = os.lstat(path)
+            if stat.S_ISREG(about.st_mode) and about.st_uid == os.getuid():
+                found.append((about.st_mtime, path))
+    found.sort(reverse=True)
+    last = time.time() - OLDEST_DAYS * 86400
+    for number, (changed, path) in enumerate(found):
+        if number >= MOST_FILES - 1 or changed < last:
+            with contextlib.suppress(OSError):
+                os.remove(path)
 
 
 def read(text: str) -> Repro:

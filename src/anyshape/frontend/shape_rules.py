@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from anyshape.frontend.in_python import IN_PYTHON
-from anyshape.run import torch_trace
+from anyshape.run import torch_kernels, torch_trace
+from anyshape.torch_compat import aten
 
-aten = torch.ops.aten
 Unknown = Callable[[], Any]
 
 
@@ -73,7 +73,20 @@ def _lstsq(new_size: Unknown, a: torch.Tensor, b: torch.Tensor, rcond: float | N
             a.new_empty(values, dtype=a.dtype.to_real()))
 
 
+def _not_over_nothing(what: str) -> Callable[..., Any]:
+    """The largest of nothing is refused; torch's own rule has a result for it."""
+    def rule(new_size: Unknown, x: torch.Tensor, dim: Any = None, *rest: Any, **more: Any) -> Any:
+        sizes = x.shape if dim is None else x.shape[dim:][:1] if x.dim() else ()
+        torch_kernels.refuse_size_0(sizes, IndexError, f"{what}(): Expected reduction dim "
+                                                     f"{'' if dim is None else dim} to have non-zero size.")
+        return NotImplemented
+
+    return rule
+
+
 RULES: dict[Any, Callable[..., Any]] = {
+    **{overload: _not_over_nothing(name) for name in ("max", "min")
+       for overload in (getattr(aten, name).default, getattr(aten, name).dim)},
     aten.linalg_lstsq.default: _lstsq,
     aten.nonzero.default: _nonzero,
     aten.geqrf.default: _geqrf,

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from anyshape.base.errors import InputError
 from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.reasons import size_names
 from anyshape.frontend.shape_rules import RULES
 from anyshape.run import torch_api, torch_shapes, torch_trace
+from anyshape.torch_compat import tree as pytree
 
 SMALL = 2
 CTC = (torch.ctc_loss, torch.nn.functional.ctc_loss)
@@ -192,6 +192,8 @@ class PredictedShapes:
 
     def _run(self, symbols: dict[Any, int], inputs: Sequence[Any], strides: bool) -> str:
         """Why the shapes differ at these values of the symbols; `inputs` are real, or the trace's placeholders."""
+        if not torch_shapes.can_run():
+            return "this version of torch cannot run a program on shapes alone"
         sizes = _Sizes(symbols)
         with torch_shapes.shapes_only(RULES, sizes.number, self.plain) as shapes:
             comparison = _Compare(self.gm, sizes, shapes, strides)

@@ -25,7 +25,9 @@ from anyshape.frontend.fx_trace import UnsupportedNode
 from anyshape.frontend.symint import Sizes
 from anyshape.run import torch_api
 from anyshape.run.tape import make_tape, tape_get
+from anyshape.run.torch_random import has_effect
 from anyshape.sym.expr import Size, evaluate
+from anyshape.torch_compat import OpOverload
 
 MOST = 64  # nodes that are left to PyTorch, before the whole graph is
 SMALL = 2  # sizes below have rules of their own in eager PyTorch; a general trace does not follow them
@@ -308,14 +310,14 @@ class SplitProgram:
         for node in (*self.placeholders, *(step for step in steps if isinstance(step, Node))):
             _note_symbol(node, self.symbols)
         self.small = _sizes_from_data(request.gm) if self.general else {}
-        self.draws = any(torch_api.is_random(node.target) for node in nodes)
+        self.draws = any(has_effect(node.target) for node in nodes)
         self.last = self._last_uses()
 
     @property
     def calls(self) -> tuple[str, ...]:
         """The operators that run as PyTorch."""
         return tuple(str(step.target) for step in self.steps
-                     if isinstance(step, Node) and isinstance(step.target, torch._ops.OpOverload)
+                     if isinstance(step, Node) and isinstance(step.target, OpOverload)
                      and not _is_number(step.meta.get("val")) and str(step.target) not in _ASSERTS)
 
     def _last_uses(self) -> list[list[Node]]:

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from anyshape.frontend.api import CompiledFunction
 from anyshape.frontend.held import Held
 from anyshape.frontend.step_checks import StepSettings, check_loss, parts_of, wants_closure
+from anyshape.torch_compat.tree import tree_map_only
 
 
 class StepApart:
@@ -107,8 +107,9 @@ class StepApart:
                 optimizer.step()
             else:
                 settings.scaler.step(optimizer)
-                is_left_out = any(map(bool, settings.scaler._found_inf_per_device(optimizer).values()))
+                scale = settings.scaler.get_scale()
                 settings.scaler.update()
+                is_left_out = settings.scaler.get_scale() < scale  # what is not finite lowers it
         optimizer.zero_grad(set_to_none=True)
         if settings.ema is not None and not is_left_out:
             with torch.no_grad():

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.optim import optimizer as every
 
+from anyshape import torch_compat as compat
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, InputError
 from anyshape.frontend.reasons import source_words
@@ -66,8 +66,7 @@ class StepSettings:
         if not callable(self.loss_fn):
             raise ConfigError(f"anyshape.train_step got a {type(self.loss_fn).__name__} for loss_fn",
                               why="it is a function of the model and a batch", do="pass such a function")
-        if isinstance(self.loss_fn, torch.nn.modules.loss._Loss) or \
-                getattr(self.loss_fn, "__module__", "") == "torch.nn.functional":
+        if getattr(self.loss_fn, "__module__", "") in ("torch.nn.modules.loss", "torch.nn.functional"):
             name = getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__)
             raise ConfigError(f"anyshape.train_step got {name} for loss_fn",
                               why="it compares results with targets, and does not call the model",
@@ -134,8 +133,14 @@ def rule_for(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[
 
 def why_apart(optimizer: torch.optim.Optimizer) -> str:
     """Why the step cannot be one program with the hooks and weights that the optimiser has now; "" if it can."""
-    if (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-            or every._global_optimizer_pre_hooks or every._global_optimizer_post_hooks):
+    if compat.lack():
+        return compat.lack()
+    own = [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
+    every = [compat.get("torch.optim.optimizer._global_optimizer_pre_hooks"),
+             compat.get("torch.optim.optimizer._global_optimizer_post_hooks")]
+    if None in (*own, *every) or not compat.has(*compat.TRAIN_STEP):
+        return "this version of torch does not say which hooks an optimiser and its weights have"
+    if any((*own, *every)):
         return "the optimiser has hooks on its step"
     if _is_replaced(optimizer):
         return "the optimiser's step was replaced by another function"

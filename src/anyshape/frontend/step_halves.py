@@ -21,11 +21,11 @@ from torch.fx import Graph, GraphModule, Node
 
 from anyshape.frontend.compilation import Boxed, TapeLayout
 from anyshape.frontend.duplicates import remove_duplicates
+from anyshape.frontend.effects import TANGENTS, pin, put_in_order, reached
 from anyshape.frontend.from_sizes import make_again
 from anyshape.frontend.partition import put_tape
 from anyshape.run import torch_api, torch_trace
 
-TANGENT = "tangents"  # how torch's partition knows what a backward begins with
 SEED = "anyshape_seed"  # marks the gradient of the loss itself
 VIEWS = frozenset(("view", "reshape", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze",
                    "slice", "select", "alias", "detach", "unbind", "split", "split_with_sizes", "as_strided"))
@@ -94,7 +94,7 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
     placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
     place_of = {node.name: i for i, node in enumerate(placeholders)}
     with joint.graph.inserting_after(placeholders[-1]):
-        tangent = joint.graph.placeholder(f"{TANGENT}_1")
+        tangent = joint.graph.placeholder(f"{TANGENTS}_1")
     tangent.meta = dict(seed.meta)
     seed.replace_all_uses_with(tangent)
     joint.graph.erase_node(seed)
@@ -102,7 +102,7 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
     writes = _take_writes(joint)
     output = joint.graph.output_node()
     returned = list(output.args[0])
-    later = _after(tangent)
+    later = reached([tangent], lambda node: node.users)
     if returned[0] in later:
         return None  # the loss itself is made of gradients
     first = [node for node in returned if isinstance(node, Node) and node not in later]
@@ -111,11 +111,14 @@ def step_halves(step: GraphModule, static: Sequence[int]) -> StepHalves | None:
                     else len(first) + second.index(node) for node in returned)
     output.args = ((*first, *second, *(value for _, value in writes)),)
     output.meta.pop("desc", None)
+    pin(joint.graph, len(first))
     joint.recompile()
     given = [node.meta["val"] for node in placeholders]
     forward, backward = torch_api.partition_joint(
         joint, (given, [tangent.meta["val"]]), num_fwd_outputs=len(first),
         static_lifetime_input_indices=[i for i in static if i < len(placeholders)])
+    for half in (forward, backward):
+        put_in_order(half.graph)
     make_again(forward, backward, len(first))
     backward = _with_inputs(forward, backward, len(first), len(second), [target for target, _ in writes])
     layout = put_tape(forward, backward, len(first))
@@ -143,17 +146,6 @@ def _take_writes(joint: GraphModule) -> list[tuple[Node, Node]]:
     return found
 
 
-def _after(start: Node) -> set[Node]:
-    found = {start}
-    waiting = [start]
-    while waiting:
-        for user in waiting.pop().users:
-            if user not in found:
-                found.add(user)
-                waiting.append(user)
-    return found
-
-
 def _with_inputs(forward: GraphModule, backward: GraphModule, kept: int, results: int,
                  targets: Sequence[Node]) -> GraphModule:
     """The backward with inputs of the whole as inputs of its own, in place of what is saved of them and of views of
@@ -168,7 +160,7 @@ def _with_inputs(forward: GraphModule, backward: GraphModule, kept: int, results
     made: dict[str, Node] = {}
     old = [node for node in backward.graph.nodes if node.op == "placeholder"]
     for node in old:
-        if node.name not in chains and not node.name.startswith(TANGENT):
+        if node.name not in chains and not node.name.startswith(TANGENTS):
             made[node.name] = graph.node_copy(node)
     for source in (*(chain[0] for chain in chains.values()), *targets):
         if source.name not in made:
@@ -178,7 +170,7 @@ def _with_inputs(forward: GraphModule, backward: GraphModule, kept: int, results
         if node.name not in made:
             made[node.name] = graph.node_copy(node, lambda one: made[one.name])
     for node in backward.graph.nodes:
-        if node.name.startswith(TANGENT) and node.op == "placeholder":
+        if node.name.startswith(TANGENTS) and node.op == "placeholder":
             seed = node.meta["val"]
             made[node.name] = graph.call_function(
                 torch.ops.aten.full.default, (list(map(int, seed.shape)), 1.0), {"dtype": seed.dtype})

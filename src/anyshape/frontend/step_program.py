@@ -34,9 +34,9 @@ from anyshape.frontend.step_update import StepUpdate
 from anyshape.frontend.whole_step import StepState
 from anyshape.run import torch_api, torch_trace
 from anyshape.run.executable import Executable
+from anyshape.run.torch_random import OWN, has_effect
 
 GRADIENTS = torch.ops.anyshape.gradients.default
-OWN = frozenset(("aten", "prims", "anyshape"))  # namespaces of operators of which we know what they do
 
 Part = Literal["gathers", "measures", "updates"]  # the method of StepUpdate that says what is done with gradients
 PARTS = {"gathers": StepUpdate.gathers, "measures": StepUpdate.measures, "updates": StepUpdate.updates}
@@ -91,7 +91,7 @@ class StepProgram:
         self.bound: dict[tuple[Part, bool], Bound] = {}
         self.known: dict[Any, Ended] = {}
         nodes = graph.graph.nodes
-        self.draws = any(torch_api.is_random(node.target) for node in nodes)
+        self.draws = any(has_effect(node.target) for node in nodes)
         # random numbers can be drawn again; what other operators do beside their results may not be done twice
         self.may_repeat = all(getattr(node.target, "namespace", "aten") in OWN for node in nodes)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anyshape import torch_compat as compat
 from anyshape.frontend.step_checks import StepSettings
 from anyshape.frontend.step_update import StepUpdate, Weight
 from anyshape.frontend.updates import RULES, Rule
@@ -97,7 +98,7 @@ class StepStates:
         settings.optimizer._opt_called = True  # type: ignore[attr-defined]
         scaler = settings.scaler
         if scaler is not None and finite is not None:
-            torch._amp_update_scale_(
+            compat.need("torch._amp_update_scale_")(
                 scaler._scale, scaler._growth_tracker, 1.0 - finite.to(torch.float32), scaler.get_growth_factor(),
                 scaler.get_backoff_factor(), scaler.get_growth_interval())
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch.utils._sympy import functions as ops
-from torch.utils._sympy.numbers import is_infinite
 
 from anyshape.base.errors import Unsupported
 from anyshape.frontend import guards
@@ -20,6 +18,8 @@ from anyshape.frontend.float_sizes import cannot, from_float, ratio_of
 from anyshape.sym import expr
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
+from anyshape.torch_compat.formulas import functions as ops
+from anyshape.torch_compat.formulas import is_infinite
 
 _LARGE = 2**62
 
@@ -55,6 +55,8 @@ class Sizes:
             return int(value)
         node = value.node
         source = getattr(node, "_expr", None)
+        if source is None:  # a nested int, or another version of torch
+            source = getattr(node, "expr", None)
         if source is None:
             constant = node.maybe_as_int() if hasattr(node, "maybe_as_int") else None
             if constant is not None:

@@ -26,6 +26,7 @@ from anyshape.road import rebuilt
 from anyshape.run import torch_door
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.executable import Executable
+from anyshape.torch_compat import aten
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ def _function(pair: Pair, forward_program: Boxed,
             ctx.set_materialize_grads(False)  # zeros as large as an output that nobody used
             ctx.kinds = [(outputs[index].shape, outputs[index].dtype) for index, _ in tangents]
             for index in views:
-                outputs[index] = torch.ops.aten._unsafe_view.default(outputs[index], outputs[index].shape)
+                outputs[index] = aten._unsafe_view.default(outputs[index], outputs[index].shape)
             if constant:
                 ctx.mark_non_differentiable(*[outputs[i] for i in constant if isinstance(outputs[i], torch.Tensor)])
             return tuple(outputs)

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from anyshape.frontend.gradients import gradients_of
 from anyshape.frontend.held import Held
 from anyshape.frontend.step_update import Changes, StepUpdate
+from anyshape.torch_compat.tree import tree_map_only
 
 
 class StepState:

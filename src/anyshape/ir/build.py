@@ -1,7 +1,7 @@
 """Makes graphs: a builder that infers types and names values."""
 from __future__ import annotations
 
-from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
+from anyshape.ir.graph import Attr, Graph, Node, Operand, Value, effect_of
 from anyshape.ir.op import OPS
 from anyshape.ir.types import TensorType, ValueType
 from anyshape.sym.facts import Facts
@@ -44,7 +44,10 @@ class Builder:
 
     def multi(self, op: str, *inputs: Operand, name: str = "", types: tuple[TensorType, ...] | None = None,
               **attrs: Attr) -> tuple[Value, ...]:
-        """Append `op` and return all results; `types` overrides the row's inference (extern calls)."""
+        """Append `op` and return all results; `types` overrides the row's inference (extern calls). An `effect` that is
+        True gets its place behind the effects before it."""
+        if attrs.get("effect") is True:
+            attrs["effect"] = 1 + next((place for node in reversed(self.nodes) if (place := effect_of(node))), 0)
         kinds = OPS[op].infer(inputs, attrs) if types is None else types
         outputs = tuple(Value(self.fresh(name or op), kind) for kind in kinds)
         self.nodes.append(Node(op, inputs, tuple(attrs.items()), outputs, self.where))

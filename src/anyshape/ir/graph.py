@@ -63,9 +63,16 @@ class Node:
                 yield operand
 
 
+def effect_of(node: Node) -> int:
+    """The place of the equation among those that do more than give their results (calls that draw random numbers, or of
+    which that is not known), counted from 1; 0: it does no more. The verifier holds their order."""
+    return next((int(value) for name, value in node.attrs  # type: ignore[arg-type]
+                 if name == "effect"), 0)
+
+
 def has_effect(node: Node) -> bool:
-    """Does the equation do more than give its results (an extern call that draws random numbers or writes)?"""
-    return any(name == "effect" and value is True for name, value in node.attrs)
+    """Does the equation do more than give its results?"""
+    return effect_of(node) > 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

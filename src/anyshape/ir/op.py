@@ -1,7 +1,7 @@
 """What one op is: a row. Everything the compiler asks about an op is a field of its row, never its name."""
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -43,6 +43,9 @@ class Body(Protocol[Register]):
         """An i64 register as an index into `size` elements: with `wrap` negative ones count from the end; out of range
         sets the kernel's status, which raises IndexError in the caller, and reads element 0 or the last one instead."""
 
+    def check(self, holds: Register, code: int) -> None:
+        """Where the bool register is false, the kernel's status becomes `code` (INDEX, DIVISOR): the call fails."""
+
 
 @dataclass(frozen=True, slots=True)
 class Op:
@@ -63,7 +66,7 @@ class Op:
     cost: scalar operations per result element, a rough weight for the fusion score.
     into: scatter ops: where the element of the second operand at an index goes in the result, and a bool register:
         whether it goes anywhere (None: it does).
-    checks: the body checks indices that data give: a kernel with it may fail.
+    checks: the body checks what data give, indices or divisors: a kernel with it may fail.
     stored: the result lies in memory; it is never computed again where it is read.
     meeting: scatter ops: the dims of the second operand along which elements may go to one place; in all others they
         go where no other goes.
@@ -86,6 +89,8 @@ class Op:
     stored: bool = False
 
 
+INDEX, DIVISOR = 1, 2  # what was wrong, as a kernel's status: an index out of range, a whole number divided by 0
+
 OPS: dict[str, Op] = {}
 
 
@@ -99,6 +104,11 @@ def define(op: Op) -> Op:
 def row(node: Node) -> Op:
     """The row of a node's op."""
     return OPS[node.op]
+
+
+def checks_of(nodes: Iterable[Node]) -> tuple[tuple[str, str, str], ...]:
+    """(op, operand that is checked, source line) of those nodes that check their data."""
+    return tuple((node.op, getattr(node.inputs[-1], "name", ""), node.where) for node in nodes if row(node).checks)
 
 
 def type_of(operand: Operand) -> TensorType:

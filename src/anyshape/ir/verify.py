@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from anyshape.base.errors import AnyShapeError, VerifyError
-from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
+from anyshape.ir.graph import Attr, Graph, Node, Operand, Value, effect_of
 from anyshape.ir.op import OPS
 from anyshape.ir.show import header_lines, node_line, symbols_in_order
 from anyshape.ir.types import DTYPES, SizeType, TensorType
@@ -24,7 +24,8 @@ def verify(graph: Graph, stage: str = "", lines: Sequence[int] = ()) -> None:
 
     The rules: every value has its own name and is defined before its use; ops are known, and an equation's types are
     those its row infers; strides have the rank of their tensor; outputs, writes, saved and restored values exist; a
-    whole number stands as a size, not as a value, in equations; symbols of sizes are not named like tensors.
+    whole number stands as a size, not as a value, in equations; symbols of sizes are not named like tensors; equations
+    with effects stand in the order that they are numbered in.
     """
     _Verifier(graph, stage, lines).run()
 
@@ -35,6 +36,7 @@ class _Verifier:
         self.stage = stage
         self.lines = lines
         self.known: dict[str, Value] = {}
+        self.effect = 0
 
     def run(self) -> None:
         for value in self.graph.inputs:
@@ -89,6 +91,10 @@ class _Verifier:
                 self.fail(position, f"attribute {name} holds {value!r}, which the text form cannot carry", name)
         for output in node.outputs:
             self.define(output, position)
+        effect = effect_of(node)
+        if effect and effect <= self.effect:
+            self.fail(position, f"effect {effect} comes after effect {self.effect}", "effect")
+        self.effect = max(effect, self.effect)
         if node.op == "extern":
             return
         try:

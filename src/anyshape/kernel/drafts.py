@@ -3,8 +3,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
-from anyshape.ir.graph import Graph, Node, Value
+from anyshape.ir.graph import Graph, Node, Value, has_effect
 from anyshape.ir.op import row
 from anyshape.ir.types import TensorType
 from anyshape.kernel.fusion import Kernel, NotFusable, Refusal
@@ -69,6 +70,8 @@ class Drafts:
         self.member: dict[int, list[int]] = {}  # node position -> drafts that hold it
         self.refusals: list[Refusal] = []
         self.known: dict[Group, Lowered] = {}
+        effects = [k for k, node in enumerate(graph.nodes) if has_effect(node)]
+        self.following = dict(pairwise(effects))  # an equation with an effect -> the next one
         values = (*graph.inputs, *(value for node in graph.nodes for value in node.outputs))
         self.tensors = {value.name: value.type for value in values if isinstance(value.type, TensorType)}
 
@@ -138,7 +141,8 @@ class Drafts:
         return self.member.get(position, [])
 
     def reaches(self, start: Iterable[int], target: int) -> bool:
-        """Does a path of dependencies lead from the nodes `start` (outside the group) into group `target`?"""
+        """Does a path of dependencies, the order of effects among them, lead from the nodes `start` (outside the group)
+        into group `target`?"""
         origin = list(start)
         seen: set[int] = set()
         seen_groups: set[int] = set()
@@ -157,6 +161,8 @@ class Drafts:
                     seen_groups.add(group)
                     for name in self.groups[group].roots:
                         stack.extend(self.uses(name))
+            if position in self.following:
+                stack.append(self.following[position])
             # a view may also be an operand of a library call, as a window of what it views
             if not groups or row(self.graph.nodes[position]).kind == "view":
                 for output in self.graph.nodes[position].outputs:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Graph, Node, Operand, Value
-from anyshape.ir.op import OPS, row
+from anyshape.ir.op import INDEX, OPS, row
 from anyshape.ir.types import TensorType
 from anyshape.kernel.flat import counted
 from anyshape.kernel.group import Group, Lowered, NotLowerable
@@ -328,20 +328,20 @@ class _Lowering:
 
     def checked_index(self, register: int, size: Size, wrap: bool) -> Size:
         """See Body.checked_index."""
-        zero = self.constant(0, "i64")
-        count = self.index(size)
-        wrapped = register
+        zero, count = self.constant(0, "i64"), self.index(size)
         if wrap:
-            wrapped = self.apply("where", self.apply("lt", register, zero, dtype="bool"),
-                                 self.apply("add", register, count, dtype="i64"), register, dtype="i64")
-        inside = self.apply("and", self.apply("ge", wrapped, zero, dtype="bool"),
-                            self.apply("lt", wrapped, count, dtype="bool"), dtype="bool")
-        self.params.setdefault("", "i64")
-        args = (inside,) if self.mask is None else (inside, self.mask)
-        self.emit("check", args, dtype="i64", buffer="", value=1)
+            register = self.apply("where", self.apply("lt", register, zero, dtype="bool"),
+                                  self.apply("add", register, count, dtype="i64"), register, dtype="i64")
+        self.check(self.apply("and", self.apply("ge", register, zero, dtype="bool"),
+                              self.apply("lt", register, count, dtype="bool"), dtype="bool"), INDEX)
         last = self.apply("sub", count, self.constant(1, "i64"), dtype="i64")
-        clamped = self.apply("maximum", self.apply("minimum", wrapped, last, dtype="i64"), zero, dtype="i64")
-        return self.as_index(clamped)
+        upper = self.apply("minimum", register, last, dtype="i64")
+        return self.as_index(self.apply("maximum", upper, zero, dtype="i64"))
+
+    def check(self, holds: int, code: int) -> None:
+        """See Body.check."""
+        self.params.setdefault("", "i64")
+        self.emit("check", (holds,) if self.mask is None else (holds, self.mask), dtype="i64", buffer="", value=code)
 
     # registers
 

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
-from anyshape.ir.graph import Node
+from anyshape.ir.graph import Node, has_effect
 from anyshape.kernel.fusion import Kernel, NotFusable, taken_over
 
 Item = Kernel | Node
@@ -11,9 +12,9 @@ FEW = 16  # kernels that may come before their place, for another that needs the
 
 
 def ordered(items: Sequence[Item], where: Sequence[int], base: Mapping[str, str]) -> tuple[Item, ...]:
-    """Topological order: the item with the least `where` (place in the graph), after the few that it needs and that
-    stand later, so that what nobody needs yet does not run because something small has to come first; an item that
-    needs many waits for them.
+    """Topological order, in which effects keep theirs: the item with the least `where` (place in the graph), after the
+    few that it needs and that stand later, so that what nobody needs yet does not run because something small has to
+    come first; an item that needs many waits for them.
 
     base: operand of a library or extern call -> the stored value that it is a window of. Raises NotFusable when the
     kernels depend on each other in a circle.
@@ -21,6 +22,10 @@ def ordered(items: Sequence[Item], where: Sequence[int], base: Mapping[str, str]
     maker = {name: k for k, item in enumerate(items) for name in _makes(item)}
     before = [{maker[name] for name in _reads(item, base) if name in maker and maker[name] != k}
               for k, item in enumerate(items)]
+    effects = [k for k, item in enumerate(items) if isinstance(item, Node) and has_effect(item)]
+    effects.sort(key=where.__getitem__)
+    for one, other in pairwise(effects):
+        before[other].add(one)
     waiting = sorted(range(len(items)), key=lambda k: (where[k], k))
     place = {k: number for number, k in enumerate(waiting)}
     done: set[int] = set()

@@ -6,7 +6,8 @@ attributes:
               ("operand", i) | ("list", t, ...) | ("none",) | ("int", n) | ("float", x) | ("bool", b) | ("str", s) |
               ("complex", x, y) | ("dtype", "f32") | ("device", "cpu") | ("layout", "strided") |
               ("memory_format", "contiguous_format")
-    effect    bool: random, or changes an operand: never merged, dropped or reordered
+    effect    its place, from 1, among the calls that do more than give their results (draw random numbers, or do what
+              is not known): these are never merged, dropped or reordered; 0 or False: it is none of them
     strides   optional, of a custom operator: per operand, the strides that it had in the trace, None where it was dense
 The result types are those that were traced; no rule here can know them.
 """

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import type_of
+from anyshape.ir.types import kind_of
 from anyshape.ops.rules import dims_attr, int_attr
 from anyshape.ops.view import slice_parts
 from anyshape.sym.expr import Call, Expr, Size, maximum
@@ -39,6 +40,21 @@ def selected_sizes(graph: Graph) -> tuple[tuple[Size, str], ...]:
             for size in (type_of(node.inputs[0]).shape[dim] for dim in dims):
                 if not graph.facts.prove_nonnegative(size - 1):
                     found.setdefault(maximum(size, 1 - count) - 1, node.where)
+    return tuple(found.items())
+
+
+def divided_sizes(graph: Graph) -> tuple[tuple[Size, str], ...]:
+    """What is below 0 where whole numbers are divided by a number or a size that is 0, and the user's line; of what the
+    facts do not rule out."""
+    found: dict[Size, str] = {}
+    for node in graph.nodes:
+        if node.op in ("floor_div", "trunc_div", "remainder", "fmod") and not isinstance(node.inputs[1], Value):
+            kind, by = node.output.tensor, node.inputs[1]
+            if kind_of(kind.dtype) == "float" or not isinstance(by, (int, Expr)):
+                continue
+            size = by if graph.facts.prove_nonnegative(by) else by * by
+            if not graph.facts.prove_nonnegative(size - 1):
+                found.setdefault(maximum(size, 1 - kind.count) - 1, node.where)
     return tuple(found.items())
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from anyshape.ir.graph import Literal, Node, Operand, Value
-from anyshape.ir.op import Body, Index
+from anyshape.ir.op import DIVISOR, Body, Index
 from anyshape.ir.types import TensorType, kind_of
 from anyshape.ops.rules import (
     Attrs,
@@ -24,6 +24,8 @@ from anyshape.ops.rules import (
     native,
     same_device,
     scalar,
+    size,
+    size_attr,
     tensor,
 )
 from anyshape.sym.expr import Expr
@@ -165,10 +167,32 @@ def pointwise_body(body: Body[Any], node: Node, index: Index) -> object:
     return body.apply(SCALAR_NAMES.get(node.op, node.op), *registers, dtype=result)
 
 
+def _infer_divisor(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    kind = tensor(name, inputs, 0)
+    if kind_of(kind.dtype) not in INTEGER:
+        fail(name, f"{kind} is not of whole numbers")
+    size(name, attrs, "count")
+    return (kind.dense(),)
+
+
+def _divisor_body(body: Body[Any], node: Node, index: Index) -> object:
+    """The divisor as it is. Where it is 0 eager PyTorch refuses the division, if that has any element."""
+    kind, count = node.output.tensor, size_attr(node, "count")
+    register = body.read(node.inputs[0], index)
+    holds = body.apply("ne", register, body.constant(0, kind.dtype), dtype="bool")
+    if count != kind.count:
+        empty = body.apply("eq", body.index(count), body.constant(0, "i64"), dtype="bool")
+        holds = body.apply("or", holds, empty, dtype="bool")
+    body.check(holds, DIVISOR)
+    return register
+
+
 for _name, _kinds, _cost, _torch in UNARY:
     add_row(_name, "pointwise", "x", partial(_infer, _kinds), body=pointwise_body, cost=_cost, torch=_torch)
 for _name, _kinds, _cost, _torch in BINARY:
     add_row(_name, "pointwise", "x, y", partial(_infer, _kinds), body=pointwise_body, cost=_cost, torch=_torch)
 add_row("where", "pointwise", "condition, x, y", _infer_where, body=pointwise_body, torch="where")
 add_row("cast", "pointwise", "x | dtype", _infer_cast, body=pointwise_body)
+# stored, for eager divides by all of it, whatever is read of the quotient
+add_row("divisor", "pointwise", "y | count", _infer_divisor, body=_divisor_body, cost=2, checks=True, stored=True)
 add_row("store", "pointwise", "x | dtype", _infer_cast, body=pointwise_body, stored=True)

@@ -142,6 +142,9 @@ class _Element:
     def checked_index(self, register: Known, size: Size, wrap: bool) -> Size:
         raise _Unknown
 
+    def check(self, holds: Known, code: int) -> None:
+        """Nothing is known of a call that fails."""
+
     # what is known of results
 
     def least(self, a: Known, b: Known, gap: int) -> bool | None:

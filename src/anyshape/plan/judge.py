@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 from anyshape.base.errors import VerifyError
 from anyshape.plan.again import written
-from anyshape.plan.plan import Buffer, Plan, touched
+from anyshape.plan.plan import Buffer, ExternStep, Plan, touched
 from anyshape.sym.expr import evaluate
 
 
@@ -20,9 +21,9 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
         arena, kept: bytes of the arena and of the block at its bottom; the plan's own formulas when left out.
 
     Raises:
-        VerifyError: a step reads a value that no step before it makes; two buffers overlap while both are alive; one
-            is misaligned, outside the arena, or crosses the border of the kept block; or the arena is not the top of
-            the highest buffer.
+        VerifyError: a step reads a value that no step before it makes; calls with effects are not in the order of the
+            program; two buffers overlap while both are alive; one is misaligned, outside the arena, or crosses the
+            border of the kept block; or the arena is not the top of the highest buffer.
     """
     _check_order(plan)
     if offsets is None:
@@ -64,6 +65,10 @@ def _check_order(plan: Plan) -> None:
         if early:
             _fail(plan, f"step {number} reads {', '.join(sorted(early))}, which is not made by then")
         made |= makes
+    effects = [step.effect for step in plan.steps if isinstance(step, ExternStep) and step.effect]
+    for one, other in pairwise(effects):
+        if one >= other:
+            _fail(plan, f"effect {other} comes after effect {one}")
 
 
 def lower_bound(plan: Plan, values: Mapping[str, int]) -> int:

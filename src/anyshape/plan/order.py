@@ -12,7 +12,7 @@ the program. And it has to be better at the hints by more than a little. What is
 every size may stand beside: calls then take the order that needs less at their sizes (run/choice.py). Where no order
 can be much better, which a bound tells, nothing is searched.
 
-What is seen from outside keeps its order: calls with effects (random numbers), operators that are not PyTorch's own,
+What is seen from outside keeps its order: calls with effects (random numbers, operators that are not PyTorch's own),
 kernels that check indices; what writes an input stays behind those. Products that run side by side stay together.
 """
 from __future__ import annotations
@@ -147,10 +147,10 @@ def dependencies(plan: Plan) -> list[set[int]]:
 
 
 def _is_watched(step: Step) -> bool:
-    """Does the step do what keeps its place among the others that do? Random numbers, errors, what is not PyTorch's."""
+    """Does the step do what keeps its place among the others that do? Effects and errors."""
     if isinstance(step, KernelStep):
         return any(window.buffer == "status" for window in step.params)
-    return isinstance(step, ExternStep) and (step.effect or not step.target.startswith(("aten.", "anyshape.")))
+    return isinstance(step, ExternStep) and step.effect > 0
 
 
 def problem_of(plan: Plan, forward: Plan | None, units: Sequence[Sequence[int]]) -> Problem:

@@ -69,7 +69,7 @@ class KernelStep:
     `params[i].offset` is taken into account by the host (pointer + offset). `outputs` are the written params; `reuse`
     all (input, output) params of which the two may share memory; `handed` is what the kernels of a regime give each
     other; `along`: of a flat kernel (kernel/flat.py), the params of which it takes element k at point k; the number of
-    points is its last size."""
+    points is its last size; `checks`: (op, operand, source line) of what may fail."""
 
     regimes: tuple[Regime, ...]
     params: tuple[Window, ...]
@@ -78,6 +78,7 @@ class KernelStep:
     reuse: tuple[tuple[int, int], ...] = ()
     handed: tuple[Window, ...] = ()
     along: tuple[int, ...] = ()
+    checks: tuple[tuple[str, str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,8 @@ class ExternStep:
     template: nested tuples as the attr of the node "extern" (see ops/extern.py).
     outputs: windows of the buffers the results become (home extern, or copied into place for other homes); a size
         symbol bound by a result stands in `symbols` as (result index, name).
-    effect: it does more than give its results (draws random numbers): the order of such steps stays.
+    effect: its place, from 1, among the calls that do more than give their results (draw random numbers): the order of
+        such steps stays; 0: it does no more.
     """
 
     target: str
@@ -120,7 +122,7 @@ class ExternStep:
     template: Attr
     outputs: tuple[Window | None, ...]
     where: str = ""
-    effect: bool = False
+    effect: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,7 @@ class Plan:
     kept: Size = 0
     nonnegative: tuple[Size, ...] = ()
     selected: tuple[tuple[Size, str], ...] = ()
+    divided: tuple[tuple[Size, str], ...] = ()
     together: tuple[tuple[int, int], ...] = ()
     again: tuple[Again, ...] = ()
     optional: tuple[int, ...] = ()

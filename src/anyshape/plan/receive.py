@@ -64,6 +64,11 @@ def _refuses(step: Step) -> bool:
     return isinstance(step, KernelStep) and any(window.buffer == "status" for window in step.params)
 
 
+def _divides(step: Step) -> bool:
+    """May the step find that it divides by 0? What it writes meanwhile is not an input."""
+    return isinstance(step, KernelStep) and any(op == "divisor" for op, _, _ in step.checks)
+
+
 def without(plan: Plan, left_out: set[int]) -> Plan:
     """`plan` (not allocated) without some steps, which do nothing any more."""
     kept = [k for k in range(len(plan.steps)) if k not in left_out]
@@ -95,7 +100,8 @@ def _names(plan: Plan) -> dict[str, str]:
         source, target = step.source, step.target
         maker = made[source.buffer]
         if (_is_same(source, target) and targets.count(target.buffer) == 1 and source.buffer not in names
-                and maker >= refuses and isinstance(plan.steps[maker], (KernelStep, LibraryStep))
+                and maker >= refuses and not _divides(plan.steps[maker])
+                and isinstance(plan.steps[maker], (KernelStep, LibraryStep))
                 and not any(w.buffer == source.buffer for other in plan.steps[maker + 1:] for w in written(other))
                 and not any(w.buffer == target.buffer for other in (*plan.steps[maker + 1:k], *plan.steps[k + 1:])
                             for w in touched(other))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from anyshape.base import events
 from anyshape.base.errors import AnyShapeError
 from anyshape.run.pages import prefer_large
 from anyshape.run.store import Space
+from anyshape.torch_compat import storage_id
 
 if TYPE_CHECKING:
     from anyshape.run.limit import Limit
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 PAGE = 4096  # blocks are whole pages
 WINDOW = 256  # takes over which the need is observed
+IDLE_SECONDS = 60.0  # without a take after which what is free goes back; the longest window, too
 IDLE_FACTOR = 4  # a free block this much larger than any need of the last window is given back
 SMALL = 1 << 20  # bytes not worth giving back
 VIEWS = 64  # records whose views of a block are remembered
@@ -36,7 +39,7 @@ def whole(bytes_: int) -> int:
 
 
 class Block:
-    """One piece of memory; `views` remembers tensors over it by record.
+    """One piece of memory; `views` remembers tensors over it by record, as long as there are both.
 
     gone: told the number of bytes when nobody has the block any more; None afterwards.
     """
@@ -54,7 +57,7 @@ class Block:
             self.tensor = self.tensor[skip:skip + bytes_]
             self.address = self.tensor.data_ptr()
         prefer_large(self.address, bytes_)
-        self.views: dict[Any, Any] = {}
+        self.views: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.flat: dict[torch.dtype, torch.Tensor] = {}
 
     def __del__(self) -> None:
@@ -107,6 +110,7 @@ class Pool:
         self.peak = 0
         self.takes = 0
         self.need = 0  # most bytes taken at once in this window
+        self.used = self.begun = time.monotonic()  # the last take, and the beginning of this window
 
     def take(self, bytes_: int) -> Block:
         """A block of at least `bytes_` bytes, aligned to 64.
@@ -114,24 +118,26 @@ class Pool:
         Raises:
             AnyShapeError: there is not enough memory.
         """
+        self.used = now = time.monotonic()
         if bytes_ == 0:
             return self.empty
         with self.lock:
             self.takes += 1
             if bytes_ > self.need:
                 self.need = bytes_
-            if self.takes % WINDOW == 0:
+            if self.takes % WINDOW == 0 or now - self.begun > IDLE_SECONDS:
                 self._trim()
-            if len(self.free) == 1 and self.free[0].bytes >= bytes_:
-                return self.free.pop()
-            best = min((block for block in self.free if block.bytes >= bytes_), key=_bytes, default=None)
-            if best is not None:
-                self.free.remove(best)
+            # others give blocks back meanwhile, at the end; and what idles may go, where Python collects garbage
+            free = self.free
+            first = free[0] if len(free) == 1 else None
+            best = first if first is not None and first.bytes >= bytes_ else min(
+                (block for block in free if block.bytes >= bytes_), key=_bytes, default=None)
+            if best is not None and self._drop(best):
                 return best
+            best = first = None
             # a block that is too small makes room for its successor, so that there are never more blocks than calls;
             # no variable may hold it while that is made
-            if self.free:
-                self._drop(max(self.free, key=_bytes))
+            self._drop(max(free, key=_bytes, default=self.empty))
         return self._new(bytes_)
 
     def fresh(self, bytes_: int) -> Block:
@@ -157,11 +163,16 @@ class Pool:
                 return free - bytes_
             return free - max(map(_bytes, self.free), default=0)
 
-    def release_idle(self) -> None:
-        """Gives every free block back to torch."""
+    def release_idle(self) -> int:
+        """Gives every free block back to torch; returns their bytes. May be called at any time, from any thread."""
+        found = 0
         with self.lock:
             while self.free:
-                self._drop(self.free[-1])
+                try:
+                    found += self.free.pop().bytes
+                except IndexError:  # this thread came here once more, from the collector of garbage
+                    break
+        return found
 
     def _new(self, bytes_: int) -> Block:
         size = whole(bytes_)
@@ -179,8 +190,13 @@ class Pool:
         events.arena_changed(size)
         return block
 
-    def _drop(self, block: Block) -> None:
-        self.free.remove(block)
+    def _drop(self, block: Block) -> bool:
+        """Takes a block out of the free ones, if it is there still."""
+        try:
+            self.free.remove(block)
+        except ValueError:
+            return False
+        return True
 
     @property
     def held(self) -> int:
@@ -198,6 +214,7 @@ class Pool:
         for block in [b for b in self.free if b.bytes > limit]:
             self._drop(block)
         self.need = 0
+        self.begun = self.used
         self.blocks = [one for one in self.blocks if one() is not None]
         lost, self.noted = self.noted - self.held, self.held
         if lost:
@@ -322,7 +339,7 @@ class Lease:
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor lies in the block."""
         blocks = self.block.blocks if isinstance(self.block, Chunks) else [self.block]
-        return any(block is not None and tensor.untyped_storage()._cdata == block.tensor.untyped_storage()._cdata
+        return any(block is not None and storage_id(tensor) == storage_id(block.tensor)
                    for block in blocks)
 
     def release(self) -> None:

@@ -12,7 +12,19 @@ from anyshape.backend import host_words as host
 from anyshape.backend import limits, llvm_attention, llvm_half, llvm_packed, llvm_thin
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import wide
-from anyshape.run.words import LIBRARY, PACKED, THIN, Shape, at_slots, bits, native, up
+from anyshape.run.words import (
+    ATTENTION,
+    LIBRARY,
+    OUR_ROWS,
+    PACKED,
+    THIN,
+    Ours,
+    Shape,
+    at_slots,
+    bits,
+    native,
+    up,
+)
 
 OPS = {  # the operands of each op, without the mask, and its results
     "attention": (("q", "k", "v"), ("result", "sums")),
@@ -40,10 +52,19 @@ class AttentionSpec:
     places: tuple[tuple[int, int], ...]
 
 
-def attention_words(spec: AttentionSpec, windows: tuple[Any, ...]) -> list[int]:
+def attention_words(ours: Ours, spec: AttentionSpec, windows: tuple[Any, ...]) -> list[int]:
     """The words of a step; windows: (shape, strides, offset) of operands and results, in the order of the plan."""
-    words = _words(spec.op, spec.dtype, spec.causal, spec.scale, tuple([(shape, strides)
-                                                                        for shape, strides, _ in windows]))
+    return placed(unplaced(ours, spec, windows), spec, windows)
+
+
+def unplaced(ours: Ours, spec: AttentionSpec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """What the words of a step have in common with those of others that have equal windows, in other slots."""
+    return _words(ours(ATTENTION), spec.op, spec.dtype, spec.causal, spec.scale,
+                  tuple([(shape, strides) for shape, strides, _ in windows]))
+
+
+def placed(words: tuple[int, ...] | None, spec: AttentionSpec, windows: tuple[Any, ...]) -> list[int]:
+    """The words of a step; words: what it has in common with others."""
     if words is None:
         return [host.CALL, 3, spec.number]
     return at_slots(words, range(host.ATTENTION_OPERANDS, len(words), 5), spec.number, spec.places, windows)
@@ -56,15 +77,16 @@ def roles(op: str, count: int) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _words(op: str, dtype: str, causal: bool, scale: float | None,
+def _words(by_panels: bool, op: str, dtype: str, causal: bool, scale: float | None,
            types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
-    """The words with positions among the windows in place of slots; None when the host cannot take these strides."""
+    """The words with positions among the windows in place of slots; None when the host cannot take these strides.
+    by_panels: products of f32 are made from packed panels, not by the library."""
     if not native(dtype):
         return None
     windows = dict(zip(roles(op, len(types)), enumerate(types), strict=True))
     batch, heads, rows, depth = windows["q"][1][0]
     groups, columns = windows["k"][1][0][1:3]
-    half = dtype not in LIBRARY
+    half = dtype not in LIBRARY or (dtype == "f32" and by_panels and rows >= OUR_ROWS)
     product, code = (PACKED[dtype], "f") if half else LIBRARY[dtype][::2]
     if 0 in (heads, groups, depth) or max(rows, columns, depth) >= 2**30:
         return None

@@ -1,17 +1,22 @@
 """Reads the symbols from a call's arguments and checks that they fit the program; done once per new shape."""
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from anyshape.base.errors import IndexRangeError, InputError, Unsupported
+from anyshape.base.errors import AnyShapeError, DivisionError, IndexRangeError, InputError, Unsupported
+from anyshape.ir.op import DIVISOR
 from anyshape.ir.types import TensorType
-from anyshape.plan.plan import Plan
+from anyshape.plan.plan import Plan, Step
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
+from anyshape.run.kinds import refused
 from anyshape.sym.expr import Size, coefficient_of, evaluate, symbol, symbols_of
+
+_NUMBERED = re.compile(r"(primals|tangents|arg\d+)_\d+$")  # names of torch for inputs, which say nothing to a user
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +104,9 @@ class Binder:
             self._fail(position, f"it has {argument.dim()} dims, the program was compiled for {kind.rank}: {kind}")
         if argument.is_meta and position in self.plan.restored:
             return  # the forward did not keep it
-        if argument.device.type != "cpu" or argument.layout != torch.strided:
-            self._fail(position, f"it is a {argument.layout} tensor on {argument.device}; the program runs on dense "
-                                 "tensors on the CPU")
+        error = refused(argument, self.plan, position)
+        if error is not None:
+            raise error
 
     def _read(self, source: _Source, argument: Any, values: Mapping[str, int]) -> int:
         if source.dim < 0:
@@ -130,12 +135,12 @@ class Binder:
 
 
 def check_inside(plan: Plan, nonnegative: Sequence[int], selected: Sequence[int]) -> None:
-    """Whether a plan computes what eager PyTorch would at sizes that give `plan.nonnegative` and `plan.selected` these
-    values.
+    """Whether a plan computes what eager PyTorch would at sizes that give `plan.nonnegative`, and `plan.selected` with
+    `plan.divided`, these values.
 
     Raises:
         InputError: a tensor inside would have a size below 0: eager PyTorch goes another way.
-        IndexRangeError: an index selects from a dim without elements.
+        IndexRangeError: an index selects from a dim without elements. DivisionError: a size that is 0 divides.
     """
     if min(nonnegative, default=0) < 0:
         below = [f"{size} is {number}" for size, number in zip(plan.nonnegative, nonnegative, strict=True)
@@ -143,11 +148,34 @@ def check_inside(plan: Plan, nonnegative: Sequence[int], selected: Sequence[int]
         raise InputError(f"{plan.name} does not take these sizes",
                          why=f"a size inside, or a difference of sizes, would be below 0: {', '.join(below)}",
                          do="compile the program again for these sizes")
-    for (_, where), number in zip(plan.selected, selected, strict=True):
+    conditions = *(("index", where) for _, where in plan.selected), *(("divisor", where) for _, where in plan.divided)
+    for (kind, where), number in zip(conditions, selected, strict=True):
+        if number < 0 and kind == "divisor":
+            raise DivisionError("ZeroDivisionError: whole numbers are divided by 0", where=where,
+                                why="the divisor is a number or a size that is 0",
+                                do="check the divisor, or divide floating-point numbers")
         if number < 0:
             raise IndexRangeError(f"an index is out of range in {plan.name}", where=where,
                                   why="it selects from a dim that has no elements at these sizes",
                                   do="check the sizes of what is indexed: one of them is 0")
+
+
+def failed_check(name: str, step: Step, code: int) -> AnyShapeError:
+    """The error for a kernel step whose status says that its data are wrong."""
+    found = [(str(operand), where) for op, operand, where in getattr(step, "checks", ())
+             if (op == "divisor") == (code == DIVISOR)]
+    where = "; ".join(dict.fromkeys(where for _, where in found if where)) or getattr(step, "where", "")
+    names = list(dict.fromkeys(name for name, _ in found if name and not _NUMBERED.match(name)))
+    operands = f" ({', '.join(names)})" if names else ""
+    if code == DIVISOR:
+        return DivisionError(f"ZeroDivisionError: whole numbers are divided by 0 in {name}", where=where,
+                             why=f"an element of the divisor{operands} is 0",
+                             do="check the divisor, or divide floating-point numbers")
+    return IndexRangeError(f"an index is out of range in {name}", where=where,
+                           why=f"an element of an index tensor{operands} is not below the size of the dim that it "
+                               "selects from (or is below minus that size)",
+                           do="check the values of the index tensor, for example token numbers against the size of the "
+                              "vocabulary")
 
 
 def _sources(plan: Plan) -> list[_Source]:

@@ -77,7 +77,8 @@ class Sizing:
         self.count = len(steps)
         self.layout = layout_of(dataclasses.replace(
             plan, steps=tuple(step for step in steps if isinstance(step, NATIVE)), together=(),
-            inputs=(), outputs=(), saved=(), offsets=(), kept=0, arena=0, nonnegative=(), optional=()), entries)
+            inputs=(), outputs=(), saved=(), offsets=(), kept=0, arena=0, nonnegative=(), optional=()), entries,
+            program.autotune.ours)
         self.numbers = [i for i, step in enumerate(steps) if isinstance(step, NATIVE)]
         self.latest: tuple[tuple[int, ...], np.ndarray] | None = None
         self.held = Held(plan)
@@ -118,7 +119,7 @@ class Sizing:
             if steps[at] == NO_REGIME:
                 return None
             at += steps[at + 1]
-        words = array("q", [0, 0, host.HEAD_WORDS, self.maker.workspace, 0, *steps, host.END])
+        words = array("q", [0, 0, host.HEAD_WORDS, self.maker.workspace, 0, 0, 0, *steps, host.END])
         room = (WORD * max(self.maker.workspace_words, 1))()
         self.context.measure(words.buffer_info()[0], ctypes.addressof(self.functions), ctypes.addressof(room))
         found = [0] * self.count

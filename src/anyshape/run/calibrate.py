@@ -3,40 +3,34 @@
     product   256 x 512 x 512 on one thread, as programs do it: our own routines, or the library's
     copy      16 MB a thread into other 16 MB, about what caches hold, on all threads: they share the memory
 
-What was measured is kept in the disk cache, by processor, versions and number of threads: later processes choose as the
-first one did. Of several turns the fastest counts, for other work on the machine only makes them slower.
+What was measured is kept (run/measured.py), so later processes choose as the first one did. Of several turns the
+fastest counts, for other work on the machine only makes them slower.
 """
 from __future__ import annotations
 
-import hashlib
-import math
-import os
-import struct
-import threading
 from collections.abc import Iterable
 from functools import lru_cache
 
 import torch
 
-from anyshape.backend import limits
 from anyshape.base.config import Config
 from anyshape.ir.types import TensorType
 from anyshape.plan.alloc import allocate
 from anyshape.plan.plan import Buffer, CopyStep, LibraryStep, Plan, Window
 from anyshape.run.arena import Block
 from anyshape.run.cache import DiskCache, cache_of
+from anyshape.run.context import Context, context_of
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.executable import Executable
+from anyshape.run.measured import Measurements
 from anyshape.run.work import FLOATS, USUAL, Speeds
 from anyshape.sym.facts import Facts
 
-VERSION = 1  # of how it is measured
 ROWS, INNER, COLUMNS = 256, 512, 512  # of the product
 COPIED = 16 << 20  # bytes of each thread
 MOST_COPIED = 64 << 20  # of all together
 TURNS = 4  # the first one finds caches and pages cold
 COPY = "copy"
-NUMBER = struct.Struct("<d")
 
 
 class Calibration:
@@ -44,44 +38,29 @@ class Calibration:
 
     Args:
         cache: None: only this process remembers.
+        products: which routines multiply (run/autotune.py).
     """
 
-    def __init__(self, cache: DiskCache | None) -> None:
+    def __init__(self, cache: DiskCache | None, products: str = "measured") -> None:
         self.cache = cache
-        self.lock = threading.Lock()
-        self.known: dict[tuple[str, int], float] = {}
+        self.measurements = Measurements(cache)
+        self.products = products
 
     def speeds(self, dtypes: Iterable[str], threads: int) -> Speeds:
         """The speeds with so many threads, of products of `dtypes` (those of `FLOATS` that are left out: usual ones).
         """
         wanted = set(dtypes)
-        products = {dtype: self._of(dtype, 1) if dtype in wanted else USUAL.products[dtype] for dtype in FLOATS}
-        return Speeds(products, self._of(COPY, threads))
+        products = {dtype: self._product(dtype) if dtype in wanted else USUAL.products[dtype] for dtype in FLOATS}
+        copy = self.measurements.get(f"{COPY} on {threads} threads", lambda: copied(threads, context_of(self.cache)))
+        return Speeds(products, copy or USUAL.bytes)
 
-    def _of(self, what: str, threads: int) -> float:
-        with self.lock:
-            if (what, threads) not in self.known:
-                self.known[what, threads] = self._kept(what, threads)
-            return self.known[what, threads]
-
-    def _kept(self, what: str, threads: int) -> float:
-        text = f"speed {VERSION} {what} {threads} of {os.cpu_count()} {limits.host().key} torch {torch.__version__}"
-        key = hashlib.sha256(text.encode()).hexdigest()
-        data = None if self.cache is None else self.cache.get(key)
-        if data is not None and len(data) == NUMBER.size:
-            return float(NUMBER.unpack(data)[0])
-        try:
-            found = copied(threads) if what == COPY else multiplied(what)
-        except (MemoryError, RuntimeError):  # torch has no memory for it
-            found = math.nan
-        if not (math.isfinite(found) and found > 0):
-            return USUAL.bytes if what == COPY else USUAL.products[what]
-        if self.cache is not None:
-            self.cache.put(key, NUMBER.pack(found))
-        return found
+    def _product(self, dtype: str) -> float:
+        found = self.measurements.get(f"products of {dtype}, {self.products}",
+                                      lambda: multiplied(dtype, context_of(self.cache), self.products))
+        return found or USUAL.products[dtype]
 
 
-def multiplied(dtype: str) -> float:
+def multiplied(dtype: str, context: Context | None = None, products: str = "usual") -> float:
     """Operations of products that a thread does in a second."""
     left, right, result = (TensorType(dtype, shape) for shape in ((ROWS, INNER), (INNER, COLUMNS), (ROWS, COLUMNS)))
     windows = [Window(name, one) for name, one in (("left", left), ("right", right), ("result", result))]
@@ -90,10 +69,10 @@ def multiplied(dtype: str) -> float:
     step = LibraryStep("matmul", tuple(windows[:2]), (windows[2],))
     plan = Plan("speed of products", (left, right), (windows[2],), (), buffers, (step,), (), 0, Facts())
     inputs = [torch.ones(one.shape, dtype=TORCH_DTYPES[dtype], device="cpu") for one in (left, right)]
-    return 2.0 * ROWS * INNER * COLUMNS / _fastest(plan, inputs, 1)
+    return 2.0 * ROWS * INNER * COLUMNS / _fastest(plan, inputs, 1, context, products)
 
 
-def copied(threads: int) -> float:
+def copied(threads: int, context: Context | None = None) -> float:
     """Bytes that each of so many threads reads and writes in a second, all together."""
     size = min(COPIED * threads, MOST_COPIED)
     type_ = TensorType("f32", (size // 4,))
@@ -104,12 +83,13 @@ def copied(threads: int) -> float:
     for block in blocks:
         block.tensor.zero_()
     inputs = [block.window(torch.float32, 0, (size // 4,), (1,)) for block in blocks]
-    return 2.0 * size / _fastest(plan, inputs, threads) / threads
+    return 2.0 * size / _fastest(plan, inputs, threads, context) / threads
 
 
-def _fastest(plan: Plan, inputs: list[torch.Tensor], threads: int) -> float:
+def _fastest(plan: Plan, inputs: list[torch.Tensor], threads: int, context: Context | None,
+             products: str = "usual") -> float:
     """Seconds of the plan's only step in its fastest turn."""
-    program = Executable(allocate(plan), threads=threads)
+    program = Executable(allocate(plan), context=context, threads=threads, products=products)
     program.profiles = []
     for _ in range(TURNS):
         program([*inputs])
@@ -117,10 +97,10 @@ def _fastest(plan: Plan, inputs: list[torch.Tensor], threads: int) -> float:
 
 
 @lru_cache(maxsize=16)
-def _calibration(cache: DiskCache | None) -> Calibration:
-    return Calibration(cache)
+def _calibration(cache: DiskCache | None, products: str) -> Calibration:
+    return Calibration(cache, products)
 
 
 def calibration_of(config: Config) -> Calibration | None:
     """What `config` asks for, one object per cache; None: the usual speeds."""
-    return _calibration(cache_of(config)) if config.calibrate else None
+    return _calibration(cache_of(config), config.products_mode) if config.calibrate else None

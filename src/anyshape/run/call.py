@@ -31,11 +31,13 @@ from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import grouped_by_torch
 from anyshape.run.interp import Interpreter
 from anyshape.run.keeping import EVERYTHING
+from anyshape.run.kinds import in_memory
 from anyshape.run.moving import Action
 from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, View
 from anyshape.run.store import Ticket
 from anyshape.sym.expr import Expr, evaluate
+from anyshape.torch_compat import storage_id
 
 
 def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
@@ -206,7 +208,7 @@ class Call:
         function = self.shared.functions.get(number)
         returned = self._own(step, operands) if function is None else function(operands)
         results = results_of(returned, len(step.outputs))
-        storages = {one.untyped_storage()._cdata for one in operands if isinstance(one, torch.Tensor)}
+        storages = {storage_id(one) for one in operands if isinstance(one, torch.Tensor)}
         for window, view, result in zip(step.outputs, views[len(step.inputs):], results, strict=True):
             if window is not None:
                 self._receive(step, window, view, result, storages)
@@ -235,11 +237,13 @@ class Call:
         if buffer.home != "extern" and again is None:
             self.tensor(window, view).copy_(result)
             return
+        if result.is_neg() or (result.dtype.is_complex and result.is_conj()):
+            result = in_memory(result)
         result = restrided(result, strides)
         # an operator may return its operand, or parts of one tensor; each place is used again by itself
-        if result.untyped_storage()._cdata in storages:
+        if storage_id(result) in storages:
             result = _copied(result, shape, strides)
-        storages.add(result.untyped_storage()._cdata)
+        storages.add(storage_id(result))
         if again is not None:
             self._put_back(again, result)
             return

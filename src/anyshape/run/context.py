@@ -2,11 +2,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
+import gc
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from anyshape.backend import (
@@ -23,8 +26,9 @@ from anyshape.backend.base import Kernel, ObjectCache, Routines
 from anyshape.backend.host import emit_host
 from anyshape.backend.torchlib import library
 from anyshape.base.config import Config
-from anyshape.run.arena import Pool
-from anyshape.run.cache import cache_of
+from anyshape.run import pages
+from anyshape.run.arena import IDLE_SECONDS, SMALL, Pool
+from anyshape.run.cache import DiskCache, cache_of
 from anyshape.run.convolution import PackedWeights
 from anyshape.run.store import Stores
 
@@ -34,6 +38,7 @@ FAMILIES = ((llvm_thin.emit_thin, llvm_thin.routines()), (llvm_packed.emit_packe
             (llvm_attention.emit_attention, llvm_attention.routines()))
 USUAL = "f32"  # the dtype whose products most programs need
 _making = threading.Lock()
+_shared: dict[DiskCache | None, Context] = {}  # the first one, and the same for programs that are kept elsewhere
 
 
 class Running(Protocol):
@@ -68,16 +73,18 @@ class Context:
         self.temporary = Pool()
         self.kept = Pool()
         self.stores = Stores()
-        self.native = llvm_build.load(emit_host(), ("run_plan", "measure", "place", "neighbours"), limits.host(), cache)
+        names = "run_plan", "measure", "search", "neighbours"
+        self.native = llvm_build.load(emit_host(), names, limits.host(), cache)
         address = self.native.address
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
-        self.place = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 6, *[WORD] * 3,
-                                      *[ctypes.c_void_p] * 2)(address["place"])
+        self.search = ctypes.CFUNCTYPE(WORD, WORD, WORD, ctypes.c_void_p, *[WORD] * 4,
+                                       *[ctypes.c_void_p] * 3)(address["search"])
         self.neighbours = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 5)(address["neighbours"])
+        self.load = (WORD * 3)()  # of the machine: backend/host_threads.py
         self.lock = threading.Lock()
         self.products: dict[str, list[Routines]] = {}
-        self._climbing: Climbing | None = None
+        self._climbing: list[Climbing] = []
         self.digests = llvm_build.load(llvm_digest.emit_digest(), ("digest",), limits.host(), cache)
         self.packed = PackedWeights(ctypes.CFUNCTYPE(None, *[WORD] * 3)(self.digests.address["digest"]))
         self.calls: dict[int, Running] = {}
@@ -85,13 +92,29 @@ class Context:
         self._callback = ctypes.CFUNCTYPE(WORD, WORD, WORD)(self._step)
         self.callback = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
 
+        # no thread of its own: where Python does anything at all, it collects garbage now and then
+        look = _looking(weakref.ref(self))
+        gc.callbacks.append(look)
+        weakref.finalize(self, gc.callbacks.remove, look).atexit = False
+
+    def release(self) -> int:
+        """Gives back what no call is using: free blocks, reordered weights. Returns the bytes. Safe at any time, from
+        any thread: calls that run keep what they have, and later ones take it anew."""
+        return self.temporary.release_idle() + self.kept.release_idle() + self.packed.release()
+
     @property
     def climbing(self) -> Climbing:
         """The search under a limit, compiled when it is first needed."""
         with self.lock:
-            if self._climbing is None:
-                self._climbing = Climbing(self.cache)
-            return self._climbing
+            if not self._climbing:
+                self._climbing.append(Climbing(self.cache))
+            return self._climbing[0]
+
+    def keeping_in(self, cache: ObjectCache | None) -> Context:
+        """This context, for programs whose object code is kept in another cache: all but that is one thing."""
+        other = copy.copy(self)
+        other.cache = cache
+        return other
 
     def products_of(self, dtype: str) -> dict[str, int]:
         """Addresses of the routines for products of a dtype, which are compiled when they are first asked for."""
@@ -110,7 +133,7 @@ class Context:
         """
         torch = library()
         table = [torch.parallel, torch.thread_number, torch.team_size, torch.sgemm, torch.dgemm, torch.clock,
-                 torch.sgemm_batch, torch.dgemm_batch, torch.barrier]
+                 torch.sgemm_batch, torch.dgemm_batch, torch.barrier, ctypes.addressof(self.load)]
         found: dict[str, int] = {}
         for dtype in dtypes:
             found |= self.products_of(dtype)
@@ -132,6 +155,24 @@ class Context:
         return 0
 
 
+def _looking(context: weakref.ref[Context]) -> Callable[[str, dict[str, int]], None]:
+    """What Python calls after it has collected garbage: memory goes back that nobody has asked for in a long time."""
+    def look(phase: str, info: dict[str, int]) -> None:
+        one = context() if phase == "stop" and info["generation"] else None
+        if one is not None and time.monotonic() - max(one.temporary.used, one.kept.used) > IDLE_SECONDS \
+                and one.release() > SMALL:
+            pages.give_back()
+
+    return look
+
+
+def release() -> int:
+    """Gives back what idles in the process's context, if there is one; returns the bytes."""
+    found = sum(one.release() for one in list(_shared.values())[:1])  # the others share its memory
+    pages.give_back()
+    return found
+
+
 def _loaded(text: str, names: list[str], cache: ObjectCache | None) -> Routines:
     """The module of `text`, with those of the routines `names` that it has."""
     found = [name for name in names if f"@{name}(" in text]
@@ -139,23 +180,28 @@ def _loaded(text: str, names: list[str], cache: ObjectCache | None) -> Routines:
 
 
 def shared_context() -> Context:
-    """The process's context; the cache folder is that of the environment."""
+    """The process's context: the first that a program asked for, or one with the cache folder of the environment."""
     with _making:
-        return _shared()
+        if _shared:
+            return next(iter(_shared.values()))
+    return context_of(cache_of(Config.make()))
 
 
-@lru_cache(maxsize=1)
-def _shared() -> Context:
-    return Context(cache_of(Config.make()))
+def context_of(cache: DiskCache | None) -> Context:
+    """The process's context, for programs whose object code is kept in `cache` (None: nowhere)."""
+    with _making:
+        if cache not in _shared:
+            _shared[cache] = next(iter(_shared.values())).keeping_in(cache) if _shared else Context(cache)
+        return _shared[cache]
 
 
 @contextlib.contextmanager
-def context_underway() -> Iterator[None]:
+def context_underway(config: Config) -> Iterator[None]:
     """Makes the shared context while what is inside runs: LLVM needs a core, and neither Python nor what a trace sets.
     The thread ends inside, so that a process that forks later has none."""
     worker = None
-    if _shared.cache_info().currsize == 0:
-        worker = threading.Thread(target=lambda: shared_context().products_of(USUAL), name="anyshape host")
+    if not _shared:
+        worker = threading.Thread(target=lambda: context_of(cache_of(config)).products_of(USUAL), name="anyshape host")
         worker.start()
     try:
         yield

@@ -39,7 +39,7 @@ class PackedWeights:
 
     def __init__(self, digest: Digest) -> None:
         self.digest = digest
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a program may go, and say so, while the thread is in here
         self.entries: dict[tuple[int, int], tuple[Any, torch.Tensor, int]] = {}
         self.owners = itertools.count(1)
         self.bytes = 0
@@ -56,6 +56,14 @@ class PackedWeights:
                 self.room -= max(weights)  # for the one that is reordered for the moment
             while self.entries and self.bytes > self.room:
                 self._drop(next(reversed(self.entries)))
+
+    def release(self) -> int:
+        """Gives all of them back; returns their bytes. They are made anew where they are needed."""
+        with self.lock:
+            before = self.bytes
+            for key in list(self.entries):
+                self._drop(key)
+            return before - self.bytes
 
     def forget(self, owner: int) -> None:
         """A program is gone."""
@@ -89,7 +97,9 @@ class PackedWeights:
         return packed
 
     def _drop(self, key: tuple[int, int]) -> None:
-        self.bytes -= self.entries.pop(key)[2]
+        entry = self.entries.pop(key, None)
+        if entry is not None:
+            self.bytes -= entry[2]
 
 
 class Convolution:

@@ -9,6 +9,7 @@ from anyshape.plan.plan import Plan, Window, touched
 from anyshape.run.call import Call
 from anyshape.run.record import Record
 from anyshape.sym.expr import evaluate
+from anyshape.torch_compat import storage_id
 
 
 def counted_peak(plan: Plan, record: Record) -> int:
@@ -32,8 +33,9 @@ def counted_outside(call: Call, forward: Plan | None = None) -> int:
         entry = saved_entry(forward, buffer.index) if forward is not None and buffer.home == "tape" else None
         if entry is not None and entry[0].name in kept:
             tensors.append(call.inputs[plan.restored[buffer.index]])
-    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None and not tensor.is_meta]
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    storages = {storage_id(tensor): tensor.untyped_storage() for tensor in tensors
+                if tensor is not None and not tensor.is_meta}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def _extent(window: Window, values: dict[str, int]) -> int:

@@ -13,30 +13,39 @@
                 record, (a0, a1, a2) = slow(args)
             undo = ()
             s = record.input_strides
-            if a0.dtype is not t0 or a0.stride() != s[0] or not a0.is_cpu or a1.dtype ...:
-                (a0, a1, a2), undo = fit(record, (a0, a1, a2))
-            elif not same:
-                if a2.dtype is not t2 or a2.stride() != s[2] or not a2.is_cpu:
-                    (a0, a1, a2), undo = fit(record, (a0, a1, a2))
-                else:
+            fits = True
+            if not akin(a0, a1):
+                fits = not (a0.dtype is not t0 or odd(a0) or a1.dtype is not t1 or odd(a1))
+                if fits:
+                    meet(a0, a1)
+            if fits and not same:
+                fits = not (a2.dtype is not t2 or odd(a2) or a2.stride() != s[2])
+                if fits:
                     learn(a2)
+            if not fits or a0.stride() != s[0] or a1.stride() != s[1]:
+                (a0, a1, a2), undo = fit(record, (a0, a1, a2), fits)
             return record, (a0, a1, a2), (a0.data_ptr(), a1.data_ptr(), a2.data_ptr()), undo
 
 Inputs of fixed sizes, parameters mostly, are looked at once; from then on `alike` asks torch in one call whether they
-are what they were: type, dtype, sizes, strides, device. A backward program's first argument is the tape; `values` are
-its entries and `origin` the forward's record.
+are what they were: type, dtype, sizes, strides, device, and what else a tensor can be (run/kinds.py); `akin` does the
+same for the others, sizes and strides aside. A backward program's first argument is the tape; `values` are its entries
+and `origin` the forward's record.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from anyshape.ir.types import TensorType
 from anyshape.plan.plan import Plan
 from anyshape.run import torch_api
 from anyshape.run.dtypes import TORCH_DTYPES
+from anyshape.run.kinds import odd
+from anyshape.torch_compat import is_zeros
 
-PATIENCE = 8  # kinds of fixed inputs (in inference mode or not, with gradients or without) that are learnt
+PATIENCE = 8  # kinds of inputs (in inference mode or not, with gradients or without) that are learnt
 
 
 def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) -> Callable[..., Any]:
@@ -46,9 +55,10 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
     called = [i for i in range(count) if i not in restored]
     fixed = [i for i in called if i not in strided and _is_fixed(plan.inputs[i])]
     placed = dict(plan.offsets)
-    names: dict[str, Any] = {"alike": _never}
+    names: dict[str, Any] = {"alike": _never, "akin": _never, "strided": torch.strided, "is_zeros": is_zeros}
     keys: list[str] = []
     checks: list[str] = []
+    strides: list[str] = []
     fixed_checks: list[str] = []
     shapes: list[str] = []
     for i in called:
@@ -56,9 +66,9 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
         if not isinstance(kind, TensorType):
             keys.append(f"a{i}")
             continue
-        names[f"t{i}"] = TORCH_DTYPES[kind.dtype]
-        (fixed_checks if i in fixed else checks).append(
-            f"a{i}.dtype is not t{i} or a{i}.stride() != s[{i}] or not a{i}.is_cpu")
+        dtype = names[f"t{i}"] = TORCH_DTYPES[kind.dtype]
+        (fixed_checks if i in fixed else checks).append(f"a{i}.dtype is not t{i} or {odd(f'a{i}', dtype)}")
+        (fixed_checks if i in fixed else strides).append(f"a{i}.stride() != s[{i}]")
         if i in fixed:
             shapes.append(f"a{i}.shape != {kind.shape}")
             continue
@@ -68,13 +78,15 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
     if restored:
         keys.append("origin")
         # tensors of a tape that is not the forward's own come as they are
-        checks.append("origin.__class__ is tuple")
+        strides.append("origin.__class__ is tuple")
     pointers = [_pointer(plan, b.home, b.index, restored) for b in sorted(plan.buffers, key=lambda b: slots[b.name])
                 if b.home in ("input", "tape") and b.name not in placed]
     every = _tuple(f"a{i}" for i in range(count))
     given = ", ".join(f"a{i}" for i in fixed)
+    open_ = ", ".join(f"a{i}" for i in called if i not in fixed and isinstance(plan.inputs[i], TensorType))
     unlike = " or ".join(shapes)
-    names["learn"] = _Learner(names)
+    names["learn"] = _Learner(names, "alike", True)
+    names["meet"] = _Learner(names, "akin", False)
     head = "args, records, slow, fit" + (", values, origin" if restored else "")
     lines = [
         f"def enter({head}):",
@@ -89,11 +101,13 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
         f"        record, {every} = slow(args{', values, origin' if restored else ''})",
         "    undo = ()",
         "    s = record.input_strides",
-        f"    if {' or '.join(checks) or 'False'}:",
-        f"        {every}, undo = fit(record, {every})",
-        *(["    elif not same:", f"        if {' or '.join(fixed_checks)}:",
-           f"            {every}, undo = fit(record, {every})", "        else:", f"            learn({given})"]
-          if fixed else []),
+        "    fits = True",
+        *([f"    if not akin({open_}):", f"        fits = not ({' or '.join(checks)})", "        if fits:",
+           f"            meet({open_})"] if open_ else []),
+        *(["    if fits and not same:", f"        fits = not ({' or '.join(fixed_checks)})", "        if fits:",
+           f"            learn({given})"] if fixed else []),
+        f"    if {' or '.join(('not fits', *strides))}:",
+        f"        {every}, undo = fit(record, {every}, fits)",
         f"    return record, {every}, {_tuple(pointers)}, undo",
     ]
     exec(compile("\n".join(lines), f"<entry of {plan.name}>", "exec"), names)
@@ -115,18 +129,20 @@ def _never(*_tensors: Any) -> bool:
 
 
 class _Learner:
-    """Takes tensors that were looked at and fit as what `alike` compares with from now on."""
+    """Takes tensors that were looked at and fit as what the function `name` compares with from now on."""
 
-    def __init__(self, names: dict[str, Any]) -> None:
+    def __init__(self, names: dict[str, Any], name: str, sizes: bool) -> None:
         self.names = names
+        self.name = name
+        self.sizes = sizes
         self.learnt = 0
 
     def __call__(self, *tensors: Any) -> None:
         if self.learnt < PATIENCE:
             self.learnt += 1
-            self.names["alike"] = torch_api.same_kind(tensors) or _never
+            self.names[self.name] = torch_api.same_kind(tensors, self.sizes) or _never
             return
-        self.names["alike"] = _never
+        self.names[self.name] = _never
 
 
 def _pointer(plan: Plan, home: str, index: int, restored: Mapping[int, int]) -> str:

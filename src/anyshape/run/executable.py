@@ -18,12 +18,13 @@ import torch
 from anyshape.backend import host_words as host
 from anyshape.backend.base import Kernel
 from anyshape.base import events
-from anyshape.base.errors import IndexRangeError, InputError, VerifyError
+from anyshape.base.errors import InputError, VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.plan.plan import Plan, Window
 from anyshape.run import torch_api
 from anyshape.run.arena import Block, Chunks, Lease, Phases
-from anyshape.run.bind import Binder
+from anyshape.run.autotune import autotune_of
+from anyshape.run.bind import Binder, failed_check
 from anyshape.run.call import Call, restrided
 from anyshape.run.calls import Calls
 from anyshape.run.choice import Choice
@@ -32,6 +33,7 @@ from anyshape.run.context import Context, shared_context
 from anyshape.run.counted import counted_peak
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.entry import make_enter
+from anyshape.run.kinds import in_memory, refused, without_memory
 from anyshape.run.layout import layout_of
 from anyshape.run.limit import Limit
 from anyshape.run.pages import prefer_large
@@ -52,6 +54,7 @@ class Executable:
         context: what programs share; the process's own when left out.
         forward: for a backward program that uses the kept block of its forward, the forward's allocated plan.
         packed_bytes: see `Config`.
+        products: which routines multiply (run/autotune.py).
 
     Raises:
         Unsupported: a size of the plan cannot be read from its inputs.
@@ -60,14 +63,16 @@ class Executable:
     _boxed_call = True
 
     def __init__(self, plan: Plan, kernels: Sequence[Kernel] = (), context: Context | None = None,
-                 forward: Plan | None = None, threads: int = 0, packed_bytes: int = 0) -> None:
+                 forward: Plan | None = None, threads: int = 0, packed_bytes: int = 0,
+                 products: str = "usual") -> None:
         self.plan = plan
         self.name = plan.name
         self.kernels = list(kernels)
         self.context = shared_context() if context is None else context
         self.threads = threads
         entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(self.kernels)}
-        self.layout = layout_of(plan, entries)
+        self.autotune = autotune_of(self.context, products)
+        self.layout = layout_of(plan, entries, self.autotune.ours)
         self.functions = self.context.functions(self.kernels, self.layout.dtypes)
         self.functions_address = ctypes.addressof(self.functions)
         known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
@@ -104,6 +109,7 @@ class Executable:
 
         Raises:
             InputError: an argument does not fit. IndexRangeError: an index of a gather is out of range.
+            DivisionError: a whole number is divided by 0.
         """
         if self.takes_tape:
             return self._backward(args)
@@ -244,7 +250,7 @@ class Executable:
                 block[host.SLOTS + slot] = kept.addresses[chunk] + byte
             code = context.run_plan(block.buffer_info()[0])
             if code != host.DONE:
-                self._raise(code, block, None)
+                self._raise(code, block, None, inputs)
             if self.plain:
                 return outputs
             call = Call(self.calls, record, inputs, outputs, kept, temporary)
@@ -298,7 +304,7 @@ class Executable:
             clock = None if self.profiles is None else clock_of(self.plan, len(record.actions))
             times = 0 if clock is None else clock.buffer_info()[0]
             block = array("q", (0, number, lower, temporary.address, threads, context.callback,
-                                self.functions_address, record.address, 0, times, spare, 0, *pointers,
+                                self.functions_address, record.address, 0, times, spare, 0, 0, *pointers,
                                 *[0 if output is None else output.data_ptr() for output in outputs]))
             block.frombytes(self.rest)
             if record.parts:
@@ -311,7 +317,7 @@ class Executable:
             if clock is not None and self.profiles is not None:
                 self.profiles.append((record, durations(clock, len(self.plan.steps))))
             if code != host.DONE:
-                self._raise(code, block, call)
+                self._raise(code, block, call, inputs)
             for given, used in undo:
                 given.copy_(used)
             if self.plain and record.exact:
@@ -352,17 +358,15 @@ class Executable:
         own = pool.fresh(scratch)
         return pool.take(record.temporary), own.address, own
 
-    def _raise(self, code: int, block: Any, call: Call | None) -> None:
+    def _raise(self, code: int, block: Any, call: Call | None, inputs: list[Any]) -> None:
         """Turns the host's code into an exception."""
         if code == host.CALLBACK_FAILED and call is not None:
             raise call.error or KeyboardInterrupt("while PyTorch was about to do a step")
         step = self.plan.steps[block[host.STEP]]
         if code == host.CHECK_FAILED:
-            raise IndexRangeError(f"an index is out of range in {self.name}", where=step.where,
-                                  why="an element of an index tensor is not below the size of the dim it selects from "
-                                      "(or is below minus that size)",
-                                  do="check the values of the index tensor, for example token numbers against the "
-                                     "size of the vocabulary")
+            raise failed_check(self.name, step, block[host.STATUS])
+        if code == host.NO_MEMORY:
+            raise without_memory(self.plan, inputs)
         raise VerifyError(f"step {block[host.STEP]} of {self.name} failed with code {code}", where=step.where)
 
     def _slow(self, args: list[Any], values: Sequence[Any] = (), origin: Any = None) -> tuple[Record, tuple[Any, ...]]:
@@ -412,19 +416,21 @@ class Executable:
             return torch.tensor(argument, dtype=TORCH_DTYPES[kind.dtype])
         return argument
 
-    def _fit(self, record: Record, inputs: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Inputs with the strides that the program expects, copied where they have others; what is to be copied back
-        afterwards as (given, used) pairs."""
+    def _fit(self, record: Record, inputs: tuple[Any, ...], known: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Inputs in memory and with the strides that the program expects, copied where they are not; what is to be
+        copied back afterwards as (given, used) pairs. known: their kinds fit (run/kinds.py)."""
         fitted = list(inputs)
         undo = []
         for i, (kind, given) in enumerate(zip(self.plan.inputs, inputs, strict=True)):
             if not isinstance(kind, TensorType):
                 continue
-            if given.dtype is not TORCH_DTYPES[kind.dtype] or not given.is_cpu:
-                self.binder.bind(inputs, record.values)  # says what is wrong
+            if not known and i not in self.plan.restored:
+                if given.dtype is not TORCH_DTYPES[kind.dtype] or refused(given, self.plan, i):
+                    self.binder.bind(inputs, record.values)  # says what is wrong
+                fitted[i] = in_memory(given)
             view = record.inputs[i]
             assert view is not None
-            fitted[i] = restrided(given, view[1])
+            fitted[i] = restrided(fitted[i], view[1])
             if fitted[i] is not given and i in self.calls.written:
                 undo.append((given, fitted[i]))
         return tuple(fitted), tuple(undo)

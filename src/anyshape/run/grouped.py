@@ -20,12 +20,13 @@ from anyshape.backend import host_words as host
 from anyshape.backend import limits
 from anyshape.ir.types import size_of
 from anyshape.run.words import (
+    FULL,
     LIBRARY,
     OUR_COLUMNS,
-    OUR_CPUS,
     OUR_INNER,
     OUR_ROWS,
     Matrix,
+    Ours,
     Shape,
     at_slots,
     bits,
@@ -48,9 +49,10 @@ class GroupedSpec:
     places: tuple[tuple[int, int], ...]
 
 
-def grouped_words(spec: GroupedSpec, windows: tuple[Any, ...]) -> list[int]:
+def grouped_words(ours: Ours, spec: GroupedSpec, windows: tuple[Any, ...]) -> list[int]:
     """The words of a step; windows: (shape, strides, offset) of x, y, ends and the result."""
-    words = _words(spec.op, spec.dtype, spec.places[2][1], tuple([(shape, strides) for shape, strides, _ in windows]))
+    words = _words(ours, spec.op, spec.dtype, spec.places[2][1], tuple([(shape, strides)
+                                                                        for shape, strides, _ in windows]))
     if words is None:
         return [host.CALL, 3, spec.number]
     marks = (host.GROUPED_ENDS, *(template + at for template in (host.GROUPED_PANELS, host.GROUPED_LIBRARY)
@@ -59,7 +61,8 @@ def grouped_words(spec: GroupedSpec, windows: tuple[Any, ...]) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def _words(op: str, dtype: str, end_item: int, types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
+def _words(ours: Ours, op: str, dtype: str, end_item: int,
+           types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
     host cannot take these strides."""
     if not native(dtype):
@@ -95,16 +98,16 @@ def _words(op: str, dtype: str, end_item: int, types: tuple[tuple[Shape, Shape],
         plain[host.MATMUL_THIN:host.MATMUL_BATCH] = few[0]
     if panels is None and library is None:
         return None
-    ours = panels is not None and (library is None or (limits.host().cpu in OUR_CPUS and columns >= OUR_COLUMNS and (
-        rows >= OUR_ROWS if inner else depth >= OUR_INNER)))
-    scratch = panels[host.PACKED_SCRATCH] if ours and panels is not None else 0
+    by_us = panels is not None and (library is None or (columns >= OUR_COLUMNS and (
+        rows >= OUR_ROWS if inner else depth >= OUR_INNER) and ours(FULL)))
+    scratch = panels[host.PACKED_SCRATCH] if by_us and panels is not None else 0
     x_group, x_row = (0, x_strides[1]) if inner else (0, x_strides[0])
     y_group, y_row = (0, y_strides[0]) if inner else (y_strides[0], 0)
     result_group, result_row = (strides[0], 0) if inner else (0, strides[0])
     wide = 2 * limits.host().lanes
     words = [host.GROUPED, host.GROUPED_WORDS, 0, 2, 0, end_item, end_strides[0] * end_item, ends[0], size,
              host.MATMUL_K if inner else host.MATMUL_N, y_group * item, x_group * item, result_group * item,
-             y_row * item, x_row * item, result_row * item, len(few), int(ours), wide, scratch,
+             y_row * item, x_row * item, result_row * item, len(few), int(by_us), wide, scratch,
              y_strides[-1] * item, *[way[0] for way in few], *[0] * (host.GROUPED_FEW - len(few)), *(panels or plain),
              *plain]
     return tuple(words)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import anyshape.ops  # noqa: F401  (fills the op table)
-from anyshape.base.errors import AnyShapeError, InputError, VerifyError
+from anyshape.base.errors import AnyShapeError, DivisionError, InputError, VerifyError
 from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import SizeType, TensorType
@@ -197,9 +197,16 @@ def _matmul_add(a: Attributes, x: torch.Tensor, y: torch.Tensor, c: torch.Tensor
     return result.to(TORCH_DTYPES[a["dtype"]]) if "dtype" in a else result
 
 
+def _divisor(y: torch.Tensor, count: int) -> torch.Tensor:
+    if count and not y.all():
+        raise DivisionError("a whole number is divided by 0")
+    return y
+
+
 OWN: dict[str, Callable[..., Any]] = {
     "trunc_div": lambda a, x, y: torch.div(x, y, rounding_mode="trunc"),
     "pow": lambda a, x, y: torch.pow(x, y),
+    "divisor": lambda a, y: _divisor(y, a["count"]),
     "cast": lambda a, x: x.to(TORCH_DTYPES[a["dtype"]]),
     "store": lambda a, x: x.to(TORCH_DTYPES[a["dtype"]]),
     "full": lambda a, value: torch.full(a["shape"], value, dtype=TORCH_DTYPES[a["dtype"]],

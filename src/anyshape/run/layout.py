@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from anyshape.backend import host_words as host
@@ -20,10 +20,11 @@ from anyshape.ir.types import TensorType, size_of
 from anyshape.ops.attention import wide
 from anyshape.plan.plan import BandStep, Buffer, CopyStep, KernelStep, LibraryStep, MemoryStep, Plan, Step, Window
 from anyshape.plan.together import kernels_from
-from anyshape.run.attention import OPS, AttentionSpec, attention_words
+from anyshape.run import attention
+from anyshape.run.attention import OPS, AttentionSpec
 from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import GroupedSpec, grouped_words
-from anyshape.run.words import Area, Shape, at_slots, copy_words, finished, joined, matmul_words, series
+from anyshape.run.words import Area, Ours, Shape, at_slots, copy_words, finished, joined, matmul_words, series
 from anyshape.sym.expr import Size
 from anyshape.sym.formulas import FUNCTIONS, Formulas, name_of
 
@@ -52,8 +53,8 @@ class Layout:
     dtypes: tuple[str, ...]
 
 
-def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
-    """The layout of an allocated plan; kernels: name -> its entry in the table of functions."""
+def layout_of(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> Layout:
+    """The layout of an allocated plan; kernels: name -> its entry in the table of functions. ours: see run/words.py."""
     offsets = dict(plan.offsets)
     slots = {STATUS_BUFFER: 0}
     for buffer in sorted(plan.buffers, key=lambda b: (_rank(b, offsets), b.index)):
@@ -74,14 +75,15 @@ def layout_of(plan: Plan, kernels: Mapping[str, int]) -> Layout:
         "(" + "".join(writer.windows(step) + ", " for step in plan.steps) + ")",
         writer.tuple_of(outputs.get(i, 0) for i in range(len(plan.outputs))),
         writer.tuple_of(plan.nonnegative),
-        writer.tuple_of(size for size, _ in plan.selected),
+        writer.tuple_of(size for size, _ in (*plan.selected, *plan.divided)),
     ]
     symbols = tuple(sorted(writer.symbols))
     lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,
              f"    return ({', '.join(parts)})"]
-    names: dict[str, Any] = {**FUNCTIONS, "matmul": _matmul, "attention": attention_words, "grouped": grouped_words,
-                             "copy": _copy, "bands": _bands, "joined": joined, "series": series, "finished": finished,
-                             "specs": writer.specs}
+    names: dict[str, Any] = {**FUNCTIONS, "product": partial(_unplaced, ours), "matmul": _placed,
+                             "scores": partial(attention.unplaced, ours), "attention": attention.placed,
+                             "grouped": partial(grouped_words, ours), "copy": _copy, "bands": partial(_bands, ours),
+                             "joined": joined, "series": series, "finished": finished, "specs": writer.specs}
     exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
     dtypes = tuple(dict.fromkeys((*(spec.dtype for spec in writer.specs if spec.dtype), *writer.wide)))
     return Layout(symbols, slots, placed, names["shape"], dtypes)
@@ -110,26 +112,34 @@ def _areas(spec: _Spec, windows: tuple[Any, ...]) -> list[Area]:
             for (slot, item), (shape, strides, offset) in zip(spec.places, windows, strict=True)]
 
 
-def _matmul(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
-    words = _product(spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
-                     tuple([(shape, strides) for shape, strides, _ in windows]))
+def _matmul(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
+    return _placed(_unplaced(ours, spec, windows), spec, windows)
+
+
+def _unplaced(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """What the words of a product have in common with those of others that have equal windows, in other slots."""
+    return _product(ours, spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
+                    tuple([(shape, strides) for shape, strides, _ in windows]))
+
+
+def _placed(words: tuple[int, ...] | None, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
     if words is None:
         return [host.CALL, 3, spec.number]
     return at_slots(words, MATMUL_PLACES, spec.number, spec.places, windows)
 
 
 @lru_cache(maxsize=4096)
-def _product(dtype: str, alpha: float, beta: float, items: tuple[int, ...],
+def _product(ours: Ours, dtype: str, alpha: float, beta: float, items: tuple[int, ...],
              types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words of a product of windows at such sizes and strides; slots are positions among the windows. Layers that
     repeat ask for the same ones."""
     a, b, c, *rest = (Area(position, 0, item, *kind) for position, (item, kind) in enumerate(zip(items, types,
                                                                                                   strict=True)))
-    words = matmul_words(0, dtype, a, b, c, rest[0] if rest else None, alpha, beta)
+    words = matmul_words(0, dtype, a, b, c, rest[0] if rest else None, alpha, beta, ours)
     return None if words is None else tuple(words)
 
 
-def _bands(rows: int, columns: int, spec: _Spec, windows: tuple[Any, ...], kernel: list[int],
+def _bands(ours: Ours, rows: int, columns: int, spec: _Spec, windows: tuple[Any, ...], kernel: list[int],
            steps: tuple[int, ...]) -> list[int]:
     """The words of a product and of a flat kernel that reads its result, for so many rows after the others. kernel: its
     words for all of them. steps: per param, how many bytes it goes on from row to row."""
@@ -139,7 +149,7 @@ def _bands(rows: int, columns: int, spec: _Spec, windows: tuple[Any, ...], kerne
     words: list[int] = []
     for row in range(0, shape[0], rows):
         count = min(rows, shape[0] - row)
-        product = _matmul(spec, (((count, shape[1]), strides, first + row * strides[0]), other,
+        product = _matmul(ours, spec, (((count, shape[1]), strides, first + row * strides[0]), other,
                                  ((count, columns), own, start)))
         if product[0] not in (host.MATMUL, host.PRODUCT):
             raise VerifyError(f"step {spec.number} is a product that the host does not have",
@@ -169,12 +179,21 @@ class _Writer(Formulas):
         self.symbols |= {entry for entry in plan.inputs if isinstance(entry, str)}
         self.specs: list[_Spec | AttentionSpec | GroupedSpec] = []
         self.wide: list[str] = []  # dtypes of attention's scores
+        self.locals: dict[Any, str] = {}  # what layers that repeat have in common: text, or what it is made of -> name
 
     def window(self, window: Window) -> str:
         return self.type(window.type, window.offset)
 
     def type(self, type_: TensorType, offset: Size = 0) -> str:
-        return f"({self.tuple_of(type_.shape)}, {self.tuple_of(type_.layout())}, {self.number(offset)})"
+        text = f"({self.tuple_of(type_.shape)}, {self.tuple_of(type_.layout())}, {self.number(offset)})"
+        return self.local(text, text)
+
+    def local(self, key: Any, text: str) -> str:
+        """The name of a value, which is computed once."""
+        if key not in self.locals:
+            self.locals[key] = f"w{len(self.locals)}"
+            self.lines.append(f"    {self.locals[key]} = {text}")
+        return self.locals[key]
 
     def types(self, entries: Any) -> str:
         return "(" + "".join(self.entry(entry) + ", " for entry in entries) + ")"
@@ -241,15 +260,19 @@ class _Writer(Formulas):
         if step.op not in ("matmul", "matmul_add"):
             raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
                               why="the host knows products and attention only", do="make it an extern step")
-        return f"*matmul({self.product(number, step)})"
+        spec_name, types = self.product(number, step)
+        common = self.specs[-1]
+        assert isinstance(common, _Spec)
+        key = common.dtype, common.alpha, common.beta, tuple(item for _, item in common.places), types
+        return f"*matmul({self.local(key, f'product({spec_name}, {types})')}, {spec_name}, {types})"
 
-    def product(self, number: int, step: LibraryStep) -> str:
-        """What the words of a product are made of."""
+    def product(self, number: int, step: LibraryStep) -> tuple[str, str]:
+        """What the words of a product are made of: the spec, and the types of the windows."""
         attrs = dict(step.attrs)
         windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
-        return f"{self.spec(_Spec(number, step.dtype, places, alpha, beta))}, {self.types(windows)}"
+        return self.spec(_Spec(number, step.dtype, places, alpha, beta)), self.types(windows)
 
     def bands(self, number: int, step: BandStep) -> str:
         """The words of a product and a kernel, and what is added to those of the kernel from band to band."""
@@ -257,7 +280,8 @@ class _Writer(Formulas):
         assert isinstance(columns, int)
         steps = [columns * size_of(window.type.dtype) if place in kernel.along and place != step.result else 0
                  for place, window in enumerate(kernel.params)]
-        return (f"*bands({step.rows}, {columns}, {self.product(number, step.product)}, "
+        spec, windows = self.product(number, step.product)
+        return (f"*bands({step.rows}, {columns}, {spec}, {windows}, "
                 f"[{self.kernel(number, kernel)}], {tuple(steps)})")
 
     def attention(self, number: int, step: LibraryStep) -> str:
@@ -267,7 +291,9 @@ class _Writer(Formulas):
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         self.wide.append(wide(dtype))
         spec = AttentionSpec(number, step.op, dtype, attrs["causal"], attrs["scale"], places)
-        return f"*attention({self.spec(spec)}, {self.types(windows)})"
+        name, types = self.spec(spec), self.types(windows)
+        common = self.local((spec.op, dtype, spec.causal, spec.scale, types), f"scores({name}, {types})")
+        return f"*attention({common}, {name}, {types})"
 
     def kernel(self, number: int, step: KernelStep) -> str:
         choices = []

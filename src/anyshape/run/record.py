@@ -14,6 +14,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import itertools
+import operator
 import sys
 import threading
 from array import array
@@ -32,6 +33,7 @@ from anyshape.run.bind import check_inside
 from anyshape.run.context import Context
 from anyshape.run.joined import Joined
 from anyshape.run.keeping import EVERYTHING, Keeping, Keeps, without
+from anyshape.run.kinds import with_addresses
 from anyshape.run.layout import NO_REGIME, Layout
 from anyshape.run.moving import Action, actions, with_actions
 from anyshape.run.placement import GOOD_ENOUGH, WORD, Item, Life, Places, best
@@ -46,7 +48,7 @@ LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is move
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Record:
     """See the head of this file. Bytes and strides are numbers; views are (sizes, strides, offset in elements).
 
@@ -118,8 +120,10 @@ class Records:
         end = len(plan.steps)
         by_name = {b.name: b for b in plan.buffers}
         homes = self.homes = {name: by_name[name] for name in layout.placed}
+        self.given, self.restored = (with_addresses(plan, homes, home) for home in ("input", "tape"))
         self.moving = [i for i, name in enumerate(layout.placed) if homes[name].home == "arena"]
         self.saved = [i for i, name in enumerate(layout.placed) if homes[name].home == "saved"]
+        self.slots = [layout.slots[name] for name in layout.placed]
         self.lives = [(b.first, end if b.home == "saved" else b.last) for b in homes.values()]
         self.outputs = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
         self.regions = kept_regions(plan, forward) if forward is not None else []
@@ -214,21 +218,25 @@ class Records:
         phases = [bytes_ for _, bytes_ in place.phases]
         middle = place.middle if phases else place.top
         begins = [middle + before for before in itertools.accumulate(phases[:-1], initial=0)]
-        for name, offset in zip(layout.placed, place.offsets, strict=True):
+        if not phases and not keeping.apart:
+            pairs = [0] * (2 * len(self.slots))
+            pairs[::2], pairs[1::2] = self.slots, place.offsets
+        for slot, offset in zip(self.slots, place.offsets, strict=True) if phases or keeping.apart else ():
             if phases and offset >= middle:
                 phase = bisect.bisect_right(begins, offset) - 1
-                at = layout.slots[name], offset - begins[phase]
                 if phase:
-                    late[phase - 1].append(at)
+                    late[phase - 1].append((slot, offset - begins[phase]))
                 else:
-                    parts.append((at[0], len(place.starts) - 1, at[1]))
+                    parts.append((slot, len(place.starts) - 1, offset - begins[phase]))
             elif keeping.apart and offset < place.border:
                 chunk = bisect.bisect_right(place.starts, offset) - 1
-                parts.append((layout.slots[name], chunk, offset - place.starts[chunk]))
+                parts.append((slot, chunk, offset - place.starts[chunk]))
             else:
-                pairs += [layout.slots[name], offset]
+                pairs += [slot, offset]
+        given, hollow = map(operator.add, self.given, self.restored if keeping == EVERYTHING else (0, []))
         first = host.HEAD_WORDS + len(pairs)
-        words = [place.border, 0, first, self.workspace, len(pairs) // 2, *pairs, *steps, host.END]
+        words = [place.border, 0, first, self.workspace, given, sum(0 in inputs[i][0] for i in hollow),
+                 len(pairs) // 2, *pairs, *steps, host.END]
         program = array("q", words)
         address = program.buffer_info()[0]
         room = (WORD * max(self.workspace_words, 1))()

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from anyshape.run import torch_api
+from anyshape.torch_compat import opaque
 
 
 class Owner(Protocol):
@@ -25,7 +26,7 @@ class Owner(Protocol):
         """Gives the memory back; called once."""
 
 
-class Tape(torch_api.OpaqueBase):
+class Tape(opaque.OpaqueBase):
     """The saved values of one run of a forward.
 
     Args:
@@ -96,7 +97,7 @@ class Tape(torch_api.OpaqueBase):
             self.release()
 
 
-torch_api.register_reference_type(Tape)
+opaque.register_reference_type(Tape)
 
 
 def make_tape(*saved: Any, checked: tuple[int, ...] = ()) -> Tape:

@@ -7,7 +7,6 @@ running a compiled program does not load them.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,38 +14,27 @@ from typing import Any
 
 import torch
 
+from anyshape import torch_compat as compat
 from anyshape.base.errors import InputError, Unsupported
+from anyshape.run.torch_kernels import eager_operators
 from anyshape.run.torch_older import guards_refused
 from anyshape.run.torch_random import nothing_drawn_in_vain
 
-try:
-    from torch._library.fake_class_registry import FakeScriptObject
-    from torch._library.opaque_object import get_opaque_type_name, register_opaque_type
-    from torch._opaque_base import OpaqueBase
-    HAS_OPAQUE = True
-except ImportError:
-    HAS_OPAQUE = False
-
-    class OpaqueBase:  # type: ignore[no-redef]
-        """Stands for torch's base class of opaque objects, which this torch does not have."""
+FakeTensor = compat.need("torch._subclasses.fake_tensor.FakeTensor")
 
 
-def register_reference_type(cls: type) -> None:
-    """Lets objects of `cls` (a subclass of OpaqueBase) cross from a forward to a backward graph."""
-    if HAS_OPAQUE:
-        register_opaque_type(cls, typ="reference")
+def _graph_keeper() -> Callable[[], bool]:
+    task, keeps = (compat.get("torch._C._current_graph_task_id"),
+                   compat.get("torch._C._autograd._get_current_graph_task_keep_graph"))
+    return (lambda: True) if task is None or keeps is None else lambda: task() == -1 or bool(keeps())
 
 
-def fake_opaque(cls: type) -> Any:
-    """What stands for an object of `cls` in a traced graph's `meta["val"]`."""
-    return FakeScriptObject(None, get_opaque_type_name(cls), None)
+_keeps_graph: Callable[[], bool] = compat.bind(globals(), "_keeps_graph", _graph_keeper)
 
 
 def keeps_graph() -> bool:
     """True inside `backward(retain_graph=True)`, or when no backward pass is running in this thread."""
-    if torch._C._current_graph_task_id() == -1:
-        return True
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+    return _keeps_graph()
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -56,8 +44,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 def unhooked(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     """`function` as Dynamo must not trace it."""
-    import torch._dynamo
-    return torch._dynamo.disable(function, reason=reason)
+    return torch.compiler.disable(function, reason=reason)  # type: ignore[no-any-return]
 
 
 def partition_joint(joint: torch.fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int,
@@ -65,13 +52,18 @@ def partition_joint(joint: torch.fx.GraphModule, joint_inputs: Any, *, num_fwd_o
     """torch's min-cut partition of a joint graph, without duplicates, into (forward, backward). torch's own search for
     duplicates would load Inductor. Pointwise values are computed again for the backward also where it must store them:
     our fusion makes that one pass over memory, and saves 36 % of what a Llama keeps."""
-    import torch._functorch.config as functorch_config
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-    with functorch_config.patch(cse=False, ban_recompute_materialized_backward=False), nothing_drawn_in_vain():
-        forward, backward = min_cut_rematerialization_partition(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs,
-                                                                **more)
+    cut = compat.need("torch._functorch.partitioners.min_cut_rematerialization_partition")
+    with _settings_of_aot(cse=False, ban_recompute_materialized_backward=False), nothing_drawn_in_vain():
+        forward, backward = cut(joint, joint_inputs, num_fwd_outputs=num_fwd_outputs, **more)
     _describe_random(backward)
     return forward, backward
+
+
+def _settings_of_aot(**settings: Any) -> Any:
+    """A context with those of AOTAutograd's settings that this torch has."""
+    config = compat.get("torch._functorch.config")
+    known = {name: value for name, value in settings.items() if hasattr(config, name)}
+    return config.patch(known) if known else contextlib.nullcontext()
 
 
 def _describe_random(backward: torch.fx.GraphModule) -> None:
@@ -88,18 +80,17 @@ def aot_compile(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, forw
                 backward: Callable[..., Any], inference: Callable[..., Any], partition: Callable[..., Any],
                 decompositions: dict[Any, Callable[..., Any]]) -> Callable[..., Any]:
     """AOTAutograd over a Dynamo graph; mutations of inputs stay `copy_` nodes at the end of the graph."""
-    import torch._functorch.config as functorch_config
-    from torch._functorch.aot_autograd import aot_module_simplified
+    aot = compat.need("torch._functorch.aot_autograd")
 
     def compile_backward(*arguments: Any) -> Callable[..., Any]:
         compile_here = unhooked(backward, "AnyShape compiles a backward graph")
         return unhooked(compile_here(*arguments), "AnyShape runs a compiled backward graph")
 
     compile_backward._is_wrapped_bw_compiler = True  # type: ignore[attr-defined]
-    settings = {"unlift_effect_tokens": True} if hasattr(functorch_config, "unlift_effect_tokens") else {}
-    with functorch_config.patch(settings) if settings else contextlib.nullcontext(), _first_calls_like_others(), \
-            nothing_drawn_in_vain():
-        return aot_module_simplified(
+    # the partition computes again what `torch.utils.checkpoint` marks; torch's other pass for it refuses random numbers
+    with _settings_of_aot(unlift_effect_tokens=True, remat_using_tags_for_fwd_loss_bwd_graph=False), \
+            _first_calls_like_others(), nothing_drawn_in_vain(), eager_operators():
+        return aot.aot_module_simplified(  # type: ignore[no-any-return]
             gm, example_inputs, fw_compiler=forward, bw_compiler=compile_backward, inference_compiler=inference,
             partition_fn=partition, decompositions=decompositions, keep_inference_input_mutations=True)
 
@@ -109,8 +100,7 @@ def _first_calls_like_others() -> Iterator[None]:
     """Inside, AOTAutograd's wrappers are made to run their first call as any other. Torch 2.13 runs it under a dispatch
     mode, which looks for custom operators that return their operands (our programs copy those), and under any mode
     some operators forget that an operand is conjugated: `linalg.pinv` of complex numbers is wrong then."""
-    from torch._functorch._aot_autograd import runtime_wrappers
-    kind: Any = getattr(runtime_wrappers, "_FirstInvocationContext", None)
+    kind = compat.get("torch._functorch._aot_autograd.runtime_wrappers._FirstInvocationContext")
     if kind is None:
         yield
         return
@@ -129,16 +119,18 @@ def _first_calls_like_others() -> Iterator[None]:
 
 def is_restart(error: BaseException) -> bool:
     """True for the exceptions by which a backend asks Dynamo to trace again; they are not failures."""
-    from torch._dynamo import exc
-    kinds = [getattr(exc, name) for name in ("TensorifyScalarRestartAnalysis", "RestartAnalysis") if hasattr(exc, name)]
-    return isinstance(error, tuple(kinds))
+    return isinstance(error, (_raised("TensorifyScalarRestartAnalysis"), _raised("RestartAnalysis")))
+
+
+def _raised(name: str) -> Any:
+    """A kind of error that Dynamo raises; where it is absent, one that nothing is."""
+    return compat.need(f"torch._dynamo.exc.{name}")
 
 
 def trace_failure(error: BaseException) -> tuple[str, str, dict[str, str]] | None:
     """What an operator said that refused its operands while Dynamo traced, the user's line, and the place of every
     symbol in the caller's arguments, such as L['x'].size()[0]. None for any other error."""
-    from torch._dynamo.exc import TorchRuntimeError
-    if not isinstance(error, TorchRuntimeError):
+    if not isinstance(error, _raised("TorchRuntimeError")):
         return None
     found = re.search(r"got (\w+)\((['\"])(.*?)\2\)\s*$", str(error), re.MULTILINE | re.DOTALL)
     message = found.group(3) if found else str(error).split("\n")[0]
@@ -161,21 +153,20 @@ def trace_failure(error: BaseException) -> tuple[str, str, dict[str, str]] | Non
 
 def tracer_failures() -> tuple[type[BaseException], ...]:
     """The exceptions by which Dynamo says that a trace failed: in torch's tracer, on shapes, or in a backend."""
-    from torch._dynamo.exc import BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError
-    return BackendCompilerFailed, InternalTorchDynamoError, TorchRuntimeError
+    kinds = tuple(map(_raised, ("BackendCompilerFailed", "InternalTorchDynamoError", "TorchRuntimeError")))
+    return kinds if all(map(compat.is_there, kinds)) else (Exception,)
 
 
 def not_one_graph() -> tuple[type[BaseException], ...]:
     """The exceptions by which Dynamo, or we in its words, say that a function cannot be one graph: also one that asks
     about data (UserError), and one that was traced too often."""
-    from torch._dynamo import exc
-    return (*tracer_failures(), exc.Unsupported, exc.UserError, InputError, Unsupported, *too_many_graphs())
+    return (*tracer_failures(), _raised("Unsupported"), _raised("UserError"), InputError, Unsupported,
+            *too_many_graphs())
 
 
 def too_many_graphs() -> tuple[type[BaseException], ...]:
     """The exception by which Dynamo says that a function would be traced once more, and may not."""
-    from torch._dynamo.exc import FailOnRecompileLimitHit
-    return (FailOnRecompileLimitHit,)
+    return (_raised("FailOnRecompileLimitHit"),)
 
 
 def trace_formulas(function: Callable[..., Any], values: Sequence[Any],
@@ -188,15 +179,16 @@ def trace_formulas(function: Callable[..., Any], values: Sequence[Any],
 
 def fix_sizes(tensor: torch.Tensor) -> None:
     """Lets Dynamo take the sizes of a tensor as numbers, as it does with parameters."""
-    import torch._dynamo
-    torch._dynamo.mark_static(tensor)
+    mark = compat.get("torch._dynamo.mark_static")
+    if mark is not None:
+        mark(tensor)
 
 
 def plain_frame() -> Any:
     """The answer to Dynamo that lets one call of a frame, and all that it calls, run as it is."""
-    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
-    return ConvertFrameReturn(frame_exec_strategy=FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP),
-                              apply_to_code=False)
+    skip = compat.need("torch._dynamo.types.FrameAction").SKIP
+    strategy = compat.need("torch._dynamo.types.FrameExecStrategy")(skip, skip)
+    return compat.need("torch._dynamo.types.ConvertFrameReturn")(frame_exec_strategy=strategy, apply_to_code=False)
 
 
 FrameCallback = Callable[..., Any]
@@ -214,9 +206,8 @@ def dynamo_compile(target: Any, backend: Callable[..., Any], *, fullgraph: bool,
     Args:
         around: wraps the function that Dynamo calls on a cache miss, with (frame, cache entry, frame state).
     """
-    import torch._dynamo
     more = {"isolate_recompiles": True} if _isolates() else {}
-    context = torch._dynamo.optimize(backend, nopython=fullgraph, **more)
+    context = compat.need("torch._dynamo.optimize")(backend, nopython=fullgraph, **more)
     inner = context.callback
     outer = around(inner)
     outer._torchdynamo_orig_backend = inner  # type: ignore[attr-defined]  # Dynamo keys its cache on the innermost
@@ -224,47 +215,51 @@ def dynamo_compile(target: Any, backend: Callable[..., Any], *, fullgraph: bool,
     return context(target)
 
 
-@functools.cache
 def _isolates() -> bool:
     """Whether Dynamo can keep the programs of one compilation apart from those of others with the same code."""
-    from torch._dynamo.eval_frame import _optimize
-    return "isolate_recompiles" in inspect.signature(_optimize).parameters
+    optimize = compat.get("torch._dynamo.eval_frame._optimize")
+    return optimize is not None and "isolate_recompiles" in inspect.signature(optimize).parameters
 
 
 def programs_of_others(code: Any, callback: FrameCallback) -> int:
     """How many programs Dynamo holds for a code object that belong to other compilations than that of `callback` (the
     `inner` of `dynamo_compile`), and that it would count with its own: none, where it keeps them apart."""
-    if _isolates():
+    entries = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
+    if entries is None or _isolates():
         return 0
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-    backend: Any = callback
-    while hasattr(backend, "_torchdynamo_orig_backend"):  # by the innermost Dynamo knows whose a program is
-        backend = backend._torchdynamo_orig_backend
-    return sum(entry.backend is not backend for entry in _debug_get_cache_entry_list(code))
+    backend = backend_of(callback)
+    return sum(entry.backend is not backend for entry in entries(code))
+
+
+def backend_of(callback: Any) -> Any:
+    """The innermost function of a callback, by which Dynamo knows whose a program is."""
+    while hasattr(callback, "_torchdynamo_orig_backend"):
+        callback = callback._torchdynamo_orig_backend
+    return callback
 
 
 def decompositions_of(ops: Sequence[Any]) -> dict[Any, Callable[..., Any]]:
     """torch's decompositions of the given ops (packets or overloads)."""
-    from torch._decomp import get_decompositions
-    return dict(get_decompositions(list(ops)))
+    found = compat.get("torch._decomp.get_decompositions")
+    return {} if found is None else dict(found([op for op in ops if compat.is_there(op)]))
 
 
 def core_decompositions() -> dict[Any, Callable[..., Any]]:
     """The table that torch.export uses: everything outside the core ATen set is taken apart."""
-    from torch._decomp import core_aten_decompositions
-    return dict(core_aten_decompositions().items())
+    found = compat.get("torch._decomp.core_aten_decompositions") or torch.export.default_decompositions
+    return dict(found().items())
+
+
+def tracing_context() -> Any:
+    """What the trace that is going on in this thread knows; None where there is none."""
+    return compat.need("torch._guards.TracingContext").try_get()
 
 
 def static_inputs() -> tuple[int, ...]:
     """Indices of the inputs, of the graph that AOTAutograd is compiling, that stay at one address (parameters)."""
-    context = torch._guards.TracingContext.try_get()
+    context = tracing_context()
     metadata = getattr(context, "fw_metadata", None)
     return tuple(getattr(metadata, "static_input_indices", None) or ())
-
-
-def is_random(target: Any) -> bool:
-    """True for operators that draw from torch's generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def attribute_of(gm: torch.fx.GraphModule, target: str) -> Any:
@@ -287,12 +282,12 @@ def is_unbacked(symbol: str) -> bool:
     return symbol.startswith(("u", "zuf")) and symbol.lstrip("zuf").isdigit()
 
 
-dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # how many TorchDispatchModes are active
+# how many TorchDispatchModes are active
+dispatch_modes: Callable[[], int] = compat.need("torch._C._len_torch_dispatch_stack")
 
 
 def is_fake(value: Any) -> bool:
     """True for a tensor that has a shape and no numbers (FakeTensorMode's)."""
-    from torch._subclasses.fake_tensor import FakeTensor
     return isinstance(value, FakeTensor)
 
 
@@ -300,7 +295,7 @@ def storage_key(value: Any) -> int | None:
     """One number per storage of a (fake) tensor, or None when the value has no storage."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
-    return value.untyped_storage()._cdata
+    return compat.storage_id(value)
 
 
 def fake_clone(value: torch.Tensor) -> torch.Tensor:
@@ -312,7 +307,7 @@ def fake_clone(value: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def no_new_guards() -> Iterator[None]:
     """Inside, a compiler that asks a symbolic size for its value raises, instead of adding a guard (a recompile)."""
-    context = torch._guards.TracingContext.try_get()
+    context = tracing_context()
     shape_env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
     if shape_env is None:
         yield
@@ -327,33 +322,33 @@ def no_new_guards() -> Iterator[None]:
 WITH_EFFECTS = torch.ops.higher_order.with_effects  # a call that AOTAutograd keeps in order by tokens
 TOKENS = frozenset(("prims._make_token.default", "prims._sink_tokens.default"))
 
-ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
-EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+ENTER_AUTOCAST = compat.need("torch.amp.autocast_mode._enter_autocast")
+EXIT_AUTOCAST = compat.need("torch.amp.autocast_mode._exit_autocast")
 
 
 def may_be_small(size: torch.SymInt) -> bool:
     """Whether a size of a trace may be 0 or 1 although all sizes of inputs are 2 or more."""
     node = size.node
-    return node.shape_env._maybe_evaluate_static(node.expr >= 2, size_oblivious=True) is not True \
-        and not node.expr.is_number
+    static = compat.get("torch.fx.experimental.symbolic_shapes.ShapeEnv._maybe_evaluate_static")
+    return not node.expr.is_number and (
+        static is None or static(node.shape_env, node.expr >= 2, size_oblivious=True) is not True)
 
 
 def size_text(size: torch.SymInt, places: Mapping[str, str]) -> str:
     """The formula of a size of a trace as Python text, with symbols written as `places` has them; empty if one has no
     place, or if the formula is no plain arithmetic."""
-    from torch.utils._sympy.printers import PythonPrinter
-
+    printer = compat.get("torch.utils._sympy.printers.PythonPrinter")
     formula = size.node.shape_env.replace(size.node.expr)
-    if not {str(symbol) for symbol in formula.free_symbols} <= places.keys():
+    if printer is None or not {str(symbol) for symbol in formula.free_symbols} <= places.keys():
         return ""
-    text = str(PythonPrinter().doprint(formula))
+    text = str(printer().doprint(formula))
     text = re.sub(r"[A-Za-z_]\w*", lambda found: places.get(found.group(), found.group()), text)
     return text if set(re.findall(r"[A-Za-z_]\w*(?=\()", text)) <= {"min", "max"} else ""
 
 
 def changes_mode(target: Any) -> bool:
     """True for functions in a captured graph that switch a mode of torch, autocast and grad mode aside."""
-    if target in (ENTER_AUTOCAST, EXIT_AUTOCAST, torch._C._set_grad_enabled):
+    if target in (ENTER_AUTOCAST, EXIT_AUTOCAST, set_grad_enabled):
         return False
     module = getattr(target, "__module__", None) or ""
     name = getattr(target, "__name__", "")
@@ -362,33 +357,33 @@ def changes_mode(target: Any) -> bool:
 
 def allocator() -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]:
     """The quickest way to allocate a CPU tensor of given sizes and strides."""
-    fast = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    if hasattr(fast, "_empty_strided_cpu"):
-        return fast._empty_strided_cpu  # type: ignore[union-attr, no-any-return]
+    fast = compat.get("torch._C._dynamo.guards._empty_strided_cpu")
+    if fast is not None:
+        return fast  # type: ignore[no-any-return]
     return lambda sizes, strides, dtype: torch.empty_strided(sizes, strides, dtype=dtype)
 
 
-def same_kind(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
-    """A quick function of as many objects: whether each is a tensor of the same type, dtype, sizes, strides, device,
-    and with the same need of a gradient. None where this torch has no such function."""
-    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    if not hasattr(guards, "TensorGuards"):
+def same_kind(tensors: Sequence[torch.Tensor], sizes: bool) -> Callable[..., bool] | None:
+    """A quick function of as many objects: whether each is a tensor of the same type, dtype, number of dims, device,
+    bits and other dispatch keys, with the same need of a gradient, and, where `sizes`, of the same sizes and strides.
+    None where this torch has no such function."""
+    kind = compat.get("torch._C._dynamo.guards.TensorGuards")
+    if kind is None:
         return None
-    checks = guards.TensorGuards(  # type: ignore[union-attr]
-        *tensors, dynamic_dims_sizes=[list(one.shape) for one in tensors],
-        dynamic_dims_strides=[list(one.stride()) for one in tensors])
+    checks = kind(
+        *tensors, dynamic_dims_sizes=[list(one.shape) if sizes else [None] * one.dim() for one in tensors],
+        dynamic_dims_strides=[list(one.stride()) if sizes else [None] * one.dim() for one in tensors])
     return checks.check  # type: ignore[no-any-return]
 
 
 # the switch behind torch.no_grad(), which costs microseconds
-set_grad_enabled: Callable[[bool], None] = torch._C._set_grad_enabled
+set_grad_enabled: Callable[[bool], Any] = compat.bind(
+    globals(), "set_grad_enabled", lambda: compat.get("torch._C._set_grad_enabled") or torch.set_grad_enabled)
 
 
 def outside_tracing() -> Any:
     """A context in which tensors are real although a trace is going on: the compiler allocates its own memory."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    return unset_fake_temporarily()
+    return compat.need("torch._subclasses.fake_tensor.unset_fake_temporarily")()
 
 
 def source_of(node: torch.fx.Node) -> str:
@@ -398,52 +393,45 @@ def source_of(node: torch.fx.Node) -> str:
     return name() if callable(name) else name
 
 
-@functools.lru_cache(maxsize=1)
-def _convolutions() -> tuple[Any, Any] | None:
-    """The calls that reorder weights and that take reordered ones, for float32 on the CPU."""
-    if not torch.backends.mkldnn.is_available():
-        return None
-    try:
-        return (torch.ops.mkldnn._reorder_convolution_weight.default,
-                torch.ops.mkldnn._convolution_pointwise.default)
-    except AttributeError:
-        return None
-
-
 def has_packed_convolutions() -> bool:
     """Can convolutions take reordered weights now (the library is there, and the user has not switched it off)?"""
-    return _convolutions() is not None and bool(torch._C._get_mkldnn_enabled())
+    return torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled) and compat.has(
+        "torch.ops.mkldnn._reorder_convolution_weight.default", "torch.ops.mkldnn._convolution_pointwise.default")
 
 
 def pack_convolution(weights: torch.Tensor, padding: Sequence[int], stride: Sequence[int], dilation: Sequence[int],
                      groups: int) -> torch.Tensor:
     """The weights in the library's order. (Told a likely shape of the operand, the call makes one more copy.)"""
-    found = _convolutions()
-    assert found is not None
-    return found[0](weights, padding, stride, dilation, groups)  # type: ignore[no-any-return]
+    pack = compat.need("torch.ops.mkldnn._reorder_convolution_weight.default")
+    return pack(weights, padding, stride, dilation, groups)  # type: ignore[no-any-return]
 
 
 def packed_convolution(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, padding: Sequence[int],
                        stride: Sequence[int], dilation: Sequence[int], groups: int) -> torch.Tensor:
     """A convolution with weights of `pack_convolution`; a channels-last operand gives such a result."""
-    found = _convolutions()
-    assert found is not None
-    return found[1](x, packed, bias, padding, stride, dilation, groups, "none", [], "")  # type: ignore[no-any-return]
+    convolve = compat.need("torch.ops.mkldnn._convolution_pointwise.default")
+    return convolve(x, packed, bias, padding, stride, dilation, groups, "none", [], "")  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
 def allocations() -> Iterator[list[int]]:
     """A list that receives, at the end, the bytes that torch's allocator for CPUs gave meanwhile, in order; what it
     took back is negative. The older of torch's profilers is asked: the other one writes to the terminal."""
-    from torch._C import _autograd, _profiler
+    paths = [f"torch._C.{name}" for name in (
+        "_profiler", "_profiler._ExperimentalConfig", "_autograd._enable_profiler_legacy",
+        "_autograd._disable_profiler_legacy")]
+    _profiler, experimental, enable, disable = map(compat.get, paths)
+    if not compat.has(*paths):
+        yield []
+        return
     config = _profiler.ProfilerConfig(_profiler.ProfilerState.CPU, False, True, False, False, False,
-                                      _profiler._ExperimentalConfig())
+                                      experimental())
     found: list[int] = []
-    _autograd._enable_profiler_legacy(config)
+    enable(config)
     try:
         yield found
     finally:
-        events = [event for thread in _autograd._disable_profiler_legacy() for event in thread]
+        events = [event for thread in disable() for event in thread]
         start = next(event for event in events if event.name() == "__start_profile")
         changes = [event for event in events if event.kind() == "memory_alloc"]
         found.extend(event.cpu_memory_usage() for event in sorted(changes, key=start.cpu_elapsed_us))

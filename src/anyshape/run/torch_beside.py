@@ -16,6 +16,11 @@ from typing import Any
 
 import torch
 
+from anyshape import torch_compat as compat
+
+_PATCHED = "torch.fx._symbolic_trace._Patcher.patch_method"
+_ASKED = "torch.fx._symbolic_trace.is_fx_symbolic_tracing"
+
 
 def frame_to_keep(frame: Any) -> Any:
     """What Dynamo reads of a frame that it is offered, to trace it when that frame has gone on."""
@@ -25,8 +30,8 @@ def frame_to_keep(frame: Any) -> Any:
 
 def passed_over(frame: Any) -> bool:
     """Whether Dynamo lets such a frame run as it is, and looks at what it calls: that takes no time."""
-    from torch._dynamo import trace_rules
-    return bool(trace_rules.check(frame.f_code, frame=frame))
+    check = compat.get("torch._dynamo.trace_rules.check")
+    return check is not None and bool(check(frame.f_code, frame=frame))
 
 
 def takes(answer: Any, frame_locals: dict[str, Any]) -> bool:
@@ -37,9 +42,12 @@ def takes(answer: Any, frame_locals: dict[str, Any]) -> bool:
 
 def same_modes() -> bool:
     """Whether a thread of its own would trace what this one does: there is nothing that watches this thread only."""
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-    return not (_get_current_dispatch_mode_stack() or torch._C._len_torch_function_stack()
-                or torch._C._functorch.peek_interpreter_stack() or torch.is_inference_mode_enabled())
+    dispatch, functions, transforms = map(compat.get, (
+        "torch.utils._python_dispatch._get_current_dispatch_mode_stack", "torch._C._len_torch_function_stack",
+        "torch._C._functorch.peek_interpreter_stack"))
+    if None in (dispatch, functions, transforms) or not compat.has(_PATCHED, _ASKED):
+        return False
+    return not (dispatch() or functions() or transforms() or torch.is_inference_mode_enabled())
 
 
 def in_a_thread(work: Callable[[], None], name: str) -> threading.Thread:
@@ -64,20 +72,6 @@ def in_a_thread(work: Callable[[], None], name: str) -> threading.Thread:
     return thread
 
 
-class _Generator:
-    """torch's generator, whose state a thread cannot set back."""
-
-    def __init__(self, generator: Any, thread: int) -> None:
-        self._generator = generator
-        self._thread = thread
-
-    def set_state(self, state: torch.Tensor) -> Any:
-        return self._generator if threading.get_ident() == self._thread else self._generator.set_state(state)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator, name)
-
-
 _one_at_a_time = threading.Lock()
 
 
@@ -89,7 +83,8 @@ def _leaving_the_process_alone() -> Iterator[None]:
         return threading.get_ident() == thread
 
     with _one_at_a_time, contextlib.ExitStack() as stack:
-        stack.enter_context(_put(torch.random, "default_generator", _Generator(torch.default_generator, thread)))
+        stack.enter_context(_code(torch.random.set_rng_state, "def set_rng_state(new_state):\n"
+                                  "    _anyshape_traces_here() or default_generator.set_state(new_state)", here))
         session = getattr(torch.compiler, "_compile_session_context", None)
         if session is not None:
             stack.enter_context(_put(torch.compiler, "_compile_session_context",
@@ -102,8 +97,8 @@ def _leaving_the_process_alone() -> Iterator[None]:
 @contextlib.contextmanager
 def _calls_of_modules(here: Callable[[], bool]) -> Iterator[None]:
     """While torch.fx traces, it stands in for the calls and attributes of all modules: here only, then."""
-    from torch.fx import _symbolic_trace
-    patch = _symbolic_trace._Patcher.patch_method
+    patcher = compat.need("torch.fx._symbolic_trace._Patcher")
+    patch = patcher.patch_method
 
     def patch_method(self: Any, cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
         usual = getattr(cls, name)
@@ -114,27 +109,31 @@ def _calls_of_modules(here: Callable[[], bool]) -> Iterator[None]:
 
         patch(self, cls, name, either, deduplicate)
 
-    with _put(_symbolic_trace._Patcher, "patch_method", patch_method):
+    with _put(patcher, "patch_method", patch_method):
         yield
+
+
+def _fx_flag(here: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
+    """torch.fx says to all threads that it traces, and torch.compile would refuse to run in the others."""
+    return _code(compat.need(_ASKED), "def ask():\n    return _is_fx_tracing_flag and _anyshape_traces_here() "
+                                      "and not torch.compiler.is_compiling()", here)
 
 
 @contextlib.contextmanager
-def _fx_flag(here: Callable[[], bool]) -> Iterator[None]:
-    """torch.fx says to all threads that it traces, and torch.compile would refuse to run in the others. Callers hold
-    the function that asks, so it is its code that changes."""
-    from torch.fx import _symbolic_trace
-    ask: Any = _symbolic_trace.is_fx_symbolic_tracing
-    usual = ask.__code__
+def _code(function: Any, text: str, here: Callable[[], bool]) -> Iterator[None]:
+    """Inside, `function` has the code of the function in `text`, where `_anyshape_traces_here` is `here`. Callers hold
+    the function itself, so that another one in its place would not reach them."""
+    usual = function.__code__
     names: dict[str, Any] = {}
-    exec("def ask():\n    return _is_fx_tracing_flag and _anyshape_traces_here() and not torch.compiler.is_compiling()",
-         names)
-    vars(_symbolic_trace)["_anyshape_traces_here"] = here
-    ask.__code__ = names["ask"].__code__
+    exec(text, names)
+    code = next(one for one in names.values() if hasattr(one, "__code__")).__code__
+    function.__globals__["_anyshape_traces_here"] = here
+    function.__code__ = code
     try:
         yield
     finally:
-        ask.__code__ = usual
-        del vars(_symbolic_trace)["_anyshape_traces_here"]
+        function.__code__ = usual
+        del function.__globals__["_anyshape_traces_here"]
 
 
 @contextlib.contextmanager

@@ -5,21 +5,74 @@ One of the rooms beside `torch_api`. Whoever comes through here has asked the sa
 """
 from __future__ import annotations
 
-import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from anyshape import torch_compat as compat
+from anyshape.run import torch_api
+from anyshape.run.kinds import plain_gradient
+
+DROPPED = ("torch._dynamo.guards.GuardManagerWrapper", "torch._dynamo.guards.DeletedGuardManagerWrapper",
+           "torch._dynamo.utils.CleanupManager.instance")
+AOT = "torch._functorch._aot_autograd."
+
 
 def cached_programs(code: Any) -> list[tuple[Any, Any]]:
     """What Dynamo holds for a code object: (guards, transformed code) of every program. `guards.check(locals)` says
-    whether a frame with these locals may run the code; `guards.cache_entry` is None once Dynamo dropped the program."""
-    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
-    return [(entry.guard_manager, entry.code) for entry in _debug_get_cache_entry_list(code)]
+    whether a frame with these locals may run the code; `guards.cache_entry` is None once Dynamo dropped the program.
+    Empty where torch does not say."""
+    entries = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
+    return [] if entries is None else [(entry.guard_manager, entry.code) for entry in entries(code)
+                                        if entry.code is not None]
+
+
+class Callback:
+    """What Dynamo calls where it has no program for a frame. Torch 2.13 loses count of it when such a call raises, so
+    it may never die; `clear` lets go of all that it leads to."""
+
+    __slots__ = ("_torchdynamo_orig_backend", "trace")
+
+    def __init__(self, trace: Callable[..., Any]) -> None:
+        self.trace: Callable[..., Any] | None = trace
+
+    def __call__(self, *arguments: Any) -> Any:
+        assert self.trace is not None, "its compiled object is gone"
+        return self.trace(*arguments)
+
+    def clear(self) -> None:
+        """It will not be called any more."""
+        self.trace = self._torchdynamo_orig_backend = None
+
+
+def forget(callback: Callback, codes: Sequence[Any], backend: Callable[..., Any]) -> None:
+    """Drops what torch holds of a compilation that is gone: its programs for the code objects `codes`, which are those
+    of functions and classes that live on, and `backend`, which Dynamo would call in `torch._dynamo.reset()`."""
+    callback.clear()
+    entries, backends = map(compat.get, ("torch._dynamo.eval_frame._debug_get_cache_entry_list",
+                                         "torch._dynamo.eval_frame.cached_backends"))
+    for code in {id(code): code for code in codes}.values() if entries is not None and compat.has(*DROPPED) else ():
+        for entry in entries(code):
+            if entry.backend is backend:
+                _drop(entry)
+    if backends is not None:
+        backends.pop(id(backend), None)
+
+
+def _drop(entry: Any) -> None:
+    """Drops one program of Dynamo's. What Dynamo does itself when an object that is guarded dies leaves more: its
+    guards live as long as the classes that they name, and after a graph break its code (of which torch 2.13 loses
+    count) with its names among the globals of the user's module."""
+    kind, gone, names = map(compat.need, DROPPED)
+    guards, code = entry.guard_manager, entry.code
+    guards.extra_state.invalidate(entry, gone("its compiled object is gone"))
+    kind.__init__(guards)
+    if code in names:
+        names._remove_id(id(code))
 
 
 def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
@@ -27,11 +80,14 @@ def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
     return getattr(guards, "root", guards).check  # type: ignore[no-any-return]
 
 
-def failed_guards(code: Any, frame_locals: dict[str, Any]) -> list[list[str]]:
-    """The guards by which each program that Dynamo holds for `code` refuses a frame with these locals; the nearest
-    program's first."""
-    answers = [guards.check_verbose(frame_locals) for guards, _ in cached_programs(code)
-               if guards.cache_entry is not None]
+def failed_guards(code: Any, frame_locals: dict[str, Any], callback: Any) -> list[list[str]]:
+    """The guards by which each program that Dynamo holds for `code` and made with `callback` (the `inner` of
+    `torch_api.dynamo_compile`) refuses a frame with these locals; the nearest program's first."""
+    all_of = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
+    backend = torch_api.backend_of(callback)
+    entries = [] if all_of is None else [entry for entry in all_of(code) if entry.backend is backend]
+    answers = [entry.guard_manager.check_verbose(frame_locals) for entry in entries
+               if entry.guard_manager.cache_entry is not None]
     refused = sorted((one for one in answers if not one.result), key=lambda one: -one.num_guards_executed)
     return [list(one.verbose_code_parts) for one in refused]
 
@@ -42,8 +98,8 @@ def only_graph(code: Any, names: dict[str, Any]) -> tuple[Callable[..., Any], di
 
     None when the code calls several graphs or goes on in another frame.
     """
-    import torch._dynamo.utils as utils
-    if any(name.startswith("__resume_at") for name in code.co_names):
+    utils = compat.get("torch._dynamo.utils")
+    if utils is None or any(name.startswith("__resume_at") for name in code.co_names):
         return None
     found = [name for name in code.co_names if name.startswith("__compiled_fn")]
     if len(found) != 1 or found[0] not in names:
@@ -69,6 +125,8 @@ def _for_profiles(name: str, function: Any) -> Any:
     """What marks the frame's own code in a profile, at no cost where nobody takes one."""
     profiler = torch.autograd.profiler
     if name == "record_pregraph_bytecode_enter":
+        if not compat.has("torch.autograd.profiler._is_profiler_enabled"):
+            return function
         return lambda: function() if profiler._is_profiler_enabled else None
     if name == "record_pregraph_bytecode_exit":
         return lambda mark: None if mark is None else function(mark)
@@ -85,15 +143,17 @@ def wrapped_frame(optimized: Any) -> Any:
 def tracer_detector() -> Callable[[], bool]:
     """A quick function that says whether something other than a plain call is going on in this thread: a tracer other
     than torch.compile's, a frame evaluated by Dynamo, or a stance set by `torch.compiler.set_stance`."""
-    import torch._dynamo.eval_frame as eval_frame
-    jit_tracing = torch._C._is_tracing
-    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback
-    local = torch._guards._TLS
-    usual = eval_frame._stance if eval_frame._stance.stance == "default" else eval_frame.DynamoStance()
+    names = ("torch._C._dynamo.eval_frame.get_eval_frame_callback", "torch._C._is_tracing", "torch._guards._TLS",
+             "torch._dynamo.eval_frame._stance", "torch._dynamo.eval_frame.DynamoStance")
+    callback, jit_tracing, local, _, default = map(compat.get, names)
+    if not compat.has(*names):
+        return lambda: True
+    room = compat.need("torch._dynamo.eval_frame")  # where torch puts another stance
+    usual = room._stance if room._stance.stance == "default" else default()
 
     def detect() -> bool:
         return (callback() is not None or jit_tracing() or getattr(local, "tracing_context", None) is not None
-                or (eval_frame._stance is not usual and eval_frame._stance != usual))
+                or (room._stance is not usual and room._stance != usual))
 
     return detect
 
@@ -104,9 +164,10 @@ Hints = list[tuple[int, set[int]]]  # (output index, dynamic dims), for later tr
 def _plain_metadata() -> Any:
     """AOTAutograd's notes on the graph that it compiles; None if its run-time wrapper has to change inputs, make
     aliases, wrap subclasses, thread tokens, or switch autocast off."""
-    context = torch._guards.TracingContext.try_get()
+    context = compat.need("torch._guards.TracingContext").try_get()
     metadata = getattr(context, "fw_metadata", None)
-    if metadata is None or torch._C._is_any_autocast_enabled():
+    casts = compat.get("torch._C._is_any_autocast_enabled")
+    if metadata is None or casts is None or casts():
         return None
     inputs_as_given = not any(info.mutates_data or info.mutates_metadata or info.mutates_storage_metadata
                               for info in metadata.input_info)
@@ -158,8 +219,9 @@ def training_runtime() -> TrainingRuntime | None:
     """Asked while AOTAutograd compiles the forward of a pair; None if its wrapper does more than a `TrainingRuntime`
     says."""
     metadata = _plain_metadata()
-    hooks = getattr(torch._functorch._aot_autograd.utils, "top_saved_tensors_hooks", None)
-    if metadata is None or metadata.num_backward_tokens or (hooks is not None and hooks()) \
+    names = [f"{AOT}{name}" for name in ("utils.top_saved_tensors_hooks", "runtime_wrappers.AOTDispatchAutograd",
+                                         "runtime_wrappers.coerce_to_expected_memory_format")]
+    if metadata is None or not compat.has(*names) or metadata.num_backward_tokens or compat.need(names[0])() \
             or metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw:
         return None
     tangents = [index for index, info in enumerate(metadata.output_info)
@@ -180,29 +242,23 @@ def training_runtime() -> TrainingRuntime | None:
         detached=tuple(i for i, info in enumerate(metadata.input_info) if info.requires_grad and not info.is_leaf))
 
 
-@functools.cache
-def _wrappers() -> Any:
-    from torch._functorch._aot_autograd import runtime_wrappers
-    return runtime_wrappers
-
-
 def tangent_of(gradient: Any, layout: Any, index: int) -> Any:
     """A gradient that came in, in the layout of the trace, as AOTAutograd makes it.
 
     Raises:
-        RuntimeError: it is of a subclass that the trace did not know.
+        RuntimeError: it is of a subclass that is made of other tensors and that the trace did not know.
     """
-    runtime_wrappers = _wrappers()
+    if type(gradient) is not torch.Tensor or gradient.layout is not torch.strided:
+        gradient = plain_gradient(gradient)
     if type(gradient) is torch.Tensor:
-        return runtime_wrappers.coerce_to_expected_memory_format(gradient, layout.memory_format)
-    process: Any = runtime_wrappers.AOTDispatchAutograd.process_runtime_tangent
+        coerce = compat.need(f"{AOT}runtime_wrappers.coerce_to_expected_memory_format")
+        return coerce(gradient, layout.memory_format)
+    process = compat.need(f"{AOT}runtime_wrappers.AOTDispatchAutograd").process_runtime_tangent
     more = (index,) if "tangent_idx" in inspect.signature(process).parameters else ()
     return process(gradient, layout, *more)[0]
 
 
-_innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
-_kept_in_thread = torch._C._is_key_in_tls
-_from_thread = torch._C._get_obj_in_tls
+_innermost_transform: Callable[[], Any] = compat.need("torch._C._functorch.peek_interpreter_stack")
 
 
 def check_backward(steady: bool) -> None:
@@ -225,7 +281,15 @@ def check_backward(steady: bool) -> None:
 def callers_context() -> Any:
     """The context variables of whoever called `backward`, as torch keeps them for the engine's threads; None if none
     are kept."""
-    return _from_thread("context") if _kept_in_thread("context") else None
+    return _context()
+
+
+def _context_reader() -> Callable[[], Any]:
+    has, read = compat.get("torch._C._is_key_in_tls"), compat.get("torch._C._get_obj_in_tls")
+    return (lambda: None) if has is None or read is None else lambda: read("context") if has("context") else None
+
+
+_context: Callable[[], Any] = compat.bind(globals(), "_context", _context_reader)
 
 
 def plain_training() -> bool:

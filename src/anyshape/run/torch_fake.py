@@ -13,6 +13,10 @@ from typing import Any
 
 import torch
 
+from anyshape import torch_compat as compat
+
+FAKE = "torch._subclasses.fake_tensor."
+FakeTensor = compat.need(f"{FAKE}FakeTensor")
 PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.layout, torch.device, torch.memory_format))
 FRESH, VIEW, OPERAND = range(3)
 
@@ -25,16 +29,18 @@ class _Unknown(Exception):
 def remembered_shapes(memory: dict[Any, Any]) -> Iterator[None]:
     """Inside, results of operators are kept in `memory`, which is emptied when a pass begins. Without effect where
     torch's internals are not as expected."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    if not hasattr(FakeTensorMode, "_dispatch_impl") or not hasattr(torch, "_functionalize_unsafe_set"):
+    FakeTensorMode = compat.need(f"{FAKE}FakeTensorMode")
+    if not compat.has(f"{FAKE}FakeTensorMode._dispatch_impl", "torch._functionalize_unsafe_set",
+                      "torch.Tensor._is_view", "torch._C._current_graph_task_id",
+                      f"{FAKE}in_kernel_invocation_manager"):
         yield
         return
     dispatch = FakeTensorMode._dispatch_impl
-    FakeTensorMode._dispatch_impl = _remembering(dispatch, memory)  # type: ignore[method-assign, assignment]
+    FakeTensorMode._dispatch_impl = _remembering(dispatch, memory)
     try:
         yield
     finally:
-        FakeTensorMode._dispatch_impl = dispatch  # type: ignore[method-assign]
+        FakeTensorMode._dispatch_impl = dispatch
 
 
 def _remembering(dispatch: Callable[..., Any], memory: dict[Any, Any]) -> Callable[..., Any]:
@@ -70,15 +76,19 @@ def _is_pure(op: Any) -> bool:
     """Whether an operator's result depends on nothing but its arguments' shapes, and it changes nothing."""
     tags = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view,
             torch.Tag.nondeterministic_seeded)
-    return isinstance(op, torch._ops.OpOverload) and op.namespace in ("aten", "prims") \
+    return isinstance(op, compat.OpOverload) and op.namespace in ("aten", "prims") \
         and not op._schema.is_mutable and not any(tag in op.tags for tag in tags) and "lift" not in op._schema.name \
         and any(isinstance(argument.type, (torch.TensorType, torch.ListType)) for argument in op._schema.arguments)
+
+
+_task: Callable[[], int] = compat.bind(
+    globals(), "_task", lambda: compat.get("torch._C._current_graph_task_id") or (lambda: -1))
 
 
 def setting() -> tuple[Any, ...]:
     """What else decides how an operator is taken apart."""
     return (torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
-            torch._C._current_graph_task_id() != -1, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+            _task() != -1, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
 
 
 def _key(value: Any, mode: Any, operands: list[Any], kept: list[Any]) -> Any:
@@ -113,7 +123,6 @@ def _size(size: Any, kept: list[Any]) -> Any:
 
 def _usual(tensor: Any, mode: Any) -> bool:
     """A fake tensor of this mode that stands for a plain strided one."""
-    from torch._subclasses.fake_tensor import FakeTensor
     return (tensor.__class__ is FakeTensor and tensor.fake_mode is mode and tensor.constant is None
             and tensor.real_tensor is None and tensor.layout is torch.strided and not tensor.is_conj()
             and not tensor.is_neg() and not tensor.is_quantized and tensor.pytype is None
@@ -126,7 +135,7 @@ def _form(result: Any, mode: Any, operands: list[Any]) -> Any:
         if result.__class__ not in (tuple, list):
             return None
         parts = [_form(one, mode, operands) for one in result]
-        own = [one.untyped_storage()._cdata for one, part in zip(result, parts, strict=True)
+        own = [compat.storage_id(one) for one, part in zip(result, parts, strict=True)
                if part is not None and part[0] == FRESH]
         return None if None in parts or len(set(own)) < len(own) else (result.__class__, parts)
     if not isinstance(result, torch.Tensor) or not _usual(result, mode):
@@ -136,12 +145,11 @@ def _form(result: Any, mode: Any, operands: list[Any]) -> Any:
         return OPERAND, places[0]
     if result.requires_grad or result._version or result._is_view():
         return None
-    storage = result.untyped_storage()._cdata
-    places = [place for place, one in enumerate(operands) if one.untyped_storage()._cdata == storage]
+    storage = compat.storage_id(result)
+    places = [place for place, one in enumerate(operands) if compat.storage_id(one) == storage]
     if len(places) > 1:
         return None
-    from torch._subclasses.fake_tensor import in_kernel_invocation_manager
-    with in_kernel_invocation_manager(mode):
+    with compat.need(f"{FAKE}in_kernel_invocation_manager")(mode):
         pattern = torch.ops.aten.detach.default(result)
         if pattern.__class__ is not torch.Tensor or pattern.device.type != "meta":
             return None
@@ -151,15 +159,14 @@ def _form(result: Any, mode: Any, operands: list[Any]) -> Any:
 
 
 def _again(form: Any, mode: Any, operands: list[Any]) -> Any:
-    from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
     kind = form[0]
     if kind is tuple or kind is list:
         return kind([_again(part, mode, operands) for part in form[1]])
     if kind == OPERAND:
         return operands[form[1]]
     _, pattern, device, memory = form
-    with in_kernel_invocation_manager(mode):
+    with compat.need(f"{FAKE}in_kernel_invocation_manager")(mode):
         shape = pattern.data  # sizes, strides and what was found out about them; no copy, and a version of its own
         source = operands[memory] if kind == VIEW else torch.empty((memory,), dtype=torch.uint8, device="meta")
-        torch._functionalize_unsafe_set(shape, source)
+        compat.need("torch._functionalize_unsafe_set")(shape, source)
     return FakeTensor(mode, shape, device)

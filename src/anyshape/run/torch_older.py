@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
+from anyshape import torch_compat as compat
+
 
 @contextlib.contextmanager
 def newer_rules() -> Iterator[None]:
     """Inside, slices in a trace for all sizes have the sizes that torch 2.12 gives them: 2.11 gives up where it cannot
     decide without a guard, and makes up a size that nothing can compute. Without effect when nested."""
-    import torch._subclasses.fake_impls as rules
+    rules = compat.need("torch._subclasses.fake_impls")
     index_of = rules._compute_slice_index
     if "sym_min" in index_of.__code__.co_names:
         yield

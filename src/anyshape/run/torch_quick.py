@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
+from anyshape import torch_compat as compat
 from anyshape.run.torch_fake import remembered_shapes
 from anyshape.run.torch_sizes import general_form
 
@@ -36,8 +37,9 @@ BINARY = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_"
 @contextlib.contextmanager
 def quick_tracing() -> Iterator[None]:
     """Inside, traces are quick. Without effect where torch's internals are not as expected, and when nested."""
-    from torch.fx.experimental.sym_node import SymNode
-    known = {"_expr", "_hint", "pytype", "shape_env", "_optimized_summation"} <= set(SymNode.__init__.__code__.co_names)
+    SymNode = compat.need("torch.fx.experimental.sym_node.SymNode")
+    known = compat.is_there(SymNode) and {"_expr", "_hint", "pytype", "shape_env", "_optimized_summation"} <= set(
+        SymNode.__init__.__code__.co_names)
     if not known or hasattr(SymNode.mul, "anyshape"):
         yield
         return
@@ -109,16 +111,15 @@ def _remembering_values(memory: dict[Any, Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def general_tracing() -> Iterator[None]:
-    """Inside, operators that are traced take the general path where they ask whether sizes are 0 or 1."""
+    """Inside, operators that are traced take the general path where they ask whether sizes are 0 or 1. All of
+    compat.ALL_SIZES must be there."""
     import sympy
     import torch
-    from torch._dynamo import utils
-    from torch._functorch import aot_autograd
-    from torch._subclasses import fake_impls
-    from torch.fx.experimental import _config as symbolic_config
     from torch.fx.experimental import symbolic_shapes
-    from torch.fx.experimental.sym_node import SymNode
-    from torch.utils._sympy.symbol import SymT
+    utils, aot_autograd, fake_impls, symbolic_config, SymNode, SymT, convolutions = map(compat.need, (
+        "torch._dynamo.utils", "torch._functorch.aot_autograd", "torch._subclasses.fake_impls",
+        "torch.fx.experimental._config", "torch.fx.experimental.sym_node.SymNode", "torch.utils._sympy.symbol.SymT",
+        "torch._C._select_conv_backend"))
     depth: list[str] = []  # what is running: "operator", or "layout" where no answer changes a result
     guard, check, remainder = SymNode.guard_bool, SymNode.expect_true, SymNode.mod
     symbol, static, either = (symbolic_shapes.make_symbol, symbolic_shapes._static_eval_sym_bool,
@@ -234,7 +235,7 @@ def general_tracing() -> Iterator[None]:
                (symbolic_shapes, "_guard_or", guard_or),
                (utils, "run_node", run_node), (fake_impls, "_compute_slice_index", compute_slice_index),
                (aot_autograd, "aot_module_simplified", within("operator", aot_autograd.aot_module_simplified)),
-               (torch._C, "_select_conv_backend", within("layout", torch._C._select_conv_backend))]
+               (torch._C, "_select_conv_backend", within("layout", convolutions))]
     saved = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
     try:
         for owner, name, function in patches:
@@ -248,7 +249,6 @@ def general_tracing() -> Iterator[None]:
 def _general_answer(node: Any, place: str) -> bool | None:
     """What an operator gets to hear when it asks `node`; None when it is a guard after all."""
     import sympy
-    from torch._C import _current_graph_task_id
     env = node.shape_env
     formula = node.expr
     if getattr(env, "_error_on_new_guards", False) or formula.is_number:
@@ -258,7 +258,7 @@ def _general_answer(node: Any, place: str) -> bool | None:
     known = env._maybe_evaluate_static(formula, size_oblivious=True)
     if known is not None and not _chooses_numbers(env, formula):
         return bool(known)
-    if _current_graph_task_id() != -1 and isinstance(formula, (sympy.Eq, sympy.Ne)):
+    if compat.need("torch._C._current_graph_task_id")() != -1 and isinstance(formula, (sympy.Eq, sympy.Ne)):
         # the formulas of derivatives ask which layout is quicker: unequal sizes have no shortcut
         unequal = isinstance(formula, sympy.Ne)
         if bool(node.hint) == unequal:
@@ -278,7 +278,7 @@ def _length_of_slice(condition: Any, guard_of: Callable[[Any], bool]) -> bool | 
     """Whether `x[:, k:k + 1]` has a length of 1, when `condition` asks that; else None. It has where `x` is long
     enough, which is a guard: `squeeze` and broadcasting are not to take its length for any other."""
     import sympy
-    from torch.utils._sympy.functions import Max, Min
+    Max, Min = compat.need("torch.utils._sympy.functions.Max"), compat.need("torch.utils._sympy.functions.Min")
     node, formula = condition.node, condition.node.expr
     env = node.shape_env
     if not isinstance(formula, sympy.Eq) or 1 not in formula.args or not formula.has(Min, Max):
@@ -331,12 +331,12 @@ def _forgetting(memory: dict[Any, Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def _no_names_of_functions() -> Iterator[None]:
     """Dynamo tokenizes every source file that it traces, to name functions in a log that is not written."""
-    import torch._dynamo.symbolic_convert as convert
-    original = getattr(convert, "get_funcname", None)
+    original = compat.get("torch._dynamo.symbolic_convert.get_funcname")
     if original is None:
         yield
         return
-    convert.get_funcname = lambda filename, lineno: None  # type: ignore[assignment]
+    convert = compat.need("torch._dynamo.symbolic_convert")
+    convert.get_funcname = lambda filename, lineno: None
     try:
         yield
     finally:
@@ -347,8 +347,11 @@ def _no_names_of_functions() -> Iterator[None]:
 def _messages_once() -> Iterator[None]:
     """Lets a program go on past `logger.warning_once("...")`, where Dynamo would cut it in two. Such a message comes at
     most once in a process, so it is written when the program is traced."""
-    from torch._dynamo.variables.constant import ConstantVariable
-    from torch._dynamo.variables.misc import LoggingLoggerVariable
+    ConstantVariable = compat.get("torch._dynamo.variables.constant.ConstantVariable")
+    LoggingLoggerVariable = compat.get("torch._dynamo.variables.misc.LoggingLoggerVariable")
+    if ConstantVariable is None or LoggingLoggerVariable is None:
+        yield
+        return
     original = LoggingLoggerVariable.call_method
 
     def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -360,8 +363,8 @@ def _messages_once() -> Iterator[None]:
             return ConstantVariable.create(None)
         return original(self, tx, name, args, kwargs)
 
-    LoggingLoggerVariable.call_method = call_method  # type: ignore[method-assign]
+    LoggingLoggerVariable.call_method = call_method
     try:
         yield
     finally:
-        LoggingLoggerVariable.call_method = original  # type: ignore[method-assign]
+        LoggingLoggerVariable.call_method = original

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils import _pytree as pytree
 
 from anyshape.run import torch_api, torch_sizes, torch_trace
-from anyshape.run.torch_fake import PLAIN, setting
+from anyshape.run.torch_fake import FAKE, PLAIN, setting
+from anyshape.torch_compat import compile_lock, get, has, need, storage_id
+from anyshape.torch_compat import tree as pytree
 
 # Functions and methods by their names. Their code chooses by shapes, strides and dtypes only.
 ANYWHERE_NAMES = frozenset((
@@ -52,9 +53,15 @@ _OPERATORS = frozenset((
     torch.sym_max, torch.sym_min, torch_sizes.item_at, torch_sizes.write_at, torch_sizes.embedding_bag,
 ))
 _MAKERS = frozenset((torch.arange, torch.zeros, torch.ones, torch.full, torch.empty))
-ANYWHERE = _OPERATORS | frozenset(getattr(room, name) for room in (torch, functional, torch._C._nn)
+ANYWHERE = _OPERATORS | frozenset(getattr(room, name) for room in (torch, functional, get("torch._C._nn"))
                                   for name in ANYWHERE_NAMES if callable(getattr(room, name, None)))
 META = torch.device("meta")
+DISABLE, OUTSIDE = "torch._C._DisableTorchDispatch", "torch.utils._python_dispatch._disable_current_modes"
+
+
+def can_run() -> bool:
+    """Whether this torch has all that is needed here."""
+    return has(DISABLE, OUTSIDE)
 
 
 class _Unknown(Exception):
@@ -137,12 +144,12 @@ class Shapes:
         with self.mode:
             storages: dict[int, Any] = {}
             for one in operands:
-                own = one.untyped_storage()
-                if own._cdata not in storages:
-                    fake = torch.empty(own.nbytes(), dtype=torch.uint8).untyped_storage()
-                    storages[own._cdata], memory[fake._cdata] = fake, own
+                own = storage_id(one)
+                if own not in storages:
+                    fake = torch.empty(one.untyped_storage().nbytes(), dtype=torch.uint8)
+                    storages[own], memory[storage_id(fake)] = fake.untyped_storage(), one.untyped_storage()
                 stand_in[id(one)] = torch.empty(0, dtype=one.dtype).set_(
-                    storages[own._cdata], one.storage_offset(), one.shape, one.stride())
+                    storages[own], one.storage_offset(), one.shape, one.stride())
             fakes = [stand_in[id(one)] for one in operands]
             versions = [one._version for one in fakes]
             given = pytree.tree_map_only(torch.Tensor, lambda one: stand_in[id(one)], (tuple(arguments), keywords))
@@ -155,23 +162,23 @@ class Shapes:
 
     def _memory(self, value: torch.Tensor, memory: dict[int, Any]) -> Any:
         """Our storage for that of `value`."""
-        own = value.untyped_storage()
-        found = memory.get(own._cdata)
+        own = storage_id(value)
+        found = memory.get(own)
         if found is None:
-            with torch._C._DisableTorchDispatch():
-                made = torch.empty(own.nbytes(), dtype=torch.uint8, device=META)
-            found = memory[own._cdata] = made.untyped_storage()
+            with need(DISABLE)():
+                made = torch.empty(value.untyped_storage().nbytes(), dtype=torch.uint8, device=META)
+            found = memory[own] = made.untyped_storage()
         return found
 
     def _in(self, storage: Any, value: torch.Tensor) -> torch.Tensor:
         """`value` on our device, in `storage`."""
-        with torch._C._DisableTorchDispatch():
+        with need(DISABLE)():
             return torch.empty(0, dtype=value.dtype, device=META).set_(
                 storage, value.storage_offset(), value.shape, value.stride())
 
     def _key(self, function: Any, arguments: Sequence[Any], keywords: dict[str, Any], operands: list[Any]) -> Any:
         """What a result depends on; None where operands share memory, or for what no key can be made of."""
-        if not operands or len({one.untyped_storage()._cdata for one in operands}) < len({id(one) for one in operands}):
+        if not operands or len({storage_id(one) for one in operands}) < len({id(one) for one in operands}):
             return None
         places = {id(one): place for place, one in enumerate(operands)}
         try:
@@ -186,7 +193,7 @@ class Shapes:
         leaves = pytree.tree_leaves(result)
         if not leaves or not all(isinstance(one, torch.Tensor) for one in leaves):
             return
-        memory = [one.untyped_storage()._cdata for one in (*leaves, *{id(one): one for one in operands}.values())]
+        memory = [storage_id(one) for one in (*leaves, *{id(one): one for one in operands}.values())]
         if len(set(memory)) == len(memory) and all(one.storage_offset() == 0 for one in leaves):
             self.known[key] = pytree.tree_map(lambda one: _Form((one.shape, one.stride(), one.dtype)), result)
 
@@ -239,17 +246,15 @@ def shapes_only(rules: Mapping[Any, Callable[..., Any]], value_of: Callable[[Any
                 quick: bool = True) -> Iterator[Shapes]:
     """Inside, torch computes shapes, not numbers, by `rules` too (torch_trace.shape_rules), through what is yielded;
     `value_of` knows the sizes of a trace. `quick`: see Shapes."""
-    from torch._dynamo import convert_frame
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.utils._python_dispatch import _disable_current_modes
+    FakeTensorMode = need(f"{FAKE}FakeTensorMode")
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     mode.cache_enabled = True  # layers repeat, and here sizes are numbers; see DYNAMO_SETTINGS of `torch_trace`
     log = logging.getLogger("torch._subclasses.fake_tensor")  # it would print what an op refuses
-    with convert_frame.compile_lock:  # what is changed here is every thread's
+    with compile_lock():  # what is changed here is every thread's
         disabled, log.disabled = log.disabled, True
         known, FakeTensorMode.cache = FakeTensorMode.cache, {}  # what our rules say is nobody else's to find
         try:
-            with torch_trace.shape_rules(rules), _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+            with torch_trace.shape_rules(rules), need(OUTSIDE)(), torch.inference_mode(False), torch.no_grad():
                 yield Shapes(mode, value_of, quick)
         finally:
             log.disabled = disabled
@@ -265,5 +270,4 @@ def is_plain(value: Any) -> bool:
 
 def unknown_results() -> tuple[type[BaseException], ...]:
     """The exceptions by which an operator that computes shapes says that its result depends on the data."""
-    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-    return DataDependentOutputException, DynamicOutputShapeException
+    return need(f"{FAKE}DataDependentOutputException"), need(f"{FAKE}DynamicOutputShapeException")

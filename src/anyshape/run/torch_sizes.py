@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils import _pytree as pytree
+
+from anyshape.torch_compat import tree as pytree
 
 FLOATS = (torch.float32, torch.float64)
 
@@ -210,7 +211,7 @@ _BY_NUMBER: dict[Any, Callable[..., Any]] = {
     torch.linspace: _linspace,
     functional.affine_grid: _affine_grid,
     torch.avg_pool1d: _average(torch.avg_pool1d, 1),
-    torch._C._nn.avg_pool2d: _average(torch._C._nn.avg_pool2d, 2),
+    functional.avg_pool2d: _average(functional.avg_pool2d, 2),
     torch.max_pool2d: _max_pool2d,
     functional.max_pool2d: _max_pool2d,
 }

@@ -15,11 +15,15 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from anyshape import torch_compat as compat
 from anyshape.run import torch_api
+from anyshape.run.torch_holders import holders_traced
+from anyshape.run.torch_kernels import eager_operators
 from anyshape.run.torch_older import newer_rules
 from anyshape.run.torch_quick import general_tracing, quick_tracing
 from anyshape.run.torch_random import nothing_drawn_in_vain
 
+ATTEMPTS = "__builtins_dict__"  # how names begin that each attempt of Dynamo to trace a frame puts among its globals
 DYNAMO_SETTINGS: dict[str, Any] = {
     "specialize_float": True,
     "assume_static_by_default": False,
@@ -41,25 +45,35 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
     (`oblivious`, torch's `backed_size_oblivious`), `rules` say the shapes of operators that torch has none for, and
     functions of torch are traced as those `in_python`. Costs about 100 us, so it is entered on a cache miss only.
     `others` programs of the frame do not count for Dynamo's limits. Sizes of inputs that are among `numbers`, such as
-    L['x'].size()[0], are taken as the numbers that they are, and those of the buffers at `changing` as symbols (torch
-    takes a buffer's sizes as numbers, as those of a parameter)."""
-    import torch._dynamo.config as dynamo_config
-    import torch.fx.experimental._config as symbolic_config
-    from torch._dynamo import convert_frame
+    L['x'].size()[0], are taken as the numbers that they are; whole numbers at `changing`, such as L['self'].step, and
+    sizes of buffers there, as symbols (torch takes a module's numbers, and sizes of its buffers, as constants)."""
+    dynamo_config = compat.need("torch._dynamo.config")
+    symbolic_config = compat.get("torch.fx.experimental._config")
+    counted = getattr(getattr(torch.compiler, "config", None), "dynamic_sources", None)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(convert_frame.compile_lock)  # torch's own, for what is changed here is every thread's
+        stack.enter_context(compat.compile_lock())  # torch's own, for what is changed here is every thread's
         dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
         if not dynamic:
             dynamo["assume_static_by_default"] = True
         for limit in ("recompile_limit", "accumulated_recompile_limit"):
-            dynamo[limit] += others
+            if limit in dynamo:
+                dynamo[limit] += others
         # a warning does not end the graph: it is given after it
-        dynamo["reorderable_logging_functions"] = {*dynamo_config.reorderable_logging_functions, warnings.warn}
-        symbolic = {"use_duck_shape": False, "backed_size_oblivious": oblivious}
+        if hasattr(dynamo_config, "reorderable_logging_functions"):
+            dynamo["reorderable_logging_functions"] = {*dynamo_config.reorderable_logging_functions, warnings.warn}
+        symbolic = {name: value for name, value in {"use_duck_shape": False,
+                                                    "backed_size_oblivious": oblivious}.items()
+                    if hasattr(symbolic_config, name)}
         stack.enter_context(dynamo_config.patch(dynamo))
-        stack.enter_context(symbolic_config.patch(symbolic))
+        if symbolic_config is not None and symbolic:
+            stack.enter_context(symbolic_config.patch(symbolic))
+        if counted is not None and dynamic and changing:
+            names = ",".join(re.escape(place) + "$" for place in sorted(changing))
+            settings: Any = torch.compiler.config
+            stack.enter_context(settings.patch(dynamic_sources=f"{counted},{names}"))
         stack.enter_context(quick_tracing())
         stack.enter_context(nothing_drawn_in_vain())
+        stack.enter_context(eager_operators())
         stack.enter_context(_sizes_chosen(numbers if oblivious else frozenset(), changing if dynamic else frozenset()))
         if oblivious:
             stack.enter_context(newer_rules())
@@ -70,16 +84,36 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(_transforms_left())
         stack.enter_context(shape_rules(rules))
         stack.enter_context(_replaced(in_python))
+        stack.enter_context(holders_traced())
         yield
+
+
+@contextlib.contextmanager
+def nothing_left_behind(names: dict[str, Any]) -> Iterator[None]:
+    """After a trace of a frame with the globals `names`, nothing of it is kept that nobody asks for: torch's memory of
+    what it knew about sizes, which holds every trace of the process, and names among the globals that belong to
+    attempts which Dynamo has given up."""
+    sizes, hooks = map(compat.get, ("torch.fx.experimental.symbolic_shapes.ShapeEnv",
+                                    "torch._dynamo.utils.CleanupManager.instance"))
+    before = {name for name in list(names) if name.startswith(ATTEMPTS)}
+    try:
+        yield
+    finally:
+        for method in vars(sizes).values() if sizes is not None else ():
+            if hasattr(method, "cache_clear"):
+                method.cache_clear()
+        if hooks is not None:
+            kept = before.union(hook.name for some in list(hooks.values.values()) for hook in some)
+            for name in [name for name in list(names) if name.startswith(ATTEMPTS) and name not in kept]:
+                del names[name]
 
 
 @contextlib.contextmanager
 def shape_rules(rules: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """Inside, fake tensors know the shapes of more operators. A rule is called with a function that makes an unknown
     size, and the operator's arguments. Without effect where another thread traces."""
-    from torch._subclasses import fake_impls
-    table = fake_impls.op_implementations_dict
-    if any(getattr(table.get(op), "func", None) is _by_rule for op in rules):
+    table = compat.get("torch._subclasses.fake_impls.op_implementations_dict")
+    if table is None or any(getattr(table.get(op), "func", None) is _by_rule for op in rules):
         yield
         return
     before = {op: table[op] for op in rules if op in table}
@@ -96,8 +130,11 @@ def shape_rules(rules: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
 def _sizes_chosen(numbers: frozenset[str], changing: frozenset[str]) -> Iterator[None]:
     """Inside, Dynamo gives sizes of inputs that are among `numbers` no symbols, and those of buffers at `changing` do
     get some."""
-    from torch._dynamo.variables import builder
     from torch.fx.experimental.symbolic_shapes import DimDynamic
+    if not compat.has("torch._dynamo.variables.builder._automatic_dynamic"):
+        yield
+        return
+    builder = compat.need("torch._dynamo.variables.builder")
     choose = builder._automatic_dynamic
 
     def chosen(value: Any, tracer: Any, source: Any, is_fixed: bool, *arguments: Any, **keywords: Any) -> Any:
@@ -117,18 +154,17 @@ def _sizes_chosen(numbers: frozenset[str], changing: frozenset[str]) -> Iterator
 
 def _by_rule(rule: Callable[..., Any], torchs: Callable[..., Any] | None, mode: Any, op: Any, *arguments: Any,
              **keywords: Any) -> Any:
-    from torch._subclasses.fake_tensor import DynamicOutputShapeException
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
-    from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
+    constrain = compat.get("torch.fx.experimental.symbolic_shapes._constrain_range_for_size")
 
     def new_size() -> Any:
-        if mode.shape_env is None or not mode.shape_env.allow_dynamic_output_shape_ops:
-            raise DynamicOutputShapeException(op)
+        if mode.shape_env is None or constrain is None or not mode.shape_env.allow_dynamic_output_shape_ops:
+            raise compat.need("torch._subclasses.fake_tensor.DynamicOutputShapeException")(op)
         # Dynamo sees composite operators from outside, where nothing waits for a size inside of them
-        inside = op._opname.startswith("_") and get_proxy_mode() is None
+        inside = compat.operator_name(op).startswith("_") and get_proxy_mode() is None
         with mode.shape_env.ignore_fresh_unbacked_symbols() if inside else contextlib.nullcontext():
             size = mode.shape_env.create_unbacked_symint()
-        _constrain_range_for_size(size)
+        constrain(size)
         return size
 
     with mode:
@@ -141,17 +177,20 @@ def _by_rule(rule: Callable[..., Any], torchs: Callable[..., Any] | None, mode: 
 @contextlib.contextmanager
 def _warnings_of_functions() -> Iterator[None]:
     """Inside, a warning in a function that is called is given too; torch hands on those of the outermost one only."""
-    from torch._dynamo.variables.misc import DebuggingVariable
+    DebuggingVariable = compat.get("torch._dynamo.variables.misc.DebuggingVariable")
+    if DebuggingVariable is None:
+        yield
+        return
     method = DebuggingVariable.call_function
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         return method(self, tx.output.root_tx, args, kwargs)
 
-    DebuggingVariable.call_function = call_function  # type: ignore[method-assign]
+    DebuggingVariable.call_function = call_function
     try:
         yield
     finally:
-        DebuggingVariable.call_function = method  # type: ignore[method-assign]
+        DebuggingVariable.call_function = method
 
 
 _OF_EVERY_SIZE = re.compile(r"0 <= [^\s#*/%+-]+\.size\(\)\[\d+\]\s*(#.*)?", re.DOTALL)  # of one size, no formula
@@ -180,9 +219,9 @@ def _no_empty_guards() -> Iterator[None]:
 def _floats_left() -> Iterator[None]:
     """Inside, a float made of sizes by a function that torch's pass over floats does not know (a remainder of what may
     be negative) stays as it is; the pass would fail."""
-    from torch.utils._sympy.interp import handlers
-    from torch.utils._sympy.reference import TensorReferenceAnalysis as Known
-    missing = [name for name in set(handlers().values()) if not hasattr(Known, name)]
+    handlers = compat.get("torch.utils._sympy.interp.handlers")
+    Known = compat.get("torch.utils._sympy.reference.TensorReferenceAnalysis")
+    missing = [name for name in set(handlers().values()) if not hasattr(Known, name)] if handlers and Known else []
     for name in missing:
         setattr(Known, name, staticmethod(_leave))
     try:
@@ -196,23 +235,27 @@ def _floats_left() -> Iterator[None]:
 def _transforms_left() -> Iterator[None]:
     """Leaves the transforms of torch.func and of forward-mode differentiation that a failed trace is still in: what
     runs next would run inside of them."""
-    from torch._C import _functorch
-    from torch.autograd import forward_ad
-    depth, level = _functorch.maybe_current_level() or 0, forward_ad._current_level
+    inner, leave, end_level = map(compat.get, ("torch._C._functorch.maybe_current_level",
+                                               "torch._C._functorch.pop_dynamic_layer_stack",
+                                               "torch._C._exit_dual_level"))
+    if None in (inner, leave, end_level):
+        yield
+        return
+    depth, level = inner() or 0, forward_ad._current_level
     done = False
     try:
         yield
         done = True
     finally:
-        while not done and (_functorch.maybe_current_level() or 0) > depth:
-            _functorch.pop_dynamic_layer_stack()
+        while not done and (inner() or 0) > depth:
+            leave()
         if not done and level < 0:  # a traced program enters its one level without telling Python
             forward_ad._current_level = level
             with contextlib.suppress(RuntimeError):
-                torch._C._exit_dual_level(level=0)
+                end_level(level=0)
 
 
-_innermost_transform: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+_innermost_transform: Callable[[], Any] = compat.need("torch._C._functorch.peek_interpreter_stack")
 
 
 def in_transform() -> bool:
@@ -230,22 +273,19 @@ def _replaced(functions: dict[Any, Any]) -> Iterator[None]:
     """Inside, Dynamo traces the values of `functions` where a program calls the keys, also as methods of tensors: what
     its own `substitute_in_graph` does for good. Without effect where torch's internals are not as expected, and where
     another thread traces."""
-    try:
-        from torch._dynamo import trace_rules
-        from torch._dynamo.guards import GuardBuilder
-        from torch._dynamo.variables import PolyfilledFunctionVariable as Replaced
-        from torch._dynamo.variables import TensorVariable
-        from torch._dynamo.variables.builder import VariableBuilder
-        tables = VariableBuilder._id_dispatch(), trace_rules.get_torch_obj_rule_map(), Replaced._get_polyfill_handlers()
-        identities = trace_rules._polyfilled_function_ids
-    except (ImportError, AttributeError):
+    names = [f"torch._dynamo.{name}" for name in (
+        "variables.builder.VariableBuilder._id_dispatch", "trace_rules.get_torch_obj_rule_map",
+        "variables.PolyfilledFunctionVariable._get_polyfill_handlers", "trace_rules._polyfilled_function_ids",
+        "variables.PolyfilledFunctionVariable", "variables.TensorVariable", "guards.GuardBuilder")]
+    *tables, identities, Replaced, TensorVariable, GuardBuilder = map(compat.get, names)
+    if not compat.has(*names):
         yield
         return
 
     def dispatch(builder: Any, value: Any) -> Any:
         return Replaced(value, source=builder.source, **builder.install_guards(GuardBuilder.ID_MATCH))
 
-    by_identity, kinds, handlers = tables
+    by_identity, kinds, handlers = [table() for table in tables]
     if any(original in handlers for original in functions):
         yield
         return
@@ -267,11 +307,11 @@ def _replaced(functions: dict[Any, Any]) -> Iterator[None]:
             return Replaced(methods[name]).call_function(tx, [self, *args], kwargs)
         return call_method(self, tx, name, args, kwargs)
 
-    TensorVariable.call_method = called  # type: ignore[method-assign]
+    TensorVariable.call_method = called
     try:
         yield
     finally:
-        TensorVariable.call_method = call_method  # type: ignore[method-assign]
+        TensorVariable.call_method = call_method
         for function in added:
             for table, key in ((by_identity, id(function)), (kinds, function), (handlers, function)):
                 table.pop(key, None)
@@ -351,33 +391,47 @@ def hints(values: Iterable[Any]) -> dict[Any, int]:
     return found
 
 
+def fixed_sizes() -> dict[str, str]:
+    """Asked while Dynamo compiles a graph: the sizes that it took as numbers, such as L['x'].size()[0], each with the
+    user's line that asked."""
+    context = torch._guards.TracingContext.try_get()
+    env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    found = {}
+    for source, stack in getattr(env, "specialization_stacks", {}).items():
+        name = source.name() if callable(source.name) else source.name
+        lines = [line for line in stack if not re.search(r"/(site|dist)-packages/torch/", line.filename)] or list(stack)
+        if lines:
+            file, line = lines[-1].filename.rsplit("/", 1)[-1], (lines[-1].line or "").strip()
+            found[name] = f"{file}:{lines[-1].lineno}: {line}"
+    return found
+
+
 def one_node(function: Callable[..., Any]) -> None:
     """Has Dynamo write a call of `function` into its graph without looking into it."""
-    import torch._dynamo
-    torch._dynamo.allow_in_graph(function)
+    torch.compiler.allow_in_graph(function)
 
 
 @contextlib.contextmanager
 def text_when_run() -> Iterator[None]:
     """Inside, modules of graphs that `graph_module` and torch make are written as Python only once one of them runs:
     a compiler reads the graph, and the text takes longer than most changes of it."""
-    from torch.fx._lazy_graph_module import _use_lazy_graph_module
-    with _use_lazy_graph_module(True):
+    lazy = compat.get("torch.fx._lazy_graph_module._use_lazy_graph_module")
+    with contextlib.nullcontext() if lazy is None else lazy(True):
         yield
 
 
 def graph_module(root: torch.fx.GraphModule, graph: torch.fx.Graph) -> torch.fx.GraphModule:
     """A module of `graph`, which names attributes of `root`; inside of `text_when_run`, without its text."""
-    from torch.fx._lazy_graph_module import _make_graph_module
-    found: torch.fx.GraphModule = _make_graph_module(root, graph)
+    make = compat.get("torch.fx._lazy_graph_module._make_graph_module") or torch.fx.GraphModule
+    found: torch.fx.GraphModule = make(root, graph)
     found.meta.update(root.meta)
     return found
 
 
 def met_a_lock(error: BaseException) -> bool:
     """Whether a trace failed where Python code takes a lock, which Dynamo does not."""
-    from torch._dynamo.exc import Unsupported
-    return isinstance(error, Unsupported) and re.search("enter a `R?[Ll]ock` context manager", str(error)) is not None
+    unsupported = compat.need("torch._dynamo.exc.Unsupported")
+    return isinstance(error, unsupported) and re.search("enter a `R?[Ll]ock` context manager", str(error)) is not None
 
 
 def is_writing() -> bool:
@@ -388,11 +442,11 @@ def is_writing() -> bool:
 
 def in_trace_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, to be called after the trace that is going on as it would be called now."""
-    context = torch._guards.TracingContext.try_get()
+    context, tracing = torch_api.tracing_context(), compat.need("torch._guards.tracing")
 
     @functools.wraps(function)
     def later(*arguments: Any) -> Any:
-        with torch._guards.tracing(context):
+        with tracing(context):
             return function(*arguments)
 
     return torch_api.unhooked(later, "AnyShape compiles the update of a step")

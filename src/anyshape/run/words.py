@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from anyshape.backend import host_words as host
 from anyshape.backend import limits, llvm_half, llvm_packed, llvm_thin
@@ -19,8 +19,7 @@ from anyshape.ir.types import size_of
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Area:
+class Area(NamedTuple):
     """A window at given sizes: `bytes` from the start of its slot's buffer; strides in elements."""
 
     slot: int
@@ -30,8 +29,7 @@ class Area:
     strides: Shape
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(NamedTuple):
     """A batch of rows x columns matrices; batch strides broadcast to the batch of the result; item: bytes of an
     element."""
 
@@ -53,21 +51,21 @@ SMALL_MATRIX = 1 << 20  # multiply-adds below which many products in one call ar
 LIBRARY = {"f32": (host.SGEMM, host.SGEMM_BATCH, "f"), "f64": (host.DGEMM, host.DGEMM_BATCH, "d")}
 PACKED = {dtype: host.PACKED + llvm_packed.ROUTINES * index for index, dtype in enumerate(llvm_packed.DTYPES)}
 THIN = {name: host.THIN + index for index, name in enumerate(llvm_thin.routines())}
-# features of processors that multiply whole tiles at once, several times faster than vectors: where our routines do not
-# (backend/llvm_tiles.py), PyTorch is called
-TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
 # of a product by packed panels: bytes of a thread's scratch at most, most of it for rows, which stay in the second
 # cache; words along k in a block; in half precision, up to how many words there is one block; with several, words in
 # each, and the columns whose sums are kept
 PANELS, DEEP, WHOLE, DEEP_HALF, SUMS = 768 << 10, 256, 704, 384, 256
 TILE_PANELS = 1536 << 10  # the same on processors that multiply whole tiles, whose second caches hold 2 megabytes
-# processors on which our products of f32 are faster than the library's, 108 against 91 GFLOP/s on a core for the sizes
-# of a small language model (MKL, 2026-11-22), and from how many rows, columns, and terms of a sum on
-OUR_CPUS = frozenset(("znver4",))
-OUR_ROWS, OUR_COLUMNS, OUR_INNER = 12, 64, 128
-# many small ones that are not in the caches: the library does not fetch what it needs next (1.0 to 1.7 times as fast,
-# 512 products of 24 x 32 x 64 to 100 x 64 x 100, 2026-11-22)
+# features of processors that multiply whole tiles at once, several times faster than vectors: where our routines do not
+# (backend/llvm_tiles.py), PyTorch's do attention, and products too unless ours were measured to be faster
+TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
+# Products that our routines and the library's can do, by size; which one does them on this machine: run/autotune.py.
+# FULL and FEW: of f32, from so many rows, columns, and terms of a sum on, few up to so many rows; MANY: small ones that
+# are not in the caches, for the library does not fetch what it needs next; THIN_ONES: few vectors; a dtype: all of it
+FULL, FEW, MANY, THIN_ONES, ATTENTION = "f32", "few rows", "small matrices", "vectors", "attention"
+OUR_ROWS, OUR_COLUMNS, OUR_INNER, FEW_ROWS = 12, 64, 128, 32
 MANY_SIDE, MANY_INNER, MANY_BYTES = 24, 32, 2 << 20
+Ours = Callable[[str], bool]  # whether our routines do such products
 
 
 def at_slots(words: Sequence[int], marks: Iterable[int], number: int, places: Sequence[tuple[int, int]],
@@ -88,9 +86,9 @@ def at_slots(words: Sequence[int], marks: Iterable[int], number: int, places: Se
 
 
 def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area | None, alpha: float,
-                 beta: float) -> list[int] | None:
+                 beta: float, ours: Ours) -> list[int] | None:
     """c = alpha * (a @ b) + beta * bias, batched over leading dims; [] when there is nothing to compute."""
-    if not native(dtype):
+    if not does(dtype, ours):
         return None
     if 0 in c.shape:
         return []
@@ -113,20 +111,25 @@ def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area 
         spread = _broadcast(bias.shape, bias.strides, c.shape)
         bias_shape, bias_strides = _full(Area(bias.slot, bias.bytes, bias.item, c.shape, spread), *missing)
         addend = _matrix(bias, bias_shape, bias_strides, batch)
-    return _words(number, dtype, left, right, result, addend, batch, alpha, beta)
+    return _words(number, dtype, left, right, result, addend, batch, alpha, beta, ours)
 
 
 def native(dtype: str) -> bool:
-    """Whether the host has products of this dtype."""
+    """Whether the host's routines for this dtype suit the processor, by its features."""
     if dtype in LIBRARY:
         return has_products()
     target = limits.host()
     return dtype in llvm_half.dtypes(target) and (tiles(target, dtype) or not target.has(TILE_UNITS[dtype]))
 
 
-def takes_any_strides(dtype: str) -> bool:
-    """Whether the host has products of this dtype whatever the strides of the operands."""
-    return dtype != "f64" and native(dtype)
+def does(dtype: str, ours: Ours) -> bool:
+    """Whether the host does products of this dtype."""
+    return native(dtype) if dtype in LIBRARY else dtype in llvm_half.dtypes(limits.host()) and ours(dtype)
+
+
+def takes_any_strides(dtype: str, ours: Ours) -> bool:
+    """Whether the host does products of this dtype whatever the strides of the operands."""
+    return dtype != "f64" and does(dtype, ours)
 
 
 def has_products() -> bool:
@@ -153,6 +156,8 @@ def _full(area: Area, no_rows: bool, no_columns: bool) -> tuple[Shape, Shape]:
 
 def _broadcast(shape: Shape, strides: Shape, wanted: Shape) -> Shape:
     """Strides of an operand seen at the broadcast shape `wanted`."""
+    if shape == wanted:
+        return strides
     padded = (1,) * (len(wanted) - len(shape)) + tuple(shape)
     padded_strides = (0,) * (len(wanted) - len(shape)) + tuple(strides)
     return tuple(0 if have == 1 and want != 1 else stride
@@ -174,7 +179,7 @@ def _ordered(matrix: Matrix) -> tuple[str, int] | None:
 
 
 def _words(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, bias: Matrix | None, batch: Shape,
-           alpha: float, beta: float) -> list[int] | None:
+           alpha: float, beta: float, ours: Ours) -> list[int] | None:
     order = _ordered(c)
     if order is None:
         return None
@@ -206,9 +211,11 @@ def _words(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, bias: Matri
     place = (bias.slot, bias.bytes, row_strides[2] * item, bias.column * item) if bias else (-1, 0, 0, 0)
     places = [b.slot, b.bytes, a.slot, a.bytes, c.slot, c.bytes, *place, batches, len(dims)]
     thin = thin_words(dtype, item, a, b, c)
+    if thin[0] and dtype in LIBRARY and not ours(THIN_ONES):
+        thin = (0,) * len(thin)
     words = None
     plain = dtype != "f64" and a.columns > 0 and alpha == 1 and (not bias or beta == 1)  # what panels can do in f32
-    if dtype in LIBRARY and not (plain and not thin[0] and _ours(c.rows, c.columns, a.columns, batches)):
+    if dtype in LIBRARY and not (plain and not thin[0] and ours_do(ours, c.rows, c.columns, a.columns, batches)):
         words = by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
     elif thin[0]:
         words = [host.MATMUL, 0, number, 0, c.columns, rows, a.columns, 0, 0, 0, 0, c_order[1], bits(alpha, "f"),
@@ -223,14 +230,13 @@ def _words(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, bias: Matri
     return words
 
 
-def _ours(rows: int, columns: int, inner: int, batches: int) -> bool:
-    """Whether our own product of f32 is the faster one."""
-    if limits.host().cpu not in OUR_CPUS:
-        return False
+def ours_do(ours: Ours, rows: int, columns: int, inner: int, batches: int) -> bool:
+    """Whether our own routine does a product of f32."""
     if rows >= OUR_ROWS and columns >= OUR_COLUMNS and inner >= OUR_INNER:
-        return True
+        return ours(FULL if rows >= FEW_ROWS else FEW)
     moved = host.F32 * batches * (rows * inner + inner * columns + rows * columns)
-    return batches > 1 and min(rows, columns) >= MANY_SIDE and inner >= MANY_INNER and moved >= MANY_BYTES
+    many = batches > 1 and min(rows, columns) >= MANY_SIDE and inner >= MANY_INNER and moved >= MANY_BYTES
+    return many and ours(MANY)
 
 
 def by_library(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float, beta: float,
@@ -249,11 +255,16 @@ def by_library(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading
             many if small and has_many else 0]
 
 
+@lru_cache(maxsize=16)
+def _panels(target: limits.Target, dtype: str) -> tuple[int, int, int, bool]:
+    """Lanes of a vector, rows of the smallest panel, elements in a word, and whether whole tiles are multiplied."""
+    return (target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype), tiles(target, dtype))
+
+
 def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float, beta: float,
                places: list[int]) -> list[int]:
     """The words of a product by packed panels (backend/host_packed.py) but for its batch dims."""
-    target = limits.host()
-    lanes, grain, per_word = target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype)
+    lanes, grain, per_word, is_tiles = _panels(limits.host(), dtype)
     # a block of rows, and of columns, is whole panels; a block of k is whole vectors of words
     inner = max(-(-a.columns // per_word), 1)
     high, wide = 3 * grain, 2 * lanes
@@ -263,7 +274,7 @@ def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading:
     waits = inner > most and dtype != "f32"  # sums of the rows and columns of a block wait for the next one
     columns = min(SUMS, up(c.columns, wide)) if waits else wide
     row = 4 * deep + (4 * columns if waits else 0)
-    room, group = (TILE_PANELS, host.PACKED_GROUP) if tiles(target, dtype) else (PANELS, 1)
+    room, group = (TILE_PANELS, host.PACKED_GROUP) if is_tiles else (PANELS, 1)
     rows = max((room - 4 * wide * (group * deep + high)) // row // high * high, high)
     rows = min(up(-(-c.rows // -(-c.rows // rows)), high), up(c.rows, high))
     sums = rows * columns if waits else high * wide
@@ -339,12 +350,17 @@ def up(size: int, part: int) -> int:
     return -(-size // part) * part
 
 
+MOST_VECTORS = max(max(counts) for counts in llvm_thin.COUNTS.values())
+
+
 def thin_words(dtype: str, item: int, a: Matrix, b: Matrix, c: Matrix) -> tuple[int, ...]:
     """The words of a product of a matrix with few vectors: the rows of a, or the columns of b. None: all zero."""
     nothing = (0,) * 9
     if a.columns == 0:
         return nothing
     second = c.rows > c.columns  # in the library's terms, where our a is operand B
+    if (c.columns if second else c.rows) > MOST_VECTORS:
+        return nothing
     matrix, vectors, result = (a.turned(), b.turned(), c.turned()) if second else (b, a, c)
     # now: result (vectors x results) = vectors (vectors x k) times matrix (k x results)
     if matrix.row == 1 and vectors.column == 1:

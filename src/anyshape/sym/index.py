@@ -81,8 +81,12 @@ def reshape_index(source: tuple[Size, ...], result: tuple[Size, ...], index: Ind
     if source == result:
         return index
     found: list[Size] = [0] * len(source)
+    if 0 in source and 0 in result:
+        # there is no element; what goes along the empty dim is not read before its loop
+        found[source.index(0)] = index[result.index(0)]
+        return tuple(found)
     if 0 in source or 0 in result:
-        return tuple(found)  # there is no element
+        return tuple(found)
     for group in groups(source, result):
         strides = dense_strides(tuple(result[d] for d in group.result))
         offset: Size = 0

@@ -5,6 +5,7 @@ import argparse
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,8 @@ COMMANDS = {
     "report": ("anyshape.tools.report", "write the memory of a model, step by step, as a page, a picture or data"),
     "repro": ("anyshape.tools.repro", "run a program that failed to compile again"),
     "opt": ("anyshape.tools.passes", "run passes over the text form of a graph"),
-    "cache": ("", "show or clear the compiled code kept on disk"),
+    "machine": ("anyshape.tools.machine", "show which routines multiply on this machine, and what was measured"),
+    "cache": ("", "show, prune or clear the compiled code kept on disk"),
     "version": ("", "versions of everything a result depends on"),
 }
 
@@ -55,25 +57,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _cache_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show", "clear"), nargs="?", default="show")
+    parser.add_argument("action", choices=("show", "prune", "clear"), nargs="?", default="show",
+                        help="prune: remove what was used longest ago until the rest keeps to the limit; "
+                             "clear: remove everything")
     parser.add_argument("--dir", default="", help="default: ANYSHAPE_CACHE_DIR, or the user's cache folder")
+    parser.add_argument("--limit", default="", help="bytes to keep, such as 200MB; default: ANYSHAPE_CACHE_LIMIT")
 
 
 def _cache(parsed: argparse.Namespace) -> int:
-    from anyshape.run.cache import default_folder
-    folder = Path(parsed.dir or Config.make().cache_dir or default_folder()).expanduser()
-    entries = [path for path in folder.glob("??/*") if path.is_file()]
-    size = sum(path.stat().st_size for path in entries)
-    if parsed.action == "show":
-        print(f"{folder}: {len(entries)} entries, {size / 2**20:.1f} MB")
-        return 0
-    for path in entries:
-        path.unlink(missing_ok=True)
-    for path in folder.glob("??"):
-        if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()
-    print(f"{folder}: removed {len(entries)} entries, {size / 2**20:.1f} MB")
+    from anyshape.run.cache import cache_of
+    given = {name: value for name, value in (("cache_dir", parsed.dir), ("cache_limit", parsed.limit)) if value}
+    cache = cache_of(Config.make(**given, cache=True))
+    assert cache is not None
+    removed, freed = (0, 0) if parsed.action == "show" else cache.prune(0 if parsed.action == "clear" else None)
+    if parsed.action == "clear":
+        for path in Path(cache.folder).glob("??"):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+    if parsed.action != "show":
+        print(f"{cache.folder}: removed {removed} entries, {freed / 2**20:.1f} MB")
+    if parsed.action != "clear":
+        left = sorted(cache.entries(), key=lambda entry: entry.used)
+        size = sum(entry.size for entry in left)
+        print(f"{cache.folder}: {len(left)} entries, {size / 2**20:.1f} MB of at most {cache.limit / 2**20:.1f}")
+        if left:
+            print(f"used between {_day(left[0].used)} and {_day(left[-1].used)}")
     return 0
+
+
+def _day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def _version() -> int:

@@ -43,11 +43,12 @@ def ratio(value: float | None) -> str:
 
 
 def programs(cell: Cell) -> str:
-    """Compiled programs and the shapes they served; parts that a backend ran uncompiled are said, as they are no faster
-    than eager."""
+    """Compiled programs and the shapes that were run; parts that a backend ran uncompiled, and calls that ran as eager,
+    are said, as they are no faster than eager."""
     if cell.programs is None:
         return MISSING
-    return f"{cell.programs} / {cell.shapes}" + (f", {cell.fallbacks} uncompiled" if cell.fallbacks else "")
+    return f"{cell.programs} / {cell.shapes}" + (f", {cell.fallbacks} uncompiled" if cell.fallbacks else "") \
+        + (f", {cell.eager_calls} calls as eager" if cell.eager_calls else "")
 
 
 def launches(cell: Cell) -> str:
@@ -195,9 +196,9 @@ METHOD = """\
 - *first 1*: the slowest first call with a size of 1 that the other shapes do not have, for which a backend may compile
   again; after all that is timed.
 - *p50*, *p99*: of single steps at seen shapes.
-- *programs / shapes*: compiled programs, where forward and backward of one graph are two, and the shapes that they
-  served; with "uncompiled", parts that ran as in eager. Among the shapes are the least and the greatest of each size,
-  primes, and 1 where a model can run it (see Models).
+- *programs / shapes*: compiled programs, where forward and backward of one graph are two, and the shapes that were
+  run; with "uncompiled", parts that ran as in eager, with "calls as eager", calls that no program served. Among the
+  shapes are the least and the greatest of each size, primes, and 1 where a model can run it (see Models).
 - *launches*: kernels, matrix products, attention, single operators of PyTorch and copies that one step runs, forward
   and backward, at the first shape, in a pass that is not timed; behind it the ratio to Inductor's. Ours are counted
   from what ran, Inductor's in the Python that it generates. Kernels that follow each other, with no call between, are
@@ -236,6 +237,7 @@ def facts(machine: dict[str, Any], threads: str) -> str:
         ("memory", f"{memory / 1e9:.0f} GB" if memory else "unknown"), ("threads of torch", threads),
         ("system", machine.get("system")), ("torch", machine.get("torch")),
         ("transformers", machine.get("transformers")), ("python", machine.get("python")), ("date", machine.get("date")),
+        ("commit", machine.get("commit") or "not kept"), ("load before the run", machine.get("load", "not kept")),
     ]
     return "".join(f"- {name}: {value}\n" for name, value in known)
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import math
 import os
 import platform
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,7 @@ def load(path: Path) -> Results:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on: processor, cores, memory, versions, date."""
+    """What the numbers depend on: processor, cores, memory, versions, the tree, date, and what ran beside."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -51,8 +52,26 @@ def machine() -> dict[str, Any]:
         "torch": _version("torch"),
         "transformers": _version("transformers"),
         "anyshape": _version("anyshape"),
+        "commit": commit(),
+        "load": round(os.getloadavg()[0], 2),
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     }
+
+
+def commit() -> str:
+    """The commit of the tree that is measured, with "+" where files differ from it; empty outside of a checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        try:
+            done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return ""
+        return done.stdout.strip()
+
+    if not git("ls-files", __file__):  # the package is installed inside of somebody else's checkout
+        return ""
+    return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", ":(top)src") else "")
 
 
 def _processor() -> str:
@@ -101,6 +120,7 @@ class Cell:
         shapes: how many shapes were run.
         apart: seconds of the slowest first call with a size of 1 that the other shapes do not have.
         fallbacks: parts of the model the backend says it ran uncompiled.
+        eager_calls: calls that ran as PyTorch: their shapes were not served by a program.
         peak: greatest peak above parameters and optimiser state.
         peak_ratio: peak relative to eager's.
         launches: kernels, products, calls of PyTorch and copies of one step; launch_ratio: relative to Inductor's.
@@ -121,6 +141,7 @@ class Cell:
     shapes: int = 0
     apart: float | None = None
     fallbacks: int = 0
+    eager_calls: int = 0
     peak: int | None = None
     peak_ratio: float | None = None
     memory_method: str = ""
@@ -195,6 +216,7 @@ def cell(results: Results, model: str, backend: str, base: str = "eager") -> Cel
         shapes=max((len(r["shapes"]) + len(r["apart"]) for r in timed), default=0),
         apart=max((seconds for r in timed for seconds in r["apart_times"]), default=None),
         fallbacks=max((r["stats"].get("uncompiled", 0) for r in good), default=0),
+        eager_calls=max((r["stats"].get("eager_calls", 0) for r in timed), default=0),
         peak=peak, peak_ratio=peak / base_peak if peak is not None and base_peak and same else None,
         memory_method=counted[0]["memory_method"] if counted else "",
         launches=launched(results, model, backend), launch_ratio=per_inductor(results, model, backend),

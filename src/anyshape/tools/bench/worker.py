@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import anyshape
 from anyshape.base.errors import AnyShapeError, ConfigError
-from anyshape.frontend.api import PLAIN
 
 from . import launches, models, own, padding, single
 from .arena import predicted_and_counted
@@ -162,7 +161,7 @@ class Compiler:
         """Parts that AnyShape says it ran as PyTorch would; a second way of tracing, which it also notes, is none."""
         tell = getattr(self.compiled, "explain", None)
         noted = tell().fallbacks if callable(tell) else ()
-        return sum(one.name != "trace" or one.stage == PLAIN for one in noted)
+        return sum(one.name != "trace" for one in noted)
 
     def explain(self) -> str:
         """What the backend says about its own work; empty when it says nothing."""

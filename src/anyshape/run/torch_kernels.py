@@ -1,0 +1,130 @@
+"""Python kernels of operators (`py_impl`), which PyTorch runs in traces in place of the operators, where those compute
+something else than eager PyTorch does: inside of `eager_operators` they are set aside, or ours run instead.
+
+    softshrink          torch's is differentiated step by step: 0 * inf is NaN where the operator's gradient is 0
+    upsample_nearest    torch's takes other pixels where a factor is no whole number
+"""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from anyshape import torch_compat as compat
+
+aten = torch.ops.aten
+Kernel = Callable[..., Any]
+_POSITIONS = "_compute_upsample_nearest_indices"  # what torch's kernels for resizing share
+
+
+def _softshrink(x: torch.Tensor, lambd: Any = 0.5) -> torch.Tensor:
+    """What lies within the limits has no gradient, whatever comes from behind."""
+    most = torch.finfo(x.dtype).max
+    check = compat.need("torch._check")
+    check(0 <= lambd <= most,
+          lambda: f"lambda must be in range [0, {most}] for input dtype {x.dtype}, but found {lambd}")
+    y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # where the limit is not rounded
+    return torch.where(y.abs() > lambd, y - torch.sign(y).detach() * lambd, y.detach() * 0).to(x.dtype)
+
+
+def nearest_positions(x: torch.Tensor, output_size: Sequence[Any], scales: Sequence[float | None],
+                      exact: bool = False) -> list[torch.Tensor]:
+    """Which pixels of x: [n, channels, ...] a resizing takes, along each dim, as the CPU's kernels have it
+    (ATen/native/cpu/UpSampleKernel.cpp): numbers are float32, and the scale is 1 / factor if a factor was given."""
+    count = len(output_size)
+    of_sizes = count == 2 or (count == 3 and x.is_contiguous(memory_format=torch.channels_last_3d))
+    found = []
+    for dim, (size, factor) in enumerate(zip(output_size, scales, strict=True)):
+        given = x.shape[dim - count]
+        place = torch.arange(size, device=x.device)
+        positions = _nearest(place, size, given, factor if factor and factor > 0 else None, exact, of_sizes)
+        found.append(positions.reshape([-1] + [1] * (count - 1 - dim)))
+    return found
+
+
+def _nearest(place: torch.Tensor, size: Any, given: Any, factor: float | None, exact: bool,
+             of_sizes: bool) -> torch.Tensor:
+    """of_sizes: a dim of the same or of twice the size is resized by that, whatever the factor was."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+    whole = [times for times in (1, 2, 4, 8) if statically_known_true(size == given * times)]
+    if whole and not exact and factor in (None, float(whole[0])):
+        return place if whole[0] == 1 else place // whole[0]
+    scaled = (place.float() + 0.5 if exact else place.float()) * (given / size if factor is None else 1.0 / factor)
+    positions = scaled.to(torch.int64)
+    if factor is None:
+        return positions
+    positions = torch.minimum(positions, torch.scalar_tensor(given - 1, dtype=torch.int64, device=place.device))
+    if exact or not of_sizes:
+        return positions
+    beyond = torch.scalar_tensor(size - given, dtype=torch.int64, device=place.device)
+    size_of = torch.scalar_tensor(given, dtype=torch.int64, device=place.device)
+    return torch.where(beyond == 0, place, torch.where(beyond == size_of, place // 2, positions))
+
+
+def refuse_size_0(sizes: Sequence[Any], error: type[Exception], message: str) -> None:
+    """Raises where a size is 0; of a size that is a symbol this is a guard. Sizes that only data tell are not asked."""
+    import sympy
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+    for size in sizes:
+        if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size):
+            # not `size == 0`, which operators are answered without a guard (general_tracing)
+            size = int(bool(size.node.shape_env.evaluate_expr(sympy.Ne(size.node.expr, 0))))
+        if isinstance(size, int) and size == 0:
+            raise error(message)
+
+
+def _not_of_nothing(torchs: Kernel) -> Kernel:
+    """A resizing, which eager PyTorch refuses for images without pixels or channels."""
+    def resize(x: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+        message = f"Input and output sizes should be greater than 0, and the tensor not empty: {tuple(x.shape)}"
+        refuse_size_0(x.shape[1:], RuntimeError, message)
+        result = torchs(x, *arguments, **keywords)
+        refuse_size_0(result.shape[2:], RuntimeError, message)
+        return result
+
+    return resize
+
+
+_RESIZING = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+             "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+             "upsample_bicubic2d", "upsample_trilinear3d")
+# operator -> the kernel in place of torch's
+_OURS: dict[Any, Callable[[Kernel], Kernel]] = {
+    aten.softshrink.default: lambda torchs: _softshrink,
+    **{getattr(getattr(aten, name), overload): _not_of_nothing
+       for name in _RESIZING for overload in ("default", "vec")},
+}
+
+
+@contextlib.contextmanager
+def eager_operators() -> Iterator[None]:
+    """See the head of this file. Other threads that compile wait, for this is every thread's."""
+    decompositions = compat.get("torch._decomp.decompositions")
+    torchs = getattr(decompositions, _POSITIONS, None)
+    with compat.compile_lock(), python_kernels(_OURS):
+        if torchs is not None:
+            setattr(decompositions, _POSITIONS, nearest_positions)
+        try:
+            yield
+        finally:
+            if torchs is not None:
+                setattr(decompositions, _POSITIONS, torchs)
+
+
+@contextlib.contextmanager
+def python_kernels(changes: Mapping[Any, Callable[[Kernel], Kernel]]) -> Iterator[None]:
+    """Inside, the Python kernels of each operator are what its function makes of them, if this torch has such."""
+    found = [(op, *compat.python_kernels(op)) for op in changes] if compat.has(*compat.PYTHON_KERNELS) else []
+    before = [(kernels, chosen, dict(kernels)) for _, kernels, chosen in found]
+    for op, kernels, chosen in found:
+        kernels.update({key: changes[op](kernel) for key, kernel in kernels.items()})
+        chosen.clear()
+    try:
+        yield
+    finally:
+        for kernels, chosen, torchs in before:
+            kernels.clear()
+            kernels.update(torchs)
+            chosen.clear()

@@ -1,0 +1,37 @@
+"""`anyshape machine`: which routine does each kind of matrix product on this machine, and what was measured."""
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from anyshape.backend import limits
+from anyshape.base.config import Config
+from anyshape.run.autotune import KINDS, autotune_of
+from anyshape.run.cache import cache_of
+from anyshape.run.context import context_of
+from anyshape.run.words import does
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `main` reads."""
+    parser.add_argument("--again", action="store_true", help="measure anew, and keep what is found")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    config, target = Config.make(), limits.host()
+    tune = autotune_of(context_of(cache_of(config)), config.products_mode)
+    print(f"{limits.model()} ({target.cpu}), vectors of {target.vector_bytes} bytes, torch {torch.__version__}; "
+          f"products={config.products!r}, calibrate={config.calibrate}")
+    print(f"{'products':<20}{'by':<10}ours over the library")
+    for kind, one in KINDS.items():
+        if not does(one.dtype, lambda _: True):
+            print(f"{kind:<20}{'PyTorch':<10}-")
+            continue
+        if arguments.again:
+            tune.measure_again(kind)
+        by = "ours" if tune.ours(kind) else one.other
+        gain = tune.gain(kind) if config.products_mode == "measured" else None
+        print(f"{kind:<20}{by:<10}{'not measured' if gain is None else f'{gain:.2f}'}")
+    return 0

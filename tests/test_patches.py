@@ -1,0 +1,119 @@
+"""Torch while a program is traced: what is changed is listed, undone after any end, and no other thread sees it."""
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import anyshape
+import patched
+from anyshape.run.torch_patches import BY_TORCH, WHILE_TRACING, WHILE_TRACING_BESIDE
+
+
+def traced(during: Callable[[], None], **settings: Any) -> Any:
+    """A compiled module whose first program calls `during` before it is made."""
+    fast = anyshape.compile(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1)), **settings)
+    compiler = fast._anyshape.compilation.compiler
+
+    def compile_program(request: Any) -> Any:
+        during()
+        return compiler(request)
+
+    fast._anyshape.compilation.compiler = compile_program
+    return fast
+
+
+def finished() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "anyshape trace":
+            thread.join()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def modules_are_there() -> None:
+    traced(lambda: None)(torch.randn(3, 8))
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("end", [None, ValueError, KeyboardInterrupt])
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_trace_changes_is_listed_and_undone(background: bool, end: type[BaseException] | None) -> None:
+    seen: set[str] = set()
+
+    def during() -> None:
+        seen.update(patched.changed(before, patched.functions_of_torch()))
+        if end is not None:
+            raise end("in the middle of a trace")
+
+    before = patched.functions_of_torch()
+    fast = traced(during, background=background, strict=end is ValueError)
+    try:
+        fast(torch.randn(3, 8))
+        finished()
+        fast(torch.randn(3, 8))
+        assert end is None
+    except (anyshape.AnyShapeError, KeyboardInterrupt, torch._dynamo.exc.BackendCompilerFailed):
+        assert end is not None
+    finished()
+    listed = WHILE_TRACING.keys() | BY_TORCH.keys() | (WHILE_TRACING_BESIDE.keys() if background else set())
+    assert seen
+    assert seen - listed == set()
+    assert patched.changed(before, patched.functions_of_torch()) == set()
+
+
+def test_other_threads_draw_and_seed_while_one_traces() -> None:
+    underway, go_on = threading.Event(), threading.Event()
+
+    def during() -> None:
+        if not underway.is_set():
+            underway.set()
+            go_on.wait(60)
+
+    fast = traced(during, background=True)
+    fast(torch.randn(3, 8))
+    assert underway.wait(60)
+    try:
+        torch.manual_seed(5)
+        expected = torch.randn(4)
+        state = torch.random.get_rng_state()
+        torch.manual_seed(5)
+        assert torch.equal(torch.randn(4, generator=torch.random.default_generator), expected)
+        following = torch.randn(4)
+        torch.random.set_rng_state(state)
+        assert torch.equal(torch.randn(4), following)
+        with torch.random.fork_rng():
+            torch.randn(7)
+        torch.random.set_rng_state(state)
+        go_on.set()
+        finished()
+        assert torch.equal(torch.randn(4), following)  # what the trace saved is not put back
+    finally:
+        go_on.set()
+        finished()
+
+
+def test_calls_of_compiled_functions_do_not_wait_for_a_trace_beside() -> None:
+    underway, go_on = threading.Event(), threading.Event()
+
+    def during() -> None:
+        underway.set()
+        go_on.wait(60)
+
+    other = torch.compile(lambda x: x * 2, backend="eager")
+    other(torch.randn(3))
+    fast = traced(during, background=True)
+    fast(torch.randn(3, 8))
+    try:
+        assert underway.wait(60)
+        started = time.monotonic()
+        other(torch.randn(3))
+        fast(torch.randn(3, 8))
+        assert time.monotonic() - started < 30
+    finally:
+        go_on.set()
+        finished()
