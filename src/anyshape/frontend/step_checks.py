@@ -66,8 +66,7 @@ class StepSettings:
         if not callable(self.loss_fn):
             raise ConfigError(f"anyshape.train_step got a {type(self.loss_fn).__name__} for loss_fn",
                               why="it is a function of the model and a batch", do="pass such a function")
-        if isinstance(self.loss_fn, torch.nn.modules.loss._Loss) or \
-                getattr(self.loss_fn, "__module__", "") == "torch.nn.functional":
+        if getattr(self.loss_fn, "__module__", "") in ("torch.nn.modules.loss", "torch.nn.functional"):
             name = getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__)
             raise ConfigError(f"anyshape.train_step got {name} for loss_fn",
                               why="it compares results with targets, and does not call the model",
