@@ -25,6 +25,8 @@ from anyshape.run.torch_random import has_effect
 
 REASON = "a gradient is differentiated again (create_graph=True), which PyTorch does, from the call's inputs on"
 DO = "take the first derivative inside of the compiled function (torch.autograd.grad), which compiles both"
+OLD = "its results depend on the old value of a tensor that it changes, which is too large to be copied at each call"
+MOST_COPIED = 1 << 16  # bytes of old values, in each call
 NODE = "CompiledFunctionBackward"
 
 
@@ -77,12 +79,11 @@ class Second:
         output = forward.graph.output_node()
         written = [node for node in written_inputs(forward, output) if node in inputs]
         self.written = frozenset(inputs.index(node) for node in written)
+        self.old = tuple(inputs.index(node) for node in written if _reaches(node, output))
         self.draws = _draws(forward)
         self.reason = ""
         if not as_given or len(inputs) != len(gm.graph.find_nodes(op="placeholder")):
             self.reason = "the function changes inputs that have gradients, or returns views that share memory"
-        elif any(_reaches(node, output) for node in written):
-            self.reason = "its results depend on the old value of a tensor that it changes"
         elif backward is not None and _draws(backward):
             self.reason = "its backward draws random numbers, or has operators that do not say what they do"
         self.checked = tuple(index for index, node in enumerate(gm.graph.find_nodes(op="placeholder"))
@@ -92,10 +93,14 @@ class Second:
         """What a call of these inputs keeps; asked before it runs."""
         if not self.keeps or self.reason:
             return None
+        if self.old and sum(inputs[index].nbytes for index in self.old) > MOST_COPIED:
+            return None
         try:
             versions = tuple([inputs[index]._version for index in self.checked])
         except RuntimeError:  # made under inference_mode, they do not count
             versions = self.versions(inputs)
+        if self.old:
+            inputs = [value.detach().clone() if index in self.old else value for index, value in enumerate(inputs)]
         return Kept(tuple(inputs), versions, torch.random.get_rng_state() if self.draws else None)
 
     def versions(self, inputs: Sequence[Any]) -> tuple[int, ...]:
@@ -128,15 +133,17 @@ class Second:
             return
         places = [index for index, one in enumerate(inputs) if isinstance(one, torch.Tensor)]
         held: list[Kept | None] = [kept]
+        count = len(outputs)
 
         def differentiable(gradients: Sequence[Any], tangents: Sequence[Any]) -> Any:
             if not torch.is_grad_enabled():
                 if not torch_api.keeps_graph():
                     held[0] = None
                 return None
-            if len(gradients) != len(places) and not self.reason:
-                self.reason = "torch's wrapper gives it other inputs than the call's"
-            return self.differentiable(held[0], gradients, places if held[0] is not None else (), tangents)
+            if len(gradients) != len(places) or len(tangents) != count:
+                self.reason = self.reason or "torch's wrapper gives it other inputs than the call's"
+                held[0] = None
+            return self.differentiable(held[0], gradients, places, tangents)
 
         nodes[0].register_hook(differentiable)
 
@@ -148,7 +155,6 @@ class Second:
 
     def plain(self, inputs: Sequence[Any]) -> Any:
         """A call that runs as PyTorch from the forward on."""
-        refuse(self.compilation.config, self.reason, DO)
         note(self.compilation, f"it is differentiated twice, and {self.reason}", DO)
         return self.run(inputs)
 
@@ -161,10 +167,10 @@ class Second:
             AnyShapeError: an input was changed since.
         """
         refuse(self.compilation.config, REASON, DO)
-        if self.reason or kept is None:
-            self.as_pytorch = True
+        if kept is None:
+            self.as_pytorch, self.reason = True, self.reason or OLD
             raise Unsupported("the gradients of this compiled function cannot be differentiated (create_graph=True)",
-                              why=self.reason or "what the call was given is not kept",
+                              why=self.reason,
                               do=f"run the step again: from now on its calls run as PyTorch; or {DO}")
         if self.versions(kept.inputs) != kept.versions:
             raise AnyShapeError("a gradient cannot be differentiated again",
