@@ -242,6 +242,13 @@ def training_runtime() -> TrainingRuntime | None:
         detached=tuple(i for i, info in enumerate(metadata.input_info) if info.requires_grad and not info.is_leaf))
 
 
+def returns_as_given() -> bool:
+    """Asked while AOTAutograd compiles the forward of a pair: whether the outputs of its function of autograd are those
+    of the graph, and no others."""
+    metadata = getattr(compat.need("torch._guards.TracingContext").try_get(), "fw_metadata", None)
+    return metadata is not None and not (metadata.num_mutated_inp_runtime_indices or metadata.num_intermediate_bases)
+
+
 def tangent_of(gradient: Any, layout: Any, index: int) -> Any:
     """A gradient that came in, in the layout of the trace, as AOTAutograd makes it.
 
