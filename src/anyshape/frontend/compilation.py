@@ -155,6 +155,16 @@ class Compilation:
             self.captures.append(Capture(*self.tracing, sizes))
             return self.graphs - 1
 
+    def capture_of(self, name: str) -> Capture:
+        """The captured graph that the program of this name was made of."""
+        number = name.partition(".")[0]
+        known = number.isdigit() and int(number) < len(self.captures)
+        return self.captures[int(number)] if known else Capture("", "", "", ())
+
+    def names_of(self, name: str) -> dict[str, str]:
+        """What the report, `explain`, `memory` and errors call the sizes of a program: symbol of the trace -> name."""
+        return {old: said for old, _, said in self.capture_of(name).sizes}
+
     def next_update(self, number: int, reason: str) -> int:
         """The number of another update behind the captured graph `number`, as of a captured graph of its own."""
         with self.lock:
