@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import anyshape
+from anyshape.base.errors import LimitError, Unsupported
 from anyshape.frontend.absent import less
 from anyshape.passes.pipeline import DOOR
 from anyshape.run import torch_api
@@ -245,7 +246,7 @@ def test_gradients_have_no_gradients(limited: tuple[Language, Callable]) -> None
     module, run = limited
     found = torch.autograd.grad(run(tokens_of())[0], list(module.parameters()), create_graph=True)
     assert same([one.detach() for one in found], gradients(run, module, tokens_of()))
-    with pytest.raises(RuntimeError, match="double backward"):
+    with pytest.raises((LimitError, Unsupported), match="differentiated again"):
         found[0].sum().backward()
 
 

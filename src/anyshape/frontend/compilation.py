@@ -127,6 +127,7 @@ class Compilation:
         prepared: by name, backwards that were compiled with their forward, before torch asks for them.
         held: what tapes keep, of all its programs.
         step: what its graphs, which are train steps with the backward inside, do with gradients; None for others.
+        fixed: sizes of inputs that a trace took as numbers, such as L['x'].size()[0], each with the line that asked.
         tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
     """
     config: Config
@@ -140,6 +141,7 @@ class Compilation:
     held: Held = field(default_factory=Held)
     step: Any = None
     graphs: int = 0
+    fixed: dict[str, str] = field(default_factory=dict)
     tracing: tuple[str, str, str] = ("", "", "backend")
     lock: Any = field(default_factory=threading.Lock)
 

@@ -25,6 +25,7 @@ from anyshape.frontend.gradients import detached, point_at_forward
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
+from anyshape.frontend.second import Second, with_second
 from anyshape.frontend.step_checks import warn_of_inputs
 from anyshape.frontend.step_halves import HalvesProgram, step_halves
 from anyshape.frontend.step_program import StepProgram
@@ -76,6 +77,7 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         check_nested(compilation.config)
         return _as_pytorch(gm, compilation, NESTED, "use padded tensors")
     number = compilation.next_graph(size_names(gm))
+    captured = gm
     gm = derivatives(_recognised(gm, compilation, number))
     if compilation.step is not None:
         warn_of_inputs(gm)
@@ -90,6 +92,9 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         inference=inference,
         partition=lambda joint, inputs, **more: partition_with_tape(joint, inputs, halves, **more),
         decompositions=decompositions.table())
+    if pair.forward is not None:
+        pair.second = Second(captured, halves, pair.as_given, compilation)
+        wrapped = with_second(wrapped, pair.second)
     if DOOR in compilation.config.disabled():
         return wrapped
     flat = inference.flat(len(example_inputs)) or pair.flat(wrapped)
@@ -170,7 +175,7 @@ def _compile_forward(compilation: Compilation, number: int, pair: Pair, gm: Grap
     if compilation.step is not None:  # all its gradients are taken inside of it
         raise Unsupported("PyTorch would differentiate the step once more",
                           why="the model changes one of its weights while it runs")
-    pair.runtime = torch_door.training_runtime()
+    pair.runtime, pair.as_given = torch_door.training_runtime(), torch_door.returns_as_given()
     pair.forward = _compile_half(compilation, number, pair.halves, "forward", gm, example_inputs, not pair.is_plain())
     return pair.forward
 

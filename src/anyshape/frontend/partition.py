@@ -95,7 +95,7 @@ def _is_symbolic(node: Any) -> bool:
 
 def _copy_overwritten(forward: GraphModule, output: Node, saved: list[Any]) -> list[Any]:
     """Saves a copy of what shares memory with an input that this call overwrites: the backward needs the old value."""
-    overwritten = {_storage(node) for node in _written_inputs(forward, output)} - {None}
+    overwritten = {_storage(node) for node in written_inputs(forward, output)} - {None}
     kept = []
     for node in saved:
         if _storage(node) in overwritten:
@@ -111,7 +111,7 @@ def _last_placeholder(forward: GraphModule) -> Node:
     return [node for node in forward.graph.nodes if node.op == "placeholder"][-1]
 
 
-def _written_inputs(forward: GraphModule, output: Node) -> list[Node]:
+def written_inputs(forward: GraphModule, output: Node) -> list[Node]:
     """Inputs that the graph writes (`copy_`), or that AOTAutograd writes from an output after the call."""
     inputs = [node for node in forward.graph.nodes if node.op == "placeholder"]
     written = [node.args[0] for node in forward.graph.nodes if node.target == torch.ops.aten.copy_.default]

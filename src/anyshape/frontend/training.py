@@ -21,9 +21,10 @@ from anyshape.frontend.absent import less
 from anyshape.frontend.compilation import Boxed, Compilation
 from anyshape.frontend.partition import Halves
 from anyshape.frontend.program import NativeProgram
+from anyshape.frontend.second import Second
 from anyshape.passes.pipeline import DOOR
 from anyshape.road import rebuilt
-from anyshape.run import torch_door
+from anyshape.run import torch_api, torch_door
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.executable import Executable
 from anyshape.torch_compat import aten
@@ -49,6 +50,8 @@ class Pair:
         self.forward: Boxed | None = None
         self.backward: Boxed | None = None
         self.runtime: torch_door.TrainingRuntime | None = None
+        self.as_given = False
+        self.second: Second | None = None
         self.without: dict[tuple[int, ...], Without] = {}
         self.lock = threading.Lock()
 
@@ -56,14 +59,15 @@ class Pair:
         """The pair over flat inputs, or None when it needs AOTAutograd's wrapper. Calls that are not plain
         training calls go to `wrapped`, and all until there is a backward: the first one has torch compile its program,
         where that was not compiled with the forward."""
-        if self.forward is None or self.runtime is None or not self.is_plain():
+        second = self.second
+        if self.forward is None or self.runtime is None or second is None or not self.is_plain():
             return None
-        apply = torch_door.plain_apply(_function(self, self.forward, self.runtime))
+        apply = torch_door.plain_apply(_function(self, self.forward, self.runtime, second))
         hint, hints = torch_door.hint_dynamic, self.runtime.hints
         usual = torch_door.plain_training
 
         def boxed(inputs: Sequence[Any]) -> Any:
-            if self.backward is None or not usual():
+            if self.backward is None or second.as_pytorch or not usual():
                 return wrapped(*inputs)
             outputs = apply(*inputs)
             for index, dims in hints:
@@ -136,17 +140,19 @@ def _native(program: Boxed) -> NativeProgram | None:
     return found if isinstance(found, NativeProgram) else None
 
 
-def _function(pair: Pair, forward_program: Boxed,
-              runtime: torch_door.TrainingRuntime) -> type[torch.autograd.Function]:
+def _function(pair: Pair, forward_program: Boxed, runtime: torch_door.TrainingRuntime,
+              second: Second) -> type[torch.autograd.Function]:
     """The function of autograd of one pair. Its name is AOTAutograd's, for people see it in `grad_fn`."""
     constant, views, tangents = runtime.constant, runtime.views, runtime.tangents
     check, steady = torch_door.check_backward, runtime.steady
+    keep, keeps_graph = second.keep, torch_api.keeps_graph
 
     class CompiledFunction(torch.autograd.Function):
         boxed_grads_call = True  # gradients come as a list, so that each can go after its last use
 
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
+            ctx.kept = keep(inputs)
             outputs = list(forward_program(list(inputs)))
             ctx.tape = outputs.pop()
             ctx.set_materialize_grads(False)  # zeros as large as an output that nobody used
@@ -161,6 +167,9 @@ def _function(pair: Pair, forward_program: Boxed,
         def backward(ctx: Any, *given: Any) -> Any:
             check(steady)
             gradients = given[0] if len(given) == 1 and type(given[0]) is list else list(given)
+            given = tuple(gradients) if torch.is_grad_enabled() else ()
+            if not (given or keeps_graph()):
+                ctx.kept = None
             program: Any = pair.backward
             absent = tuple([number for number, (index, _) in enumerate(tangents) if gradients[index] is None])
             stand_ins: Mapping[int, torch.Tensor] = {}
@@ -176,29 +185,12 @@ def _function(pair: Pair, forward_program: Boxed,
                        torch_door.tangent_of(gradients[index], layout, number)
                        for number, (index, layout) in enumerate(tangents)]
             gradients.clear()
-            del given
             context = torch_door.callers_context()
             run: Any = program if context is None else functools.partial(context.run, program)
-            if torch.is_grad_enabled():
-                return _once(run, inputs)
-            return tuple(run(inputs))
+            if not given:
+                return tuple(run(inputs))
+            with torch.no_grad():
+                found = run(inputs)
+            return second.differentiable(ctx.kept, found, range(len(ctx.needs_input_grad)), given)
 
     return CompiledFunction
-
-
-def _once(run: Boxed, inputs: list[Any]) -> Any:
-    """The gradients as something that cannot be differentiated again, for `create_graph=True`."""
-
-    class CompiledFunctionBackward(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *_operands: Any) -> Any:
-            return tuple(run(inputs))
-
-        @staticmethod
-        def backward(ctx: Any, *_gradients: Any) -> Any:
-            raise RuntimeError("torch.compile with aot_autograd does not currently support double backward")
-
-    operands = [value for value in inputs if isinstance(value, torch.Tensor)]
-    if not any(value.requires_grad for value in operands):
-        operands.append(torch.empty(0, requires_grad=True))  # so that the gradients have a history, which refuses
-    return CompiledFunctionBackward.apply(*operands)

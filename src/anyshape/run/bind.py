@@ -16,6 +16,8 @@ from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from anyshape.run.kinds import refused
 from anyshape.sym.expr import Size, coefficient_of, evaluate, symbol, symbols_of
 
+_NUMBERED = re.compile(r"(primals|tangents|arg\d+)_\d+$")  # names of torch for inputs, which say nothing to a user
+
 
 @dataclass(frozen=True, slots=True)
 class _Source:
@@ -172,13 +174,14 @@ def failed_check(name: str, step: Step, code: int) -> AnyShapeError:
     found = [(str(operand), where) for op, operand, where in getattr(step, "checks", ())
              if (op == "divisor") == (code == DIVISOR)]
     where = "; ".join(dict.fromkeys(where for _, where in found if where)) or getattr(step, "where", "")
-    operands = ", ".join(dict.fromkeys(operand for operand, _ in found))
+    names = list(dict.fromkeys(name for name, _ in found if name and not _NUMBERED.match(name)))
+    operands = f" ({', '.join(names)})" if names else ""
     if code == DIVISOR:
         return DivisionError(f"ZeroDivisionError: whole numbers are divided by 0 in {name}", where=where,
-                             why=f"an element of the divisor ({operands}) is 0",
+                             why=f"an element of the divisor{operands} is 0",
                              do="check the divisor, or divide floating-point numbers")
     return IndexRangeError(f"an index is out of range in {name}", where=where,
-                           why=f"an element of an index tensor ({operands}) is not below the size of the dim that it "
+                           why=f"an element of an index tensor{operands} is not below the size of the dim that it "
                                "selects from (or is below minus that size)",
                            do="check the values of the index tensor, for example token numbers against the size of the "
                               "vocabulary")

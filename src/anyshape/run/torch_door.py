@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from anyshape import torch_compat as compat
+from anyshape.run import torch_api
 from anyshape.run.kinds import plain_gradient
 
 DROPPED = ("torch._dynamo.guards.GuardManagerWrapper", "torch._dynamo.guards.DeletedGuardManagerWrapper",
@@ -79,11 +80,14 @@ def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
     return getattr(guards, "root", guards).check  # type: ignore[no-any-return]
 
 
-def failed_guards(code: Any, frame_locals: dict[str, Any]) -> list[list[str]]:
-    """The guards by which each program that Dynamo holds for `code` refuses a frame with these locals; the nearest
-    program's first."""
-    answers = [guards.check_verbose(frame_locals) for guards, _ in cached_programs(code)
-               if guards.cache_entry is not None]
+def failed_guards(code: Any, frame_locals: dict[str, Any], callback: Any) -> list[list[str]]:
+    """The guards by which each program that Dynamo holds for `code` and made with `callback` (the `inner` of
+    `torch_api.dynamo_compile`) refuses a frame with these locals; the nearest program's first."""
+    all_of = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
+    backend = torch_api.backend_of(callback)
+    entries = [] if all_of is None else [entry for entry in all_of(code) if entry.backend is backend]
+    answers = [entry.guard_manager.check_verbose(frame_locals) for entry in entries
+               if entry.guard_manager.cache_entry is not None]
     refused = sorted((one for one in answers if not one.result), key=lambda one: -one.num_guards_executed)
     return [list(one.verbose_code_parts) for one in refused]
 
@@ -236,6 +240,13 @@ def training_runtime() -> TrainingRuntime | None:
         steady=metadata.deterministic is not None and not metadata.deterministic,
         inputs=len(metadata.input_info), outputs=len(metadata.output_info),
         detached=tuple(i for i, info in enumerate(metadata.input_info) if info.requires_grad and not info.is_leaf))
+
+
+def returns_as_given() -> bool:
+    """Asked while AOTAutograd compiles the forward of a pair: whether the outputs of its function of autograd are those
+    of the graph, and no others."""
+    metadata = getattr(compat.need("torch._guards.TracingContext").try_get(), "fw_metadata", None)
+    return metadata is not None and not (metadata.num_mutated_inp_runtime_indices or metadata.num_intermediate_bases)
 
 
 def tangent_of(gradient: Any, layout: Any, index: int) -> Any:
