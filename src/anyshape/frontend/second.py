@@ -91,7 +91,7 @@ class Second:
         if self.limited:  # what only this call holds goes when it would go
             return (tuple([one if isinstance(one, torch.Tensor) and one.is_leaf else None for one in inputs]),
                     None, None)
-        if not self.keeps or self.old and sum([inputs[index].nbytes for index in self.old]) > MOST_COPIED:
+        if not self.keeps or (self.old and sum([inputs[index].nbytes for index in self.old]) > MOST_COPIED):
             return inputs, None, None
         try:
             versions = tuple([inputs[index]._version for index in self.checked])
