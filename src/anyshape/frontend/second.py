@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -30,14 +30,10 @@ MOST_COPIED = 1 << 16  # bytes of old values, in each call
 NODE = "CompiledFunctionBackward"
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What one call keeps. versions: of the tensors that are checked; random: the generator's state, for graphs that
-    draw."""
-
-    inputs: tuple[Any, ...]
-    versions: tuple[int, ...]
-    random: torch.Tensor | None
+# What one call keeps, as a tuple, which is quick to make: its inputs (those that have gradients at least; all of them
+# where the graph can run again), the versions of the tensors that are checked (None where it cannot), and the
+# generator's state, for graphs that draw.
+Kept: TypeAlias = tuple[tuple[Any, ...], tuple[int, ...] | None, torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,7 @@ class First:
     """One backward whose gradients have a history.
 
     Args:
-        kept: None where PyTorch may not run it again.
+        kept: of the call; None where torch's wrapper gives the function other inputs.
         places: of the inputs for which it has gradients.
         operands: which inputs are differentiated.
         tangents: of which outputs there are gradients.
@@ -71,7 +67,7 @@ class Second:
         self.graph, self.held = _bare(gm)
         self.module: GraphModule | None = None
         self.casts = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
-        self.keeps = not (compilation.config.strict or compilation.config.limited)
+        self.limited = compilation.config.limited
         self.as_pytorch = False  # from the forward on
         forward, backward = halves.forward, halves.backward
         assert forward is not None
@@ -86,22 +82,25 @@ class Second:
             self.reason = "the function changes inputs that have gradients, or returns views that share memory"
         elif backward is not None and _draws(backward):
             self.reason = "its backward draws random numbers, or has operators that do not say what they do"
+        self.keeps = not (self.reason or compilation.config.strict)
         self.checked = tuple(index for index, node in enumerate(gm.graph.find_nodes(op="placeholder"))
                              if isinstance(node.meta.get("example_value"), torch.Tensor) and index not in self.written)
 
-    def keep(self, inputs: Sequence[Any]) -> Kept | None:
+    def keep(self, inputs: tuple[Any, ...]) -> Kept:
         """What a call of these inputs keeps; asked before it runs."""
-        if not self.keeps or self.reason:
-            return None
-        if self.old and sum(inputs[index].nbytes for index in self.old) > MOST_COPIED:
-            return None
+        if self.limited:  # what only this call holds goes when it would go
+            return (tuple([one if isinstance(one, torch.Tensor) and one.is_leaf else None for one in inputs]),
+                    None, None)
+        if not self.keeps or (self.old and sum([inputs[index].nbytes for index in self.old]) > MOST_COPIED):
+            return inputs, None, None
         try:
             versions = tuple([inputs[index]._version for index in self.checked])
         except RuntimeError:  # made under inference_mode, they do not count
             versions = self.versions(inputs)
         if self.old:
-            inputs = [value.detach().clone() if index in self.old else value for index, value in enumerate(inputs)]
-        return Kept(tuple(inputs), versions, torch.random.get_rng_state() if self.draws else None)
+            inputs = tuple([value.detach().clone() if index in self.old else value
+                            for index, value in enumerate(inputs)])
+        return inputs, versions, torch.random.get_rng_state() if self.draws else None
 
     def versions(self, inputs: Sequence[Any]) -> tuple[int, ...]:
         return tuple([torch_api.version_of(inputs[index]) for index in self.checked])
@@ -114,7 +113,7 @@ class Second:
             gradients: for the inputs at `places`.
             tangents: what the backward was given, for each output of the graph; None for those without a gradient.
         """
-        inputs = kept.inputs if kept is not None else ()
+        inputs = kept[0] if kept is not None else ()
         operands = tuple(index for index in places if inputs and isinstance(inputs[index], torch.Tensor)
                          and inputs[index].requires_grad)
         present = tuple(index for index, one in enumerate(tangents) if one is not None)
@@ -124,7 +123,7 @@ class Second:
             given.append(torch.empty(0, requires_grad=True))  # so that they have a history, which refuses
         return _Again.apply(first, tuple(gradients), *given)  # type: ignore[no-any-return]
 
-    def hook(self, kept: Kept | None, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    def hook(self, kept: Kept, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Has the function of autograd that torch's wrapper applied give such gradients."""
         before = {one.grad_fn for one in inputs if isinstance(one, torch.Tensor)}
         nodes = [one.grad_fn for one in outputs if isinstance(one, torch.Tensor) and one.grad_fn is not None
@@ -167,12 +166,12 @@ class Second:
             AnyShapeError: an input was changed since.
         """
         refuse(self.compilation.config, REASON, DO)
-        if kept is None:
+        if kept is None or kept[1] is None:
             self.as_pytorch, self.reason = True, self.reason or OLD
             raise Unsupported("the gradients of this compiled function cannot be differentiated (create_graph=True)",
                               why=self.reason,
                               do=f"run the step again: from now on its calls run as PyTorch; or {DO}")
-        if self.versions(kept.inputs) != kept.versions:
+        if self.versions(kept[0]) != kept[1]:
             raise AnyShapeError("a gradient cannot be differentiated again",
                                 why="one of the variables needed for gradient computation has been modified by an "
                                     "inplace operation: an input of the compiled function, or a weight",
@@ -184,9 +183,10 @@ class Second:
     def as_then(self, kept: Kept) -> Iterator[None]:
         """Inside, autograd records, and autocast and the generator are as they were in the call."""
         enabled, dtype = self.casts
-        now = None if kept.random is None else torch.random.get_rng_state()
-        if kept.random is not None:
-            torch.random.set_rng_state(kept.random)
+        random = kept[2]
+        now = None if random is None else torch.random.get_rng_state()
+        if random is not None:
+            torch.random.set_rng_state(random)
         try:
             with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=enabled, cache_enabled=False):
                 yield
@@ -227,7 +227,7 @@ def _differentiated(first: First, kept: Kept, operands: Sequence[torch.Tensor], 
     with second.as_then(kept):
         own = [one if not one.requires_grad else one.view_as(one) if again else one.detach().requires_grad_()
                for one in operands]
-        inputs = [one.detach().clone() if index in second.written else one for index, one in enumerate(kept.inputs)]
+        inputs = [one.detach().clone() if index in second.written else one for index, one in enumerate(kept[0])]
         for index, one in zip(first.operands, own[:count], strict=True):
             inputs[index] = one
         outputs = second.run(inputs)
@@ -248,7 +248,7 @@ def _differentiated(first: First, kept: Kept, operands: Sequence[torch.Tensor], 
 def with_second(wrapped: Callable[..., Any], second: Second) -> Callable[..., Any]:
     """What torch's wrapper made of the graph, whose gradients can be differentiated."""
     usual = torch_door.plain_training
-    limited = second.compilation.config.limited  # a hook would keep what the backward is given while it runs
+    limited = second.limited  # a hook would keep what the backward is given while it runs
 
     def run(*inputs: Any) -> Any:
         if second.as_pytorch:
