@@ -22,7 +22,6 @@ from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-from anyshape.frontend.api import PLAIN
 from anyshape.frontend.split import SplitProgram
 from comparing import differs, no_worse
 from roads import compilation_of, compiled
@@ -224,7 +223,7 @@ def check_sample(op: Any, sample: Sample, outcome: Outcome, gradients: bool, dyn
     for kind, tensors in variants(sample, op.name):
         try:
             done += compare(sample, fast, tensors, gradients, undefined)
-            plain, before = sum(item.stage == PLAIN for item in compilation_of(fast).fallbacks), plain
+            plain, before = sum(compilation_of(fast).eager.values()), plain
             if plain > before and kind not in outcome.plain:
                 outcome.plain.append(kind)
         except Wrong as error:

@@ -298,3 +298,32 @@ def test_threads_compile_at_once():
     assert not wrong, wrong[0]
     for (owner, name), value in zip(patched, before, strict=True):
         assert getattr(owner, name) is value, f"{name} stays changed"
+
+
+LARGEST = {
+    "max": lambda x: x.max(), "max of a dim": lambda x: x.max(1)[0], "min of a dim": lambda x: x.min(0)[1],
+    "amax": lambda x: x.amax(1), "argmax": lambda x: x.argmax(1), "argmin": lambda x: x.argmin(),
+    "median": lambda x: x.median(), "median of a dim": lambda x: x.median(1)[0], "sum": lambda x: x.sum(1),
+    "aminmax": lambda x: torch.stack(torch.aminmax(x)), "logsumexp": lambda x: x.logsumexp(1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_of_nothing(name: str) -> None:
+    """Refused where eager refuses it, as the first call and in an old program; nothing ends the process."""
+    function = LARGEST[name]
+
+    def outcome(run, x):
+        try:
+            return run(x).tolist()
+        except (RuntimeError, IndexError):
+            return "refused"
+
+    for first in ([(4, 5)], []):
+        torch._dynamo.reset()
+        fast = anyshape.compile(function)
+        for shape in [*first, (2, 0), (0, 3), (0, 0), (1, 0), (2, 3)]:
+            x = torch.arange(float(shape[0] * shape[1])).reshape(shape)
+            wanted, found = outcome(function, x), outcome(fast, x)
+            near = wanted != "refused" and found == pytest.approx(wanted, nan_ok=True)
+            assert found == wanted or near, (shape, found)

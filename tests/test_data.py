@@ -172,9 +172,9 @@ def test_statistics_of_one_number_run_as_plain_pytorch():
         return torch.native_batch_norm(x, None, None, means, squares, True, 0.1, 1e-5)[0]
     fast = anyshape.compile(function)
     agree(function, fast, torch.randn(3, 4))
-    with pytest.warns(FallbackWarning, match="torch's tracer refuses"):
+    with pytest.warns(FallbackWarning, match="tracer refuses"):
         agree(function, fast, torch.randn(1, 1))
-    assert "plain PyTorch" in str(fast.explain())
+    assert "tracer refuses" in fast.explain().eager[0][0]
     programs = len(fast.programs)
     agree(function, fast, torch.randn(5, 2))
     assert len(fast.programs) == programs
@@ -628,7 +628,7 @@ def test_whole_numbers_are_not_divided_by_zero(name):
                     expected = function(a, d)
                 except RuntimeError as error:
                     assert str(error) == "ZeroDivisionError"
-                    with pytest.raises(ZeroDivisionError, match=r"(?s)ZeroDivisionError.*test_data\.py.*divisor \("):
+                    with pytest.raises(ZeroDivisionError, match=r"(?s)ZeroDivisionError.*test_data\.py.*divisor"):
                         fast(a, d)
                 else:
                     torch.testing.assert_close(fast(a, d), expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import random
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import anyshape
 from anyshape.base.errors import AnyShapeError, ConfigError
+from anyshape.frontend.deferral import MOST
 from anyshape.frontend.dynamo import FallbackWarning
 
 
@@ -315,6 +317,84 @@ def test_the_settings_are_switches() -> None:
         anyshape.compile(torch.relu, background="yes")
     with pytest.raises(ConfigError):
         anyshape.compile(torch.relu, defer=2.0)
+
+
+# ---- a program for each number
+
+
+def rows(x: Tensor, y: Tensor) -> Tensor:
+    total = x * 2
+    for row in y:  # as many operators as there are rows
+        total = total + row
+    return total
+
+
+def test_a_program_for_each_number_waits_and_is_warned_of_once() -> None:
+    model = anyshape.compile(rows, defer=True)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", FallbackWarning)
+        for n in range(2, 12):
+            x, y = torch.randn(3, 4), torch.randn(n, 4)
+            torch.testing.assert_close(model(x, y), rows(x, y))
+    assert len(model.programs) == 1
+    (warning,) = said
+    assert "dim 0 of y" in str(warning.message) and "for row in y" in str(warning.message)
+    assert "9 calls ran as PyTorch" in " ".join(str(model.explain()).split())
+
+
+def test_programs_for_each_number_are_few_though_each_pays() -> None:
+    model = anyshape.compile(rows, defer=True)
+    for n in range(2, 30):
+        x, y = torch.randn(3, 4), torch.randn(n, 4)
+        torch.testing.assert_close(model(x, y), rows(x, y))
+        model._anyshape.deferral.cost = 1e-9
+    assert len(model.programs) == 1 + MOST
+    assert "no more will be" in " ".join(str(model.explain()).split())
+
+
+def test_a_train_step_does_not_compile_in_every_step() -> None:
+    """A loss that goes over the objects of each image."""
+    def loss(model: Any, x: Tensor, targets: list[Tensor]) -> Any:
+        found = model(x)
+        total = found.sum() * 0
+        for segment, masks in zip(found, targets, strict=True):
+            for mask in masks:
+                total = total + (segment[..., :mask.shape[0]] - mask).square().mean()
+        return total
+
+    torch.manual_seed(0)
+    modules = [nn.Linear(8, 8)]
+    modules.append(copy.deepcopy(modules[0]))
+    step, other = (torch.optim.SGD(one.parameters(), lr=0.1) for one in modules)
+    step = anyshape.train_step(modules[0], loss, step, defer=True)
+    for first, second in ((3, 2), (2, 4), (5, 2), (4, 3), (2, 2), (6, 5)):
+        x, targets = torch.randn(2, 8), [torch.randn(first, 5), torch.randn(second, 7)]
+        wanted = loss(modules[1], x, targets)
+        wanted.backward()
+        other.step()
+        other.zero_grad()
+        torch.testing.assert_close(step(x, targets), wanted.detach())
+    torch.testing.assert_close(modules[0].weight, modules[1].weight)
+    assert step.compilation.graphs == 1
+
+
+def test_a_number_that_a_module_counts_takes_one_more_program() -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return x * 2 + self.count
+
+    module = Counter()
+    model = compiled(module)
+    for count in range(1, 9):
+        x = torch.randn(count, 3)
+        torch.testing.assert_close(model(x), x * 2 + count)
+        assert module.count == count
+    assert len(model.programs) == 2
 
 
 # ---- what only a first call does

@@ -261,3 +261,20 @@ def test_numbers_beside_half_precision(dtype: torch.dtype) -> None:
         assert one.dtype == wanted.dtype
         close = (one.double() - wanted.double()).abs() <= bound * wanted.double().abs()
         assert close.all(), (name, x[~close].tolist(), one[~close].tolist(), wanted[~close].tolist())
+
+
+@pytest.mark.parametrize("incoming", [torch.int64, torch.float32, torch.bfloat16], ids=str)
+def test_dtypes_of_gradients_of_mixed_dtypes(incoming: torch.dtype) -> None:
+    """Of operators that are called with a gradient of another dtype than the input's, in one program."""
+    aten = torch.ops.aten
+    table = {
+        "threshold": lambda g, x: aten.threshold_backward(g, x, 0.5), "mish": lambda g, x: aten.mish_backward(g, x),
+        "mse": lambda g, x: aten.mse_loss_backward(g, x, x * 2, 0),
+        "smooth_l1": lambda g, x: aten.smooth_l1_loss_backward(g, x, x * 2, 0, 1.0),
+        "soft_margin": lambda g, x: aten.soft_margin_loss_backward(g, x, x.sign(), 0),
+    }
+    for dtype in (torch.float32, torch.float16):
+        given = (torch.tensor([1, 2, 3, 0]).to(incoming), torch.tensor([0.0, 1.0, -1.0, 2.0], dtype=dtype))
+        names = [name for name, function in table.items() if not refuses(function, given)]
+        for name, one in zip(names, compiled([table[name] for name in names], 2)(*given), strict=True):
+            torch.testing.assert_close(one, table[name](*given), rtol=1e-2, atol=1e-3)

@@ -156,4 +156,4 @@ def test_strides_that_the_host_does_not_take_are_pytorchs(fallback: Any) -> None
         ends = torch.tensor([3, 20, 30], dtype=torch.int32)
         close(fast(x, weights, ends), product(x.double(), weights.double(), ends), BOUNDS[dtype])
     types = (((30, 20), (80, 2)), ((3, 20, 17), (2040, 102, 3)), ((3,), (1,)), ((30, 17), (17, 1)))
-    assert grouped._words("grouped", "f64", 4, types) is None
+    assert grouped._words(lambda _: True, "grouped", "f64", 4, types) is None

@@ -1,9 +1,14 @@
 """Promises to users, tried with hostile use: nothing is wrong, nothing is silent, nothing is left behind."""
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import anyshape
+from anyshape import torch_compat
 from anyshape.base.errors import AnyShapeError
 
 
@@ -118,3 +124,111 @@ def test_whole_numbers_divided_by_zero_are_an_error_and_nothing_is_written() -> 
     with pytest.raises(ZeroDivisionError, match=r"test_hostile\.py"):
         fast(total, torch.tensor([2, 0, 3]))
     assert total.tolist() == [7, 8, 9]
+
+
+def test_what_was_compiled_goes_with_its_object() -> None:
+    def one() -> list[weakref.ref[object]]:
+        model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+        fast = anyshape.compile(model)
+        for rows in (3, 5):
+            fast(torch.randn(rows, 8)).sum().backward()
+        return [weakref.ref(model), weakref.ref(model[0].weight.grad), *map(weakref.ref, fast.programs)]
+
+    gone = [ref for _ in range(3) for ref in one()]
+    gc.collect()
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * len(gone)
+
+
+def test_the_same_seed_gives_the_random_numbers_of_eager_pytorch() -> None:
+    """Whatever is fused with what, numbers are drawn in the order in which the program draws them."""
+    def draws(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2, torch.randn_like(x), nn.functional.dropout(x, 0.4), torch.rand(3)
+
+    fast = anyshape.compile(draws, strict=True)
+    for rows in (5, 1, 32):
+        x = torch.ones(rows, 7)
+        torch.manual_seed(rows)
+        wanted, state = draws(x), torch.get_rng_state()
+        torch.manual_seed(rows)
+        for found, eager in zip(fast(x), wanted, strict=True):
+            torch.testing.assert_close(found, eager, rtol=0, atol=0)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_torch_without_a_private_name_is_told_and_gives_the_same_numbers() -> None:
+    """A later torch may lack what is not public: calls are slower then, or run as PyTorch, and one warning says it."""
+    model, x = nn.Linear(6, 3), torch.randn(4, 6)
+    for name in ("torch._functorch.aot_autograd.aot_module_simplified", "torch._C._dynamo.guards.TensorGuards"):
+        with torch_compat.pretending(name), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            fast = anyshape.compile(model)
+            for _ in range(3):
+                torch.testing.assert_close(fast(x), model(x))
+        assert len([one for one in said if name in str(one.message) and torch.__version__ in str(one.message)]) == 1
+
+
+class Tagged:
+    def __init_subclass__(cls, *, tag: str) -> None:
+        cls.tag = tag
+
+
+class Model(nn.Linear, Tagged, tag="of its author"):
+    pass
+
+
+@anyshape.compile
+def decorated(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+MISUSE: dict[str, Callable[[], Any]] = {
+    r"compile\(Linear\(\.\.\.\)\)": lambda: anyshape.compile(nn.Linear),
+    "it is torch.compile's": lambda: anyshape.compile(plain, mode="max-autotune"),
+    "perhaps memory_limit": lambda: anyshape.compile(plain, memory_limt=1),
+    "memory_limit is nan": lambda: anyshape.compile(plain, memory_limit=float("nan")),
+    "memory_limit is True": lambda: anyshape.compile(plain, memory_limit=True),
+    "memory_limit is 0.5": lambda: anyshape.compile(plain, memory_limit=0.5),
+    "no name leads to it": lambda: pickle.dumps(anyshape.compile(lambda x: x)),
+    "lambda model, x, y": lambda: anyshape.train_step(
+        Model(2, 2), nn.CrossEntropyLoss(), torch.optim.SGD(Model(2, 2).parameters())),
+}
+
+
+@pytest.mark.parametrize("words", MISUSE)
+def test_misuse_is_refused_with_what_to_do(words: str) -> None:
+    with pytest.raises(AnyShapeError, match=words) as raised:
+        MISUSE[words]()
+    assert raised.value.what and raised.value.why and raised.value.do
+
+
+def test_a_misspelt_variable_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANYSHAPE_MEMORY_LIMT", "12GiB")
+    with pytest.warns(UserWarning, match="perhaps ANYSHAPE_MEMORY_LIMIT is meant"):
+        anyshape.compile(plain)
+
+
+def test_compiled_objects_are_sliced_copied_and_pickled_as_what_they_are() -> None:
+    x = torch.randn(3, 8)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    fast = anyshape.compile(model, memory_limit=1.5e9)
+    torch.testing.assert_close(fast(x), model(x))
+    torch.testing.assert_close(fast[:2](x), model[:2](x))
+    for again in (copy.copy(fast), copy.deepcopy(fast)):
+        torch.testing.assert_close(again(x), model(x))
+        assert again.programs and again._anyshape is not fast._anyshape
+    assert copy.copy(fast)[0] is model[0]
+    torch.testing.assert_close(pickle.loads(pickle.dumps(fast))(x), model(x))
+    tagged = Model(8, 4)
+    torch.testing.assert_close(anyshape.compile(tagged)(x), tagged(x))
+    once = anyshape.compile(plain, strict=True)
+    for function in (decorated, once):
+        wanted = function(x)
+        for again in (copy.copy(function), copy.deepcopy(function), pickle.loads(pickle.dumps(function))):
+            torch.testing.assert_close(again(x), wanted)
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    assert pickle.loads(pickle.dumps(once))._anyshape.compilation.config.strict

@@ -381,3 +381,13 @@ def test_what_is_no_limit_is_refused(text):
 def test_the_interpreter_has_no_limit():
     with pytest.raises(ConfigError, match="check=2"):
         anyshape.compile(net(), memory_limit="1GB", check=2)(torch.ones(3, 32))
+
+
+def test_errors_name_sizes_as_the_report_does():
+    module = net()
+    run = anyshape.compile(module, memory_limit=1 << 20, strict=True)
+    step(run, module, torch.randn(3, 32))
+    with pytest.raises(LimitError) as caught:
+        step(run, module, torch.randn(40000, 32))
+    (name, place), = run.explain().programs[0].sizes
+    assert "dim 0 of " in place and caught.value.what.endswith(f" at {name}=40000")

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -16,6 +18,7 @@ import torch
 from torch import nn
 
 import anyshape
+from anyshape.frontend import repro
 from anyshape.frontend.compilation import LIVE
 from anyshape.run import arena
 
@@ -267,3 +270,28 @@ def test_a_large_block_goes_back_though_small_calls_go_on(monkeypatch: pytest.Mo
     pool.need = 4096
     pool.give(pool.take(4096))
     assert pool.held < 1 << 20
+
+
+def test_files_of_errors_have_a_bound_in_number_and_age(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for k in range(repro.MOST_FILES + 5):
+        (tmp_path / f"anyshape-{k}-x.repro").write_text("x")
+        os.utime(tmp_path / f"anyshape-{k}-x.repro", (time.time() - 100 + k, time.time() - 100 + k))
+    old = tmp_path / "anyshape-old-x.repro"
+    old.write_text("x")
+    os.utime(old, (0, 0))
+    other = tmp_path / "notes.repro"
+    other.write_text("x")
+    fast = anyshape.compile(lambda x: x * 2)
+
+    def fails(request: Any) -> Any:
+        raise ValueError("an error inside the compiler")
+
+    fast._anyshape.compilation.compiler = fails
+    with pytest.warns(UserWarning, match="repro"):
+        fast(torch.randn(3))
+    found = list(tmp_path.glob("anyshape-*.repro"))
+    assert len(found) == repro.MOST_FILES
+    assert not old.exists()
+    assert other.exists()
+    assert (tmp_path / f"anyshape-{repro.MOST_FILES + 4}-x.repro").exists()

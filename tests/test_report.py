@@ -138,7 +138,7 @@ def test_the_choice_under_a_limit_is_that_of_a_call(fast) -> None:
     assert point["chosen"] > 0 and names == record.dropped
     assert max(point["curves"]["after"]) == point["rungs"][point["chosen"]]["peak"] <= bytes_
     tight, = data_of(compiled(300_000), 1, x=(16, 100, 32))["programs"]
-    assert "cannot run within 0.3 MB at x_1=100, x_0=16" in tight["points"][0]["chosen"]["what"]
+    assert "cannot run within 0.3 MB at x_0=16, x_1=100" in tight["points"][0]["chosen"]["what"]
 
 
 def test_a_report_leaves_what_calls_remember_alone(fast) -> None:

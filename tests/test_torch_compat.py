@@ -75,7 +75,8 @@ def test_without_a_name_that_is_needed_all_runs_as_pytorch(name: str) -> None:
 
 def test_the_list_has_what_is_used_and_no_more() -> None:
     words = " ".join(path.read_text() for path in sorted(SOURCE.rglob("*.py")) if path.name != "names.py")
-    for name in NAMES:
+    together = {*compat.ALL_SIZES, *compat.PYTHON_KERNELS, *compat.TRAIN_STEP}  # asked for as one
+    for name in NAMES.keys() - together:
         assert name.rsplit(".", 1)[-1] in words, f"{name} is not used"
 
 

@@ -792,3 +792,24 @@ def test_a_loss_that_is_made_of_gradients() -> None:
     for x in batches(4):
         torch.testing.assert_close(step(x), eager(theirs, b, penalty, x), rtol=1e-4, atol=1e-6)
     near(ours, theirs, 1e-5)
+
+
+def test_the_backward_of_a_step_points_at_the_lines_of_the_forward() -> None:
+    """Each gradient is said to come from the line that it is the gradient of, not from the step's own call."""
+    torch.manual_seed(0)
+    embed, head = torch.nn.Embedding(20, 8), torch.nn.Linear(8, 20)
+    model = torch.nn.ModuleList([embed, head])
+
+    def loss_of(_model: Any, ids: Tensor, labels: Tensor) -> Tensor:
+        embedded = embed(ids)
+        logits = head(embedded.tanh())
+        return F.cross_entropy(logits, labels)
+
+    step = anyshape.train_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1), strict=True)
+    step(torch.arange(9), torch.arange(9))
+    backward = next(one for one in step.explain().programs if "backward" in one.role)
+    lines = " ".join(note.where for note in backward.steps)
+    assert "gradients_of(" not in lines
+    assert "cross_entropy(logits, labels)" in lines
+    products = [note.where for note in backward.steps if "matmul" in note.what]
+    assert products and all("logits = head(" in where for where in products)

@@ -78,7 +78,8 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 
     Returns:
         `programs` compiled, `kernels` in them, `runs` of programs, `plans` made for new shapes, `extern_calls` to
-        PyTorch's operators, `compile_seconds`, `cache_hits` and `cache_misses` of the disk cache, `arena_bytes` held
+        PyTorch's operators, `eager_calls` that ran as PyTorch, all or a part of them (`explain()` says why),
+        `compile_seconds`, `cache_hits` and `cache_misses` of the disk cache, `arena_bytes` held
         now and at most (`arena_peak_bytes`); and over all live compiled objects `compilations`, captured `graphs`, and
         `fallbacks`.
     """

@@ -2,8 +2,11 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
 import os
 import re
+import warnings
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -11,6 +14,11 @@ from anyshape.base.errors import ConfigError
 
 UNITS = {"": 1, "B": 1, "KiB": 1024, **{f"{letter}{unit}": base**power for power, letter in enumerate("kMGT", 1)
                                         for unit, base in (("B", 1000), ("iB", 1024))}}
+
+KINDS = {bool: "True or False", int: "a whole number", str: "a text"}
+OF_TORCH = {"mode": "leave it out: it is torch.compile's, and there is one mode",
+            "backend": 'leave it out, or call torch.compile(..., backend="anyshape")',
+            "options": "pass the settings themselves, such as strict=True"}
 
 
 def _knob(default: Any, text: str, least: int = 0, most: int | None = None, bytes_: bool = False,
@@ -77,6 +85,9 @@ class Config:
         ConfigError."""
         known = {f.name: f for f in fields(Config)}
         values: dict[str, Any] = {}
+        for name in os.environ:
+            if name.startswith("ANYSHAPE_") and name[len("ANYSHAPE_"):].lower() not in known:
+                _warn_of_variable(name)
         for name, knob in known.items():
             text = os.environ.get(f"ANYSHAPE_{name.upper()}")
             if text is not None:
@@ -85,13 +96,15 @@ class Config:
         for name, value in overrides.items():
             if name not in known:
                 raise ConfigError(f"unknown setting {name!r}", why=f"the settings are {', '.join(sorted(known))}",
-                                  do="correct the name")
+                                  do=OF_TORCH.get(name) or f"correct the name{_nearest(name, known)}")
             wanted = type(known[name].default)
-            if known[name].metadata["bytes"] and isinstance(value, str):
-                value = bytes_of(f"setting {name}", value)
-            if not isinstance(value, wanted) and not (wanted is int and isinstance(value, bool)):
-                raise ConfigError(f"setting {name} is a {wanted.__name__}, got {value!r}",
-                                  do=f"pass a {wanted.__name__}")
+            if known[name].metadata["bytes"]:
+                value = _bytes(name, value)
+            elif wanted is str and isinstance(value, os.PathLike):
+                value = os.fspath(value)
+            if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+                raise ConfigError(f"setting {name} is {value!r}", why=f"it is {KINDS[wanted]}",
+                                  do=f"pass {KINDS[wanted]}")
             values[name] = value
         for name, value in values.items():
             least, most = (known[name].metadata[end] for end in ("least", "most"))
@@ -130,6 +143,33 @@ class Config:
     def replace(self, **overrides: Any) -> Config:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **overrides)
+
+
+def _bytes(name: str, value: Any) -> Any:
+    """The bytes that a value of the setting `name` means; None is no limit, a whole float such as 1.5e9 its number."""
+    if value is None:
+        return 0
+    if isinstance(value, str):
+        return bytes_of(f"setting {name}", value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or \
+            (isinstance(value, float) and not value.is_integer()):
+        raise ConfigError(f"setting {name} is {value!r}", why="it is a number of bytes",
+                          do='write it like 12GiB, as text, or as a whole number: "1.5GB" or 1.5e9; 0 is no limit')
+    return int(value)
+
+
+def _nearest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f": perhaps {near[0]}" if near else ""
+
+
+@functools.cache
+def _warn_of_variable(name: str) -> None:
+    """Says once that a variable of the environment sets nothing, where it looks like one of a setting."""
+    near = difflib.get_close_matches(name[len("ANYSHAPE_"):].lower(), [f.name for f in fields(Config)], 1)
+    if near:
+        warnings.warn(f"the variable {name} of the environment sets nothing\n  why: there is no such setting\n"
+                      f"  do:  perhaps ANYSHAPE_{near[0].upper()} is meant", stacklevel=4)
 
 
 def bytes_of(what: str, text: str) -> int:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import time
+import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -22,14 +24,14 @@ import torch
 from anyshape import torch_compat as compat
 from anyshape.base import events
 from anyshape.base.config import Config
-from anyshape.base.errors import AnyShapeError, ConfigError, Unsupported
+from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsupported
 from anyshape.frontend import export
 from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred
 from anyshape.frontend.direct import MISS, Door, watched
 from anyshape.frontend.dynamo import NOT_WITH_THIS, WITH, compile_fx
-from anyshape.frontend.eager import Call, Underway, counted, note, refuse, watchers
+from anyshape.frontend.eager import Call, Underway, counted, note, refuse, warn, watchers
 from anyshape.frontend.explain import explain
 from anyshape.frontend.explanation import Explanation, MemoryNote
 from anyshape.frontend.memory import memory
@@ -38,7 +40,7 @@ from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program
 from anyshape.frontend.tracing import NESTED, Tracing, check_nested, has_nested
 from anyshape.passes.pipeline import DOOR
-from anyshape.run import torch_api, torch_door, torch_eager
+from anyshape.run import torch_api, torch_door, torch_eager, torch_trace
 from anyshape.run.context import context_underway
 
 
@@ -52,6 +54,12 @@ def compile_target(target: Any, config: Config) -> Any:
             return export.compile_exported(target, Compilation(config, compile_program))
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, config)
+    if isinstance(target, type):
+        raise ConfigError(f"anyshape.compile cannot compile the class {target.__name__}",
+                          why="it takes an nn.Module, which is an object of such a class, or a function",
+                          do=f"make one first: anyshape.compile({target.__name__}(...))")
+    if isinstance(target, (classmethod, staticmethod)):
+        return type(target)(CompiledFunction(target.__func__, config))
     if callable(target):
         return CompiledFunction(target, config)
     raise ConfigError(f"anyshape.compile cannot compile a {type(target).__name__}",
@@ -87,6 +95,7 @@ class Way:
         # torch holds this function, so it must not lead to this object, with which all goes
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
             program = compile_fx(gm, example_inputs, compilation=compilation)
+            compilation.fixed.update(torch_trace.fixed_sizes())
             if oblivious:
                 program = checked_program(gm, program, compilation)
             program = counted(program, underway, tracing.piece())
@@ -192,7 +201,7 @@ class Compiled:
             raise refused from None
         started = time.perf_counter()
         result = self.target(*arguments, **keywords)
-        self.deferral.ran(pattern, result, time.perf_counter() - started)
+        self._ran(pattern, result, time.perf_counter() - started)
         note(self.compilation, reason, chosen=True)
         return result
 
@@ -223,6 +232,15 @@ class Compiled:
             note(self.compilation, call.reason or way.tracing.said(), chosen=call.chosen)
         return result
 
+    def _ran(self, pattern: Any, result: Any, seconds: float) -> None:
+        """Counts a call that has run as PyTorch until that pays, and says once what keeps coming."""
+        self.deferral.ran(pattern, result, seconds)
+        why = self.deferral.warning(pattern)
+        if why:
+            warn("calls need a program for each number that their code asks for; they run as PyTorch would.", why,
+                 "compute with the number as a tensor, or take that line out of what is compiled; defer=False traces "
+                 "at once; see explain()")
+
     def _ordinary_call(self, failed_before: bool, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The ordinary way. When it fails too, the fault is the call's, and the oblivious way stays open."""
         done = False
@@ -236,7 +254,7 @@ class Compiled:
             result = self._run(self.ordinary, arguments, keywords, call)
             done = True
             for pattern in call.deferred:
-                self.deferral.ran(pattern, result, time.perf_counter() - started)
+                self._ran(pattern, result, time.perf_counter() - started)
             return result
         except Exception as error:
             if plain:
@@ -278,6 +296,29 @@ class CompiledFunction:
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self._anyshape.call(arguments, keywords)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+        """Compiled anew, of a copy of the function's object where it is a method."""
+        return CompiledFunction(copy.deepcopy(self._anyshape.target, memo), self._anyshape.compilation.config)
+
+    def __copy__(self) -> CompiledFunction:
+        return CompiledFunction(self._anyshape.target, self._anyshape.compilation.config)
+
+    def __reduce__(self) -> Any:
+        """The function's name, where that leads to this object, as with a decorator; else the function, which is
+        compiled anew where it is loaded."""
+        target = self._anyshape.target
+        module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "")
+        found: Any = sys.modules.get(module or "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return name
+        if isinstance(target, types.FunctionType) and found is not target:
+            raise InputError(f"the compiled function {name} cannot be pickled",
+                             why="it is a lambda, or was made in another function, so that no name leads to it",
+                             do="define it at the top of a module")
+        return CompiledFunction, (target, self._anyshape.compilation.config)
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self.__call__, instance)
 
@@ -312,10 +353,19 @@ def compiled_module(module: torch.nn.Module, config: Config) -> torch.nn.Module:
     """An object of a subclass of the module's class that shares all its state; only calling it is different.
 
     Parameters, buffers, hooks, train and eval, state_dict: everything is the module's own, under the same names. A
-    copy is compiled anew; a pickle holds the plain module.
+    copy is compiled anew; a pickle holds the plain module. What the module's own class makes of itself, as a slice of a
+    Sequential, is a plain one.
     """
+    base = type(module)
+
+    def make(cls: type, *arguments: Any, **keywords: Any) -> Any:
+        return base(*arguments, **keywords)  # so Python does not call __init__ of the subclass
+
     namespace = {
         "__slots__": ("_anyshape",),
+        "__new__": make,
+        "__copy__": lambda self: compiled_module(
+            copy.copy(self._anyshape.target), self._anyshape.compilation.config),
         "__module__": type(module).__module__,
         "__call__": lambda self, *arguments, **keywords: self._anyshape.call(arguments, keywords),
         "__deepcopy__": lambda self, memo: compiled_module(
@@ -326,12 +376,24 @@ def compiled_module(module: torch.nn.Module, config: Config) -> torch.nn.Module:
         "memory": lambda self, **sizes: self._anyshape.memory(**sizes),
         "report": lambda self, *paths, **sizes: self._anyshape.report(*paths, **sizes),
     }
-    base = type(module)
-    kind = type(f"Compiled{base.__name__}", (base,), namespace)
+    kind = _subclass(f"Compiled{base.__name__}", base, namespace)
     wrapper: torch.nn.Module = object.__new__(kind)
     object.__setattr__(wrapper, "__dict__", vars(module))
     object.__setattr__(wrapper, "_anyshape", Compiled(module, config))
     return wrapper
+
+
+def _subclass(name: str, base: type, namespace: dict[str, Any]) -> type:
+    """A subclass of `base`, whose `__init_subclass__` is not asked: it may want arguments that only the author knows,
+    and register what is no class of his."""
+    class Quiet:
+        __slots__ = ()
+
+        def __init_subclass__(cls, **keywords: Any) -> None:
+            pass
+
+    kind: type = type(base)(name, (Quiet, base), namespace)
+    return kind
 
 
 def _identity(module: torch.nn.Module) -> torch.nn.Module:

@@ -127,6 +127,7 @@ class Compilation:
         prepared: by name, backwards that were compiled with their forward, before torch asks for them.
         held: what tapes keep, of all its programs.
         step: what its graphs, which are train steps with the backward inside, do with gradients; None for others.
+        fixed: sizes of inputs that a trace took as numbers, such as L['x'].size()[0], each with the line that asked.
         tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
     """
     config: Config
@@ -140,6 +141,7 @@ class Compilation:
     held: Held = field(default_factory=Held)
     step: Any = None
     graphs: int = 0
+    fixed: dict[str, str] = field(default_factory=dict)
     tracing: tuple[str, str, str] = ("", "", "backend")
     lock: Any = field(default_factory=threading.Lock)
 
@@ -152,6 +154,16 @@ class Compilation:
             self.graphs += 1
             self.captures.append(Capture(*self.tracing, sizes))
             return self.graphs - 1
+
+    def capture_of(self, name: str) -> Capture:
+        """The captured graph that the program of this name was made of."""
+        number = name.partition(".")[0]
+        known = number.isdigit() and int(number) < len(self.captures)
+        return self.captures[int(number)] if known else Capture("", "", "", ())
+
+    def names_of(self, name: str) -> dict[str, str]:
+        """What the report, `explain`, `memory` and errors call the sizes of a program: symbol of the trace -> name."""
+        return {old: said for old, _, said in self.capture_of(name).sizes}
 
     def next_update(self, number: int, reason: str) -> int:
         """The number of another update behind the captured graph `number`, as of a captured graph of its own."""

@@ -152,12 +152,29 @@ def _group_norm_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
+def threshold_backward(grad: torch.Tensor, x: torch.Tensor, threshold: Any) -> Any:
+    """With a result of the dtype that both have together, as the operator has it; torch's, and its rule for shapes, say
+    the gradient's."""
+    kind = torch.result_type(grad, x)
+    return NotImplemented if kind == grad.dtype else aten.threshold_backward.default(grad.to(kind), x, threshold)
+
+
+def _like_the_input(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient has the input's dtype, whatever the dtype of what comes from behind."""
+    def backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        return torchs(grad, x, *rest, **more).to(x.dtype)
+
+    return backward
+
+
 # operator -> torch's decomposition of it -> ours
 AROUND: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     aten.huber_loss_backward.default: _loss_backward,
-    aten.mse_loss_backward.default: _loss_backward,
+    aten.mish_backward.default: _like_the_input,
+    aten.mse_loss_backward.default: lambda torchs: _like_the_input(_loss_backward(torchs)),
     aten.native_group_norm_backward.default: _group_norm_backward,
-    aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
+    aten.smooth_l1_loss_backward.default: lambda torchs: _like_the_input(_smooth_l1_backward(torchs)),
+    aten.soft_margin_loss_backward.default: _like_the_input,
 }
 
 # Decompositions of our own, each with the operator.
@@ -166,6 +183,7 @@ OWN: dict[Any, Callable[..., Any]] = {
     aten._embedding_bag.default: _embedding_bag,
     aten.native_dropout.default: native_dropout,
     aten.take.default: take,
+    aten.threshold_backward.default: threshold_backward,
 }
 
 

@@ -21,7 +21,7 @@ from anyshape.frontend.attention import attention
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.derivatives import derivatives
 from anyshape.frontend.eager import FallbackWarning, note, refuse
-from anyshape.frontend.gradients import detached
+from anyshape.frontend.gradients import detached, point_at_forward
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
@@ -205,6 +205,7 @@ def _traced_step(compilation: Compilation, number: int, gm: GraphModule) -> Boxe
     """The programs of a train step, which are compiled when they are first called; None for other graphs."""
     if compilation.step is None:
         return None
+    point_at_forward(gm)
     return StepProgram(gm, compilation.step, functools.partial(_compile_step, compilation, number, iter((number,))),
                        torch_api.static_inputs())
 

@@ -100,6 +100,11 @@ def note(compilation: Compilation, reason: str, do: str = "", chosen: bool = Fal
                       stacklevel=_callers_level())
 
 
+def warn(what: str, why: str, do: str) -> None:
+    """A warning at the user's line."""
+    warnings.warn(f"{what}\n  why: {why}\n  do:  {do}", FallbackWarning, stacklevel=_callers_level())
+
+
 def _callers_level() -> int:
     """The level of the stack, for the function that asks, at which the user's code is."""
     level, frame = 1, sys._getframe(1)

@@ -87,10 +87,7 @@ def native_programs(compilation: Compilation) -> list[NativeProgram]:
 
 def capture_of(program: NativeProgram, compilation: Compilation) -> Capture:
     """The captured graph that a program was made of."""
-    number = program.name.partition(".")[0]
-    if number.isdigit() and int(number) < len(compilation.captures):
-        return compilation.captures[int(number)]
-    return Capture("", "", "", ())
+    return compilation.capture_of(program.name)
 
 
 def known_sizes(compilation: Compilation) -> set[str]:
@@ -124,7 +121,7 @@ def program_note(program: NativeProgram, compilation: Compilation) -> ProgramNot
     """What is known of a program."""
     compiled, capture = program.compiled, capture_of(program, compilation)
     plan = compiled.plan
-    names = {old: symbol(name) for old, _, name in capture.sizes}
+    names = {old: symbol(name) for old, name in compilation.names_of(program.name).items()}
     places = {name: words for _, words, name in capture.sizes}
     kernels = _kernels(compiled, names)
     libraries, externs = _calls(program, plan)
@@ -149,7 +146,7 @@ def _undecided(plan: Plan, names: Names) -> tuple[tuple[Size, Size], ...]:
 
 def _sizes_of(program: NativeProgram, compilation: Compilation) -> list[str]:
     """The names of a program's sizes, in the user's words where there are some."""
-    names = {old: name for old, _, name in capture_of(program, compilation).sizes}
+    names = compilation.names_of(program.name)
     return sorted({names.get(one, one) for one in _symbols(program.compiled.plan)})
 
 

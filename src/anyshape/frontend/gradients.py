@@ -7,6 +7,7 @@ gradients look like is known without their backward: they are like the weights. 
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.fx import GraphModule, Node
 from anyshape.base.errors import Unsupported
 from anyshape.frontend.step_checks import check_loss
 from anyshape.run import torch_trace
+from anyshape.torch_compat.objects import sequence_number
 
 
 def gradients_of(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
@@ -34,11 +36,45 @@ def gradients_of(loss: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     seed = torch.ones_like(loss, requires_grad=False)
     if torch_trace.is_writing():  # elsewhere, such as where a graph is tried with other sizes, nothing may require one
         check_loss(loss)
+        _number_gradients(loss)
         found = torch.autograd.grad(loss, list(weights), seed, allow_unused=True)
         if any(one is not None and one.layout != torch.strided for one in found):
             raise Unsupported("a gradient is sparse", why="programs compute on dense tensors")
     with torch.no_grad():
         return torch.ops.anyshape.gradients(list(found), list(weights), seed)  # type: ignore[no-any-return]
+
+
+def _number_gradients(loss: Tensor) -> None:
+    """Lets the nodes that a backward of `loss` writes bear the number of the forward node whose gradient they are, as
+    AOTAutograd does where it differentiates a graph itself."""
+    set_number = getattr(torch.fx.traceback, "set_grad_fn_seq_nr", None)
+    reset = getattr(torch.fx.traceback, "reset_grad_fn_seq_nr", None)
+    if set_number is None or reset is None:
+        return  # the lines of gradients are then that of the step
+    open_nodes, seen = [loss.grad_fn], {loss.grad_fn, None}
+    while open_nodes:
+        node: Any = open_nodes.pop()
+        number = None if node is None else sequence_number(node)
+        if number is None:
+            continue
+        node.register_prehook(functools.partial(lambda number, _: set_number(number), number))
+        node.register_hook(lambda _inputs, _outputs: reset())
+        new = {one for one, _ in node.next_functions} - seen
+        seen |= new
+        open_nodes += new
+
+
+def point_at_forward(gm: GraphModule) -> None:
+    """Gives the nodes of a step's backward the source line of the forward node whose gradient they are."""
+    lines: dict[int, str] = {}
+    for node in gm.graph.nodes:
+        number, line = node.meta.get("seq_nr"), node.meta.get("stack_trace")
+        if number is None or not line or not isinstance(node.meta.get("val"), (Tensor, tuple, list)):
+            continue
+        if "gradients_of(" in line:
+            node.meta["stack_trace"] = lines.get(number, line)
+        else:
+            lines.setdefault(number, line)
 
 
 def detached(gm: GraphModule) -> GraphModule:

@@ -126,6 +126,9 @@ def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes, forwa
         else:
             compiled = compile_graph(graph, request.config, forward, _needed(request, graph, notes), request.whole)
         _offer(compiled, forward, request.config)
+        _name_sizes(request, compiled)
+        if forward is not None:
+            _name_sizes(request, forward)
         if request.whole and request.role == "backward" and forward is not None and not _own_sizes(forward, compiled):
             for one, later in in_orders(forward.executable, compiled.executable):
                 if later is not None:
@@ -160,6 +163,8 @@ def _limit(request: ProgramRequest, compiled: Compiled, notes: Notes, forward: C
                 backward = None
             else:
                 _offer(backward, compiled, request.config)
+                _name_sizes(request, backward)
+                _name_sizes(request, compiled)
         except Unsupported as error:
             request.compilation.record(name, "limit", f"nothing is computed again: {error.what}")
     _pair(request, compiled, backward, zeros)
@@ -179,6 +184,13 @@ def in_orders(program: Executable, backward: Executable | None) -> list[tuple[Ex
     if program.other is not None:
         found.append((program.other, None if backward is None else backward.other))
     return found
+
+
+def _name_sizes(request: ProgramRequest, compiled: Compiled) -> None:
+    """Lets errors of a program call its sizes what the report calls them, in each order of steps."""
+    names = request.compilation.names_of(request.name)
+    for one, _ in in_orders(compiled.executable, None):
+        one.layout.names.update(names)
 
 
 def _offer(compiled: Compiled, forward: Compiled | None, config: Config) -> None:

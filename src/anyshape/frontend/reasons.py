@@ -24,6 +24,12 @@ _ADVICE = re.compile(r"\. Guard failed on a parameter, consider using torch\._dy
 _SIZE = re.compile(r"([\w.']+(?: of \w+)?|input \d+)\.size\(\)\[(\d+)\]")
 _SIZE_OF_INPUT = re.compile(r"L(?:\['\w+'\]|\[\d+\])+\.size\(\)\[\d+\]")
 OTHERS = (2, 3, 17, 1009)  # sizes that stand for all but 0 and 1
+_KIND = re.compile(r"GLOBAL_STATE|_parameters\[|_buffers\[|(?:rank|dtype|device|stride|requires_grad|key set) mismatch|"
+                   r"check_type_id|expected type of| (?:==|is) (?:True|False|None|'.*'|\".*\"|torch\.\w+)$|^not |hooks|"
+                   r"keys\(|CodeGuardAccessor|hasattr|isinstance")
+_NUMBER = re.compile(r"(?<![\w'\[])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
+_OF_SMALL = re.compile(r"\.size\(\)\[\d+\] == [01]$|size mismatch at index \d+\. expected [01],")
+_COUNTER = re.compile(r"(L\['\w+'\](?:\.\w+|\['\w+'\])+) == -?\d+$")
 _CODE = re.compile(r"#\s*(.*?)\s*#\s*(\S+:\d+)")
 _LOCAL = re.compile(r"^L\['(\w+)'\] (==|is) (.+)$")
 _MODES = {"grad_mode": "gradients were switched on or off (torch.no_grad, inference_mode)",
@@ -100,6 +106,36 @@ def singled_out(programs: Sequence[Sequence[str]], values: Mapping[str, Any]) ->
     return frozenset(found)
 
 
+def counters(programs: Sequence[Sequence[str]], values: Mapping[str, Any]) -> frozenset[str]:
+    """Places of whole numbers, as of a counter on a module, that programs took for another number than they are now.
+
+    L['self'].step == 3  -->  L['self'].step
+    """
+    found = set()
+    for part in (part for parts in programs for part in parts):
+        equal = _COUNTER.match(part.partition("  #")[0].strip())
+        if equal and type(_value(equal.group(1), values)) is int and not _holds(equal.group(0), values):
+            found.add(equal.group(1))
+    return frozenset(found)
+
+
+def varying(programs: Sequence[Sequence[str]], values: Mapping[str, Any]) -> str:
+    """What of the call is another number than the constant that some program took it for: the guard without numbers;
+    empty where each program is for calls of another kind (dtype, rank, mode, type, a flag, a text, another weight), or
+    for sizes of 0 or 1 only.
+
+    tensor 'L['y']' size mismatch at index 2. expected 5, actual 6  -->  tensor 'L['y']' size mismatch at index 2
+    len(L['xs']) == 3                                               -->  len(L['xs']) == #
+    """
+    for parts in programs:
+        failed = [condition for condition in (part.partition("  #")[0].strip() for part in parts)
+                  if not _holds(condition, values)]
+        if failed and not any(_KIND.search(condition) or _OF_SMALL.search(condition) for condition in failed):
+            first = failed[0]
+            return first.partition(". expected")[0] if _MISMATCH.match(first) else _NUMBER.sub("#", first)
+    return ""
+
+
 def _holds(condition: str, values: Mapping[str, Any]) -> bool:
     """Whether a condition on sizes, as Dynamo writes it in Python, holds for the locals of the call."""
     return bool(re.search(r"\.(size|stride)\(\)\[", condition)) and bool(_value(condition, values))
@@ -166,6 +202,16 @@ def _mode_words(name: str) -> str:
     if name.startswith("autocast"):
         return f"autocast changed ({name.partition('_')[0]})"
     return _MODES.get(name, f"a global setting of PyTorch changed: {name}")
+
+
+def fixed_at(parts: Sequence[str], lines: Mapping[str, str]) -> str:
+    """The user's line, among `lines`, that made a program take as a number the size by which it misses the call."""
+    for part in parts:
+        mismatch = _MISMATCH.match(part.partition("  #")[0].strip())
+        if mismatch and mismatch.group(2) == "size":
+            line = lines.get(f"{mismatch.group(1)}.size()[{mismatch.group(3)}]")
+            return f" ({line})" if line else ""
+    return ""
 
 
 def _found(condition: str, values: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ them, and takes results to be dense.
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -25,6 +24,7 @@ from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.reasons import size_names
 from anyshape.frontend.shape_rules import RULES
 from anyshape.run import torch_api, torch_shapes, torch_trace
+from anyshape.run.bind import renamed
 from anyshape.torch_compat import tree as pytree
 
 SMALL = 2
@@ -46,7 +46,7 @@ def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: C
     names = [words.get(str(expression), str(expression)) for expression in places]
     for expression, text in predicted.small_texts(places).items():
         places[expression] = text
-        names.append(_replaced(str(expression), words))
+        names.append(renamed(str(expression), words))
     sizes = list(places.values())
     covered: dict[tuple[int, ...], bool] = {}
 
@@ -87,10 +87,6 @@ def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: C
                              "InputError": InputError}
     exec(compile("\n".join(lines), "<sizes of a program>", "exec"), space)
     return space["run"]  # type: ignore[no-any-return]
-
-
-def _replaced(text: str, words: Mapping[str, str]) -> str:
-    return re.sub(r"\w+", lambda found: words.get(found.group(), found.group()), text)
 
 
 def _size_texts(examples: Sequence[Any], symbolic: Sequence[int]) -> dict[Any, str]:

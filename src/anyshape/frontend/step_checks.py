@@ -66,6 +66,11 @@ class StepSettings:
         if not callable(self.loss_fn):
             raise ConfigError(f"anyshape.train_step got a {type(self.loss_fn).__name__} for loss_fn",
                               why="it is a function of the model and a batch", do="pass such a function")
+        if getattr(self.loss_fn, "__module__", "") in ("torch.nn.modules.loss", "torch.nn.functional"):
+            name = getattr(self.loss_fn, "__name__", type(self.loss_fn).__name__)
+            raise ConfigError(f"anyshape.train_step got {name} for loss_fn",
+                              why="it compares results with targets, and does not call the model",
+                              do="pass a function that does both: lambda model, x, y: criterion(model(x), y)")
         for name, found, fits, words in (
                 ("clip_norm", self.clip_norm,
                  self.clip_norm is None or (_is_number(self.clip_norm) and self.clip_norm > 0),

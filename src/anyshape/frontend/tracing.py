@@ -17,7 +17,7 @@ from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred, small_sizes
 from anyshape.frontend.eager import UNKNOWN, Call, Underway, refuse
-from anyshape.frontend.reasons import miss_words, singled_out
+from anyshape.frontend.reasons import counters, fixed_at, miss_words, singled_out, varying
 from anyshape.frontend.shape_rules import tracing_settings
 from anyshape.run import torch_api, torch_door, torch_eager, torch_trace
 from anyshape.run.context import context_underway
@@ -34,12 +34,14 @@ PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes a
 class Told:
     """Of one trace: `where` it is, the `reason` that forces it, the `way` it goes (see Capture), and the sizes of 1
     that the programs do not take and that it takes as `numbers`. changing: places of buffers whose sizes change from
-    trace to trace. piece: why the frame is not all of what the user has called; empty where it is."""
+    trace to trace. cause: what of the call is another number than programs took it for; None without a program. piece:
+    why the frame is not all of what the user has called; empty where it is."""
     where: str
     reason: str
     way: str
     numbers: frozenset[str]
     changing: frozenset[str]
+    cause: str | None
     piece: str
 
 
@@ -50,7 +52,8 @@ class Tracing:
     failure, where: what a trace ended in, by which this way is given up, and the user's line; empty before.
     forced: that of the other way, with the line, where it is why this one is taken; set by the caller.
     buffers: per code object, the sizes of the buffers that its frames saw when they were traced last, by their places.
-    changing: per code object, the places of those that had other sizes than the time before: programs then take any.
+    changing: per code object, the places of those that had other sizes than the time before, and of numbers that did:
+        programs then take any.
     general: a general program serves other calls than the one in hand; set by the caller, for the ordinary way.
     underway: the call in hand, in each thread.
     pieces: per code object of a frame that is a part of what users call, why it is one.
@@ -109,9 +112,13 @@ class Tracing:
             return torch_api.plain_frame()
         told = self._told(frame, piece)
         pattern = small_sizes(list(frame.f_locals.values()))
-        if pattern is not None and self.compilation.config.waits and (told.numbers or self.general) \
+        config = self.compilation.config
+        if pattern is None or not (told.numbers or self.general):
+            pattern = None if told.cause is None or not config.dynamic else \
+                self.deferral.pattern_of(frame.f_code, told.cause)
+        if pattern is not None and config.waits \
                 and self.deferral.holds_back(pattern, told.reason or NO_REASON):
-            return self._later(pattern, told.reason or NO_REASON, call)
+            return self._later(pattern, self.deferral.waiting[pattern].reason, call)
 
         def trace(kept: Any) -> Any:
             return self._trace((kept, *others), told)
@@ -192,7 +199,8 @@ class Tracing:
                 raise Deferred(None, f"the first call does something under a lock: {failure}") from error
             self.failure, self.where = failure, torch_eager.line_of(error)
             raise NotCovered(self.failure) from error
-        if not isinstance(error, torch_api.tracer_failures()) or config.strict or config.fullgraph or ours:
+        failures = (*torch_api.tracer_failures(), AssertionError)  # torch's own, of what it traced; a user's is traced
+        if not isinstance(error, failures) or config.strict or config.fullgraph or ours:
             raise error
         if config.limited and torch_api.trace_failure(error) is None:
             refuse(config, f"PyTorch's tracer refuses it: {failure}", where=torch_eager.line_of(error))
@@ -234,12 +242,16 @@ class Tracing:
         where = f"{code.co_name}, {code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
         if isinstance(frame.f_locals.get("fn"), torch.nn.Module):  # a frame that torch put around a module of its own
             where = type(frame.f_locals["fn"]).__name__
-        misses = torch_door.failed_guards(code, frame.f_locals) if self.compilation.graphs else []
+        misses = torch_door.failed_guards(code, frame.f_locals, self.inner) if self.compilation.graphs else []
         reason = miss_words(misses[0], frame.f_locals) if misses else ""
+        reason += fixed_at(misses[0], self.compilation.fixed) if misses else ""
         if not self.oblivious and self.compilation.config.dynamic and not reason:
             reason = self.compilation.fallbacks[-1].reason if self.compilation.fallbacks else ""
-        return Told(where, reason, self.way, singled_out(misses, frame.f_locals), self._changing(frame),
-                    piece)
+        changing = self._changing(frame)
+        counted = counters(misses, frame.f_locals) - changing
+        self.changing[code] |= counted  # the next program takes any number there
+        cause = varying(misses, frame.f_locals) if misses and not counted else None
+        return Told(where, reason, self.way, singled_out(misses, frame.f_locals), changing | counted, cause, piece)
 
 
 def has_nested(values: Iterable[Any]) -> bool:

@@ -33,5 +33,5 @@ def alone(program: Executable, values: Mapping[str, int]) -> list[tuple[str, int
 def named(buffer: Buffer, plan: Plan) -> str:
     """The buffer with the line of the model that makes it."""
     step = plan.steps[min(buffer.first, len(plan.steps) - 1)]
-    where = getattr(step, "where", "").split("; ")[0]
+    where = getattr(step, "where", "").split("; ")[-1]  # of a group, what its last node computes
     return f"{buffer.name} ({where})" if where else buffer.name

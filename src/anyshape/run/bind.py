@@ -1,6 +1,7 @@
 """Reads the symbols from a call's arguments and checks that they fit the program; done once per new shape."""
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from anyshape.plan.plan import Plan, Step
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from anyshape.run.kinds import refused
 from anyshape.sym.expr import Size, coefficient_of, evaluate, symbol, symbols_of
+
+_NUMBERED = re.compile(r"(primals|tangents|arg\d+)_\d+$")  # names of torch for inputs, which say nothing to a user
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,10 @@ class Binder:
         Unsupported: a symbol of the plan cannot be read from its inputs.
     """
 
-    def __init__(self, plan: Plan, symbols: Sequence[str], known: frozenset[str] = frozenset()) -> None:
+    def __init__(self, plan: Plan, symbols: Sequence[str], known: frozenset[str] = frozenset(),
+                 names: Mapping[str, str] | None = None) -> None:
         self.plan = plan
+        self.names = {} if names is None else names
         self.sources = _sources(plan)
         bound = {source.name for source in self.sources} | known
         missing = [name for name in symbols if name not in bound]
@@ -83,8 +88,9 @@ class Binder:
         for name, low, high in self.plan.facts.ranges:
             if name in values and (values[name] < low or (high is not None and values[name] > high)):
                 raise InputError(f"{self.plan.name} does not take these sizes",
-                                 why=f"the size {name} is {values[name]}, the program was compiled for {low}.."
-                                     f"{'' if high is None else high}", do="compile the program again for this size")
+                                 why=f"the size {self.names.get(name, name)} is {values[name]}, the program "
+                                     f"was compiled for {low}..{'' if high is None else high}",
+                                 do="compile the program again for this size")
         return values
 
     def _kind(self, position: int, kind: TensorType | str, argument: Any) -> None:
@@ -127,21 +133,27 @@ class Binder:
         return f" ({', '.join(parts)})" if parts else ""
 
     def _fail(self, position: int, why: str) -> None:
-        raise InputError(f"input {position} of {self.plan.name} does not fit the compiled program", why=why,
+        raise InputError(f"input {position} of {self.plan.name} does not fit the compiled program",
+                         why=renamed(why, self.names),
                          do="call the program with arguments like those it was compiled for, or compile it again")
 
 
-def check_inside(plan: Plan, nonnegative: Sequence[int], selected: Sequence[int]) -> None:
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """A text with the sizes of a trace, such as 2*s27, in the user's words: 2*ids_1."""
+    return re.sub(r"\w+", lambda found: names.get(found.group(), found.group()), text) if names else text
+
+
+def check_inside(plan: Plan, nonnegative: Sequence[int], selected: Sequence[int], names: Mapping[str, str]) -> None:
     """Whether a plan computes what eager PyTorch would at sizes that give `plan.nonnegative`, and `plan.selected` with
-    `plan.divided`, these values.
+    `plan.divided`, these values. `names`: of sizes, in the user's words.
 
     Raises:
         InputError: a tensor inside would have a size below 0: eager PyTorch goes another way.
         IndexRangeError: an index selects from a dim without elements. DivisionError: a size that is 0 divides.
     """
     if min(nonnegative, default=0) < 0:
-        below = [f"{size} is {number}" for size, number in zip(plan.nonnegative, nonnegative, strict=True)
-                 if number < 0]
+        below = [f"{renamed(str(size), names)} is {number}"
+                 for size, number in zip(plan.nonnegative, nonnegative, strict=True) if number < 0]
         raise InputError(f"{plan.name} does not take these sizes",
                          why=f"a size inside, or a difference of sizes, would be below 0: {', '.join(below)}",
                          do="compile the program again for these sizes")
@@ -162,13 +174,14 @@ def failed_check(name: str, step: Step, code: int) -> AnyShapeError:
     found = [(str(operand), where) for op, operand, where in getattr(step, "checks", ())
              if (op == "divisor") == (code == DIVISOR)]
     where = "; ".join(dict.fromkeys(where for _, where in found if where)) or getattr(step, "where", "")
-    operands = ", ".join(dict.fromkeys(operand for operand, _ in found))
+    names = list(dict.fromkeys(name for name, _ in found if name and not _NUMBERED.match(name)))
+    operands = f" ({', '.join(names)})" if names else ""
     if code == DIVISOR:
         return DivisionError(f"ZeroDivisionError: whole numbers are divided by 0 in {name}", where=where,
-                             why=f"an element of the divisor ({operands}) is 0",
+                             why=f"an element of the divisor{operands} is 0",
                              do="check the divisor, or divide floating-point numbers")
     return IndexRangeError(f"an index is out of range in {name}", where=where,
-                           why=f"an element of an index tensor ({operands}) is not below the size of the dim that it "
+                           why=f"an element of an index tensor{operands} is not below the size of the dim that it "
                                "selects from (or is below minus that size)",
                            do="check the values of the index tensor, for example token numbers against the size of the "
                               "vocabulary")

@@ -76,7 +76,7 @@ class Executable:
         self.functions = self.context.functions(self.kernels, self.layout.dtypes)
         self.functions_address = ctypes.addressof(self.functions)
         known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
-        self.binder = Binder(plan, self.layout.symbols, known)
+        self.binder = Binder(plan, self.layout.symbols, known, self.layout.names)
         self.maker = Records(plan, self.layout, self.context, self.functions, forward)
         self.records: dict[Any, Record] = {}
         self.lock = threading.Lock()

@@ -10,7 +10,7 @@ The first entry is the host's program (backend/host.py) but for its head; sizes 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -44,6 +44,7 @@ class Layout:
         of outputs, of saved, of steps' windows, bytes of output buffers by output, the plan's `nonnegative`, and
         the sizes of its `selected`); a type is (sizes, strides, offset in elements).
     dtypes: of the products, that of attention and of its scores included.
+    names: symbol -> what errors call it, filled in by who knows the user's words.
     """
 
     symbols: tuple[str, ...]
@@ -51,6 +52,7 @@ class Layout:
     placed: tuple[str, ...]
     shape: Callable[..., tuple[Any, ...]]
     dtypes: tuple[str, ...]
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def layout_of(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> Layout:

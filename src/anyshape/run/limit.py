@@ -41,6 +41,7 @@ OFTEN = 0.99  # of the room, what the bound of a rung comes to that mostly fits
 CHEAPER = 0.97  # of what a rung that fits takes, what one before it takes that is laid out in any case
 CLEARLY = 1.001  # of the room, more than what a rung needs by estimate that is not laid out
 NAMED = 4  # values that an error names
+NAMED_SIZES = 8
 
 
 class Limit:
@@ -339,7 +340,9 @@ class Limit:
         return self.calibration.speeds(self.ladders.costs.dtypes, threads)
 
     def _error(self, values: dict[str, int], room: int, full: StoreError | None, freed: int) -> LimitError:
-        shape = ", ".join(f"{name}={value}" for name, value in sorted(values.items())[:8])
+        names = self.program.layout.names
+        shape = ", ".join(f"{name}={value}" for name, value in sorted(
+            (names.get(old, old), value) for old, value in values.items())[:NAMED_SIZES])
         ladder, lowest = self.ladder(values, full is None), self.lowest(values, full is None)
         curve = alone(self.program, values) if ladder is None else ladder.alive(lowest)
         least = self.least(values, full is None)

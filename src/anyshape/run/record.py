@@ -29,7 +29,7 @@ from anyshape.ir.types import size_of
 from anyshape.plan.alloc import kept_regions, live_bytes
 from anyshape.plan.plan import Buffer, KernelStep, MemoryStep, Plan, Window, parts_of
 from anyshape.run import pages
-from anyshape.run.bind import check_inside
+from anyshape.run.bind import check_inside, renamed
 from anyshape.run.context import Context
 from anyshape.run.joined import Joined
 from anyshape.run.keeping import EVERYTHING, Keeping, Keeps, without
@@ -192,12 +192,12 @@ class Records:
         layout = self.layout
         missing = [name for name in layout.symbols if name not in values]
         if missing:
-            raise Unsupported(f"{self.plan.name} computes with the size {', '.join(missing)}",
+            raise Unsupported(f"{self.plan.name} computes with the size {renamed(', '.join(missing), layout.names)}",
                               why="neither its inputs nor its tape say what it is",
                               do="run the forward that was compiled with this backward")
         (steps, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain,
          selected) = self._shape(tuple([values[name] for name in layout.symbols]))
-        check_inside(self.plan, uncertain, selected)
+        check_inside(self.plan, uncertain, selected, layout.names)
         room = 0 if self.room is None else output_bytes[self.room.index]
         runs = self.keeps.runs(keeping)
         if self.keeps.optional:

@@ -227,10 +227,15 @@ def programs_of_others(code: Any, callback: FrameCallback) -> int:
     entries = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
     if entries is None or _isolates():
         return 0
-    backend: Any = callback
-    while hasattr(backend, "_torchdynamo_orig_backend"):  # by the innermost Dynamo knows whose a program is
-        backend = backend._torchdynamo_orig_backend
+    backend = backend_of(callback)
     return sum(entry.backend is not backend for entry in entries(code))
+
+
+def backend_of(callback: Any) -> Any:
+    """The innermost function of a callback, by which Dynamo knows whose a program is."""
+    while hasattr(callback, "_torchdynamo_orig_backend"):
+        callback = callback._torchdynamo_orig_backend
+    return callback
 
 
 def decompositions_of(ops: Sequence[Any]) -> dict[Any, Callable[..., Any]]:

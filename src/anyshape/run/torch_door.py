@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from anyshape import torch_compat as compat
+from anyshape.run import torch_api
 from anyshape.run.kinds import plain_gradient
 
 DROPPED = ("torch._dynamo.guards.GuardManagerWrapper", "torch._dynamo.guards.DeletedGuardManagerWrapper",
@@ -79,11 +80,14 @@ def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
     return getattr(guards, "root", guards).check  # type: ignore[no-any-return]
 
 
-def failed_guards(code: Any, frame_locals: dict[str, Any]) -> list[list[str]]:
-    """The guards by which each program that Dynamo holds for `code` refuses a frame with these locals; the nearest
-    program's first."""
-    answers = [guards.check_verbose(frame_locals) for guards, _ in cached_programs(code)
-               if guards.cache_entry is not None]
+def failed_guards(code: Any, frame_locals: dict[str, Any], callback: Any) -> list[list[str]]:
+    """The guards by which each program that Dynamo holds for `code` and made with `callback` (the `inner` of
+    `torch_api.dynamo_compile`) refuses a frame with these locals; the nearest program's first."""
+    all_of = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
+    backend = torch_api.backend_of(callback)
+    entries = [] if all_of is None else [entry for entry in all_of(code) if entry.backend is backend]
+    answers = [entry.guard_manager.check_verbose(frame_locals) for entry in entries
+               if entry.guard_manager.cache_entry is not None]
     refused = sorted((one for one in answers if not one.result), key=lambda one: -one.num_guards_executed)
     return [list(one.verbose_code_parts) for one in refused]
 

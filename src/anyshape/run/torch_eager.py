@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from anyshape.run import torch_trace
+from anyshape import torch_compat as compat
+from anyshape.run import torch_api, torch_trace
 
 INSIDE = os.path.dirname(torch.__file__) + os.sep
 RESUMED = "torch_dynamo_resume_in"  # Dynamo's name for what comes after a graph break begins so
@@ -16,19 +17,18 @@ RESUMED = "torch_dynamo_resume_in"  # Dynamo's name for what comes after a graph
 
 def dispatch_mode_names() -> list[str]:
     """The classes of the TorchDispatchModes that are on, outermost first."""
-    try:
-        from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-    except ImportError:
-        return ["TorchDispatchMode"] * torch._C._len_torch_dispatch_stack()
-    return [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()]
+    stack = compat.get("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
+    if stack is None:
+        return ["TorchDispatchMode"] * torch_api.dispatch_modes()
+    return [type(mode).__name__ for mode in stack()]
 
 
 def switched_off() -> tuple[str, str]:
     """Why Dynamo would trace no call now, and what to do; two empty texts where it would."""
-    import torch._dynamo.eval_frame as eval_frame
-    if getattr(getattr(eval_frame, "_stance", None), "stance", "") == "force_eager":
+    evaluation, config = compat.get("torch._dynamo.eval_frame"), compat.get("torch._dynamo.config")
+    if getattr(getattr(evaluation, "_stance", None), "stance", "") == "force_eager":
         return 'torch.compiler.set_stance("force_eager") is set', 'set the stance "default"'
-    if getattr(torch._dynamo.config, "disable", False):
+    if getattr(config, "disable", False):
         return "torch._dynamo.config.disable is set", "unset it, and TORCH_COMPILE_DISABLE in the environment"
     return "", ""
 
@@ -56,8 +56,8 @@ def is_resumed(code: Any) -> bool:
 def graph_breaks() -> list[Any]:
     """What Dynamo notes of each graph break, in the order in which it met them; nothing where this torch has no
     such list."""
-    from torch._dynamo import utils
-    return getattr(utils, "graph_break_reasons", [])
+    found: list[Any] = getattr(compat.get("torch._dynamo.utils"), "graph_break_reasons", [])
+    return found
 
 
 def break_words(one: Any) -> str:
@@ -103,7 +103,6 @@ def error_words(error: BaseException) -> str:
 
 def tracer_words() -> tuple[type[BaseException], ...]:
     """The exceptions by which Dynamo says that a call cannot be one program."""
-    from torch._dynamo import exc
     names = ("Unsupported", "UserError", "InternalTorchDynamoError", "FailOnRecompileLimitHit", "BackendCompilerFailed",
              "UncapturedHigherOrderOpError")
-    return tuple(getattr(exc, name) for name in names if hasattr(exc, name))
+    return tuple(compat.need(f"torch._dynamo.exc.{name}") for name in names)

@@ -13,6 +13,9 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from anyshape import torch_compat as compat
+
+VARIABLES = "torch._dynamo.variables."
 Holder = types.SimpleNamespace
 MOST_POSITIONAL = 1 if sys.version_info >= (3, 13) else 0
 
@@ -37,14 +40,18 @@ def _is_plain(kind: Any) -> bool:
 @contextlib.contextmanager
 def holders_traced() -> Iterator[None]:
     """Inside, Dynamo traces calls of such classes, and changes of their objects. When nested, without effect."""
+    names = [compat.get(VARIABLES + name) for name in ("UserDefinedClassVariable", "ConstDictVariable",
+                                                       "DunderDictVariable", "VariableTracker", "user_defined")]
+    effects = compat.get("torch._dynamo.side_effects.SideEffects")
+    if effects is None or None in names:
+        yield
+        return
+    kind, dictionary, attributes_of, tracker, user_defined = names
     try:
-        from torch._dynamo.side_effects import SideEffects
-        from torch._dynamo.variables import ConstDictVariable, DunderDictVariable, VariableTracker, user_defined
-        from torch._dynamo.variables import UserDefinedClassVariable as Class
-        call, known, changes = (Class.call_function, Class.supported_c_new_functions,
-                                SideEffects.cls_supports_mutation_side_effects)
-        attributes, standard = DunderDictVariable.__dict__["create"], user_defined.is_standard_setattr
-    except (ImportError, AttributeError, KeyError):
+        call, known, changes = (kind.call_function, kind.supported_c_new_functions,
+                                effects.cls_supports_mutation_side_effects)
+        attributes, standard = vars(attributes_of)["create"], user_defined.is_standard_setattr
+    except (AttributeError, KeyError):  # of an older torch
         yield
         return
     if hasattr(call, "anyshape"):
@@ -54,16 +61,16 @@ def holders_traced() -> Iterator[None]:
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if not self.source or not _is_plain(self.value) or len(args) > MOST_POSITIONAL:
             return call(self, tx, args, kwargs)
-        build = VariableTracker.build
-        named = ConstDictVariable({build(tx, name): value for name, value in kwargs.items()})
-        given = args[0] if args else ConstDictVariable({})
+        build = tracker.build
+        named = dictionary({build(tx, name): value for name, value in kwargs.items()})
+        given = args[0] if args else dictionary({})
         return tx.inline_user_function_return(build(tx, _made), [self, given, named], {})
 
     def new_functions() -> Any:
         return known() | {Holder.__new__}
 
-    def supports_changes(kind: type) -> bool:
-        return _is_plain(kind) or bool(changes(kind))
+    def supports_changes(one: type) -> bool:
+        return _is_plain(one) or bool(changes(one))
 
     def is_standard_setattr(method: Any) -> bool:
         return method is Holder.__setattr__ or bool(standard(method))
@@ -74,12 +81,12 @@ def holders_traced() -> Iterator[None]:
         return found
 
     call_function.anyshape = True  # type: ignore[attr-defined]
-    patches = [(Class, "call_function", call_function, call),
-               (Class, "supported_c_new_functions", staticmethod(new_functions), staticmethod(known)),
-               (SideEffects, "cls_supports_mutation_side_effects", staticmethod(supports_changes),
+    patches = [(kind, "call_function", call_function, call),
+               (kind, "supported_c_new_functions", staticmethod(new_functions), staticmethod(known)),
+               (effects, "cls_supports_mutation_side_effects", staticmethod(supports_changes),
                 staticmethod(changes)),
                (user_defined, "is_standard_setattr", is_standard_setattr, standard),
-               (DunderDictVariable, "create", classmethod(create), attributes)]
+               (attributes_of, "create", classmethod(create), attributes)]
     try:
         for owner, name, ours, _ in patches:
             setattr(owner, name, ours)

@@ -22,8 +22,9 @@ _POSITIONS = "_compute_upsample_nearest_indices"  # what torch's kernels for res
 def _softshrink(x: torch.Tensor, lambd: Any = 0.5) -> torch.Tensor:
     """What lies within the limits has no gradient, whatever comes from behind."""
     most = torch.finfo(x.dtype).max
-    torch._check(0 <= lambd <= most,
-                 lambda: f"lambda must be in range [0, {most}] for input dtype {x.dtype}, but found {lambd}")
+    check = compat.need("torch._check")
+    check(0 <= lambd <= most,
+          lambda: f"lambda must be in range [0, {most}] for input dtype {x.dtype}, but found {lambd}")
     y = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # where the limit is not rounded
     return torch.where(y.abs() > lambd, y - torch.sign(y).detach() * lambd, y.detach() * 0).to(x.dtype)
 
@@ -64,9 +65,13 @@ def _nearest(place: torch.Tensor, size: Any, given: Any, factor: float | None, e
 
 def refuse_size_0(sizes: Sequence[Any], error: type[Exception], message: str) -> None:
     """Raises where a size is 0; of a size that is a symbol this is a guard. Sizes that only data tell are not asked."""
+    import sympy
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
     for size in sizes:
-        if not free_unbacked_symbols(size) and size == 0:
+        if isinstance(size, torch.SymInt) and not free_unbacked_symbols(size):
+            # not `size == 0`, which operators are answered without a guard (general_tracing)
+            size = int(bool(size.node.shape_env.evaluate_expr(sympy.Ne(size.node.expr, 0))))
+        if isinstance(size, int) and size == 0:
             raise error(message)
 
 

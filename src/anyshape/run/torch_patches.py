@@ -33,6 +33,8 @@ WHILE_TRACING = {
     "torch._functorch.aot_autograd.aot_module_simplified": "the same for the backward's trace",
     "torch._C._select_conv_backend": "asks sizes for a layout: its answer changes no result, and is no guard",
     "torch._subclasses.fake_impls._compute_slice_index": "a bound of a slice of unknown sign ends the graph",
+    "torch._decomp.decompositions._compute_upsample_nearest_indices":
+        "takes other pixels than eager where a factor is no whole number; 18 operators share it",
     VARIABLES + "builder._automatic_dynamic":
         "chooses sizes that are taken as numbers, one by one; torch's marks would stay on the user's tensors",
     VARIABLES + "misc.LoggingLoggerVariable.call_method": "warning_once ends a graph",

@@ -45,10 +45,11 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
     (`oblivious`, torch's `backed_size_oblivious`), `rules` say the shapes of operators that torch has none for, and
     functions of torch are traced as those `in_python`. Costs about 100 us, so it is entered on a cache miss only.
     `others` programs of the frame do not count for Dynamo's limits. Sizes of inputs that are among `numbers`, such as
-    L['x'].size()[0], are taken as the numbers that they are, and those of the buffers at `changing` as symbols (torch
-    takes a buffer's sizes as numbers, as those of a parameter)."""
+    L['x'].size()[0], are taken as the numbers that they are; whole numbers at `changing`, such as L['self'].step, and
+    sizes of buffers there, as symbols (torch takes a module's numbers, and sizes of its buffers, as constants)."""
     dynamo_config = compat.need("torch._dynamo.config")
     symbolic_config = compat.get("torch.fx.experimental._config")
+    counted = getattr(getattr(torch.compiler, "config", None), "dynamic_sources", None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(compat.compile_lock())  # torch's own, for what is changed here is every thread's
         dynamo = {name: value for name, value in DYNAMO_SETTINGS.items() if hasattr(dynamo_config, name)}
@@ -66,6 +67,10 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(dynamo_config.patch(dynamo))
         if symbolic_config is not None and symbolic:
             stack.enter_context(symbolic_config.patch(symbolic))
+        if counted is not None and dynamic and changing:
+            names = ",".join(re.escape(place) + "$" for place in sorted(changing))
+            settings: Any = torch.compiler.config
+            stack.enter_context(settings.patch(dynamic_sources=f"{counted},{names}"))
         stack.enter_context(quick_tracing())
         stack.enter_context(nothing_drawn_in_vain())
         stack.enter_context(eager_operators())
@@ -383,6 +388,21 @@ def hints(values: Iterable[Any]) -> dict[Any, int]:
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol and size.node.has_hint():
                 found.setdefault(size.node.expr, int(size.node.hint))
+    return found
+
+
+def fixed_sizes() -> dict[str, str]:
+    """Asked while Dynamo compiles a graph: the sizes that it took as numbers, such as L['x'].size()[0], each with the
+    user's line that asked."""
+    context = torch._guards.TracingContext.try_get()
+    env = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    found = {}
+    for source, stack in getattr(env, "specialization_stacks", {}).items():
+        name = source.name() if callable(source.name) else source.name
+        lines = [line for line in stack if not re.search(r"/(site|dist)-packages/torch/", line.filename)] or list(stack)
+        if lines:
+            file, line = lines[-1].filename.rsplit("/", 1)[-1], (lines[-1].line or "").strip()
+            found[name] = f"{file}:{lines[-1].lineno}: {line}"
     return found
 
 

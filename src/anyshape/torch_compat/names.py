@@ -92,6 +92,11 @@ TRACING = {
     f"{DYNAMO}utils": Name("the graph's call in the code that torch makes of a frame", WRAPPED),
     f"{DYNAMO}symbolic_convert": Name("spares a trace to read source files", SLOW_TRACE),
     f"{DYNAMO}symbolic_convert.get_funcname": Name("spares a trace to read source files", SLOW_TRACE),
+    # torch 2.11 lacks one of these
+    **{f"{DYNAMO}{name}": Name("holders of values that are traced as classes of the user's own", FEWER, quiet=True)
+       for name in (
+        "variables.UserDefinedClassVariable", "variables.ConstDictVariable", "variables.DunderDictVariable",
+        "variables.VariableTracker", "variables.user_defined", "side_effects.SideEffects")},
     f"{DYNAMO}variables.constant.ConstantVariable": Name("messages that a program logs once", FEWER),
     f"{DYNAMO}variables.misc.LoggingLoggerVariable": Name("messages that a program logs once", FEWER),
     f"{DYNAMO}variables.misc.DebuggingVariable": Name("warnings in a function that is called", "they are not given"),
@@ -141,7 +146,7 @@ TRACING = {
        for path in PYTHON_KERNELS},
     **{f"{DYNAMO}exc.{name}": Name("what the tracer raises", "all that it raises counts as a trace that failed")
        for name in ("BackendCompilerFailed", "InternalTorchDynamoError", "TorchRuntimeError", "Unsupported",
-                    "UserError", "FailOnRecompileLimitHit")},
+                    "UserError", "FailOnRecompileLimitHit", "UncapturedHigherOrderOpError")},
     **{f"{DYNAMO}exc.{name}": Name("a trace that begins again", FEWER)
        for name in ("TensorifyScalarRestartAnalysis", "RestartAnalysis")},
     **{path: Name("one tape for all that a backward needs", OPAQUE) for path in (

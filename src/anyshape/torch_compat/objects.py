@@ -32,6 +32,12 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def sequence_number(gradient: Any) -> int | None:
+    """The number that a node of an autograd graph shares with what its forward wrote into a trace; None: not known."""
+    number = getattr(gradient, "_sequence_nr", None)
+    return None if number is None else int(number())
+
+
 def is_mutable(op: Any) -> bool:
     """Whether an operator writes to an operand."""
     return bool(op._schema.is_mutable)

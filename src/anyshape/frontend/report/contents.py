@@ -61,7 +61,7 @@ def collect(name: str, compilation: Compilation, given: Mapping[str, Any], most:
 def _program(program: NativeProgram, limit: Limit, compilation: Compilation, values: Mapping[str, int],
              ranges: Mapping[str, tuple[int, int]], most: int) -> Json:
     capture = capture_of(program, compilation)
-    names = {old: name for old, _, name in capture.sizes}
+    names = compilation.names_of(program.name)
     spans = _spans(limit, capture, values, ranges)
     limit = limit_at(limit, dict(zip(limit.program.layout.symbols, (one.start for one in spans), strict=True)))
     line = timeline(limit)
