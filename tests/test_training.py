@@ -379,6 +379,6 @@ def test_a_training_call_is_short():
     for pool in (shared_context().kept, shared_context().temporary):
         pool.release_idle()  # a search among blocks of other programs counts too
     fast(x).sum().backward()  # which takes new blocks
-    assert calls(lambda: fast(x)) < 105
+    assert calls(lambda: fast(x)) < 110
     y = fast(x).sum()
     assert calls(y.backward) < 125
