@@ -90,6 +90,10 @@ class Block:
         self.views[record] = views
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 def _bytes(block: Block) -> int:
     return block.bytes
 
@@ -111,6 +115,7 @@ class Pool:
         self.takes = 0
         self.need = 0  # most bytes taken at once in this window
         self.used = self.begun = time.monotonic()  # the last take, and the beginning of this window
+        self.grown: Callable[[], None] = _nothing  # called after a block was made (run/idle.py)
 
     def take(self, bytes_: int) -> Block:
         """A block of at least `bytes_` bytes, aligned to 64.
@@ -127,7 +132,7 @@ class Pool:
                 self.need = bytes_
             if self.takes % WINDOW == 0 or now - self.begun > IDLE_SECONDS:
                 self._trim()
-            # others give blocks back meanwhile, at the end; and what idles may go, where Python collects garbage
+            # others give blocks back meanwhile, at the end; and what idles may go, by another thread
             free = self.free
             first = free[0] if len(free) == 1 else None
             best = first if first is not None and first.bytes >= bytes_ else min(
@@ -170,7 +175,7 @@ class Pool:
             while self.free:
                 try:
                     found += self.free.pop().bytes
-                except IndexError:  # this thread came here once more, from the collector of garbage
+                except IndexError:  # this thread came here once more, from a finaliser
                     break
         return found
 
@@ -188,6 +193,7 @@ class Pool:
             self.noted += size
             self.peak = max(self.peak, self.noted)
         events.arena_changed(size)
+        self.grown()
         return block
 
     def _drop(self, block: Block) -> bool:

@@ -4,12 +4,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
-import gc
 import itertools
 import threading
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from anyshape.backend import (
@@ -27,9 +24,10 @@ from anyshape.backend.host import emit_host
 from anyshape.backend.torchlib import library
 from anyshape.base.config import Config
 from anyshape.run import pages
-from anyshape.run.arena import IDLE_SECONDS, SMALL, Pool
+from anyshape.run.arena import Pool
 from anyshape.run.cache import DiskCache, cache_of
 from anyshape.run.convolution import PackedWeights
+from anyshape.run.idle import IdleRelease
 from anyshape.run.store import Stores
 
 WORD = ctypes.c_int64
@@ -91,11 +89,7 @@ class Context:
         self.numbers = itertools.count(1)
         self._callback = ctypes.CFUNCTYPE(WORD, WORD, WORD)(self._step)
         self.callback = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
-
-        # no thread of its own: where Python does anything at all, it collects garbage now and then
-        look = _looking(weakref.ref(self))
-        gc.callbacks.append(look)
-        weakref.finalize(self, gc.callbacks.remove, look).atexit = False
+        self.idle = IdleRelease((self.temporary, self.kept), self.release)
 
     def release(self) -> int:
         """Gives back what no call is using: free blocks, reordered weights. Returns the bytes. Safe at any time, from
@@ -153,17 +147,6 @@ class Context:
         except BaseException as error:  # ctypes would print and forget it; the caller of run_plan raises it again
             call.error = error
         return 0
-
-
-def _looking(context: weakref.ref[Context]) -> Callable[[str, dict[str, int]], None]:
-    """What Python calls after it has collected garbage: memory goes back that nobody has asked for in a long time."""
-    def look(phase: str, info: dict[str, int]) -> None:
-        one = context() if phase == "stop" and info["generation"] else None
-        if one is not None and time.monotonic() - max(one.temporary.used, one.kept.used) > IDLE_SECONDS \
-                and one.release() > SMALL:
-            pages.give_back()
-
-    return look
 
 
 def release() -> int:
