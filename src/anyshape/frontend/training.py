@@ -27,7 +27,7 @@ from anyshape.road import rebuilt
 from anyshape.run import torch_api, torch_door
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.executable import Executable
-from anyshape.torch_compat import aten
+from anyshape.torch_compat import aten, is_there
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,8 @@ class Pair:
         where that was not compiled with the forward."""
         second = self.second
         if self.forward is None or self.runtime is None or second is None or not self.is_plain():
+            return None
+        if self.runtime.views and not is_there(aten._unsafe_view.default):
             return None
         apply = torch_door.plain_apply(_function(self, self.forward, self.runtime, second))
         hint, hints = torch_door.hint_dynamic, self.runtime.hints
