@@ -13,11 +13,11 @@ from anyshape.backend import host_words as host
 from anyshape.backend import limits
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError
-from anyshape.run import autotune, measured
+from anyshape.run import autotune, measurements
 from anyshape.run.autotune import KINDS, Autotune, usual
 from anyshape.run.cache import DiskCache
 from anyshape.run.context import shared_context
-from anyshape.run.measured import Measurements, key_of
+from anyshape.run.measurements import Measurements, key_of
 from anyshape.run.words import FULL, MANY, does
 from anyshape.tools import cli
 
@@ -193,4 +193,4 @@ def test_a_file_system_without_links(gains, tmp_path, monkeypatch) -> None:
     assert tune(tmp_path).ours(FULL)
     gains[FULL] = 0.1
     assert tune(tmp_path).ours(FULL)
-    assert measured.NUMBER.size == 8
+    assert measurements.NUMBER.size == 8

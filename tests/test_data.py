@@ -700,3 +700,13 @@ def test_values_that_eager_refuses_are_refused(name):
         for call in (function, fast):
             with pytest.raises((RuntimeError, IndexError), match=words):
                 call(x, wrong)
+
+
+def test_a_quotient_of_numbers_of_tensors_is_a_number():
+    """Torch's tracer takes an operator on two such numbers for the constant NaN."""
+    def quotient(a: torch.Tensor, b: torch.Tensor) -> float:
+        return float(torch.ops.aten.div(int(a), int(b)))
+
+    fast = anyshape.compile(quotient)
+    for a, b in ((7, 2), (9, 4), (-3, 2), (1, 0)):
+        assert fast(torch.tensor(a), torch.tensor(b)) == quotient(torch.tensor(a), torch.tensor(b))

@@ -81,7 +81,7 @@ def test_which_routine_multiplies_does_not_hang_on_the_name_of_the_processor(mon
     from anyshape.backend import host_words
     from anyshape.run import autotune
     from anyshape.run.cache import DiskCache
-    from anyshape.run.measured import Measurements
+    from anyshape.run.measurements import Measurements
 
     x, w = torch.randn(64, 256), torch.randn(256, 128)
     for gain, op in ((3.0, host_words.PRODUCT), (0.3, host_words.MATMUL)):

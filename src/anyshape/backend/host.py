@@ -12,9 +12,9 @@ from anyshape.backend import host_words
 from anyshape.backend.host_attention import ATTENTION_ROUTINES, run_attention
 from anyshape.backend.host_grouped import GROUPED_ROUTINES, run_grouped
 from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, run_matmul
+from anyshape.backend.host_offset_assignment import PLACE_ROUTINES
 from anyshape.backend.host_over import OVER_ROUTINES, run_over
 from anyshape.backend.host_packed import PACKED_ROUTINES, run_packed
-from anyshape.backend.host_places import PLACE_ROUTINES
 from anyshape.backend.host_series import SERIES_ROUTINES, run_bands, run_series
 from anyshape.backend.host_threads import THREAD_ROUTINES, fork, look
 from anyshape.backend.host_words import (

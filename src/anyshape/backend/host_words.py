@@ -244,7 +244,7 @@ WATCHED = 256  # regions
 # whether it is watched, and the nanoseconds in which a thread did not run
 REGION_FUNCTIONS, REGION_ROUTINE, REGION_DATA, REGION_BEGIN, REGION_END, REGION_WATCHED, REGION_LOST = range(7)
 
-# of the placement of buffers (backend/host_places.py)
+# of the placement of buffers (backend/host_offset_assignment.py)
 SHORT = 32  # lists up to here are sorted in one go
 CROWDED = 4  # where a buffer is alive with more than this part of all, looking at all of them takes no longer
 BY_SIZE, BY_AREA, BY_POWER, BY_POWER_BETWEEN, BY_BIRTH = range(5)  # orders in which buffers are placed

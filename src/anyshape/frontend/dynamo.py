@@ -20,12 +20,12 @@ from anyshape.frontend import decompositions, repro
 from anyshape.frontend.attention import attention
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest, Role
 from anyshape.frontend.derivatives import derivatives
+from anyshape.frontend.double_backward import DoubleBackward, with_double_backward
 from anyshape.frontend.eager import FallbackWarning, note, refuse
 from anyshape.frontend.gradients import detached, point_at_forward
 from anyshape.frontend.partition import Halves, partition_with_tape
 from anyshape.frontend.program import check_stages, compile_program, interpret
 from anyshape.frontend.reasons import size_names
-from anyshape.frontend.second import Second, with_second
 from anyshape.frontend.step_checks import warn_of_inputs
 from anyshape.frontend.step_halves import HalvesProgram, step_halves
 from anyshape.frontend.step_program import StepProgram
@@ -93,8 +93,8 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         partition=lambda joint, inputs, **more: partition_with_tape(joint, inputs, halves, **more),
         decompositions=decompositions.table())
     if pair.forward is not None:
-        pair.second = Second(captured, halves, pair.as_given, compilation)
-        wrapped = with_second(wrapped, pair.second)
+        pair.second = DoubleBackward(captured, halves, pair.as_given, compilation)
+        wrapped = with_double_backward(wrapped, pair.second)
     if DOOR in compilation.config.disabled():
         return wrapped
     flat = inference.flat(len(example_inputs)) or pair.flat(wrapped)

@@ -19,9 +19,9 @@ import torch
 from anyshape.base.config import Config
 from anyshape.frontend.absent import less
 from anyshape.frontend.compilation import Boxed, Compilation
+from anyshape.frontend.double_backward import DoubleBackward
 from anyshape.frontend.partition import Halves
 from anyshape.frontend.program import NativeProgram
-from anyshape.frontend.second import Second
 from anyshape.passes.pipeline import DOOR
 from anyshape.road import rebuilt
 from anyshape.run import torch_api, torch_door
@@ -51,7 +51,7 @@ class Pair:
         self.backward: Boxed | None = None
         self.runtime: torch_door.TrainingRuntime | None = None
         self.as_given = False
-        self.second: Second | None = None
+        self.second: DoubleBackward | None = None
         self.without: dict[tuple[int, ...], Without] = {}
         self.lock = threading.Lock()
 
@@ -143,7 +143,7 @@ def _native(program: Boxed) -> NativeProgram | None:
 
 
 def _function(pair: Pair, forward_program: Boxed, runtime: torch_door.TrainingRuntime,
-              second: Second) -> type[torch.autograd.Function]:
+              second: DoubleBackward) -> type[torch.autograd.Function]:
     """The function of autograd of one pair. Its name is AOTAutograd's, for people see it in `grad_fn`."""
     constant, views, tangents = runtime.constant, runtime.views, runtime.tangents
     check, steady = torch_door.check_backward, runtime.steady

@@ -137,8 +137,12 @@ class Pool:
             first = free[0] if len(free) == 1 else None
             best = first if first is not None and first.bytes >= bytes_ else min(
                 (block for block in free if block.bytes >= bytes_), key=_bytes, default=None)
-            if best is not None and self._drop(best):
-                return best
+            if best is not None:
+                try:
+                    free.remove(best)
+                    return best
+                except ValueError:
+                    pass
             best = first = None
             # a block that is too small makes room for its successor, so that there are never more blocks than calls;
             # no variable may hold it while that is made

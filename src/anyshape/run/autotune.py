@@ -5,9 +5,10 @@
                                                                                                  by as much as `margin`
 
 Both run in turn on one thread, whose own processor time counts, when a program first has such a product; of several
-turns the fastest, for other work on the machine only makes them slower. What was measured is kept (run/measured.py).
-The routine that the processor's features speak for is taken unless the other one is clearly faster, so that noise does
-not change what is computed; it is also taken where nothing may be measured, or nothing can be.
+turns the fastest, for other work on the machine only makes them slower. What was measured is kept
+(run/measurements.py). The routine that the processor's features speak for is taken unless the other one is clearly
+faster, so that noise does not change what is computed; it is also taken where nothing may be measured, or nothing can
+be.
 """
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from anyshape.ir.types import size_of
 from anyshape.run.attention import AttentionSpec, attention_words
 from anyshape.run.context import WORD, Context
 from anyshape.run.dtypes import TORCH_DTYPES
-from anyshape.run.measured import Measurements
+from anyshape.run.measurements import Measurements
 from anyshape.run.words import ATTENTION, FEW, FULL, MANY, THIN_ONES, Area, does, matmul_words, native
 
 MODES = ("measured", "own", "library", "usual")

@@ -13,7 +13,7 @@ from anyshape.ir.op import DIVISOR
 from anyshape.ir.types import TensorType
 from anyshape.plan.plan import Plan, Step
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
-from anyshape.run.kinds import refused
+from anyshape.run.tensor_kinds import refused
 from anyshape.sym.expr import Size, coefficient_of, evaluate, symbol, symbols_of
 
 _NUMBERED = re.compile(r"(primals|tangents|arg\d+)_\d+$")  # names of torch for inputs, which say nothing to a user

@@ -3,7 +3,7 @@
     product   256 x 512 x 512 on one thread, as programs do it: our own routines, or the library's
     copy      16 MB a thread into other 16 MB, about what caches hold, on all threads: they share the memory
 
-What was measured is kept (run/measured.py), so later processes choose as the first one did. Of several turns the
+What was measured is kept (run/measurements.py), so later processes choose as the first one did. Of several turns the
 fastest counts, for other work on the machine only makes them slower.
 """
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anyshape.run.cache import DiskCache, cache_of
 from anyshape.run.context import Context, context_of
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.executable import Executable
-from anyshape.run.measured import Measurements
+from anyshape.run.measurements import Measurements
 from anyshape.run.work import FLOATS, USUAL, Speeds
 from anyshape.sym.facts import Facts
 

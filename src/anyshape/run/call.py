@@ -31,11 +31,11 @@ from anyshape.run.grouped import OPS as GROUPED
 from anyshape.run.grouped import grouped_by_torch
 from anyshape.run.interp import Interpreter
 from anyshape.run.keeping import EVERYTHING
-from anyshape.run.kinds import in_memory
 from anyshape.run.moving import Action
 from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, View
 from anyshape.run.store import Ticket
+from anyshape.run.tensor_kinds import in_memory
 from anyshape.sym.expr import Expr, evaluate
 from anyshape.torch_compat import storage_id
 

@@ -27,9 +27,9 @@
             return record, (a0, a1, a2), (a0.data_ptr(), a1.data_ptr(), a2.data_ptr()), undo
 
 Inputs of fixed sizes, parameters mostly, are looked at once; from then on `alike` asks torch in one call whether they
-are what they were: type, dtype, sizes, strides, device, and what else a tensor can be (run/kinds.py); `akin` does the
-same for the others, sizes and strides aside. A backward program's first argument is the tape; `values` are its entries
-and `origin` the forward's record.
+are what they were: type, dtype, sizes, strides, device, and what else a tensor can be (run/tensor_kinds.py); `akin`
+does the same for the others, sizes and strides aside. A backward program's first argument is the tape; `values` are its
+entries and `origin` the forward's record.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from anyshape.ir.types import TensorType
 from anyshape.plan.plan import Plan
 from anyshape.run import torch_api
 from anyshape.run.dtypes import TORCH_DTYPES
-from anyshape.run.kinds import odd
+from anyshape.run.tensor_kinds import odd
 from anyshape.torch_compat import is_zeros
 
 PATIENCE = 8  # kinds of inputs (in inference mode or not, with gradients or without) that are learnt

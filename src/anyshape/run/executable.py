@@ -33,13 +33,13 @@ from anyshape.run.context import Context, shared_context
 from anyshape.run.counted import counted_peak
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.entry import make_enter
-from anyshape.run.kinds import in_memory, refused, without_memory
 from anyshape.run.layout import layout_of
 from anyshape.run.limit import Limit
 from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, Records
 from anyshape.run.shared import begin
 from anyshape.run.tape import Tape
+from anyshape.run.tensor_kinds import in_memory, refused, without_memory
 
 FIRST = 8 * (host.SLOTS + 1)  # byte of a call's block where the addresses of buffers begin
 RECORDS = 512  # shapes that one program remembers
@@ -418,7 +418,7 @@ class Executable:
 
     def _fit(self, record: Record, inputs: tuple[Any, ...], known: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Inputs in memory and with the strides that the program expects, copied where they are not; what is to be
-        copied back afterwards as (given, used) pairs. known: their kinds fit (run/kinds.py)."""
+        copied back afterwards as (given, used) pairs. known: their kinds fit (run/tensor_kinds.py)."""
         fitted = list(inputs)
         undo = []
         for i, (kind, given) in enumerate(zip(self.plan.inputs, inputs, strict=True)):

@@ -1,4 +1,4 @@
-"""Places of buffers at given sizes, by the host's own search (backend/host_places.py)."""
+"""Places of buffers at given sizes, by the host's own search (backend/host_offset_assignment.py)."""
 from __future__ import annotations
 
 import ctypes

@@ -33,11 +33,11 @@ from anyshape.run.bind import check_inside, renamed
 from anyshape.run.context import Context
 from anyshape.run.joined import Joined
 from anyshape.run.keeping import EVERYTHING, Keeping, Keeps, without
-from anyshape.run.kinds import with_addresses
 from anyshape.run.layout import NO_REGIME, Layout
 from anyshape.run.moving import Action, actions, with_actions
 from anyshape.run.placement import GOOD_ENOUGH, WORD, Item, Life, Places, best
 from anyshape.run.sizes import Sizes
+from anyshape.run.tensor_kinds import with_addresses
 from anyshape.run.words import may_pack_over
 from anyshape.sym.expr import Size, evaluate, symbols_of
 

@@ -36,11 +36,24 @@ def remembered_shapes(memory: dict[Any, Any]) -> Iterator[None]:
         yield
         return
     dispatch = FakeTensorMode._dispatch_impl
-    FakeTensorMode._dispatch_impl = _remembering(dispatch, memory)
+    FakeTensorMode._dispatch_impl = _remembering(_without_numbers(dispatch), memory)
     try:
         yield
     finally:
         FakeTensorMode._dispatch_impl = dispatch
+
+
+def _without_numbers(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """`dispatch`, in which an operator on numbers that are not known has no known result: torch 2.13 takes `aten.div`
+    of two sizes for the constant NaN, so that `float(torch.ops.aten.div(int(a), int(b)))` is NaN in a trace."""
+    def dispatched(mode: Any, op: Any, types: Any, arguments: Any, keywords: Any) -> Any:
+        result = dispatch(mode, op, types, arguments, keywords)
+        if result.__class__ is FakeTensor and result.constant is not None \
+                and any(isinstance(one, (torch.SymInt, torch.SymFloat)) for one in arguments):
+            result.constant = None
+        return result
+
+    return dispatched
 
 
 def _remembering(dispatch: Callable[..., Any], memory: dict[Any, Any]) -> Callable[..., Any]:

@@ -1,10 +1,12 @@
-"""All that is changed in torch while a program is traced (monkey patches), each with the reason why it cannot be done
-otherwise. Settings of torch that have a name are not among them: those are patched by torch's own `config.patch`.
+"""The functions and methods of torch that are replaced while a program is traced (monkey patches), each with the reason
+why it cannot be done otherwise. Not among them: settings, which torch's own `config.patch` changes, and entries of
+torch's tables (Python kernels of operators: run/torch_kernels.py; tags: run/torch_random.py; rules of shapes:
+`shape_rules` in run/torch_trace.py).
 
 They are there from the beginning of a trace to its end, also where it ends with an error or Ctrl-C, under torch's own
 lock for compilations (`compile_lock`): another thread that compiles waits, as it would for any other compilation. What
-threads ask that do not compile stays as it is: for them the functions below do what torch's do
-(tests/test_patches.py).
+threads ask that do not compile is meant to stay as it is: tests/test_patches.py tries random numbers and calls of what is
+compiled there, and that all is undone.
 """
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second derivatives (`create_graph=True`): what a compiled backward gives is differentiated by PyTorch.
+"""Double backward (`create_graph=True`): what a compiled backward gives is differentiated by PyTorch.
 
     first:   gradients = compiled backward(tape, tangents)
     second:  outputs = graph(inputs);  gradients = grad(outputs, inputs, tangents);  grad(gradients, ..., given)
@@ -46,14 +46,14 @@ class First:
         operands: which inputs are differentiated.
         tangents: of which outputs there are gradients.
     """
-    second: Second
+    second: DoubleBackward
     kept: Kept | None
     places: tuple[int, ...]
     operands: tuple[int, ...]
     tangents: tuple[int, ...]
 
 
-class Second:
+class DoubleBackward:
     """Differentiates the gradients of one graph.
 
     Args:
@@ -245,7 +245,7 @@ def _differentiated(first: First, kept: Kept, operands: Sequence[torch.Tensor], 
     return [next(found) if one.requires_grad else None for one in own]
 
 
-def with_second(wrapped: Callable[..., Any], second: Second) -> Callable[..., Any]:
+def with_double_backward(wrapped: Callable[..., Any], second: DoubleBackward) -> Callable[..., Any]:
     """What torch's wrapper made of the graph, whose gradients can be differentiated."""
     usual = torch_door.plain_training
     limited = second.limited  # a hook would keep what the backward is given while it runs
