@@ -5,8 +5,8 @@ torch's tables (Python kernels of operators: run/torch_kernels.py; tags: run/tor
 
 They are there from the beginning of a trace to its end, also where it ends with an error or Ctrl-C, under torch's own
 lock for compilations (`compile_lock`): another thread that compiles waits, as it would for any other compilation. What
-threads ask that do not compile is meant to stay as it is: tests/test_patches.py tries random numbers and calls of what is
-compiled there, and that all is undone.
+threads ask that do not compile is meant to stay as it is: tests/test_patches.py tries random numbers and calls of what
+is compiled there, and that all is undone.
 """
 from __future__ import annotations
 
