@@ -32,8 +32,8 @@ def _of(module: Any, names: str) -> dict[str, Function]:
 
 UNARY: dict[str, Function] = {
     **_of(torch, """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan tanh sigmoid erf erfc asin
-          acos atan sinh cosh asinh acosh atanh lgamma digamma erfinv floor ceil trunc round neg abs sign square frac isnan
-          isinf isfinite signbit isposinf isneginf relu nan_to_num logit sinc deg2rad logical_not"""),
+          acos atan sinh cosh asinh acosh atanh lgamma digamma erfinv floor ceil trunc round neg abs sign square frac
+          isnan isinf isfinite signbit isposinf isneginf relu nan_to_num logit sinc deg2rad logical_not"""),
     **_of(torch.special, "entr i0e expit"),
     **_of(F, """relu6 elu selu celu gelu silu mish hardtanh hardsigmoid hardswish softplus logsigmoid leaky_relu
           softsign hardshrink softshrink"""),
