@@ -7,8 +7,9 @@ from typing import Any
 from anyshape.base.errors import InputError, LimitError
 from anyshape.frontend.compilation import Compilation
 from anyshape.frontend.explain import capture_of, given_values, native_programs, placed, program_note, step_text
-from anyshape.frontend.explanation import AliveNote, MemoryCurve, MemoryNote, WayBack
+from anyshape.frontend.explanation import AliveNote, MemoryCurve, WayBack
 from anyshape.frontend.fx_inputs import UNUSED
+from anyshape.frontend.memory_view import MemoryNote
 from anyshape.frontend.program import NativeProgram
 from anyshape.run.arena import Held
 from anyshape.run.executable import Executable
