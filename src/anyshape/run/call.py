@@ -35,9 +35,9 @@ from anyshape.run.moving import Action
 from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, View
 from anyshape.run.store import Ticket
-from anyshape.run.tensor_kinds import in_memory
 from anyshape.sym.expr import Expr, evaluate
 from anyshape.torch_compat import storage_id
+from anyshape.torch_compat.tensors import in_memory
 
 
 def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
