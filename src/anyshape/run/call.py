@@ -23,12 +23,11 @@ from anyshape.plan.plan import (
 )
 from anyshape.run.arena import Block, Chunks, Phases
 from anyshape.run.attention import OPS as ATTENTION
-from anyshape.run.attention import by_torch
 from anyshape.run.calls import OWN, Calls
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.extern import results_of
+from anyshape.run.fallbacks import by_torch, grouped_by_torch
 from anyshape.run.grouped import OPS as GROUPED
-from anyshape.run.grouped import grouped_by_torch
 from anyshape.run.interp import Interpreter
 from anyshape.run.keeping import EVERYTHING
 from anyshape.run.moving import Action
