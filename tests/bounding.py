@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 
 import fences
-from anyshape import road
-from anyshape.backend import limits, llvm_build
+from anyshape.backend.cpu.llvm import jit
+from anyshape.backend.cpu.machine import target
+from anyshape.compiler import driver
 from comparing import differs, no_worse
 
 Tensors = tuple[Any, ...]
@@ -31,7 +32,7 @@ INNER = (0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 256, 257,
 HEADS = (1, 2, 3, 5, 8, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 80, 96, 127, 128, 129, 160)
 WORK = 6 << 20  # multiply-adds of a case, at most: more rows would go the same ways
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-TILES = limits.host().has("amx-bf16")  # then oneDNN's products may spread a NaN over its row (torch 2.13)
+TILES = target.host().has("amx-bf16")  # then oneDNN's products may spread a NaN over its row (torch 2.13)
 LONG = (2051, 2053)  # rows and columns of what is streamed
 
 
@@ -408,16 +409,16 @@ def run(seed: int, calls: int, families: Sequence[str]) -> Iterator[str]:
 
 def narrow(vector_bytes: int) -> None:
     """Compiles for a processor with vectors of that width from now on."""
-    here = limits.host()
+    here = target.host()
     late, cpu = {48: (("avx512bf16", "amx"), here.cpu), 32: (("avx512", "avx10", "evex", "amx"), "haswell"),
                  16: (("avx512", "avx10", "evex", "amx", "avx2", "fma", "f16c", "avx", "vaes", "vpcl"), "nehalem")
                  }.get(vector_bytes, ((), here.cpu))  # 48: wide ones, but no pairs of bf16
     names = [name[1:] for name in here.features.split(",") if name.startswith("+")]
     kept = frozenset(name for name in names if not (late and name.startswith(late)))
-    found = limits.target_of(here.triple, cpu, kept)
+    found = target.target_of(here.triple, cpu, kept)
     off = "".join(f",-{name}" for name in names if name not in kept)
     found = dataclasses.replace(found, features=found.features + off)
-    limits.host = road.host = llvm_build.host = lambda: found  # type: ignore[assignment]
+    target.host = driver.host = jit.host = lambda: found  # type: ignore[assignment]
 
 
 def main() -> None:

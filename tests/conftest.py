@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from anyshape.run.arena import Block, Pool
+from anyshape.runtime.memory.pools import Block, Pool
 
 GOLDEN = Path(__file__).parent / "golden"
 GUARD, BYTE = 64, 0xA5  # bytes behind a piece, and what is in them

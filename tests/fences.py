@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 
-from anyshape.backend import host_words as host
-from anyshape.plan.plan import Plan
-from anyshape.run import torch_api
-from anyshape.run.arena import Block, Pool
-from anyshape.run.calls import _written
-from anyshape.run.context import Context
-from anyshape.run.executable import Executable
-from anyshape.run.keeping import Keeps
-from anyshape.run.record import Record, Records
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.plan.ir.program import Plan
+from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.call.extern_table import _written
+from anyshape.runtime.context.process_context import Context
+from anyshape.runtime.memory.pools import Block, Pool
+from anyshape.runtime.specialize.saved_policy import SavedLayout
+from anyshape.runtime.specialize.specialization import Specialization, Specializer
 from anyshape.sym.expr import evaluate
+from anyshape.torch_compat.versions import api
 
 PAGE = mmap.PAGESIZE
 NOBODY, POISON = 0, 0xFF  # the protection of a fence; bytes of NaNs
@@ -98,7 +98,7 @@ class Laid:
     """A record's arena: where in the temporary block the fences are, and (begin, bytes) of what lies between; bytes of
     it all; bytes of a thread's scratch, and from one to the next."""
 
-    record: Record
+    record: Specialization
     plan: Plan
     inputs: list[tuple[int, int, bool]]  # slot, bytes, is it written
     fences: list[int]
@@ -145,13 +145,13 @@ class _Arena(Block):
 
 def install() -> None:
     """Fences everything from now on; programs that were made before stay as they are."""
-    make, init, give, start = Records.make, Records.__init__, Pool.give, Context.__init__
+    make, init, give, start = Specializer.make, Specializer.__init__, Pool.give, Context.__init__
 
-    def without_room(records: Records, *args: Any) -> None:
+    def without_room(records: Specializer, *args: Any) -> None:
         init(records, *args)
         records.room, records.taken = None, -1
 
-    def made(records: Records, values: dict[str, int], *keeping: Any) -> Record:
+    def made(records: Specializer, values: dict[str, int], *keeping: Any) -> Specialization:
         return _lay_out(records, make(records, values, *keeping))
 
     def give_fenced(pool: Pool, block: Block) -> None:
@@ -162,7 +162,7 @@ def install() -> None:
         else:
             give(pool, block)
 
-    def above(_executable: Executable, record: Record, scratch: int) -> tuple[Block, int, Block | None]:
+    def above(_executable: Executable, record: Specialization, scratch: int) -> tuple[Block, int, Block | None]:
         laid = _laid[record.address]
         threads = scratch // laid.stride
         key = (record.address, threads)
@@ -180,14 +180,14 @@ def install() -> None:
         context.run_plan = lambda block: _run(native, block)  # type: ignore[assignment]
 
     # every value of the arena has memory of its own, so that nothing is gained by giving some of it back
-    Keeps._in_phases = lambda *args: None  # type: ignore[method-assign]
-    Records.__init__, Records.make = without_room, made  # type: ignore[method-assign,assignment]
+    SavedLayout._in_phases = lambda *args: None  # type: ignore[method-assign]
+    Specializer.__init__, Specializer.make = without_room, made  # type: ignore[method-assign,assignment]
     Pool.give, Executable._above = give_fenced, above  # type: ignore[method-assign,assignment]
     Context.__init__ = started  # type: ignore[method-assign,assignment]
-    torch_api.allocator = lambda: empty  # type: ignore[assignment,return-value]
+    api.allocator = lambda: empty  # type: ignore[assignment,return-value]
 
 
-def _lay_out(records: Records, record: Record) -> Record:
+def _lay_out(records: Specializer, record: Specialization) -> Specialization:
     """The record with every value of the arena, and every thread's scratch, between fences."""
     program, plan = record.program, records.plan
     offsets = dict(record.offsets)
@@ -228,7 +228,7 @@ def _lay_out(records: Records, record: Record) -> Record:
 
 
 def records_dtype(name: str) -> torch.dtype:
-    from anyshape.run.dtypes import TORCH_DTYPES
+    from anyshape.torch_compat.dtypes import TORCH_DTYPES
     return TORCH_DTYPES[name]
 
 

@@ -17,17 +17,17 @@ import torch
 import anyshape.ops  # noqa: F401  (fills the op table)
 from anyshape.base.config import Config
 from anyshape.base.errors import VerifyError
+from anyshape.compiler.driver import compile_graph
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.parse import parse
 from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.passes.dce import dce
-from anyshape.road import compile_graph
-from anyshape.run.dtypes import TORCH_DTYPES
-from anyshape.run.interp import interpret
+from anyshape.runtime.torch_ops.reference_interpreter import interpret
 from anyshape.sym.expr import Size, evaluate, floordiv, product, symbol
 from anyshape.sym.facts import Facts
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 SYMBOLS = ("a", "b", "c")
 LARGEST = 4096  # elements of a value at the largest sizes

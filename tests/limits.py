@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from anyshape.run.arena import Pool
-from anyshape.run.context import shared_context
+from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.memory.pools import Pool
 
 NO_LIMIT = 1 << 40
 

@@ -22,7 +22,7 @@ from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-from anyshape.frontend.split import SplitProgram
+from anyshape.frontend.programs.graph_partition import SplitProgram
 from comparing import differs, no_worse
 from roads import compilation_of, compiled
 

@@ -14,21 +14,21 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from anyshape.assemble import assemble
-from anyshape.backend.limits import target_of
-from anyshape.backend.llvm import emit
+from anyshape.backend.cpu.codegen.kernel import emit
+from anyshape.backend.cpu.machine.target import target_of
 from anyshape.base.config import Config
+from anyshape.compiler.build_plan import assemble
+from anyshape.compiler.driver import fused, named
 from anyshape.ir.parse import parse
-from anyshape.kernel.show import show as show_kernel
-from anyshape.passes import pipeline
-from anyshape.plan.alloc import allocate
-from anyshape.plan.hold import hold_less
-from anyshape.plan.order import reorder
-from anyshape.plan.plan import Plan
-from anyshape.plan.rooms import share
-from anyshape.plan.show import show as show_plan
-from anyshape.plan.together import together
-from anyshape.road import fused, named
+from anyshape.kernel.loop_ir.show import show as show_kernel
+from anyshape.passes.driver import pipeline
+from anyshape.plan.ir.program import Plan
+from anyshape.plan.ir.show import show as show_plan
+from anyshape.plan.memory.alloc_free_steps import insert_alloc_free
+from anyshape.plan.memory.output_as_scratch import alias_buffers
+from anyshape.plan.memory.symbolic_allocator import allocate
+from anyshape.plan.schedule.launch_grouping import group_launches
+from anyshape.plan.schedule.reorder import reorder
 
 FOLDER = Path(__file__).parent / "corpus" / "recorded"
 MODELS = ("llama", "bert", "gpt2-decode", "resnet", "vit", "conformer", "t5", "dlrm", "mixtral")
@@ -50,8 +50,8 @@ def texts(model: str) -> Iterator[tuple[str, str]]:
             yield f"{graph.name} {name} loops", show_kernel(program)
             for title, target in TARGETS.items():
                 yield f"{graph.name} {name} {title}", emit(program, target)
-        plan = together(share(reorder(assemble(graph, fusion, store, regimes), before), before))
-        plan = hold_less(allocate(plan, before), before)
+        plan = group_launches(alias_buffers(reorder(assemble(graph, fusion, store, regimes), before), before))
+        plan = insert_alloc_free(allocate(plan, before), before)
         before = plan if graph.name.endswith("forward") else None
         yield f"{graph.name} plan", show_plan(plan)
 

@@ -5,10 +5,10 @@ import os
 from typing import Any
 
 import anyshape
-from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest
-from anyshape.frontend.fx import to_graph
-from anyshape.run.interp import interpret
-from anyshape.run.tape import Tape
+from anyshape.frontend.importer.fx_to_graph import to_graph
+from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest
+from anyshape.runtime.memory.tape import Tape
+from anyshape.runtime.torch_ops.reference_interpreter import interpret
 
 # "interp": captured graphs are translated and run by the reference interpreter, so that a failure that stays is the
 # front end's and one that goes is the backend's

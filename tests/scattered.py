@@ -9,9 +9,9 @@ import ctypes
 
 import numpy as np
 
-from anyshape.backend.limits import host
-from anyshape.backend.llvm import emit
-from anyshape.backend.llvm_build import build
+from anyshape.backend.cpu.codegen.kernel import emit
+from anyshape.backend.cpu.llvm.jit import build
+from anyshape.backend.cpu.machine.target import host
 from test_backend import I, pointwise, run
 
 PAGE, REGION = 4096, 3 << 30

@@ -12,16 +12,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import anyshape
-from anyshape.backend import llvm_attention, llvm_build
+from anyshape.backend.cpu.bytecode import encode_attention as steps
+from anyshape.backend.cpu.bytecode.encode_gemm import native
+from anyshape.backend.cpu.llvm import jit
+from anyshape.backend.cpu.microkernels import softmax_rows
 from anyshape.base.config import Config
-from anyshape.frontend import aten_attention
+from anyshape.frontend.aten import attention
 from anyshape.ir.graph import Graph
 from anyshape.ir.parse import parse
-from anyshape.passes.causal import causal
-from anyshape.plan.plan import ExternStep, LibraryStep
-from anyshape.run import attention as steps
-from anyshape.run.interp import interpret
-from anyshape.run.words import native
+from anyshape.passes.causal_mask import causal_mask
+from anyshape.plan.ir.program import ExternStep, LibraryStep
+from anyshape.runtime.torch_ops.reference_interpreter import interpret
 from roads import compilation_of
 from test_half import targets
 
@@ -165,7 +166,7 @@ def test_half_precision_on_several_threads_is_that_of_one():
 
 
 def test_half_precision_stays_pytorchs_where_its_units_are_faster(monkeypatch):
-    monkeypatch.setattr(aten_attention, "native", lambda dtype: False)
+    monkeypatch.setattr(attention, "native", lambda dtype: False)
     fast = anyshape.compile(attend, strict=True)
     operands = [heads(2, 3, 9, 8).detach().bfloat16() for _ in range(3)]
     torch.testing.assert_close(fast(*operands), attend(*operands))
@@ -224,8 +225,8 @@ graph one(q: f32[2, 6, m, 4], k: f32[2, 2, n, 4], v: f32[2, 2, n, 4], w: f32[1, 
   r = permute(y | dims=[0, 2, 1, 3])                      f32[2, 6, m, 4]
   z = mul(r, g)                                           f32[2, 6, m, 4]
   p = sum(z | dims=[3], keep=False)                       f32[2, 6, m]
-  dq, dk, dv = attention_backward(g, q, k, v, l, p, w | causal=True, scale=None)  f32[2, m, 6, 4], f32[2, n, 2, 4], f32[2, n, 2, 4]
-  return y, l, dq, dk, dv
+  dq, dk, dv = attention_backward(g, q, k, v, l, p, w | causal=True, scale=None)  f32[2, m, 6, 4], f32[2, n, 2, 4],
+  f32[2, n, 2, 4] return y, l, dq, dk, dv
 """  # noqa: E501
 
 
@@ -250,11 +251,11 @@ def test_the_interpreter_agrees_with_autograd(rows, columns):
 
 
 @pytest.mark.parametrize("target", targets(), ids=lambda t: str(t.vector_bytes))
-@pytest.mark.parametrize("dtype", llvm_attention.DTYPES)
+@pytest.mark.parametrize("dtype", softmax_rows.DTYPES)
 def test_routines(target, dtype):
     kind = {"f32": np.float32, "f64": np.float64}[dtype]
-    routines = llvm_build.load(llvm_attention.emit_attention(target),
-                               [name for name in llvm_attention.routines() if dtype in name], target)
+    routines = jit.load(softmax_rows.emit_attention(target),
+                               [name for name in softmax_rows.routines() if dtype in name], target)
 
     def call(name, *arguments):
         ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))(routines.address[f"{name}_{dtype}"])(*arguments)
@@ -369,7 +370,7 @@ graph wraps(q: f32[b, 1, n, 4], k: f32[b, 1, n, 4], v: f32[b, 1, n, 4])
 """
     found = []
     for dtype in ("i64", "i32", "u8"):
-        after: Graph = causal(parse(text.format(dtype)), Config())
+        after: Graph = causal_mask(parse(text.format(dtype)), Config())
         found.append(after.nodes[-1].attr("causal"))
     assert found == [True, True, False]
 

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 import anyshape
-from anyshape.backend import host_words as host
-from anyshape.backend import limits
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode.encode_gemm import FULL, MANY, does
+from anyshape.backend.cpu.machine import target as limits
 from anyshape.base.config import Config
+from anyshape.base.disk_cache import DiskCache
 from anyshape.base.errors import ConfigError
-from anyshape.run import autotune, measurements
-from anyshape.run.autotune import KINDS, Autotune, usual
-from anyshape.run.cache import DiskCache
-from anyshape.run.context import shared_context
-from anyshape.run.measurements import Measurements, key_of
-from anyshape.run.words import FULL, MANY, does
+from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.cost import autotune, measurements
+from anyshape.runtime.cost.autotune import KINDS, Autotune, usual
+from anyshape.runtime.cost.measurements import Measurements, key_of
 from anyshape.tools import cli
 
 AMD = limits.target_of("x86_64-unknown-linux-gnu", "znver9", frozenset(("avx512f", "avx512bw", "avx512vl", "sse4a")))

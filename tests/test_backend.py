@@ -14,14 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anyshape.backend import llvm_build, llvm_thin
-from anyshape.backend.base import Kernel
-from anyshape.backend.limits import Target, host, target_of
-from anyshape.backend.llvm import emit
-from anyshape.backend.llvm_build import build, object_key
+from anyshape.backend.cpu.codegen.kernel import emit
+from anyshape.backend.cpu.llvm import jit
+from anyshape.backend.cpu.llvm.jit import build, object_key
+from anyshape.backend.cpu.machine.target import Target, host, target_of
+from anyshape.backend.cpu.microkernels import gemv
+from anyshape.backend.interface import LoadedKernel
 from anyshape.base.errors import VerifyError
-from anyshape.kernel.loop import Instruction as I
-from anyshape.kernel.loop import LoopProgram, Param, Scratch, Stage
+from anyshape.kernel.loop_ir.program import Instruction as I
+from anyshape.kernel.loop_ir.program import LoopProgram, Param, Scratch, Stage
 from anyshape.sym.expr import ceildiv, floordiv, minimum, mod, symbol
 
 SIZES = (0, 1, 3, 16, 17, 63, 64, 65, 1000)
@@ -30,7 +31,7 @@ NUMPY = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "i64": np.int6
          "i8": np.int8, "u8": np.uint8, "bool": np.bool_}
 
 
-def run(kernel: Kernel, arrays: list[np.ndarray], sizes: list[int], parts: int = 1) -> int:
+def run(kernel: LoadedKernel, arrays: list[np.ndarray], sizes: list[int], parts: int = 1) -> int:
     """Run all row blocks in `parts` calls; returns their number."""
     block = np.array([a.ctypes.data for a in arrays] + sizes, dtype=np.int64)
     at = block.ctypes.data
@@ -49,7 +50,7 @@ def run(kernel: Kernel, arrays: list[np.ndarray], sizes: list[int], parts: int =
     return blocks
 
 
-def compiled(program: LoopProgram) -> Kernel:
+def compiled(program: LoopProgram) -> LoadedKernel:
     return build([emit(program, host())], host())[0]
 
 
@@ -383,12 +384,12 @@ def test_a_matrix_and_few_vectors(vector_bytes: int, way: str) -> None:
     target = narrow({16: "nehalem", 32: "haswell"}.get(vector_bytes, host().cpu), *late[vector_bytes])
     if target.vector_bytes != vector_bytes:
         pytest.skip("a processor without such vectors")
-    names = [name for name in llvm_thin.routines() if "f32" in name or "f64" in name]
-    routines = llvm_build.load(llvm_thin.emit_thin(target), names, target)
+    names = [name for name in gemv.routines() if "f32" in name or "f64" in name]
+    routines = jit.load(gemv.emit_thin(target), names, target)
     random = np.random.default_rng(0)
     for dtype, kind in (("f32", np.float32), ("f64", np.float64)):
-        for count in range(1, max(llvm_thin.COUNTS[way]) + 1):
-            name = llvm_thin.routine(way, dtype, count)
+        for count in range(1, max(gemv.COUNTS[way]) + 1):
+            name = gemv.routine(way, dtype, count)
             call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(routines.address[name])
             for inner, results, beta in ((37, 2100, 0.0), (70, 9, 0.5), (1, 1, 0.5), (0, 5, 0.0)):
                 matrix = random.standard_normal((results, inner) if way == "dot" else (inner, results)).astype(kind)
@@ -396,7 +397,7 @@ def test_a_matrix_and_few_vectors(vector_bytes: int, way: str) -> None:
                 found = random.standard_normal((count, results)).astype(kind)
                 wanted = 2 * vectors @ (matrix.T if way == "dot" else matrix) + beta * found
                 wanted[:, :results // 3] = found[:, :results // 3]
-                rows = [min(i, count - 1) for i in range(llvm_thin.PLACES)]
+                rows = [min(i, count - 1) for i in range(gemv.PLACES)]
                 places = np.array([*(vectors[i].ctypes.data for i in rows), *(found[i].ctypes.data for i in rows)])
                 scalars = np.zeros(16 // kind().itemsize, kind)
                 scalars[0], scalars[8 // kind().itemsize] = 2, beta

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from anyshape.backend.llvm_libm import UNSUPPORTED
-from anyshape.backend.llvm_text import Code
-from anyshape.kernel.loop import SCALAR
-from anyshape.kernel.loop import Instruction as I
+from anyshape.backend.cpu.llvm.ir_builder import Code
+from anyshape.backend.cpu.llvm.libm import UNSUPPORTED
+from anyshape.kernel.loop_ir.program import SCALAR
+from anyshape.kernel.loop_ir.program import Instruction as I
 from test_backend import NUMPY, apply, bf16_bits, compiled, pointwise, run
 
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 1e-45, -1e-45, 1e-40, 3e38, -3e38, 88.7, 88.8, -87.4,
@@ -213,9 +213,9 @@ def test_random_is_splitmix() -> None:
 
 def test_every_operation_has_code() -> None:
     """Each name of SCALAR is emitted for float32 or is declared UNSUPPORTED."""
-    from anyshape.backend.limits import host
-    from anyshape.backend.llvm_scalar import scalar
-    from anyshape.backend.llvm_text import Value
+    from anyshape.backend.cpu.llvm.ir_builder import Value
+    from anyshape.backend.cpu.llvm.scalar_ops import scalar
+    from anyshape.backend.cpu.machine.target import host
 
     for op, count in SCALAR.items():
         if op in UNSUPPORTED:

@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import anyshape
 from anyshape.base.errors import InputError
-from anyshape.run.context import shared_context
+from anyshape.runtime.context.process_context import shared_context
 
 SOURCE = Path(__file__).parent.parent / "src"
 

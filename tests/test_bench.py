@@ -944,7 +944,7 @@ def test_wrong_arguments_of_tables_are_explained(arguments: list[str], tmp_path:
 def test_techniques_are_left_out_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                             capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(TAGGER.replace("{wrong}", "None"))
-    kept = {name: techniques.TECHNIQUES[name] for name in ("fuse", "door", "channels_last", "rooms")}
+    kept = {name: techniques.TECHNIQUES[name] for name in ("fuse", "fast_dispatch", "channels_last", "output_reuse")}
     monkeypatch.setattr(techniques, "TECHNIQUES", kept)
     monkeypatch.setattr(techniques, "LEAST", 0.0)
     name = f"{tmp_path / 'mine.py'}:tagger"
@@ -954,7 +954,7 @@ def test_techniques_are_left_out_one_by_one(tmp_path: Path, monkeypatch: pytest.
     found = techniques.load(tmp_path / "out")
     rows = {row.name: row for row in found.rows}
     assert set(rows) == {techniques.EAGER, techniques.ALL, techniques.AGAIN, *kept}
-    assert not rows["channels_last"].part and rows["door"].part and rows["fuse"].part
+    assert not rows["channels_last"].part and rows["fast_dispatch"].part and rows["fuse"].part
     assert rows["fuse"].launches > rows[techniques.ALL].launches > 0  # type: ignore[operator]
     assert all(len(row.times) == 2 and min(row.times) > 0 for row in rows.values() if row.part)
     assert techniques.slower(rows[techniques.ALL], rows[techniques.ALL]) == 1.0

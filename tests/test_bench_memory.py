@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from anyshape.plan.search import Problem
+from anyshape.plan.schedule.beam_search import Problem
 from anyshape.tools import cli
 from anyshape.tools.bench import limits, limits_options, limits_report, limits_worker, order_search, runner
 from anyshape.tools.bench.limits import Call, Choice, Epoch, Laid, Limits, Order, Ours, Row

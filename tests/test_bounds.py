@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anyshape.backend import host_words as host
-from anyshape.backend import limits, llvm_half, llvm_packed
-from anyshape.run import attention, words
+from anyshape.backend.cpu.bytecode import encode_attention, encode_gemm
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.llvm import half_precision
+from anyshape.backend.cpu.machine import target as limits
+from anyshape.backend.cpu.microkernels import gemm
 
 HERE = Path(__file__).parent
 WIDTHS = {"whole tiles": (64, ("avx512bf16", "amx-bf16", "amx-tile", "f16c")),
@@ -62,13 +64,13 @@ bounding.main()
 """
 
 
-@pytest.mark.skipif(not words.native("bf16"), reason="this processor's products are PyTorch's")
+@pytest.mark.skipif(not encode_gemm.native("bf16"), reason="this processor's products are PyTorch's")
 def test_a_worker_that_leaves_its_scratch_dies():
     done = worker(0, 8, 64, "products", code=SHORT)
     assert done.returncode < 0 and "DONE" not in done.stdout
 
 
-# ---- scratch, counted anew from what the routines of host_packed.py and host_attention_half.py write
+# ---- scratch, counted anew from what the routines of packed_gemm.py and attention_packed.py write
 
 
 def up(size: int, part: int) -> int:
@@ -96,9 +98,9 @@ def target(request, monkeypatch):
     vectors = {64: ("avx512f", "avx512bw", "avx512vl", "avx2"), 32: ("avx2",), 16: ()}[width]
     found = limits.target_of("x86_64-unknown-linux-gnu", "znver4", frozenset((*features, *vectors, "fma")))
     monkeypatch.setattr(limits, "host", lambda: found)
-    attention._words.cache_clear()
+    encode_attention._words.cache_clear()
     yield found
-    attention._words.cache_clear()
+    encode_attention._words.cache_clear()
 
 
 sizes = st.one_of(st.integers(1, 40), st.integers(1, 5000), st.integers(1, 200_000))
@@ -107,16 +109,16 @@ sizes = st.one_of(st.integers(1, 40), st.integers(1, 5000), st.integers(1, 200_0
 @pytest.mark.parametrize("dtype", ("bf16", "f16", "f32"))
 def test_scratch_of_products(target, dtype):
     item = 4 if dtype == "f32" else 2
-    lanes, grain, per_word = target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype)
+    lanes, grain, per_word = target.lanes, gemm.grain(target, dtype), half_precision.per_word(target, dtype)
     high, wide = 3 * grain, 2 * lanes
 
     @settings(max_examples=150, deadline=None, database=None, derandomize=True)
     @given(rows=sizes, inner=st.one_of(st.just(0), sizes), columns=sizes)
     def holds(rows, inner, columns):
-        a = words.Matrix(0, 0, item, rows, inner, inner, 1, ())
-        b = words.Matrix(1, 0, item, inner, columns, columns, 1, ())
-        c = words.Matrix(2, 0, item, rows, columns, columns, 1, ())
-        step = words.by_panels(0, dtype, a, b, c, columns, 1.0, 0.0, [1, 0, 0, 0, 2, 0, -1, 0, 0, 0, 1, 0])
+        a = encode_gemm.Matrix(0, 0, item, rows, inner, inner, 1, ())
+        b = encode_gemm.Matrix(1, 0, item, inner, columns, columns, 1, ())
+        c = encode_gemm.Matrix(2, 0, item, rows, columns, columns, 1, ())
+        step = encode_gemm.by_panels(0, dtype, a, b, c, columns, 1.0, 0.0, [1, 0, 0, 0, 2, 0, -1, 0, 0, 0, 1, 0])
         assert len(step) == host.MATMUL_DIMS
         most, deep, across = (step[at] for at in (host.PACKED_ROWS, host.PACKED_WORDS, host.PACKED_COLUMNS))
         terms = min(math.ceil(inner / per_word), deep)
@@ -142,7 +144,7 @@ def test_scratch_of_products(target, dtype):
 @pytest.mark.parametrize("backward", (False, True))
 @pytest.mark.parametrize("dtype", ("bf16", "f16", "f32"))
 def test_scratch_of_attention(target, dtype, backward):
-    lanes, grain, per_word = target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype)
+    lanes, grain, per_word = target.lanes, gemm.grain(target, dtype), half_precision.per_word(target, dtype)
     high, wide = 3 * grain, 2 * lanes
 
     def ends(size: int, count: int, top: int, least: int) -> int:
@@ -151,14 +153,14 @@ def test_scratch_of_attention(target, dtype, backward):
     @settings(max_examples=150, deadline=None, database=None, derandomize=True)
     @given(rows=st.integers(1, 3000), columns=st.integers(1, 5000), depth=st.integers(1, 300), causal=st.booleans())
     def holds(rows, columns, depth, causal):
-        rows = max(rows, words.OUR_ROWS) if dtype == "f32" else rows
+        rows = max(rows, encode_gemm.OUR_ROWS) if dtype == "f32" else rows
 
         def dense(*shape):
             return shape, tuple(math.prod(shape[i + 1:]) for i in range(len(shape)))
         q, k, sums = dense(1, 2, rows, depth), dense(1, 2, columns, depth), dense(1, 2, rows)
         result, keys = dense(1, rows, 2, depth), dense(1, columns, 2, depth)
         types = (q, q, k, k, sums, sums, result, keys, keys) if backward else (q, k, k, result, sums)
-        step = attention._words(True, "attention_backward" if backward else "attention", dtype, causal, None,
+        step = encode_attention._words(True, "attention_backward" if backward else "attention", dtype, causal, None,
                                 types)
         assert step is not None
         tile, row = step[host.ATTENTION_TILE], step[host.ATTENTION_STEP]

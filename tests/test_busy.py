@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.backend import host_words as host
-from anyshape.run.context import shared_context
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.runtime.context.process_context import shared_context
 
 THREADS = 4  # more than most machines have idle
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import anyshape
-from anyshape.run.cache import DiskCache
-from anyshape.run.context import context_of, shared_context
+from anyshape.base.disk_cache import DiskCache
+from anyshape.runtime.context.process_context import context_of, shared_context
 from anyshape.tools import cli
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -111,7 +111,7 @@ PROGRAM = """
 import ctypes, resource, sys, warnings
 from anyshape.backend import limits, llvm_build
 from anyshape.base import events
-from anyshape.run.cache import DiskCache
+from anyshape.base.disk_cache import DiskCache
 warnings.simplefilter("always")
 if len(sys.argv) > 2:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
@@ -249,7 +249,7 @@ def test_the_command_shows_prunes_and_clears(folder, capsys):
 
 def test_the_setting_holds_for_the_hosts_own_routines(folder, monkeypatch):
     """The native host, its products and its measurements are kept where the first program says, or nowhere."""
-    monkeypatch.setattr("anyshape.run.context._shared", {})
+    monkeypatch.setattr("anyshape.runtime.context.process_context._shared", {})
     monkeypatch.setenv("ANYSHAPE_CACHE_DIR", str(folder / "environment"))
     monkeypatch.setenv("ANYSHAPE_CALIBRATE", "1")
     left, right = torch.randn(3, 5), torch.randn(5, 4)

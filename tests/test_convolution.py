@@ -19,14 +19,14 @@ from torch.nn import functional as F
 
 import anyshape
 from anyshape.passes.channels_last import channels_last
-from anyshape.passes.followers import leader, lies_last
-from anyshape.run import torch_api
-from anyshape.run.call import same_strides
-from anyshape.run.context import shared_context
-from anyshape.run.convolution import by_product, convolve, few_windows
-from anyshape.run.guarded import guarded_backward, guarded_convolution
-from anyshape.run.keeping import EVERYTHING
-from anyshape.run.packed_weights import PackedWeights
+from anyshape.passes.memory_format import leader, lies_last
+from anyshape.runtime.call.call_frame import same_strides
+from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.memory.packed_weights import PackedWeights
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL
+from anyshape.runtime.torch_ops.convolution import by_product, convolve, few_windows
+from anyshape.runtime.torch_ops.onednn_workarounds import guarded_backward, guarded_convolution
+from anyshape.torch_compat.versions import api
 from limits import NO_LIMIT, limit_of
 from roads import compilation_of
 
@@ -378,7 +378,7 @@ def test_a_train_step_and_a_limit_take_channels_last() -> None:
         dropped += [len(record.keeping.dropped) for record in limit.program.records.values()]
         values = dict(next(iter(limit.program.records.values())).values)
         least = limit.least(values)
-        assert least < 0.9 * limit.needed(values, EVERYTHING)
+        assert least < 0.9 * limit.needed(values, SAVE_ALL)
         limit.move(least)  # the next step at these sizes drops what it can
     assert any(dropped)
     assert any(node.op == "convolution" for program in step.programs for node in program.compiled.graph.nodes)
@@ -557,8 +557,8 @@ def test_few_windows_are_a_product_with_the_weights_as_they_are() -> None:
 @pytest.mark.parametrize("room", [0, 1 << 30])
 def test_weights_without_room_are_not_reordered_for_few_windows(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    pack = torch_api.pack_convolution
-    monkeypatch.setattr(torch_api, "pack_convolution", lambda *given: made.append(1) or pack(*given))
+    pack = api.pack_convolution
+    monkeypatch.setattr(api, "pack_convolution", lambda *given: made.append(1) or pack(*given))
     monkeypatch.setattr(packed(), "most", 0)  # what calls of earlier tests have held is room, too
     model = nn.Sequential(nn.Conv2d(512, 512, 3, padding=1), nn.ReLU(), nn.Conv2d(512, 512, 3, 2, 1)).eval()
     with torch.no_grad():

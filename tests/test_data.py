@@ -11,9 +11,9 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import InputError
-from anyshape.frontend import tracing
-from anyshape.frontend.dynamo import FallbackWarning
-from anyshape.plan.plan import ExternStep
+from anyshape.frontend.capture import frame_callback
+from anyshape.frontend.capture.dynamo_backend import FallbackWarning
+from anyshape.plan.ir.program import ExternStep
 
 
 @pytest.fixture(autouse=True)
@@ -380,7 +380,7 @@ def test_targets_end_at_the_first_minus_1():
 def test_what_is_always_refused_is_not_traced_for_ever(monkeypatch):
     def function(x):
         return torch.func.jvp(lambda row: (row * row.shape[0]).sum(), (x[0],), (torch.ones_like(x[0]),))[1]
-    monkeypatch.setattr(tracing, "PATIENCE", 2)
+    monkeypatch.setattr(frame_callback, "PATIENCE", 2)
     fast = anyshape.compile(function)
     traces = []
     for way in (fast._anyshape.oblivious, fast._anyshape.ordinary):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import anyshape
 from anyshape.base.errors import AnyShapeError, ConfigError
-from anyshape.frontend.deferral import MOST
-from anyshape.frontend.dynamo import FallbackWarning
+from anyshape.frontend.capture.dynamo_backend import FallbackWarning
+from anyshape.frontend.capture.lazy_recompile import MOST
 
 
 class Asks(nn.Module):

@@ -101,11 +101,11 @@ def main(paths: list[str]) -> None:
     import torch
 
     import anyshape  # noqa: F401
-    from anyshape.frontend import dynamo
+    from anyshape.frontend.capture import dynamo_backend
 
     if "anyshape" not in torch.compiler.list_backends():
         # what the entry point in pyproject.toml does where the package is installed
-        torch._dynamo.register_backend(dynamo.backend, name="anyshape")
+        torch._dynamo.register_backend(dynamo_backend.backend, name="anyshape")
     with get_context("fork").Pool(2, maxtasksperchild=1) as pool:
         found = pool.map(run_document, paths, chunksize=1)
     print(json.dumps(dict(zip(paths, found, strict=True))))

@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import anyshape
 from anyshape.base.errors import LimitError, Unsupported
-from anyshape.frontend.dynamo import FallbackWarning
-from anyshape.frontend.tracing import Tracing
-from anyshape.run import torch_trace
+from anyshape.frontend.capture.dynamo_backend import FallbackWarning
+from anyshape.frontend.capture.frame_callback import Tracing
+from anyshape.torch_compat.tracing import settings as torch_trace
 
 
 @pytest.fixture(autouse=True)
@@ -247,13 +247,13 @@ def test_programs_that_pytorch_refuses_to_add_are_counted(monkeypatch: pytest.Mo
 
 
 def test_a_graph_that_could_not_be_compiled_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anyshape.frontend import program
+    from anyshape.frontend.programs import compile_program
 
     def fail(*arguments: Any) -> Any:
         raise KeyError("broken on purpose")
 
-    monkeypatch.setattr(program, "compile_graph", fail)
-    monkeypatch.setattr("anyshape.frontend.repro.write", lambda request, error: "")
+    monkeypatch.setattr(compile_program, "compile_graph", fail)
+    monkeypatch.setattr("anyshape.frontend.diagnostics.repro.write", lambda request, error: "")
     fast = anyshape.compile(lambda x: x * 2)
     with pytest.warns(FallbackWarning, match="broken on purpose"):
         for _ in range(3):

@@ -11,18 +11,18 @@ import torch
 from llvmlite import binding
 
 import anyshape
-from anyshape.backend.limits import host
-from anyshape.backend.llvm import emit
+from anyshape.backend.cpu.codegen.kernel import emit
+from anyshape.backend.cpu.machine.target import host
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, EditError, ParseError, VerifyError
-from anyshape.frontend import checked
+from anyshape.compiler.driver import compile_graph
+from anyshape.frontend.programs import differential_check
 from anyshape.ir.parse import parse as parse_graph
-from anyshape.kernel.edit import differences, put_back
-from anyshape.kernel.parse import parse
-from anyshape.kernel.regimes import versions
-from anyshape.kernel.show import show
-from anyshape.passes import pipeline
-from anyshape.road import compile_graph
+from anyshape.kernel.loop_ir.kernel_override import differences, put_back
+from anyshape.kernel.loop_ir.parse import parse
+from anyshape.kernel.loop_ir.show import show
+from anyshape.kernel.schedule.multiversion import versions
+from anyshape.passes.driver import pipeline
 from anyshape.sym.expr import symbols_of
 from text_cases import CASES
 
@@ -131,7 +131,7 @@ def test_an_edit_that_computes_something_else_is_found_by_the_check(dumped, tmp_
     folder = changed(dumped, tmp_path, attend, "dce", ("0.5)", "0.25)"))
     x, w = x_and_w()
     fast = anyshape.compile(attend, edit=folder, check=2)
-    with pytest.warns(checked.DifferenceWarning, match="gives other results than the reference"):
+    with pytest.warns(differential_check.DifferenceWarning, match="gives other results than the reference"):
         torch.testing.assert_close(fast(x, w), attend(x, w))
     with pytest.raises(VerifyError, match="gives other results"):
         anyshape.compile(attend, edit=folder, check=2, strict=True)(x, w)

@@ -12,11 +12,13 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import AnyShapeError, ConfigError, InputError
-from anyshape.frontend import checked, program, repro
-from anyshape.frontend.dynamo import FallbackWarning
-from anyshape.frontend.reasons import miss_words, source_words
-from anyshape.plan.plan import KernelStep
-from anyshape.run.watch import watched
+from anyshape.frontend.capture.dynamo_backend import FallbackWarning
+from anyshape.frontend.diagnostics import repro
+from anyshape.frontend.messages.recompile_reasons import miss_words, source_words
+from anyshape.frontend.programs import compile_program as program
+from anyshape.frontend.programs import differential_check
+from anyshape.plan.ir.program import KernelStep
+from anyshape.runtime.inspect.watermark import watched
 from anyshape.tools import repro as repro_tool
 
 
@@ -256,7 +258,7 @@ def test_an_internal_error_leaves_a_file_to_run_again(monkeypatch, tmp_path, cap
     assert "KeyError" in fast.explain().fallbacks[0].reason
     [path] = tmp_path.glob("*.repro")
     found = repro.read(path.read_text())
-    assert "broken on purpose" in found.error and found.stage == "frontend/program.py, _built"
+    assert "broken on purpose" in found.error and found.stage == "frontend/programs/compile_program.py, _built"
     assert set(found.sizes.values()) == {5} and found.versions["torch"] == torch.__version__
     assert any("broken on purpose" in line for line in found.traceback)
     verdict = repro_tool.run(found)
@@ -286,20 +288,20 @@ def test_checked_runs_agree_and_differences_are_found(monkeypatch):
     relu(x)
     real = relu.programs[0].executable
     monkeypatch.setattr(relu.programs[0], "executable", lambda inputs: [out + 1 for out in real(inputs)])
-    with pytest.warns(checked.DifferenceWarning, match="differs by up to 1"):
+    with pytest.warns(differential_check.DifferenceWarning, match="differs by up to 1"):
         torch.testing.assert_close(relu(x), torch.relu(x) * 2)
     assert relu.explain().fallbacks[-1].stage == "check"
 
 
 def test_difference():
     one = torch.ones(3)
-    assert checked.difference(one, one + 1e-6) == ""
-    assert "differs by up to 1" in checked.difference(one, one + 1)
-    assert "instead of" in checked.difference(one, one.double())
-    assert checked.difference(torch.tensor([float("nan")]), torch.tensor([float("nan")])) == ""
-    assert "differs" in checked.difference(torch.tensor([float("nan")]), torch.tensor([1.0]))
-    assert checked.difference(torch.tensor([float("inf")]), torch.tensor([float("inf")])) == ""
-    assert "1 of 2" in checked.difference(torch.tensor([1, 2]), torch.tensor([1, 3]))
+    assert differential_check.difference(one, one + 1e-6) == ""
+    assert "differs by up to 1" in differential_check.difference(one, one + 1)
+    assert "instead of" in differential_check.difference(one, one.double())
+    assert differential_check.difference(torch.tensor([float("nan")]), torch.tensor([float("nan")])) == ""
+    assert "differs" in differential_check.difference(torch.tensor([float("nan")]), torch.tensor([1.0]))
+    assert differential_check.difference(torch.tensor([float("inf")]), torch.tensor([float("inf")])) == ""
+    assert "1 of 2" in differential_check.difference(torch.tensor([1, 2]), torch.tensor([1, 3]))
 
 
 def test_dials(tmp_path, capfd):

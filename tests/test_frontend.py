@@ -19,11 +19,11 @@ from torch import nn
 import anyshape
 from anyshape import torch_compat
 from anyshape.base.errors import ConfigError, InputError, Unsupported
-from anyshape.frontend import dynamo, sizes
-from anyshape.frontend.compilation import Compilation
-from anyshape.frontend.dynamo import FallbackWarning
-from anyshape.frontend.program import compile_program
-from anyshape.run.tape import Tape
+from anyshape.frontend.capture import dynamo_backend, small_size_guard
+from anyshape.frontend.capture.dynamo_backend import FallbackWarning
+from anyshape.frontend.programs.compile_program import compile_program
+from anyshape.frontend.programs.session import Compilation
+from anyshape.runtime.memory.tape import Tape
 
 
 @pytest.fixture(autouse=True)
@@ -616,16 +616,16 @@ def compiled_by(compiler, strict: bool):
     compilation = Compilation(anyshape.Config.make(strict=strict), compiler)
     fast = torch.compile(
         Block(), dynamic=True,
-        backend=lambda gm, inputs: dynamo.compile_fx(gm, inputs, compilation=compilation))
+        backend=lambda gm, inputs: dynamo_backend.compile_fx(gm, inputs, compilation=compilation))
     return fast, compilation
 
 
 def test_failure_inside_the_compiler_falls_back():
     fast, compilation = compiled_by(broken, strict=False)
     x = leaf(3, 8)
-    with pytest.warns(dynamo.FallbackWarning, match="no such op"):
+    with pytest.warns(dynamo_backend.FallbackWarning, match="no such op"):
         loss = fast(x).sum()
-    with pytest.warns(dynamo.FallbackWarning, match="no such op"):
+    with pytest.warns(dynamo_backend.FallbackWarning, match="no such op"):
         loss.backward()
     wanted = torch.autograd.grad(fast._orig_mod(x).sum(), x)[0]
     close(x.grad, wanted)
@@ -638,13 +638,13 @@ def test_compiler_cannot_add_guards():
         assert first.meta["val"] > 2
         return compile_program(request)
     fast, compilation = compiled_by(compiler, strict=False)
-    with pytest.warns(dynamo.FallbackWarning):
+    with pytest.warns(dynamo_backend.FallbackWarning):
         fast(torch.randn(3, 8))
     assert len(compilation.fallbacks) == 1
 
 
 def test_other_compilations_do_not_count_for_the_limit_on_programs(monkeypatch):
-    from anyshape.run import torch_trace
+    from anyshape.torch_compat.tracing import settings as torch_trace
     monkeypatch.setitem(torch_trace.DYNAMO_SETTINGS, "recompile_limit", 2)
 
     def f(x):
@@ -660,7 +660,7 @@ def test_failure_of_the_backward_only():
         return broken(request) if request.role == "backward" else compile_program(request)
     fast, compilation = compiled_by(compiler, strict=False)
     x = leaf(3, 8)
-    with pytest.warns(dynamo.FallbackWarning):
+    with pytest.warns(dynamo_backend.FallbackWarning):
         fast(x).sum().backward()
     close(x.grad, torch.autograd.grad(fast._orig_mod(x).sum(), x)[0])
     assert [one.name.split(".")[1] for one in compilation.fallbacks] == ["backward"]
@@ -689,7 +689,7 @@ def test_gradients_never_lie_in_memory_that_the_next_call_takes(fails):
     fast._anyshape.compilation.compiler = compiler
     x, w = leaf(4, 4), leaf(4, 4)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dynamo.FallbackWarning)
+        warnings.simplefilter("ignore", dynamo_backend.FallbackWarning)
         found = torch.autograd.grad(fast(x, w).sum(), (x, w))
     later = fast(leaf(4, 4), w)
     wanted = (x @ w).detach()
@@ -707,11 +707,11 @@ def test_strict_raises(monkeypatch):
 
 def test_backend_of_torch_compile():
     block = Block()
-    fast = torch.compile(block, backend=dynamo.backend, dynamic=True, options={"check": 1})
+    fast = torch.compile(block, backend=dynamo_backend.backend, dynamic=True, options={"check": 1})
     x = torch.randn(3, 8)
     close(fast(x), block(x))
     with pytest.raises(Exception, match="unknown setting"):
-        torch.compile(Block(), backend=dynamo.backend, options={"speed": 1})(x)
+        torch.compile(Block(), backend=dynamo_backend.backend, options={"speed": 1})(x)
 
 
 def test_request_describes_the_tape():
@@ -742,12 +742,12 @@ def test_plain_saved_tensors_where_torch_has_no_opaque_objects():
 
 def test_small_sizes_are_checked_once_per_pattern_and_ones_beforehand(monkeypatch):
     calls = []
-    original = sizes.PredictedShapes.differs
+    original = small_size_guard.PredictedShapes.differs
 
     def counted(self, inputs, strides):
         calls.append(tuple(inputs[-1].shape))
         return original(self, inputs, strides)
-    monkeypatch.setattr(sizes.PredictedShapes, "differs", counted)
+    monkeypatch.setattr(small_size_guard.PredictedShapes, "differs", counted)
     fast = anyshape.compile(lambda x: x + 1)
     for shape in [(3, 4), (1, 4), (1, 9), (1, 1), (1, 1), (5, 1), (0, 4), (0, 5)]:
         fast(torch.randn(shape))
@@ -845,7 +845,7 @@ def test_no_inductor():
 
 def test_warning_free():
     with warnings.catch_warnings():
-        warnings.simplefilter("error", dynamo.FallbackWarning)
+        warnings.simplefilter("error", dynamo_backend.FallbackWarning)
         check(Block(), (3, 8))
 
 

@@ -20,8 +20,8 @@ import torch
 import fuzzing
 from anyshape.base.config import Config
 from anyshape.ir.parse import parse
-from anyshape.run.context import shared_context
-from anyshape.run.executable import RECORDS
+from anyshape.runtime.call.executable import RECORDS
+from anyshape.runtime.context.process_context import shared_context
 from roads import compiled
 
 HERE = Path(__file__).parent

@@ -14,15 +14,15 @@ from torch.nn import functional as F
 
 from anyshape.base.config import Config
 from anyshape.base.errors import Unsupported
-from anyshape.frontend.compilation import Compilation, ProgramRequest
-from anyshape.frontend.dynamo import compile_fx
-from anyshape.frontend.fx import Notes, to_graph
-from anyshape.frontend.symint import Sizes
+from anyshape.frontend.capture.dynamo_backend import compile_fx
+from anyshape.frontend.importer.fx_to_graph import Notes, to_graph
+from anyshape.frontend.programs.session import Compilation, ProgramRequest
+from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.graph import Graph
 from anyshape.ir.show import show
 from anyshape.ir.types import SizeType
-from anyshape.run.interp import interpret
-from anyshape.run.tape import Tape
+from anyshape.runtime.memory.tape import Tape
+from anyshape.runtime.torch_ops.reference_interpreter import interpret
 from anyshape.sym.expr import evaluate
 
 A = torch.ops.aten
@@ -619,7 +619,7 @@ def test_sizes(compute: Callable[[Any, Any], Any]) -> None:
         return v * compute(v.shape[0], v.shape[1])
 
     gm = make_fx(function, tracing_mode="symbolic")(x(11, 7))
-    sizes = Sizes()
+    sizes = SymIntImporter()
     names = [str(sizes.size(size)) for size in seen]
     values = [node.meta["val"] for node in gm.graph.nodes if isinstance(node.meta.get("val"), torch.SymInt)]
     converted_size = sizes.size(values[-1])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import anyshape
 from anyshape.base.errors import ConfigError
-from anyshape.plan.plan import Plan, parts_of, touched
+from anyshape.plan.ir.program import Plan, parts_of, touched
 
 HALF = torch.bfloat16
 SIZES = (30, 7, 1, 64)

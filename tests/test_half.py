@@ -13,17 +13,18 @@ import torch.nn.functional as F
 
 import anyshape
 import anyshape.ops  # noqa: F401  (fills the op table)
-from anyshape.backend import host_words, llvm_build, llvm_half, llvm_packed, llvm_thin
-from anyshape.backend.limits import Target, host, target_of
-from anyshape.backend.llvm_tiles import tiles
+from anyshape.backend.cpu.bytecode import encode_gemm, encode_plan, format
+from anyshape.backend.cpu.llvm import half_precision, jit
+from anyshape.backend.cpu.machine.target import Target, host, target_of
+from anyshape.backend.cpu.microkernels import gemm, gemv
+from anyshape.backend.cpu.microkernels.amx import tiles
 from anyshape.base.config import Config
+from anyshape.compiler.driver import compile_graph
 from anyshape.ir.parse import parse
 from anyshape.ir.verify import verify
-from anyshape.plan.plan import KernelStep, LibraryStep
-from anyshape.road import compile_graph
-from anyshape.run import layout, words
-from anyshape.run.call import Call
-from anyshape.run.interp import interpret
+from anyshape.plan.ir.program import KernelStep, LibraryStep
+from anyshape.runtime.call.call_frame import Call
+from anyshape.runtime.torch_ops.reference_interpreter import interpret
 
 HALF = {"bf16": torch.bfloat16, "f16": torch.float16}
 EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of one rounding
@@ -32,7 +33,7 @@ dtypes = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
 
 def native() -> bool:
     """Whether this machine's products are the host's own."""
-    return all(words.native(dtype) for dtype in HALF)
+    return all(encode_gemm.native(dtype) for dtype in HALF)
 
 
 only_native = pytest.mark.skipif(not native(), reason="this processor's products are PyTorch's")
@@ -159,16 +160,16 @@ def test_sums_that_wait_for_the_next_block_have_room(columns, dtype):
     rows, inner = 100, 3001
     x, y = laid((rows, inner), "dense", dtype), laid((inner, columns), "dense", dtype)
     size = x.element_size()
-    a = words.Area(0, 0, size, (rows, inner), (inner, 1))
-    b = words.Area(1, 0, size, (inner, columns), (columns, 1))
-    c = words.Area(2, 0, size, (rows, columns), (columns, 1))
-    program = words.matmul_words(0, "bf16" if dtype is torch.bfloat16 else "f16", a, b, c, None, 1.0, 0.0,
+    a = encode_gemm.Area(0, 0, size, (rows, inner), (inner, 1))
+    b = encode_gemm.Area(1, 0, size, (inner, columns), (columns, 1))
+    c = encode_gemm.Area(2, 0, size, (rows, columns), (columns, 1))
+    program = encode_gemm.matmul_words(0, "bf16" if dtype is torch.bfloat16 else "f16", a, b, c, None, 1.0, 0.0,
                                  lambda _: True)
-    if program[0] == host_words.PRODUCT:
-        lanes = 2 * program[host_words.PACKED_LANES]
-        panels = 4 * program[host_words.PACKED_WORDS] * (program[host_words.PACKED_ROWS] + lanes)
-        sums = 4 * min(rows, program[host_words.PACKED_ROWS]) * columns
-        assert program[host_words.PACKED_SCRATCH] >= panels + sums
+    if program[0] == format.PRODUCT:
+        lanes = 2 * program[format.PACKED_LANES]
+        panels = 4 * program[format.PACKED_WORDS] * (program[format.PACKED_ROWS] + lanes)
+        sums = 4 * min(rows, program[format.PACKED_ROWS]) * columns
+        assert program[format.PACKED_SCRATCH] >= panels + sums
     for _ in range(3):
         check(anyshape.compile(torch.matmul)(x, y), x, y, x.double() @ y.double())
 
@@ -343,9 +344,9 @@ def test_without_products_of_its_own_the_host_calls_pytorch(dtype):
 def test_products_of_f32(threads, monkeypatch):
     """From panels wherever their sizes allow, whatever the processor."""
     for name in ("OUR_ROWS", "OUR_COLUMNS", "OUR_INNER"):
-        monkeypatch.setattr(words, name, 1)
+        monkeypatch.setattr(encode_gemm, name, 1)
     monkeypatch.setattr(Call, "step", None)  # no step is left to PyTorch
-    layout._product.cache_clear()
+    encode_plan._product.cache_clear()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -363,7 +364,7 @@ def test_products_of_f32(threads, monkeypatch):
                 assert (off <= (inner + 2) * 2.0**-23 * (x.double().abs() @ y.double().abs())).all()
     finally:
         torch.set_num_threads(before)
-        layout._product.cache_clear()
+        encode_plan._product.cache_clear()
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -372,8 +373,8 @@ def test_sums_of_f32_with_addends(threads, inner, monkeypatch):
     """A bias, one with gaps between its elements, a whole matrix that is kept, and one that the product is written
     over; panels that are whole, and edges; one block along k, and several."""
     for name in ("OUR_ROWS", "OUR_COLUMNS", "OUR_INNER"):
-        monkeypatch.setattr(words, name, 1)
-    layout._product.cache_clear()
+        monkeypatch.setattr(encode_gemm, name, 1)
+    encode_plan._product.cache_clear()
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
 
@@ -394,7 +395,7 @@ def test_sums_of_f32_with_addends(threads, inner, monkeypatch):
                 assert ((found - (products[i] + addend)).abs() <= bound).all()
     finally:
         torch.set_num_threads(before)
-        layout._product.cache_clear()
+        encode_plan._product.cache_clear()
 
 
 # ---- routines on processors other than this one
@@ -416,26 +417,26 @@ def targets() -> list[Target]:
 
 
 def name_of(target: Target) -> str:
-    return f"{target.vector_bytes}{'-pairs' * llvm_half.pairs(target, 'bf16')}{'-tiles' * tiles(target, 'bf16')}"
+    return f"{target.vector_bytes}{'-pairs' * half_precision.pairs(target, 'bf16')}{'-tiles' * tiles(target, 'bf16')}"
 
 
 @pytest.mark.skipif(not host().triple.startswith("x86_64"), reason="older x86 processors")
 @pytest.mark.parametrize("target", targets(), ids=name_of)
 @pytest.mark.parametrize("dtype", [*HALF, "f32"])
 def test_every_routine_of_panels(target, dtype):
-    if dtype not in (*llvm_half.dtypes(target), "f32"):
+    if dtype not in (*half_precision.dtypes(target), "f32"):
         pytest.skip("no conversion of f16")
     kind = HALF.get(dtype, torch.float32)
     size, wider, one = kind.itemsize, "_wide" if dtype in HALF else "", EPSILON.get(kind, 2.0**-23)
-    text = llvm_packed.emit_packed(target)
-    names = [name for name in llvm_packed.routines() if f"_{dtype}" in name and f"@{name}(" in text]
-    routines = llvm_build.load(text, names, target)
+    text = gemm.emit_packed(target)
+    names = [name for name in gemm.routines() if f"_{dtype}" in name and f"@{name}(" in text]
+    routines = jit.load(text, names, target)
     whole = tiles(target, dtype)
 
     def call(name, *arguments):
         ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(arguments))(routines.address[name])(*arguments)
 
-    lanes, grain, per_word = target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype)
+    lanes, grain, per_word = target.lanes, gemm.grain(target, dtype), half_precision.per_word(target, dtype)
     for inner, thirds, vectors, ways in itertools.product((0, 1, 7, 37, 64, 300), (1, 2, 3), (1, 2),
                                                           (("turn", "along"), ("along", "turn"), ("any", "any"))):
         rows, columns = thirds * grain, vectors * lanes
@@ -489,14 +490,14 @@ def test_every_routine_of_panels(target, dtype):
 @pytest.mark.parametrize("target", targets(), ids=name_of)
 @pytest.mark.parametrize("dtype", HALF)
 def test_every_routine_beside_few_vectors(target, dtype):
-    if dtype not in llvm_half.dtypes(target):
+    if dtype not in half_precision.dtypes(target):
         pytest.skip("no conversion of f16")
-    names = [name for name in llvm_thin.routines() if f"_{dtype}" in name]
-    routines = llvm_build.load(llvm_thin.emit_thin(target), names, target)
-    for way, wide in itertools.product(llvm_thin.COUNTS, (False, True)):
-        for count in range(1, max(llvm_thin.COUNTS[way]) + 1):
+    names = [name for name in gemv.routines() if f"_{dtype}" in name]
+    routines = jit.load(gemv.emit_thin(target), names, target)
+    for way, wide in itertools.product(gemv.COUNTS, (False, True)):
+        for count in range(1, max(gemv.COUNTS[way]) + 1):
             call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(
-                routines.address[llvm_thin.routine(way, dtype, count, wide)])
+                routines.address[gemv.routine(way, dtype, count, wide)])
             for inner, results, beta in ((37, 2100, 0.0), (300, 9, 0.5), (1, 1, 0.5), (0, 5, 0.0), (64, 4200, 0.5)):
                 shape = (results, inner) if way == "dot" else (inner, results)
                 matrix, vectors, found = (torch.randn(*s).to(HALF[dtype]) for s in (shape, (count, inner),
@@ -505,7 +506,7 @@ def test_every_routine_beside_few_vectors(target, dtype):
                 turned = (matrix.T if way == "dot" else matrix).to(HALF[dtype])
                 wanted = 2 * vectors.double() @ turned.double() + beta * found.double()
                 wanted[:, :results // 3] = found[:, :results // 3].double()
-                rows = [min(i, count - 1) for i in range(llvm_thin.PLACES)]
+                rows = [min(i, count - 1) for i in range(gemv.PLACES)]
                 places = np.array([*(vectors[i].data_ptr() for i in rows), *(found[i].data_ptr() for i in rows)])
                 scalars = np.zeros(4, np.float32)
                 scalars[0], scalars[2] = 2, beta

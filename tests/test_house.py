@@ -17,11 +17,11 @@ FILES = sorted(path for path in SOURCE.rglob("*.py"))
 RANK = {"base": 0, "sym": 1, "torch_compat": 1, "ir": 2, "ops": 3, "passes": 3, "kernel": 3, "plan": 3, "backend": 4,
         "run": 5, "assemble": 6, "road": 7, "frontend": 8, "": 9, "tools": 10, "__main__": 11}
 TORCH_ROOMS = ("frontend", "run", "route", "tools", "torch_compat")
-TORCH_FILES = ("backend/torchlib.py",)
+TORCH_FILES = ("backend/cpu/machine/torch_libs.py",)
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
-BORDERS = ("frontend/", "tools/", "run/context.py", "run/executable.py")
+BORDERS = ("frontend/", "tools/", "runtime/context/process_context.py", "runtime/call/executable.py")
 # base/config.py reads every knob; the disk cache asks for the user's cache folder; the bench starts processes
-ENVIRONMENT = ("base/config.py", "run/cache.py", "tools/bench/runner.py")
+ENVIRONMENT = ("base/config.py", "base/disk_cache.py", "tools/bench/runner.py")
 # private names of torch: the package that looks them up; the files of `run` that patch what it finds have their
 # attributes too; benchmarks look into the compilers that they measure
 PRIVATE, PATCHING, MEASURING = "torch_compat", "run/torch_", "tools/"

@@ -12,21 +12,21 @@ import torch
 import anyshape.ops  # noqa: F401  (fills the op table)
 from anyshape.base.config import Config
 from anyshape.base.errors import IndexRangeError
+from anyshape.compiler.driver import compile_graph
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.op import row
 from anyshape.ir.parse import parse
 from anyshape.ir.types import TensorType
-from anyshape.kernel.fuse import fuse
-from anyshape.kernel.fusion import Fusion, Kernel, NotFusable, Refused, fusable
-from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
-from anyshape.kernel.nest import Nest, program_of
-from anyshape.kernel.order import ordered
-from anyshape.kernel.reuse import overwritable
-from anyshape.kernel.show import show
-from anyshape.road import compile_graph
-from anyshape.run.dtypes import TORCH_DTYPES
-from anyshape.run.interp import interpret
+from anyshape.kernel.fusion.result import FusedKernel, Fusion, FusionBlocklist, NotFusable, fusable
+from anyshape.kernel.fusion.topological_order import ordered
+from anyshape.kernel.fusion.vertical import fuse
+from anyshape.kernel.loop_ir.aliasing import overwritable
+from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
+from anyshape.kernel.loop_ir.show import show
+from anyshape.kernel.lowering.loop_nest import Nest, program_of
+from anyshape.runtime.torch_ops.reference_interpreter import interpret
 from anyshape.sym.expr import evaluate, symbol
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 SIZES = (0, 1, 3, 17, 64)
 GRAPHS = {name: textwrap.dedent(text) for name, text in {
@@ -175,9 +175,9 @@ GRAPHS = {name: textwrap.dedent(text) for name, text in {
 }.items()}
 
 
-def fused(graph: Graph, limit: int = 128, refused: Refused | None = None, enabled: bool = True) -> Fusion:
+def fused(graph: Graph, limit: int = 128, refused: FusionBlocklist | None = None, enabled: bool = True) -> Fusion:
     """The fusion of a graph, of which only the results and the operands of other nodes must be stored."""
-    refused = refused or Refused()
+    refused = refused or FusionBlocklist()
     outside = [value for node in graph.nodes if not fusable(node, refused) for value in node.values()]
     scatters = [node for node in graph.nodes if row(node).kind == "scatter"]
     outside += [value for node in scatters for value in (node.inputs[0], *node.inputs[2:])]
@@ -189,7 +189,7 @@ def text_of(fusion: Fusion) -> str:
     """Kernels with the values behind their parameters and sizes, single nodes, refusals."""
     parts = []
     for item in fusion.items:
-        if isinstance(item, Kernel):
+        if isinstance(item, FusedKernel):
             names = ", ".join(f"p{k} {name or 'status'}" for k, name in enumerate(item.lowered.values))
             parts.append(f"{show(item.lowered.program)}\n  binds {names}; {', '.join(map(str, item.lowered.sizes))}\n")
         else:
@@ -269,13 +269,13 @@ def test_an_index_out_of_range_is_found() -> None:
 # ---- fusion
 
 
-def kernels(fusion: Fusion) -> list[Kernel]:
-    return [item for item in fusion.items if isinstance(item, Kernel)]
+def kernels(fusion: Fusion) -> list[FusedKernel]:
+    return [item for item in fusion.items if isinstance(item, FusedKernel)]
 
 
 def operations(fusion: Fusion) -> list[list[str]]:
     """The equations of each item."""
-    return [[n.op for n in item.group.nodes] if isinstance(item, Kernel) else [item.op] for item in fusion.items]
+    return [[n.op for n in item.group.nodes] if isinstance(item, FusedKernel) else [item.op] for item in fusion.items]
 
 
 def test_a_kernel_is_no_larger_than_the_limit() -> None:
@@ -296,8 +296,8 @@ def test_nothing_is_merged_around_a_library_call() -> None:
 
 def test_what_is_refused_stays_out() -> None:
     graph = parse(GRAPHS["softmax"])
-    by_op = fused(graph, refused=Refused(ops=frozenset(["exp"])))
-    by_value = fused(graph, refused=Refused(values=frozenset(["e"])))
+    by_op = fused(graph, refused=FusionBlocklist(ops=frozenset(["exp"])))
+    by_value = fused(graph, refused=FusionBlocklist(values=frozenset(["e"])))
     assert operations(by_op) == operations(by_value) == [["amax", "sub"], ["exp"], ["sum", "div"]]
 
 

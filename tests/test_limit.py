@@ -11,9 +11,9 @@ from torch import nn
 import anyshape
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, LimitError
-from anyshape.run import pages
-from anyshape.run.context import shared_context
-from anyshape.run.keeping import EVERYTHING, Keeping
+from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.memory import huge_pages
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.tools.demo.model import DemoConfig, DemoLlama
 from limits import NO_LIMIT, Layers, counted, limit_of, net, sizes, step, under
 
@@ -38,8 +38,8 @@ def test_every_rung_gives_the_same_numbers_and_fits(without, rows):
     values = sizes(run, x)
     ladder = list(limit.ladder(values))
     assert len(ladder) > 3 and [rung.live for rung in ladder] == sorted((rung.live for rung in ladder), reverse=True)
-    needs = [limit.needed(values, Keeping(rung.dropped, apart=True)) for rung in ladder]
-    all_kept = limit.needed(values, EVERYTHING)
+    needs = [limit.needed(values, SavePolicy(rung.dropped, apart=True)) for rung in ladder]
+    all_kept = limit.needed(values, SAVE_ALL)
     assert min(needs) < 0.7 * all_kept
     for bytes_ in (all_kept, all_kept - 1, *needs[1::2], min(needs)):
         with under(run, bytes_), counted() as most:
@@ -55,7 +55,7 @@ def test_blocks_that_a_limit_finds_are_those_of_the_record(without):
     step(run, module, x)
     limit, values = limit_of(run), sizes(run, x)
     ladder = limit.ladder(values)
-    for keeping in (EVERYTHING, *(rung.keeping for rung in ladder)):
+    for keeping in (SAVE_ALL, *(rung.keeping for rung in ladder)):
         for sizing, program, at in ((limit.sizing, limit.program, values),
                                     (limit.later_sizing, limit.backward, limit.later(values))):
             found = sizing.at(at, keeping)
@@ -92,7 +92,7 @@ def test_a_lower_limit_never_means_a_higher_peak(without):
     before = limit.bytes
     peaks = []
     try:
-        highest = limit.needed(values, EVERYTHING)
+        highest = limit.needed(values, SAVE_ALL)
         for percent in range(100, 40, -2):
             limit.bytes = highest * percent // 100
             with contextlib.suppress(LimitError):
@@ -110,12 +110,12 @@ def test_a_limit_with_what_is_alive():
     run = anyshape.compile(module, memory_limit_total=1 << 50, strict=True)
     found = step(run, module, x)
     limit = limit_of(run)
-    need = limit.needed(sizes(run, x), EVERYTHING)
-    assert need > 100e6 and 0 <= limit.room() + pages.resident() - (1 << 50) < 2 * need  # blocks that idle
+    need = limit.needed(sizes(run, x), SAVE_ALL)
+    assert need > 100e6 and 0 <= limit.room() + huge_pages.resident() - (1 << 50) < 2 * need  # blocks that idle
     shared_context().kept.release_idle()
     shared_context().temporary.release_idle()
-    pages.give_back()
-    total = pages.resident() + need * 3 // 4  # compiling takes some of it
+    huge_pages.give_back()
+    total = huge_pages.resident() + need * 3 // 4  # compiling takes some of it
     other = anyshape.compile(module, memory_limit_total=total, strict=True)
     with counted() as most:
         found = step(other, module, x)
@@ -130,7 +130,7 @@ def test_a_limit_with_what_is_alive():
     assert "of the whole process" in str(other.memory(x=(20000, 64)))
     with pytest.raises(LimitError) as caught:  # no step fits, whatever is alive; what is named fits beside it
         step(anyshape.compile(module, memory_limit_total="1MB"), module, x)
-    assert int(caught.value.do.split("memory_limit_total to ")[1].split(" ")[0]) > pages.resident()
+    assert int(caught.value.do.split("memory_limit_total to ")[1].split(" ")[0]) > huge_pages.resident()
 
 
 def test_what_fits_is_left_alone(without):
@@ -138,7 +138,7 @@ def test_what_fits_is_left_alone(without):
     x = torch.randn(60, 32)
     step(run, module, x)
     record = next(iter(limit_of(run).program.records.values()))
-    assert record.keeping == EVERYTHING and not record.chunks
+    assert record.keeping == SAVE_ALL and not record.chunks
     plain = anyshape.compile(net(), strict=True)
     step(plain, net(), x)
     assert all(not p.executable.plan.optional for p in plain.programs if hasattr(p, "executable"))
@@ -151,7 +151,7 @@ def test_tapes_in_flight_share_the_limit(without):
     limit, values = limit_of(run), sizes(run, x)
     wanted = step(run, module, x)
     kept = limit.program.maker.make(values).kept
-    bytes_ = limit.needed(values, EVERYTHING) + kept // 2
+    bytes_ = limit.needed(values, SAVE_ALL) + kept // 2
     other = anyshape.compile(module, memory_limit=bytes_, strict=True)
     step(other, module, x)
     module.zero_grad(set_to_none=True)
@@ -172,7 +172,7 @@ def test_a_backward_may_run_twice_and_not_without_asking(without):
     wanted = step(run, module, x)
     limit, values = limit_of(run), sizes(run, x)
     ladder = list(limit.ladder(values))
-    other = anyshape.compile(module, memory_limit=limit.needed(values, Keeping(ladder[-1].dropped, apart=True)),
+    other = anyshape.compile(module, memory_limit=limit.needed(values, SavePolicy(ladder[-1].dropped, apart=True)),
                              strict=True)
     module.zero_grad(set_to_none=True)
     loss = other(x).square().mean()
@@ -200,8 +200,8 @@ def test_a_language_model_trains_within_its_limit():
     limit = limit_of(run)
     record = max(limit.program.records.values(), key=lambda one: one.kept)
     ladder = list(limit.ladder(record.values))
-    least = limit.needed(record.values, Keeping(ladder[-1].dropped, apart=True))
-    assert least < 0.75 * limit.needed(record.values, EVERYTHING)
+    least = limit.needed(record.values, SavePolicy(ladder[-1].dropped, apart=True))
+    assert least < 0.75 * limit.needed(record.values, SAVE_ALL)
     other = anyshape.compile(module, memory_limit=least, strict=True)
     for length, results in wanted.items():
         with counted() as most:
@@ -225,7 +225,7 @@ def test_random_numbers_are_drawn_once():
     wanted = seeded(run)
     limit, values = limit_of(run), sizes(run, x)
     ladder = list(limit.ladder(values))
-    least = limit.needed(values, Keeping(ladder[-1].dropped, apart=True))
+    least = limit.needed(values, SavePolicy(ladder[-1].dropped, apart=True))
     other = anyshape.compile(module, memory_limit=least, strict=True)
     assert all(torch.equal(a, b) for a, b in zip(seeded(other), wanted, strict=True))
     assert len(limit.backward.plan.again) >= 4 and ladder[-1].dropped
@@ -253,7 +253,7 @@ def test_a_ladder_of_which_nothing_can_be_dropped():
     run(x).backward()
     limit, values = limit_of(run), sizes(run, x)
     (rung,) = limit.ladder(values)
-    assert not rung.dropped and limit.needed(values, Keeping(rung.dropped, apart=True)) > 0
+    assert not rung.dropped and limit.needed(values, SavePolicy(rung.dropped, apart=True)) > 0
 
 
 def test_an_operator_of_which_nothing_is_known_runs_once():
@@ -276,7 +276,7 @@ def test_an_operator_of_which_nothing_is_known_runs_once():
     limit, values = limit_of(run), sizes(run, x)
     ladder = list(limit.ladder(values))
     other = anyshape.compile(module, strict=True, memory_limit=limit.needed(
-        values, Keeping(ladder[-1].dropped, apart=True)))
+        values, SavePolicy(ladder[-1].dropped, apart=True)))
     assert all(torch.equal(a, b) for a, b in zip(seeded(other), wanted, strict=True))
 
 
@@ -296,7 +296,7 @@ def test_operators_of_pytorch_run_again():
     made = limit.backward.maker.keeps.made
     assert any(b.home == "extern" and b.name in made for b in limit.backward.plan.buffers)
     for rung in limit.ladder(values):
-        bytes_ = limit.needed(values, Keeping(rung.dropped, apart=True))
+        bytes_ = limit.needed(values, SavePolicy(rung.dropped, apart=True))
         other = anyshape.compile(module, memory_limit=bytes_, strict=True)
         assert all(torch.equal(a, b) for a, b in zip(step(other, module, x), wanted, strict=True))
 
@@ -325,7 +325,7 @@ def test_an_input_that_the_forward_writes_is_read_once():
     limit, values = limit_of(run), sizes(run, x)
     ladder = list(limit.ladder(values))
     assert len(ladder) > 3
-    least = limit.needed(values, Keeping(ladder[-1].dropped, apart=True))
+    least = limit.needed(values, SavePolicy(ladder[-1].dropped, apart=True))
     other = anyshape.compile(module, memory_limit=least, strict=True)
     assert all(torch.equal(a, b) for a, b in zip(counted_from_zero(other), wanted, strict=True))
     for a, b in zip(wanted, counted_from_zero(module), strict=True):
@@ -347,7 +347,7 @@ def test_two_threads_train_under_one_limit(without):
     x = torch.randn(300, 32)
     step(run, module, x)
     limit, values = limit_of(run), sizes(run, x)
-    bytes_ = 4 * limit.needed(values, EVERYTHING)
+    bytes_ = 4 * limit.needed(values, SAVE_ALL)
     other = anyshape.compile(module, memory_limit=bytes_, strict=True)
     wanted = torch.autograd.grad(other(x).square().mean(), list(module.parameters()))
     wrong: list[object] = []

@@ -1,8 +1,8 @@
 """The least limit that the ladder offers, beside the best of all sets of values that a call could drop.
 
-Every set is laid out and judged as a call would be (`Limit.needed`), so that a `LimitError` is known to be right for
-what can be dropped at all. The greedy ladder may miss the best by a little where values of very different bytes meet:
-by at most 2.3 % on 23 small models (2026-11-22).
+Every set is laid out and judged as a call would be (`MemoryBudget.needed`), so that a `LimitError` is known to be right
+for what can be dropped at all. The greedy ladder may miss the best by a little where values of very different bytes
+meet: by at most 2.3 % on 23 small models (2026-11-22).
 """
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import LimitError
-from anyshape.run.arena import PAGE
-from anyshape.run.keeping import EVERYTHING, Keeping
-from anyshape.run.limit import CHEAPER, Limit
+from anyshape.runtime.budget.memory_budget import CHEAPER, MemoryBudget
+from anyshape.runtime.memory.pools import PAGE
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.tools.bench.limits_calls import bound
 from limits import NO_LIMIT, limit_of, sizes, step
 
@@ -86,7 +86,7 @@ def test_no_set_of_values_needs_much_less_than_the_ladder(make) -> None:
         step(run, module, x)
         limit = limit_of(run)
         values = sizes(run, x)
-        most = limit.needed(values, EVERYTHING)
+        most = limit.needed(values, SAVE_ALL)
         best = _best(limit, values)
         assert best < most
         least = limit.least(values)
@@ -99,7 +99,7 @@ def test_no_set_of_values_needs_much_less_than_the_ladder(make) -> None:
         _takes_about_the_first_rung_that_fits(limit, values, least, most)
 
 
-def _takes_about_the_first_rung_that_fits(limit: Limit, values: dict[str, int], least: int, most: int) -> None:
+def _takes_about_the_first_rung_that_fits(limit: MemoryBudget, values: dict[str, int], least: int, most: int) -> None:
     """Though not all rungs before it are laid out."""
     ladder = limit.ladder(values)
     assert ladder is not None
@@ -113,11 +113,11 @@ def _takes_about_the_first_rung_that_fits(limit: Limit, values: dict[str, int], 
         assert CHEAPER * found[0].seconds <= first.seconds
 
 
-def _best(limit: Limit, values: dict[str, int]) -> int:
+def _best(limit: MemoryBudget, values: dict[str, int]) -> int:
     """The fewest bytes that a forward and its backward take, whatever is dropped."""
     assert limit.backward is not None
     names = sorted({one.saved for one in limit.backward.plan.again})
     assert 2 < len(names) <= MOST
     sets = (set_ for count in range(len(names) + 1) for set_ in itertools.combinations(names, count))
-    return min(limit.needed(values, EVERYTHING),
-               *(limit.needed(values, Keeping(frozenset(one), apart=True)) for one in sets))
+    return min(limit.needed(values, SAVE_ALL),
+               *(limit.needed(values, SavePolicy(frozenset(one), apart=True)) for one in sets))

@@ -23,12 +23,12 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import LimitError
-from anyshape.run.arena import Pool, whole
-from anyshape.run.call import Call
-from anyshape.run.context import shared_context
-from anyshape.run.counted import counted_outside
-from anyshape.run.keeping import EVERYTHING, Keeping
-from anyshape.run.library import taken_by
+from anyshape.runtime.call.call_frame import Call
+from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.cost.library_workspace import taken_by
+from anyshape.runtime.inspect.touched_bytes import counted_outside
+from anyshape.runtime.memory.pools import Pool, whole
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.sym.expr import evaluate
 from anyshape.tools.bench.memory import build_counter
 from limits import limit_of, same, sizes, under
@@ -183,7 +183,7 @@ def test_limits_hold_and_change_no_bit(trained):
     tight = 0
     for part in (0.9, 0.75, 0.6, 0.5):
         for x, values, wanted in zip(trained.inputs, trained.values, trained.wanted, strict=True):
-            bytes_ = int(part * limit.needed(values, EVERYTHING))
+            bytes_ = int(part * limit.needed(values, SAVE_ALL))
             with under(run, bytes_), counted() as most:
                 try:
                     found = step(run, module, x)
@@ -202,9 +202,9 @@ def test_what_is_counted_is_what_was_predicted(trained):
     rungs = list(limit.ladder(values))
     assert len(rungs) > 5
     dropped, phases = set(), set()
-    needs = [limit.needed(values, Keeping(rung.dropped, apart=True)) for rung in rungs]
+    needs = [limit.needed(values, SavePolicy(rung.dropped, apart=True)) for rung in rungs]
     lower = [need for before, need in itertools.pairwise(itertools.accumulate(needs, min)) if need < before]
-    lower = [need for need in lower if need < limit.needed(values, EVERYTHING)]
+    lower = [need for need in lower if need < limit.needed(values, SAVE_ALL)]
     for needed in [*lower[:-1:len(rungs) // 5], lower[-1]]:
         with under(run, needed):
             with counted() as most:
@@ -222,7 +222,7 @@ def test_what_is_counted_is_what_was_predicted(trained):
 def test_the_least_limit_is_below_what_keeping_everything_takes(trained):
     part = 0.9 if isinstance(trained.module, UNet) else 0.7
     for i, values in enumerate(trained.values):
-        assert trained.least(i) < part * trained.limit.needed(values, EVERYTHING)
+        assert trained.least(i) < part * trained.limit.needed(values, SAVE_ALL)
 
 
 def test_a_backward_may_run_twice(trained):
@@ -319,7 +319,7 @@ def test_views_of_what_pytorch_made_come_back():
     assert any(one.saved in outside for one in limit.backward.plan.again)
     seen = 0
     for rung in list(limit.ladder(values))[1:]:
-        bytes_ = limit.needed(values, Keeping(rung.dropped, apart=True))
+        bytes_ = limit.needed(values, SavePolicy(rung.dropped, apart=True))
         with under(run, bytes_), counted() as most:
             assert same(step(run, module, x), wanted)
         assert most[0] <= bytes_

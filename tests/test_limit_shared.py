@@ -13,10 +13,10 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import LimitError
-from anyshape.run import shared
-from anyshape.run.arena import Chunks, Pool
-from anyshape.run.context import shared_context
-from anyshape.run.keeping import EVERYTHING, Keeping
+from anyshape.runtime.budget import arbitration
+from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.memory.pools import Pool, SegmentedBlock
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from limits import NO_LIMIT, counted, net, same, step
 
 pytestmark = pytest.mark.unguarded
@@ -78,14 +78,14 @@ def least_kept(limit, values: dict[str, int]) -> int:
 def moves():
     """A list that receives the moves of tapes."""
     found: list[Any] = []
-    run = shared._Move.run
+    run = arbitration._Move.run
 
     def noted(one):
         found.append(one)
         run(one)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared._Move, "run", noted)
+        patch.setattr(arbitration._Move, "run", noted)
         yield found
 
 
@@ -114,7 +114,7 @@ def needs(programs) -> tuple[int, int]:
     """What both programs of `broken` take with everything kept, and at least."""
     (first, values), (second, more) = programs
     kept = first.program.maker.made(values).kept
-    return kept + second.needed(more, EVERYTHING), least_kept(first, values) + second.least(more)
+    return kept + second.needed(more, SAVE_ALL), least_kept(first, values) + second.least(more)
 
 
 def test_a_graph_break_trains_under_a_limit(broken, monkeypatch):
@@ -138,7 +138,8 @@ def test_a_graph_break_trains_under_a_limit(broken, monkeypatch):
             found = step(run, module, wanted[rows][0])
             assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, wanted[rows][1], strict=True))
     assert moved >= 3
-    monkeypatch.setattr("anyshape.run.shared.make_room", lambda limit, values, room: limit.choose(values, room))
+    monkeypatch.setattr("anyshape.runtime.budget.arbitration.make_room", lambda limit, values,
+                        room: limit.choose(values, room))
     move(run, (most_needed + least) // 2)
     with pytest.raises(LimitError):
         step(run, module, x)
@@ -179,7 +180,7 @@ def test_micro_batches_in_flight(single, order):
     limit = programs[0][0]
     kept = [limit.program.maker.made(values).kept for limit, values in programs]
     low = [least_kept(*one) for one in programs]
-    full = max(sum(kept[:i]) + limit.needed(values, EVERYTHING) for i, (limit, values) in enumerate(programs))
+    full = max(sum(kept[:i]) + limit.needed(values, SAVE_ALL) for i, (limit, values) in enumerate(programs))
     least = max(sum(low[:i]) + limit.least(values) for i, (limit, values) in enumerate(programs))
     if order == "first first":  # the others wait in each backward
         least = max(least, max(sum(low) - low[i] + limit.least(values) for i, (limit, values) in enumerate(programs)))
@@ -204,7 +205,7 @@ def test_a_backward_that_would_not_fit_is_refused_before_it_runs(single):
     first = run(xs[0]).square().sum()
     second = run(xs[4]).square().sum()  # small
     third = torch.autograd.grad(second, parameters, retain_graph=True)
-    limit.bytes = limit.needed(values, EVERYTHING) // 4
+    limit.bytes = limit.needed(values, SAVE_ALL) // 4
     with pytest.raises(LimitError, match="the backward of") as caught:
         torch.autograd.grad(first, parameters, retain_graph=True)
     limit.bytes = int(caught.value.do.split()[3])
@@ -219,7 +220,7 @@ def test_what_is_held_is_what_is_counted(single):
     _, run, xs, programs = single
     (limit, values), x = programs[0], xs[0]
     kept = limit.program.maker.made(values).kept
-    move(run, limit.needed(values, EVERYTHING) + kept)
+    move(run, limit.needed(values, SAVE_ALL) + kept)
     limit.alone = False
     pool = shared_context().kept
     with counted(), moves() as made:
@@ -228,7 +229,7 @@ def test_what_is_held_is_what_is_counted(single):
             losses.append(run(x).square().sum())
             assert limit.held.bytes == pool.held - pool.idle_after(0)
         assert made and limit.held.bytes <= 2.2 * kept
-        assert any(isinstance(lease.block, Chunks) for lease in limit.held.leases)
+        assert any(isinstance(lease.block, SegmentedBlock) for lease in limit.held.leases)
         made.clear()
         del losses[1]
         gc.collect()
@@ -244,9 +245,9 @@ def test_a_tape_may_go_while_it_drops_more(single, monkeypatch, when):
     (limit, values), x = programs[0], xs[0]
     move(run, NO_LIMIT)
     wanted = torch.autograd.grad(run(x).square().sum(), parameters)
-    move(run, limit.needed(values, EVERYTHING) + least_kept(limit, values))
+    move(run, limit.needed(values, SAVE_ALL) + least_kept(limit, values))
     limit.alone = False
-    pool, done = shared_context().kept, shared._Move.run
+    pool, done = shared_context().kept, arbitration._Move.run
 
     def going(one):
         fresh = Pool.fresh
@@ -263,7 +264,7 @@ def test_a_tape_may_go_while_it_drops_more(single, monkeypatch, when):
             done(one)
 
     with moves() as made:
-        monkeypatch.setattr(shared._Move, "run", lambda one: (made.append(one), going(one)))
+        monkeypatch.setattr(arbitration._Move, "run", lambda one: (made.append(one), going(one)))
         first = run(x).square().sum()
         second = run(x).square().sum()
         monkeypatch.undo()
@@ -279,11 +280,11 @@ def test_a_tape_may_go_while_it_drops_more(single, monkeypatch, when):
 def test_it_forgets_what_nobody_needs(single):
     _, run, xs, programs = single
     limit, values = programs[0]
-    move(run, limit.needed(values, EVERYTHING) + limit.program.maker.made(values).kept // 2)
+    move(run, limit.needed(values, SAVE_ALL) + limit.program.maker.made(values).kept // 2)
     sum(run(xs[0]).square().sum() for _ in range(3)).backward()
     assert limit.learnt
     run(xs[0]).square().sum().backward()
-    assert (0, shared.key_of(values)) not in limit.learnt
+    assert (0, arbitration.key_of(values)) not in limit.learnt
     loss = run(xs[0]).square().sum()
     assert limit.held.leases[0].record.keeping.dropped == frozenset()
     loss.backward()
@@ -294,7 +295,7 @@ def test_a_tape_that_is_kept_for_another_backward_stays(single):
     (limit, values), x = programs[0], xs[0]
     move(run, NO_LIMIT)
     wanted = torch.autograd.grad(run(x).square().sum(), parameters)
-    move(run, limit.needed(values, EVERYTHING) + least_kept(limit, values))
+    move(run, limit.needed(values, SAVE_ALL) + least_kept(limit, values))
     loss = run(x).square().sum()
     first = torch.autograd.grad(loss, parameters, retain_graph=True)
     lease, = limit.held.leases
@@ -314,9 +315,9 @@ def test_chunks_of_nothing_and_of_one_row_are_kept_for_another_backward(single, 
     limit, values = programs[number]
     move(run, NO_LIMIT)
     wanted = torch.autograd.grad(run(xs[number]).square().sum(), parameters)
-    limit.learnt[0, shared.key_of(values)] = Keeping(frozenset(limit.ladders.names), apart=True)
+    limit.learnt[0, arbitration.key_of(values)] = SavePolicy(frozenset(limit.ladders.names), apart=True)
     loss = run(xs[number]).square().sum()
-    assert isinstance(limit.held.leases[0].block, Chunks)
+    assert isinstance(limit.held.leases[0].block, SegmentedBlock)
     for again in (True, False):
         assert same(torch.autograd.grad(loss, parameters, retain_graph=again), wanted)
 
@@ -338,7 +339,7 @@ def test_tensors_of_pytorch_go_too():
     records = [limit.program.maker.made(values) for limit, values in programs]
     assert all(record.outside for record in records)
     move(run, sum(record.kept + record.outside for record in records[:2]) * 3 // 4
-         + limit.needed(programs[2][1], EVERYTHING))
+         + limit.needed(programs[2][1], SAVE_ALL))
     outside = {b.name for b in limit.program.maker.keeps.outside}
     with moves() as made:
         assert same(train(), wanted) and same(train(), wanted)
@@ -350,7 +351,7 @@ def test_ctrl_c_while_a_tape_changes(broken, monkeypatch):
     module, run, wanted, programs = broken
     x, results = wanted[701]
     most_needed, least = needs(programs)
-    join, move_on, seen, waited = threading.Thread.join, shared._Move.run, [], threading.Event()
+    join, move_on, seen, waited = threading.Thread.join, arbitration._Move.run, [], threading.Event()
 
     def interrupted(thread, timeout=None):
         if not seen and thread.name == "anyshape tape":
@@ -364,7 +365,7 @@ def test_ctrl_c_while_a_tape_changes(broken, monkeypatch):
         move_on(one)
 
     monkeypatch.setattr(threading.Thread, "join", interrupted)
-    monkeypatch.setattr(shared._Move, "run", when_waited_for)
+    monkeypatch.setattr(arbitration._Move, "run", when_waited_for)
     for bytes_ in range(least, most_needed, (most_needed - least) // 8):
         move(run, bytes_)
         with contextlib.suppress(KeyboardInterrupt):
@@ -386,7 +387,7 @@ def test_threads_share_a_limit(single):
     limit, values = programs[0]
     move(run, NO_LIMIT)
     wanted = torch.autograd.grad(sum(run(x).square().sum() for x in xs[:3]), parameters)
-    move(run, 2 * limit.needed(values, EVERYTHING))
+    move(run, 2 * limit.needed(values, SAVE_ALL))
     limit.alone = False
     wrong: list[object] = []
     done: list[int] = []

@@ -14,11 +14,12 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import ConfigError, LimitError, StoreError
-from anyshape.run import climb, moving
-from anyshape.run import store as store_module
-from anyshape.run.context import shared_context
-from anyshape.run.keeping import EVERYTHING
-from anyshape.run.store import HostStore, Ticket
+from anyshape.runtime.budget import greedy_search
+from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.memory import offload_store as store_module
+from anyshape.runtime.memory.offload_store import CopyRequest, HostStore
+from anyshape.runtime.specialize import offload_schedule
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from limits import NO_LIMIT, Layers, counted, limit_of, net, same, sizes, step
 
 pytestmark = pytest.mark.unguarded
@@ -88,8 +89,8 @@ def moving_all(plain, tmp_path_factory):
     """The same, but moving costs nothing, so that everything is moved that can be."""
     module, x, wanted, _ = plain
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(climb, "EACH", 0.0)
-        patch.setattr(moving.Clock, "seconds", lambda self, bytes_: 0.0 * bytes_)
+        patch.setattr(greedy_search, "EACH", 0.0)
+        patch.setattr(offload_schedule.Clock, "seconds", lambda self, bytes_: 0.0 * bytes_)
         run = compiled(module, tmp_path_factory.mktemp("store"))
         step(run, module, x)
         rungs = ladder_of(run, x)  # it remembers them
@@ -112,7 +113,7 @@ def test_every_rung_gives_the_same_numbers_and_fits(request, costs):
     ladder = ladder_of(run, x)
     assert len(ladder) > 3 and [rung.live for rung in ladder] == sorted((rung.live for rung in ladder), reverse=True)
     assert any(rung.moved for rung in ladder)
-    all_kept = limit_of(run).needed(sizes(run, x), EVERYTHING)
+    all_kept = limit_of(run).needed(sizes(run, x), SAVE_ALL)
     some = *ladder[1:-1:len(ladder) // 4 + 1], ladder[-1]
     for bytes_ in (all_kept, all_kept - 1, *(need(run, x, rung) for rung in some)):
         at(run, bytes_)
@@ -178,14 +179,14 @@ def test_what_cannot_be_computed_again_is_moved(tmp_path):
 
 
 def test_where_nothing_can_be_computed_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("anyshape.road.segments", lambda graph, stored: ())
+    monkeypatch.setattr("anyshape.compiler.driver.segments", lambda graph, stored: ())
     module, x = net(count=6), torch.randn(1500, 32)
     run = compiled(module, tmp_path)
     wanted = step(run, module, x)
     limit, values = limit_of(run), sizes(run, x)
     assert not limit.backward.plan.again
     least = limit.least(values)
-    assert least < 0.8 * limit.needed(values, EVERYTHING)
+    assert least < 0.8 * limit.needed(values, SAVE_ALL)
     with counted() as most:
         assert same(step(at(run, least), module, x), wanted)
     assert most[0] <= least
@@ -244,7 +245,7 @@ def test_an_exception_before_the_backward_leaves_nothing(small):
 @pytest.mark.parametrize("number", (0, 3, 7, 12))
 def test_ctrl_c_while_values_are_copied(small, monkeypatch, number):
     module, x, wanted, run = small
-    wait, calls = Ticket.wait, []
+    wait, calls = CopyRequest.wait, []
     write = os.pwrite
 
     def slow(*arguments):
@@ -258,7 +259,7 @@ def test_ctrl_c_while_values_are_copied(small, monkeypatch, number):
         wait(ticket)
 
     monkeypatch.setattr(store_module.os, "pwrite", slow)
-    monkeypatch.setattr(Ticket, "wait", interrupted)
+    monkeypatch.setattr(CopyRequest, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         step(run, module, x)
     assert all(ticket.done.is_set() for ticket in calls)  # nobody writes into memory that was given back
@@ -307,7 +308,7 @@ def test_a_cap_means_moving_less(plain, tmp_path):
 def test_tapes_in_flight_share_store_and_limit(moving_all):
     module, x, wanted, run = moving_all
     limit, values = limit_of(run), sizes(run, x)
-    bytes_ = limit.needed(values, EVERYTHING) + limit.program.maker.make(values).kept // 2
+    bytes_ = limit.needed(values, SAVE_ALL) + limit.program.maker.make(values).kept // 2
     at(run, bytes_)
     module.zero_grad(set_to_none=True)
     with counted() as most:

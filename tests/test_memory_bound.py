@@ -8,19 +8,19 @@ import pytest
 import torch
 
 import anyshape
-from anyshape.backend.limits import target_of
-from anyshape.backend.llvm import emit
-from anyshape.backend.llvm_build import object_code
-from anyshape.backend.llvm_stream import LARGE
-from anyshape.backend.llvm_text import Code, Value
-from anyshape.backend.llvm_tile import turned
-from anyshape.kernel.abreast import abreast
-from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
-from anyshape.kernel.parse import parse
-from anyshape.kernel.regimes import MANY_ROWS, versions
-from anyshape.kernel.show import show
-from anyshape.kernel.sweep import RUN, swept
-from anyshape.kernel.tile import tiled
+from anyshape.backend.cpu.codegen.kernel import emit
+from anyshape.backend.cpu.codegen.nontemporal_stores import LARGE
+from anyshape.backend.cpu.codegen.transpose_tiles import turned
+from anyshape.backend.cpu.llvm.ir_builder import Code, Value
+from anyshape.backend.cpu.llvm.jit import object_code
+from anyshape.backend.cpu.machine.target import target_of
+from anyshape.kernel.loop_ir.parse import parse
+from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
+from anyshape.kernel.loop_ir.show import show
+from anyshape.kernel.schedule.interchange import abreast
+from anyshape.kernel.schedule.multiversion import MANY_ROWS, versions
+from anyshape.kernel.schedule.tile_scan import RUN, swept
+from anyshape.kernel.schedule.tile_transpose import tiled
 from anyshape.sym.expr import symbol
 
 N, M = symbol("n0"), symbol("n1")

@@ -8,9 +8,9 @@ import torch
 from rich.console import Console
 
 import anyshape
-from anyshape.frontend.explanation import AliveNote, MemoryCurve
-from anyshape.frontend.memory_view import BLOCKS, HEIGHT, PLAIN, plot
-from anyshape.run.keeping import EVERYTHING
+from anyshape.frontend.diagnostics.explain_data import AliveNote, MemoryCurve
+from anyshape.frontend.diagnostics.memory_text import BLOCKS, HEIGHT, PLAIN, plot
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from limits import NO_LIMIT, limit_of, net, sizes, step
 
 ROWS = 900
@@ -38,14 +38,14 @@ def test_under_a_limit_the_curve_is_that_of_the_choice(model, free, tmp_path) ->
     wide = limit_of(free)
     values = sizes(free, x)
     below = wide.least(values) - 4096  # values have to be moved out
-    for bytes_, settings in ((wide.needed(values, EVERYTHING) * 3 // 4, {}), (below, {"memory_store": str(tmp_path)})):
+    for bytes_, settings in ((wide.needed(values, SAVE_ALL) * 3 // 4, {}), (below, {"memory_store": str(tmp_path)})):
         run = anyshape.compile(model, memory_limit=bytes_, strict=True, **settings)
         step(run, model, x)
         limit, curve = limit_of(run), curve_of(run)
         keeping = limit.choose(values)
         ladder = limit.ladder(values)
         assert list(curve.chosen) == ladder.curve(keeping).tolist()
-        assert list(curve.kept) == ladder.curve(EVERYTHING).tolist()
+        assert list(curve.kept) == ladder.curve(SAVE_ALL).tolist()
         assert curve.limit == bytes_ and curve.needed > bytes_ >= curve.needs == limit.needed(values, keeping)
         assert curve.peak == max(range(len(curve.chosen)), key=curve.chosen.__getitem__)
         assert sum(one.bytes for one in curve.alive) == max(curve.chosen)

@@ -23,16 +23,16 @@ from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import OPS
 from anyshape.ir.types import SizeType, TensorType
-from anyshape.kernel.loop import SCALAR
+from anyshape.kernel.loop_ir.program import SCALAR
 from anyshape.ops import pointwise
-from anyshape.ops.needs import uncertain_sizes
+from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.ops.view import reshape_index
-from anyshape.run.dtypes import TORCH_DTYPES
-from anyshape.run.extern import call_extern, compile_extern
-from anyshape.run.interp import interpret, uniform
+from anyshape.runtime.torch_ops.extern_calls import call_extern, compile_extern
+from anyshape.runtime.torch_ops.reference_interpreter import interpret, uniform
 from anyshape.sym.expr import Size, evaluate, root, symbol
 from anyshape.sym.facts import Facts
-from anyshape.sym.index import dense_strides
+from anyshape.sym.index_arithmetic import dense_strides
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 n, m = symbol("n"), symbol("m")
 

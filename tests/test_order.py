@@ -1,4 +1,5 @@
-"""Steps in another order (plan/order.py): the same results, never more bytes, and as few as an exact search finds."""
+"""Steps in another order (plan/schedule/reorder.py): the same results, never more bytes, and as few as an exact search
+finds."""
 from __future__ import annotations
 
 import dataclasses
@@ -14,17 +15,17 @@ from torch.nn import functional
 import anyshape
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
-from anyshape.kernel.fusion import Kernel
-from anyshape.plan.again import written
-from anyshape.plan.alloc import allocate
-from anyshape.plan.hold import owned_elsewhere
-from anyshape.plan.judge import judge, lower_bound
-from anyshape.plan.order import WORTH, dependencies, no_more, orders, permuted, reorder
-from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Window, touched
-from anyshape.plan.receive import early
-from anyshape.plan.rooms import share
-from anyshape.plan.search import Problem, search
-from anyshape.plan.together import together
+from anyshape.kernel.fusion.result import FusedKernel
+from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Window, touched
+from anyshape.plan.memory.alloc_free_steps import caller_owned
+from anyshape.plan.memory.mutation_copy_elision import hoist_mutations
+from anyshape.plan.memory.output_as_scratch import alias_buffers
+from anyshape.plan.memory.symbolic_allocator import allocate
+from anyshape.plan.remat.insert_recompute import step_writes
+from anyshape.plan.schedule.beam_search import Problem, search
+from anyshape.plan.schedule.launch_grouping import group_launches
+from anyshape.plan.schedule.reorder import WORTH, dependencies, no_more, orders, permuted, reorder
+from anyshape.plan.verify import judge, lower_bound
 from anyshape.sym.expr import evaluate, symbol
 from anyshape.sym.facts import Facts
 from roads import compilation_of
@@ -128,7 +129,7 @@ def outcome(plan):
     """What a run gives: results, what inputs hold, and what was drawn, with where each comes from."""
     state, drawn = {"x": "x", "y": "y"}, []
     for step in plan.steps:
-        results = {window.buffer for window in written(step)}
+        results = {window.buffer for window in step_writes(step)}
         seen = tuple(state[window.buffer] for window in touched(step) if window.buffer not in results)
         value = (getattr(step, "attrs", ()), getattr(step, "template", ()), seen)
         if isinstance(step, ExternStep) and step.effect:
@@ -151,8 +152,8 @@ def test_another_order_gives_the_same_and_takes_no_more(seed):
     other = reorder(plan, None)
     assert outcome(other) == outcome(plan)
     # steps that only write inputs come first as early as they can; what is found then is no worse in either kind
-    ahead = permuted(plan, early(plan, dependencies(plan)))
-    was, old, new = (allocate(together(share(one, None))) for one in (plan, ahead, other))
+    ahead = permuted(plan, hoist_mutations(plan, dependencies(plan)))
+    was, old, new = (allocate(group_launches(alias_buffers(one, None))) for one in (plan, ahead, other))
     generator = random.Random(seed)
     for values in (*SHAPES, *({"b": generator.randint(1, 300), "s": generator.randint(1, 4096)} for _ in range(8))):
         judge(new, values)
@@ -166,7 +167,7 @@ def test_what_only_writes_inputs_waits_for_all_that_it_needs():
     moved = 0
     for seed in range(300):
         plan = random_plan(seed, writes=0.4)
-        order = early(plan, dependencies(plan))
+        order = hoist_mutations(plan, dependencies(plan))
         moved += order != sorted(order)
         assert outcome(permuted(plan, order)) == outcome(plan)
     assert moved > 100
@@ -187,7 +188,7 @@ def test_an_order_beside_gives_the_same_and_takes_less_where_it_was_looked_for()
         for other in others:
             count += 1
             assert outcome(other) == outcome(plan)
-            old, new = (allocate(together(share(one, None))) for one in (best, other))
+            old, new = (allocate(group_launches(alias_buffers(one, None))) for one in (best, other))
             hints = dict(plan.facts.hints)
             judge(new, hints)
             needs = [lower_bound(one, hints) + beside(one, hints) for one in (old, new)]
@@ -250,7 +251,7 @@ def test_towers_run_one_after_another():
         assert arena(plain, 300) >= 4 * wide
         assert arena(fast, 300) <= 2 * wide
         compiled = fast.programs[0].compiled
-        kernels = [item for item in compiled.fusion.items if isinstance(item, Kernel)]
+        kernels = [item for item in compiled.fusion.items if isinstance(item, FusedKernel)]
         steps = [step for step in compiled.plan.steps if isinstance(step, KernelStep)]
         assert [step.where for step in steps] == ["; ".join(dict.fromkeys(
             node.where for node in one.group.nodes if node.where)) for one in kernels]
@@ -337,9 +338,9 @@ def test_inputs_of_a_whole_step_are_not_the_calls_to_free():
     step = anyshape.train_step(model, lambda model, x: model(x).square().sum(), torch.optim.AdamW(model.parameters()))
     step(torch.randn(300, 32))
     forward, backward = (program.compiled.plan for program in step.programs)
-    assert {b.home for b in backward.buffers if b.name in owned_elsewhere(backward, forward)} <= {"extern"}
+    assert {b.home for b in backward.buffers if b.name in caller_owned(backward, forward)} <= {"extern"}
 
     fast = anyshape.compile(model)
     fast(torch.randn(300, 32)).square().sum().backward()
     forward, backward = (program.compiled.plan for program in compilation_of(fast).programs)
-    assert "input" in {b.home for b in backward.buffers if b.name in owned_elsewhere(backward, forward)}
+    assert "input" in {b.home for b in backward.buffers if b.name in caller_owned(backward, forward)}

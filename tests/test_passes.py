@@ -13,36 +13,37 @@ from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, ParseError, VerifyError
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Node, Operand, Value
-from anyshape.ir.match import Apply, Number, Pattern, Rule, Variable, build, holds, table
 from anyshape.ir.op import OPS
 from anyshape.ir.parse import parse
+from anyshape.ir.rewrite_rules import Apply, Number, Pattern, Rule, Variable, build, holds, table
 from anyshape.ir.show import show
 from anyshape.ir.types import DTYPES, NATIVE, TensorType
 from anyshape.ir.verify import verify
 from anyshape.passes import (
-    addends,
-    causal,
+    cast_into_gemm,
+    causal_mask,
     channels_last,
+    concat_elimination,
+    constant_folding,
     cse,
     dce,
-    fold,
-    onto,
-    pieces,
-    pipeline,
-    products,
+    gemm_accumulate,
+    gemm_chain_split,
+    scatter_accumulate,
     simplify,
-    strips,
     views,
 )
-from anyshape.passes.fold import round_to
-from anyshape.passes.replay import same_type
-from anyshape.run.dtypes import TORCH_DTYPES
-from anyshape.run.interp import interpret
+from anyshape.passes.constant_folding import round_to
+from anyshape.passes.driver import pipeline
+from anyshape.passes.rewriter import same_type
+from anyshape.runtime.torch_ops.reference_interpreter import interpret
 from anyshape.sym.expr import symbol
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
 from counting import calls
 from text_cases import CASES
 
-PASSES = (fold, simplify, channels_last, views, cse, onto, pieces, causal, products, addends, strips, dce)
+PASSES = (constant_folding, simplify, channels_last, views, cse, scatter_accumulate, concat_elimination, causal_mask,
+          cast_into_gemm, gemm_accumulate, gemm_chain_split, dce)
 STEPS = {module.__name__.rsplit(".", 1)[-1]: getattr(module, module.__name__.rsplit(".", 1)[-1]) for module in PASSES}
 CONFIG = Config()
 # these run in the reference interpreter to the bit; "everything" names operators that do not exist
@@ -324,13 +325,13 @@ def test_folded_constants_are_what_running_gives(op: str, dtype: str) -> None:
             if op in ("shift_left", "shift_right", "pow"):
                 continue
             graph = builder.finish((result,))
-            after = fold.fold(graph, CONFIG)
+            after = constant_folding.constant_folding(graph, CONFIG)
             if after.nodes[-1].op != "full":
                 continue
             checked += 1
             (wanted,), (found,) = interpret(graph, [])[0], interpret(after, [])[0]
             assert _bits(wanted) == _bits(found), (first, second)
-    assert checked or op not in fold._COMPUTE
+    assert checked or op not in constant_folding._COMPUTE
 
 
 @pytest.mark.parametrize("source", sorted(NATIVE))
@@ -363,7 +364,7 @@ def breaks(graph: Graph, config: Config) -> Graph:
 def test_a_broken_graph_names_the_pass() -> None:
     graph = parse(CASES["softmax"])
     with pytest.raises(VerifyError, match="after breaks"):
-        pipeline.run((fold.fold, breaks, dce.dce), graph, Config(check=1))
+        pipeline.run((constant_folding.constant_folding, breaks, dce.dce), graph, Config(check=1))
     pipeline.run((breaks,), graph, Config(check=0))
     assert pipeline.run((breaks,), graph, Config(check=1, disable="breaks")) is graph
 

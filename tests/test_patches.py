@@ -12,7 +12,7 @@ from torch import nn
 
 import anyshape
 import patched
-from anyshape.run.torch_patches import BY_TORCH, WHILE_TRACING, WHILE_TRACING_BESIDE
+from anyshape.torch_compat.tracing.monkey_patches import BY_TORCH, WHILE_TRACING, WHILE_TRACING_BESIDE
 
 
 def traced(during: Callable[[], None], **settings: Any) -> Any:

@@ -9,20 +9,20 @@ import sys
 import numpy as np
 import pytest
 
+from anyshape.backend.cpu.bytecode.encode_plan import layout_of
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
-from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
-from anyshape.kernel.reuse import overwritable
-from anyshape.plan.alloc import allocate, live_bytes
-from anyshape.plan.inplace import written_over
-from anyshape.plan.judge import judge, lower_bound
-from anyshape.plan.plan import Buffer, CopyStep, ExternStep, Plan, Window, touched
-from anyshape.plan.rooms import share
-from anyshape.plan.show import show
-from anyshape.run.context import shared_context
-from anyshape.run.layout import layout_of
-from anyshape.run.placement import best
-from anyshape.run.record import Records
+from anyshape.kernel.loop_ir.aliasing import overwritable
+from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
+from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, Plan, Window, touched
+from anyshape.plan.ir.show import show
+from anyshape.plan.memory.inplace_reuse import written_over
+from anyshape.plan.memory.output_as_scratch import alias_buffers
+from anyshape.plan.memory.symbolic_allocator import allocate, live_bytes
+from anyshape.plan.verify import judge, lower_bound
+from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.memory.offset_assignment import assign_offsets
+from anyshape.runtime.specialize.specialization import Specializer
 from anyshape.sym.expr import floordiv, symbol
 from anyshape.sym.facts import Facts
 from counting import calls
@@ -60,7 +60,7 @@ def random_problem(seed, count=40, steps=30, saved=0.0):
 def record_of(plan, values, forward=None):
     context = shared_context()
     functions = context.functions([], ())
-    return Records(plan, layout_of(plan, {}, lambda _: True), context, functions, forward).make(values)
+    return Specializer(plan, layout_of(plan, {}, lambda _: True), context, functions, forward).make(values)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -189,7 +189,7 @@ def test_a_new_shape_costs_little():
     """300 buffers: layout and placement of a new shape."""
     plan = allocate(random_problem(1, count=300, steps=250, saved=0.2))
     context = shared_context()
-    records = Records(plan, layout_of(plan, {}, lambda _: True), context, context.functions([], ()), None)
+    records = Specializer(plan, layout_of(plan, {}, lambda _: True), context, context.functions([], ()), None)
     records.make({"b": 2, "s": 2})
     made = calls(lambda: records.make({"b": 5, "s": 300}))
     assert made < 10_000  # a few milliseconds
@@ -203,7 +203,7 @@ def test_places_are_the_same_where_only_what_is_alive_together_is_looked_at(long
         lives = [(first, first + random_.choice((0, 1, 2, longest))) for first in random_.choices(range(200), k=300)]
         items = np.array([(0, 0, 200, 0), *((64 * random_.randint(0, 9), *life, 0) for life in lives)], np.int64)
         items[:3, 3], items[:3, 0] = (0, 640, 1920), 576
-        places = [best(shared_context(), one, 3, 4096, 8192, sys.maxsize, few) for few in (0, len(items))
+        places = [assign_offsets(shared_context(), one, 3, 4096, 8192, sys.maxsize, few) for few in (0, len(items))
                   for one in (items, [tuple(item) for item in items.tolist()])]
         assert all(one == places[0] for one in places)
         found += len(set(places[0][1])) > 3
@@ -248,6 +248,6 @@ def test_only_memory_of_its_own_is_written_over(target, shape, strides, room):
     facts = Facts(ranges=(("b", 0, None), ("s", 0, None)), hints=(("b", 64), ("s", 512)))
     plan = dataclasses.replace(problem(buffers, 0), steps=steps, outputs=(result,), facts=facts)
     assert ("made" in written_over(plan)) == room
-    shared = share(plan, None)
+    shared = alias_buffers(plan, None)
     assert ("value" not in {one.name for one in shared.buffers}) == room
     assert {w.buffer for step in shared.steps[2:4] for w in touched(step)} >= {"made" if room else "value"}

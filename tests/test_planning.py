@@ -11,13 +11,13 @@ from torch import nn
 
 import anyshape
 from anyshape.base.errors import ConfigError, ParseError, VerifyError
-from anyshape.plan import integer_program
-from anyshape.plan import order as plan_order
-from anyshape.plan.cut import Cuts, early, late, order_by_parts, reversed_problem
-from anyshape.plan.integer_program import improved, plain, solved
-from anyshape.plan.join import step_problem
-from anyshape.plan.search import Problem
-from anyshape.plan.solution import (
+from anyshape.plan.schedule import ilp
+from anyshape.plan.schedule import reorder as plan_order
+from anyshape.plan.schedule.beam_search import Problem
+from anyshape.plan.schedule.divide_and_conquer import Cuts, early, late, order_by_parts, reversed_problem
+from anyshape.plan.schedule.ilp import improved, plain, solved
+from anyshape.plan.schedule.joint_problem import step_problem
+from anyshape.plan.schedule.problem_text import (
     Solution,
     judge_solution,
     parse_problem,
@@ -25,8 +25,8 @@ from anyshape.plan.solution import (
     show_problem,
     show_solution,
 )
-from anyshape.run.context import shared_context
-from anyshape.run.solve import placed, solve
+from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.inspect.plan_solver import placed, solve
 from anyshape.sym.expr import evaluate
 from anyshape.tools.bench.plan_graphs import plans_of
 from anyshape.tools.bench.plan_ways import CachingAllocator, least_cost, long_lived_first, with_caching
@@ -227,7 +227,7 @@ def test_programs_take_what_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parts_that_are_equally_full_are_solved_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two towers, one after the other: with one of them in a better order the peak is what it was."""
     pytest.importorskip("highspy")
-    monkeypatch.setattr(integer_program, "WINDOW", 7)
+    monkeypatch.setattr(ilp, "WINDOW", 7)
     lines = ["value 0 64 early"]
     lines += [f"value {value} {65536 if value % 7 in (1, 3, 5) else 64}" for value in range(1, 15)]
     for first in (0, 7):
@@ -239,7 +239,7 @@ def test_parts_that_are_equally_full_are_solved_together(monkeypatch: pytest.Mon
     problem = parse_problem("\n".join(lines))
     order = list(range(14))
     assert problem.peak(order) > 3 * 65536
-    better = integer_program.improved(problem, order, 20.0)
+    better = ilp.improved(problem, order, 20.0)
     assert better is not None
     assert problem.peak(better) < 1.1 * 65536
 

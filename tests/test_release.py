@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.frontend import repro
-from anyshape.frontend.compilation import LIVE
-from anyshape.run import arena, idle
-from anyshape.run.context import shared_context
+from anyshape.frontend.diagnostics import repro
+from anyshape.frontend.programs.session import LIVE
+from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.memory import idle_release, pools
 
 PREFIXES = ("__compiled_fn", "__anyshape", "__resume_at", "__builtins_dict")
 
@@ -254,7 +254,7 @@ def test_release_is_safe_while_other_threads_run() -> None:
 
 def test_memory_that_nobody_asks_for_goes_back_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     anyshape.release()
-    monkeypatch.setattr(idle, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(idle_release, "IDLE_SECONDS", 0.2)
     monkeypatch.setattr(shared_context().idle, "thread", None)  # one that began before waits for longer
     deadline = time.monotonic() + 60
     fast = anyshape.compile(lambda x: (x @ x.t()).cos() @ x)
@@ -273,7 +273,7 @@ def test_a_child_of_a_fork_waits_for_no_lock_of_the_thread_that_gives_back() -> 
         worker.start()
         child = os.fork()
         if child == 0:
-            os._exit(0 if idle._looking.acquire(timeout=10) else 1)
+            os._exit(0 if idle_release._looking.acquire(timeout=10) else 1)
         worker.join()
         assert os.waitpid(child, 0)[1] == 0
 
@@ -285,9 +285,9 @@ def test_ctrl_c_is_not_lost_while_python_collects_garbage() -> None:
 
 
 def test_a_large_block_goes_back_though_small_calls_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = arena.Pool()
+    pool = pools.Pool()
     pool.give(pool.take(64 << 20))
-    later = time.monotonic() + arena.IDLE_SECONDS + 1
+    later = time.monotonic() + pools.IDLE_SECONDS + 1
     monkeypatch.setattr(time, "monotonic", lambda: later)
     pool.need = 4096
     pool.give(pool.take(4096))

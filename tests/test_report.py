@@ -16,14 +16,14 @@ import torch
 
 import anyshape
 from anyshape.base.errors import ConfigError, InputError, LimitError, OutputError
-from anyshape.frontend import report
-from anyshape.frontend.memory import pairs
-from anyshape.frontend.report import contents, spans
-from anyshape.frontend.report.page import FOLDER, page
-from anyshape.frontend.report.picture import choice_text
-from anyshape.plan.plan import MemoryStep
-from anyshape.run.keeping import EVERYTHING
-from anyshape.run.timeline import scratch, timeline, used
+from anyshape.frontend.diagnostics import report
+from anyshape.frontend.diagnostics.memory import pairs
+from anyshape.frontend.diagnostics.report import contents, spans
+from anyshape.frontend.diagnostics.report.page import FOLDER, page
+from anyshape.frontend.diagnostics.report.picture import choice_text
+from anyshape.plan.ir.program import MemoryStep
+from anyshape.runtime.inspect.memory_timeline import scratch, timeline, used
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.sym.expr import evaluate, floordiv, maximum, minimum, root, scaled, symbol
 from anyshape.tools import cli
 from limits import Layers
@@ -108,7 +108,7 @@ def test_the_curve_is_the_one_that_the_limit_decides_by(fast) -> None:
             curve = line.curve(values, around, rung.dropped, used(limit.ladders, rung.dropped))
             assert curve.tolist() == ladder.curve(rung.keeping).tolist()
             assert curve.max() <= rung.live  # a layout takes no less than what is alive
-        assert limit.needed(values, EVERYTHING) >= ladder.curve(EVERYTHING).max()
+        assert limit.needed(values, SAVE_ALL) >= ladder.curve(SAVE_ALL).max()
 
 
 def test_the_data_name_sizes_as_people_do(data) -> None:
@@ -128,7 +128,7 @@ def test_the_data_name_sizes_as_people_do(data) -> None:
 def test_the_choice_under_a_limit_is_that_of_a_call(fast) -> None:
     limit, = limits(fast)
     values = old_names(limit, fast, {"x_0": 16, "x_1": 100})
-    bytes_ = limit.needed(values, EVERYTHING) * 7 // 10
+    bytes_ = limit.needed(values, SAVE_ALL) * 7 // 10
     other = compiled(bytes_)
     program, = data_of(other, 4, x=(16, 100, 32))["programs"]
     point = program["points"][0]
@@ -240,7 +240,7 @@ def test_the_page_chooses_as_a_call_does(fast, data) -> None:
             wanted = None
             with contextlib.suppress(LimitError):
                 keeping = limit.choose(values)
-                wanted = -1 if keeping == EVERYTHING else [one.dropped for one in ladder].index(keeping.dropped)
+                wanted = -1 if keeping == SAVE_ALL else [one.dropped for one in ladder].index(keeping.dropped)
             assert rung == wanted
         limit.bytes = NO_LIMIT
 
@@ -278,7 +278,7 @@ def stored(tmp_path_factory):
     fast(x).square().mean().backward()
     program = fast.programs[0].executable
     values = next(iter(program.records.values())).values
-    program.limit.move(program.limit.needed(values, EVERYTHING) // 2)
+    program.limit.move(program.limit.needed(values, SAVE_ALL) // 2)
     return fast, data_of(fast, 1, x=(8, 160, 32))
 
 
@@ -394,7 +394,7 @@ def test_the_page_in_a_browser(fast, data, tmp_path) -> None:
     for sizes, part in ((program["points"][0]["values"], 0.7), (program["points"][-1]["values"], 0.8),
                         ({"x_0": 5, "x_1": 123}, 10)):
         values = old_names(limit, fast, sizes)
-        bytes_ = int(limit.needed(values, EVERYTHING) * part)
+        bytes_ = int(limit.needed(values, SAVE_ALL) * part)
         text, complaints = browse(path, f"#x_0={sizes['x_0']}&x_1={sizes['x_1']}&limit={bytes_}", "--dump-dom")
         found = Elements(text).found
         assert not complaints and not Elements(text).loads
@@ -505,4 +505,4 @@ def test_results_count_from_where_their_memory_is_taken(fast) -> None:
     assert found == {name: taken.get(name, 0) for name in gradients} and list(found.values()).count(0) > 5
     values = old_names(limit, fast, {"x_0": 1, "x_1": 1})
     sizes = sum(evaluate(b.bytes, values) for b in plan.buffers if b.name in gradients - taken.keys())
-    assert limit.needed(values, EVERYTHING) > sizes
+    assert limit.needed(values, SAVE_ALL) > sizes

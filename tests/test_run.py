@@ -9,24 +9,24 @@ import threading
 import pytest
 import torch
 
-from anyshape.backend import llvm_build
-from anyshape.backend.limits import host
-from anyshape.backend.llvm import emit
-from anyshape.base import events
+from anyshape.backend.cpu.codegen.kernel import emit
+from anyshape.backend.cpu.llvm import jit
+from anyshape.backend.cpu.machine.target import host
+from anyshape.base import counters
 from anyshape.base.errors import InputError
 from anyshape.ir.types import TensorType
-from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
-from anyshape.plan.alloc import allocate
-from anyshape.plan.judge import judge
-from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Regime, Window
-from anyshape.run.arena import Pool
-from anyshape.run.context import Context, shared_context
-from anyshape.run.dtypes import TORCH_DTYPES
-from anyshape.run.executable import Executable
-from anyshape.run.tape import Tape
-from anyshape.run.watch import watched
+from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
+from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Regime, Window
+from anyshape.plan.memory.symbolic_allocator import allocate
+from anyshape.plan.verify import judge
+from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.context.process_context import Context, shared_context
+from anyshape.runtime.inspect.watermark import watched
+from anyshape.runtime.memory.pools import Pool
+from anyshape.runtime.memory.tape import Tape
 from anyshape.sym.expr import symbol
 from anyshape.sym.facts import Facts
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 b, m, k, n = (symbol(name) for name in "bmkn")
 
@@ -163,7 +163,7 @@ def test_matrix_with_few_vectors(few, dtype):
 
 
 def built(*programs):
-    return llvm_build.build([emit(program, host()) for program in programs], host())
+    return jit.build([emit(program, host()) for program in programs], host())
 
 
 def add_program(name="add_rows"):
@@ -489,14 +489,14 @@ def test_the_arena_does_not_grow_with_the_number_of_shapes():
 @pytest.mark.unguarded
 def test_idle_memory_is_given_back():
     pool = Pool()
-    before = events.stats()["arena_bytes"]
+    before = counters.stats()["arena_bytes"]
     pool.give(pool.take(1 << 24))
-    assert events.stats()["arena_bytes"] - before == 1 << 24
+    assert counters.stats()["arena_bytes"] - before == 1 << 24
     for _ in range(600):
         pool.give(pool.take(1 << 12))
-    assert pool.held < 1 << 24 and events.stats()["arena_bytes"] - before == pool.held
+    assert pool.held < 1 << 24 and counters.stats()["arena_bytes"] - before == pool.held
     pool.release_idle()
-    assert pool.held == 0 and events.stats()["arena_bytes"] == before
+    assert pool.held == 0 and counters.stats()["arena_bytes"] == before
 
 
 @pytest.mark.unguarded
@@ -542,9 +542,9 @@ def test_a_program_without_steps():
 def test_the_context_is_shared_and_memory_is_counted():
     assert shared_context() is shared_context()
     gc.collect()
-    events.reset()
+    counters.reset()
     run = Executable(allocate(chain_plan(3)), built(add_program()))
     run([torch.zeros(3, 4), torch.zeros(4)])
-    counted = events.stats()
+    counted = counters.stats()
     assert (counted["programs"], counted["runs"], counted["plans"], counted["kernels"]) == (1, 1, 1, 1)
     assert counted["arena_peak_bytes"] >= counted["arena_bytes"] >= 0

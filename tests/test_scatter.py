@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.backend.llvm_abreast import BLOCK, RUN
-from anyshape.plan.plan import CopyStep, ExternStep, KernelStep, Plan
+from anyshape.backend.cpu.codegen.interchange import BLOCK, RUN
+from anyshape.plan.ir.program import CopyStep, ExternStep, KernelStep, Plan
 from roads import compilation_of, compiled
 
 DTYPES = (torch.float32, torch.bfloat16, torch.bool)

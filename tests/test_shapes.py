@@ -11,10 +11,10 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import anyshape
-from anyshape.frontend.shape_rules import RULES
-from anyshape.run import torch_shapes
-from anyshape.run.torch_shapes import ANYWHERE, ANYWHERE_NAMES, shapes_only
-from anyshape.run.torch_sizes import embedding_bag
+from anyshape.frontend.capture.meta_kernels import RULES
+from anyshape.torch_compat.tracing import shape_propagation
+from anyshape.torch_compat.tracing.shape_propagation import ANYWHERE, ANYWHERE_NAMES, shapes_only
+from anyshape.torch_compat.versions.symbolic_functions import embedding_bag
 
 ROOMS = (torch, functional, torch._C._nn)
 OPS = [op for op in op_db if op.name.split(".")[-1] in ANYWHERE_NAMES and "embedding" not in op.name
@@ -44,12 +44,12 @@ def facts(result, operands):
 def compare(function, arguments, keywords):
     """Whether a call was the same on shapes alone, twice (the second time it is remembered); False for one that the
     processor refuses, or whose result depends on the data."""
-    known = torch_shapes.unknown_results()
+    known = shape_propagation.unknown_results()
     with shapes_only(RULES) as shapes, torch.inference_mode(False):
         given = pytree.tree_map_only(torch.Tensor, shapes.of, (arguments, keywords))
         versions = [one._version for one in tensors((arguments, keywords))]
         try:
-            wanted = torch_shapes._applied(function, arguments, keywords)
+            wanted = shape_propagation._applied(function, arguments, keywords)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return False
         changed = [one._version != before for one, before in zip(tensors((arguments, keywords)), versions, strict=True)]
@@ -119,8 +119,8 @@ def test_views_of_one_memory_stay_views_of_one_memory():
 
 def test_what_repeats_is_asked_once(monkeypatch):
     asked = []
-    original = torch_shapes.Shapes._found
-    monkeypatch.setattr(torch_shapes.Shapes, "_found",
+    original = shape_propagation.Shapes._found
+    monkeypatch.setattr(shape_propagation.Shapes, "_found",
                         lambda self, function, *more: asked.append(function) or original(self, function, *more))
     with shapes_only(RULES) as shapes:
         x, y = (shapes.of(torch.randn(3, 4)) for _ in range(2))

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, StoreError
-from anyshape.run import store as module
-from anyshape.run.store import PAGE, HostStore, Space, Stores, check_folder, cut
+from anyshape.runtime.memory import offload_store as module
+from anyshape.runtime.memory.offload_store import PAGE, HostStore, StoreReservation, Stores, check_folder, cut
 
 SOURCE = Path(__file__).parent.parent / "src"
 
@@ -41,12 +41,12 @@ class Bytes:
         return self.memory.raw[:self.size]
 
 
-def put(space: Space, at: int, content: bytes) -> None:
+def put(space: StoreReservation, at: int, content: bytes) -> None:
     memory = Bytes(content)
     space.put(at, memory.address, memory.size, memory).wait()
 
 
-def got(space: Space, at: int, size: int) -> bytes:
+def got(space: StoreReservation, at: int, size: int) -> bytes:
     memory = Bytes(bytes(size))
     space.get(at, memory.address, size, memory).wait()
     return memory.content
@@ -92,7 +92,7 @@ def test_the_file_has_no_name(store, tmp_path):
 def test_any_order_of_calls_is_like_a_dict(tmp_path, data):
     limit = 64 * PAGE
     store = HostStore(str(tmp_path), limit)
-    spaces: dict[int, tuple[Space, int]] = {}
+    spaces: dict[int, tuple[StoreReservation, int]] = {}
     wanted: dict[int, bytearray] = {}
     waiting = []
     for number in range(data.draw(st.integers(1, 30))):
@@ -363,7 +363,7 @@ def test_stores_are_shared_and_end(tmp_path):
 def test_nothing_is_left_at_exit(tmp_path):
     program = f"""
 import ctypes, sys
-from anyshape.run.store import HostStore
+from anyshape.runtime.memory.offload_store import HostStore
 store = HostStore({str(tmp_path)!r})
 space = store.reserve(64 << 20)
 memory = ctypes.create_string_buffer(64 << 20)

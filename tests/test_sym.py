@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anyshape.base.errors import ParseError
-from anyshape.sym.compare import compared
+from anyshape.sym.counterexamples import allowed_points, signs
 from anyshape.sym.expr import (
     Size,
     ceildiv,
@@ -29,10 +29,10 @@ from anyshape.sym.expr import (
     symbols_of,
 )
 from anyshape.sym.facts import Facts
-from anyshape.sym.formulas import function_of
-from anyshape.sym.points import allowed_points, signs
-from anyshape.sym.positive import nonnegative
-from anyshape.sym.text import parse
+from anyshape.sym.pairwise_order import compared
+from anyshape.sym.parse import parse
+from anyshape.sym.polynomial_sign import nonnegative
+from anyshape.sym.python_codegen import function_of
 from counting import calls
 
 NAMES = ("a", "b", "n")

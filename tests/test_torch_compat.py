@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import anyshape
 from anyshape import torch_compat as compat
-from anyshape.frontend.dynamo import FallbackWarning
+from anyshape.frontend.capture.dynamo_backend import FallbackWarning
 from anyshape.torch_compat.names import NAMES, NEEDED
 
 SOURCE = Path(anyshape.__file__).parent

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 import anyshape
 from anyshape.base.errors import ConfigError, InputError
-from anyshape.frontend import updates
-from anyshape.frontend.dynamo import FallbackWarning
-from anyshape.run import torch_trace
+from anyshape.frontend.capture.dynamo_backend import FallbackWarning
+from anyshape.frontend.train_step import optimizer_rules
+from anyshape.torch_compat.tracing import settings as torch_trace
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=3e-3),
@@ -130,8 +130,8 @@ def test_an_update_of_weights_in_float32_by_gradients_in_bfloat16(name: str) -> 
     assert one_trace(step)
 
 
-@pytest.mark.parametrize("rule", updates.RULES, ids=lambda rule: rule.classes[0].rsplit(".", 1)[-1])
-def test_a_rule_alone(rule: updates.Rule) -> None:
+@pytest.mark.parametrize("rule", optimizer_rules.RULES, ids=lambda rule: rule.classes[0].rsplit(".", 1)[-1])
+def test_a_rule_alone(rule: optimizer_rules.Rule) -> None:
     # one weight, the same gradients for both: 50 steps in float32
     name = rule.classes[0].rsplit(".", 1)[-1]
     if not hasattr(torch.optim, name):

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import anyshape
 from anyshape.base.errors import ConfigError, InputError
-from anyshape.frontend.dynamo import FallbackWarning
-from anyshape.frontend.step_checks import why_apart
+from anyshape.frontend.capture.dynamo_backend import FallbackWarning
+from anyshape.frontend.train_step.validation import why_apart
 
 WHOLE, APART = torch.optim.SGD, torch.optim.Adagrad
 

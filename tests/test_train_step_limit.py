@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 import anyshape
 from anyshape.base.errors import LimitError
-from anyshape.plan.again import written
-from anyshape.plan.plan import CopyStep
-from anyshape.run.limit import Limit
+from anyshape.plan.ir.program import CopyStep
+from anyshape.plan.remat.insert_recompute import step_writes
+from anyshape.runtime.budget.memory_budget import MemoryBudget
 
 
 class Stale(torch.nn.Module):
@@ -179,7 +179,7 @@ def test_what_is_computed_again_is_so_before_its_weight_is_updated() -> None:
             assert not changed & {window.buffer for window in one.params}
         elif position in optional and hasattr(one, "inputs"):
             assert not changed & {window.buffer for window in one.inputs}
-        changed |= {window.buffer for window in written(one)} & inputs
+        changed |= {window.buffer for window in step_writes(one)} & inputs
     assert changed
     assert plan.again
 
@@ -240,7 +240,7 @@ def clipped(limit: int | str, loss_fn: object = loss_of) -> anyshape.TrainStep:
         scaler=torch.amp.GradScaler("cpu", init_scale=64.0), memory_limit=limit)
 
 
-def limits_of(step: anyshape.TrainStep) -> list[Limit]:
+def limits_of(step: anyshape.TrainStep) -> list[MemoryBudget]:
     found = [p.executable.limit for p in step.programs]
     return [limit for limit in found if limit is not None and limit.backward is not None]
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import anyshape
-from anyshape.frontend.dynamo import FallbackWarning
+from anyshape.frontend.capture.dynamo_backend import FallbackWarning
 
 
 def test_tensors_in_a_dictionary_beside_the_loss_are_given_back_detached() -> None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import anyshape
-from anyshape.base import events
+from anyshape.base import counters
 from anyshape.base.errors import ConfigError
 from comparing import differs, no_worse
 from roads import compilation_of
@@ -482,7 +482,7 @@ def test_memory_is_linear_in_the_length():
         fast(x, x).sum().backward()
         held.append(fast.memory(y=(4, 512, 32)).bytes)
     assert held[0] < scores / 3 and held[1] > scores
-    events.reset()
+    counters.reset()
 
 
 def test_it_is_switched_off_by_name():
@@ -579,7 +579,7 @@ def test_a_failure_of_the_search_costs_no_run(monkeypatch):
     def fails(gm, config):
         raise RuntimeError("no such luck")
 
-    monkeypatch.setattr("anyshape.frontend.dynamo.attention", fails)
+    monkeypatch.setattr("anyshape.frontend.capture.dynamo_backend.attention", fails)
     model = Attend(plain)
     fast = anyshape.compile(model)
     check(fast, model, inputs_of(FORMS[0], (2, 7, 7), torch.float32), False)

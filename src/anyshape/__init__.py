@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
-    from anyshape.frontend.train_step import TrainStep
+    from anyshape.frontend.train_step_api import TrainStep
 
 __version__ = "0.1.0"
 __all__ = ["AnyShapeError", "Config", "compile", "release", "reset_stats", "stats", "train_step"]
@@ -65,7 +65,7 @@ def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | N
         ConfigError: an unknown setting, or an argument of another kind.
     """
     from anyshape.base.config import Config
-    from anyshape.frontend.train_step import TrainStep
+    from anyshape.frontend.train_step_api import TrainStep
     return TrainStep(model, loss_fn, optimizer, Config.make(**settings), clip_norm=clip_norm, accumulate=accumulate,
                      scaler=scaler, ema=ema, gradient_dtype=gradient_dtype)
 
@@ -89,8 +89,8 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 
 def reset_stats() -> None:
     """Sets the counters of `stats` to 0; what is held now stays, and the peak starts from it."""
-    from anyshape.base import events
-    events.reset()
+    from anyshape.base import counters
+    counters.reset()
 
 
 def release() -> int:
@@ -103,8 +103,8 @@ def release() -> int:
     Returns:
         The bytes given back.
     """
-    from anyshape.run import context
-    return context.release()
+    from anyshape.runtime.context import process_context
+    return process_context.release()
 
 
 def __getattr__(name: str) -> Any:

@@ -22,27 +22,29 @@ from typing import Any
 import torch
 
 from anyshape import torch_compat as compat
-from anyshape.base import events
+from anyshape.base import counters
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsupported
-from anyshape.frontend import export
-from anyshape.frontend.beside import Beside
-from anyshape.frontend.compilation import LIVE, Compilation, NotCovered
-from anyshape.frontend.deferral import Deferral, Deferred
-from anyshape.frontend.direct import MISS, Door, watched
-from anyshape.frontend.dynamo import NOT_WITH_THIS, WITH, compile_fx
-from anyshape.frontend.eager import Call, Underway, counted, note, refuse, warn, watchers
-from anyshape.frontend.explain import explain
-from anyshape.frontend.explain_view import Explanation
-from anyshape.frontend.memory import memory
-from anyshape.frontend.memory_view import MemoryNote
-from anyshape.frontend.program import check_stages, compile_program
-from anyshape.frontend.refusal import refusal
-from anyshape.frontend.sizes import checked_program
-from anyshape.frontend.tracing import NESTED, Tracing, check_nested, has_nested
-from anyshape.passes.pipeline import DOOR
-from anyshape.run import torch_api, torch_door, torch_eager, torch_trace
-from anyshape.run.context import context_underway
+from anyshape.frontend.capture import export
+from anyshape.frontend.capture.background_compile import Beside
+from anyshape.frontend.capture.dynamo_backend import NOT_WITH_THIS, WITH, compile_fx
+from anyshape.frontend.capture.fast_dispatch import MISS, FastDispatch, watched
+from anyshape.frontend.capture.frame_callback import NESTED, Tracing, check_nested, has_nested
+from anyshape.frontend.capture.lazy_recompile import Deferral, Deferred
+from anyshape.frontend.capture.small_size_guard import checked_program
+from anyshape.frontend.diagnostics.explain import explain
+from anyshape.frontend.diagnostics.explain_text import Explanation
+from anyshape.frontend.diagnostics.memory import memory
+from anyshape.frontend.diagnostics.memory_text import MemoryNote
+from anyshape.frontend.messages.argument_errors import refusal
+from anyshape.frontend.programs.compile_program import check_stages, compile_program
+from anyshape.frontend.programs.eager_fallback import Call, Underway, counted, note, refuse, warn, watchers
+from anyshape.frontend.programs.session import LIVE, Compilation, NotCovered
+from anyshape.passes.driver.pipeline import FAST_DISPATCH
+from anyshape.runtime.context.process_context import context_underway
+from anyshape.torch_compat.dynamo import eager_frames, internals
+from anyshape.torch_compat.tracing import settings
+from anyshape.torch_compat.versions import api
 
 
 def compile_target(target: Any, config: Config) -> Any:
@@ -69,18 +71,18 @@ def compile_target(target: Any, config: Config) -> Any:
 
 
 def stats(reset: bool = False) -> dict[str, int | float]:
-    """The counters of `base/events.py`, and over all live compilations: captured graphs, fallbacks."""
-    found = events.stats()
+    """The counters of `base/counters.py`, and over all live compilations: captured graphs, fallbacks."""
+    found = counters.stats()
     live = list(LIVE)
     found["compilations"] = len(live)
     found["graphs"] = sum(compilation.graphs for compilation in live)
     found["fallbacks"] = sum(len(compilation.fallbacks) for compilation in live)
     if reset:
-        events.reset()
+        counters.reset()
     return found
 
 
-class Way:
+class TracingMode:
     """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
 
     __slots__ = ("__weakref__", "call", "door", "opened", "own", "tracing", "underway")
@@ -88,7 +90,7 @@ class Way:
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
                  deferral: Deferral) -> None:
         self.own = own = list[Callable[..., Any]]()
-        self.door: Door | None = None
+        self.door: FastDispatch | None = None
         self.opened = 0
         self.underway = underway = Underway()
         tracing: Tracing
@@ -96,23 +98,23 @@ class Way:
         # torch holds this function, so it must not lead to this object, with which all goes
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
             program = compile_fx(gm, example_inputs, compilation=compilation)
-            compilation.fixed.update(torch_trace.fixed_sizes())
+            compilation.fixed.update(settings.fixed_sizes())
             if oblivious:
                 program = checked_program(gm, program, compilation)
             program = counted(program, underway, tracing.piece())
             own.append(program)
             return program
 
-        def around(inner: torch_api.FrameCallback) -> torch_api.FrameCallback:
+        def around(inner: api.FrameCallback) -> api.FrameCallback:
             nonlocal tracing
             beside = Beside(target) if compilation.config.beside else None
             tracing = Tracing(compilation, inner, oblivious, deferral, beside, underway)
-            callback = torch_door.Callback(tracing)
-            weakref.finalize(self, torch_door.forget, callback, tracing.codes, backend).atexit = False
+            callback = internals.Callback(tracing)
+            weakref.finalize(self, internals.forget, callback, tracing.codes, backend).atexit = False
             return callback
 
         fullgraph = compilation.config.fullgraph or compilation.config.strict or oblivious
-        self.call = torch_api.dynamo_compile(target, backend, fullgraph=fullgraph, around=around)
+        self.call = api.dynamo_compile(target, backend, fullgraph=fullgraph, around=around)
         self.tracing = tracing
 
     def run(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
@@ -126,28 +128,29 @@ class Way:
         if len(codes) != self.opened:
             self.opened = len(codes)
             self.door = None
-            if all(code is codes[0] for code in codes) and DOOR not in self.tracing.compilation.config.disabled():
-                door = Door(target, self.call, self.own)
+            if all(code is codes[0]
+                   for code in codes) and FAST_DISPATCH not in self.tracing.compilation.config.disabled():
+                door = FastDispatch(target, self.call, self.own)
                 door.open(codes[0])
                 self.door = door if door.programs else None
         return result
 
 
-class Compiled:
+class CompiledCallable:
     """A callable with its two ways of tracing and their record."""
 
     __slots__ = ("compilation", "deferral", "lack", "oblivious", "ordinary", "sharded", "target")
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target
-        self.sharded = torch_eager.sharded_words(target)
+        self.sharded = eager_frames.sharded_words(target)
         self.compilation = Compilation(config, compile_program)
         self.deferral = Deferral()
         self.lack = compat.lack()
         if self.lack:
             return
-        self.oblivious = Way(target, self.compilation, True, self.deferral)
-        self.ordinary = Way(target, self.compilation, False, self.deferral)
+        self.oblivious = TracingMode(target, self.compilation, True, self.deferral)
+        self.ordinary = TracingMode(target, self.compilation, False, self.deferral)
 
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The result of the target for these arguments.
@@ -216,15 +219,16 @@ class Compiled:
     def _not_one_program(self, error: Exception) -> AnyShapeError | None:
         """The error to raise instead of Dynamo's, where `strict` refuses a call that is not one program."""
         config = self.compilation.config
-        if not config.strict or config.fullgraph or not isinstance(error, torch_eager.tracer_words()):
+        if not config.strict or config.fullgraph or not isinstance(error, eager_frames.tracer_words()):
             return None
         return Unsupported("this call would run as PyTorch in part, which strict=True refuses",
-                           where=torch_eager.line_of(error), why=torch_eager.error_words(error),
+                           where=eager_frames.line_of(error), why=eager_frames.error_words(error),
                            do="change that line, or set strict=False to let PyTorch run it")
 
-    def _run(self, way: Way, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call | None = None) -> Any:
+    def _run(self, way: TracingMode, arguments: tuple[Any, ...], keywords: dict[str, Any],
+             call: Call | None = None) -> Any:
         """A call through Dynamo. It is counted if some of it, or all, has run as PyTorch."""
-        off, do = self.sharded if self.sharded[0] else torch_eager.switched_off()
+        off, do = self.sharded if self.sharded[0] else eager_frames.switched_off()
         if off:
             return self._as_pytorch(off, do, arguments, keywords)
         call = call or Call()
@@ -272,7 +276,7 @@ class Compiled:
                     tracing.failure = ""
 
     def explain(self, **sizes: Any) -> Explanation:
-        """What was decided, and why; see `anyshape.frontend.explain`."""
+        """What was decided, and why; see `anyshape.frontend.diagnostics.explain`."""
         name = getattr(self.target, "__name__", type(self.target).__name__)
         return explain(name, self.compilation, sizes, self.deferral.told())
 
@@ -281,8 +285,9 @@ class Compiled:
         return memory(self.compilation, sizes)
 
     def report(self, *paths: str | Path, **sizes: Any) -> None:
-        """Writes what is alive at every step as a page, a picture or data; see `anyshape.frontend.report`."""
-        from anyshape.frontend.report import report
+        """Writes what is alive at every step as a page, a picture or data; see
+        `anyshape.frontend.diagnostics.report`."""
+        from anyshape.frontend.diagnostics.report import report
         name = getattr(self.target, "__name__", type(self.target).__name__)
         report([Path(path) for path in paths], name, self.compilation, sizes)
 
@@ -292,7 +297,7 @@ class CompiledFunction:
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         functools.update_wrapper(self, target)
-        self._anyshape = Compiled(target, config)
+        self._anyshape = CompiledCallable(target, config)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self._anyshape.call(arguments, keywords)
@@ -380,7 +385,7 @@ def compiled_module(module: torch.nn.Module, config: Config) -> torch.nn.Module:
     kind = _subclass(f"Compiled{base.__name__}", base, namespace)
     wrapper: torch.nn.Module = object.__new__(kind)
     object.__setattr__(wrapper, "__dict__", vars(module))
-    object.__setattr__(wrapper, "_anyshape", Compiled(module, config))
+    object.__setattr__(wrapper, "_anyshape", CompiledCallable(module, config))
     return wrapper
 
 

@@ -28,7 +28,7 @@ class Body(Protocol[Register]):
         """The element where `mask` holds, `other` elsewhere; nothing is read where the mask is false."""
 
     def apply(self, op: str, *args: Register, dtype: str) -> Register:
-        """A scalar operation of the loop language (kernel/loop.py lists them) with result type `dtype`."""
+        """A scalar operation of the loop language (kernel/loop_ir/program.py lists them) with result type `dtype`."""
 
     def constant(self, value: float | int | bool, dtype: str) -> Register:
         """A literal."""
@@ -70,7 +70,8 @@ class Op:
     stored: the result lies in memory; it is never computed again where it is read.
     meeting: scatter ops: the dims of the second operand along which elements may go to one place; in all others they
         go where no other goes.
-    torch: name of the torch function that the reference interpreter calls; "" when run/interp.py has its own line.
+    torch: name of the torch function that the reference interpreter calls; "" when
+    runtime/torch_ops/reference_interpreter.py has its own line.
     """
 
     name: str

@@ -8,7 +8,7 @@ from typing import NoReturn
 from anyshape.base.errors import ParseError
 from anyshape.ir.graph import Attr, Graph, Literal, Node, Operand, Value
 from anyshape.ir.types import DTYPES, SizeType, TensorType, ValueType
-from anyshape.sym import text as size_text
+from anyshape.sym import parse as size_text
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anyshape.sym.expr import Size, product
-from anyshape.sym.index import dense_strides
+from anyshape.sym.index_arithmetic import dense_strides
 
 # name -> (bytes per element, kind); kind is one of float, int, uint, bool, complex
 DTYPES: dict[str, tuple[int, str]] = {

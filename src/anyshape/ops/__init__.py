@@ -1,5 +1,5 @@
 """The op table: importing this package fills `anyshape.ir.op.OPS` with one row per op, a file per kind."""
-from anyshape.ops import attention, convolution, create, extern, index, matmul, pointwise, reduce, scan, scatter, view
+from anyshape.ops import attention, convolution, creation, extern, index, matmul, pointwise, reduce, scan, scatter, view
 
 __all__ = [
     "attention", "convolution", "create", "extern", "index", "matmul", "pointwise", "reduce", "scan", "scatter", "view",

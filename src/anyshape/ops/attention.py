@@ -15,7 +15,7 @@ gradients of scores are rounded where they are factors.
 from __future__ import annotations
 
 from anyshape.ir.types import TensorType
-from anyshape.ops.rules import Attrs, Inputs, Types, add_row, fail, native, same_device, tensor
+from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, fail, native, same_device, tensor
 from anyshape.sym.expr import Size
 
 HALF = ("bf16", "f16")

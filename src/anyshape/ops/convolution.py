@@ -6,7 +6,7 @@ The weights keep PyTorch's order; who runs the op may pack them. A third operand
 from __future__ import annotations
 
 from anyshape.ir.types import TensorType
-from anyshape.ops.rules import Attrs, Inputs, Types, add_row, fail, native, same_device, tensor
+from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, fail, native, same_device, tensor
 from anyshape.sym.expr import Size, floordiv
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from anyshape.base.errors import VerifyError
 from anyshape.ir.graph import Attr
-from anyshape.ops.rules import Attrs, Inputs, Types, add_row, fail
+from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, fail
 
 # tag of a template entry -> type of what follows it
 _LEAVES: dict[str, type] = {

@@ -6,7 +6,7 @@ from typing import Any
 from anyshape.ir.graph import Node, Operand
 from anyshape.ir.op import Body, Index, type_of
 from anyshape.ir.types import TensorType
-from anyshape.ops.rules import (
+from anyshape.ops.type_rules import (
     Attrs,
     Inputs,
     Types,

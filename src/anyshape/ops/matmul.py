@@ -14,7 +14,7 @@ and products over nothing, are zero.
 from __future__ import annotations
 
 from anyshape.ir.types import TensorType
-from anyshape.ops.rules import Attrs, Inputs, Types, add_row, fail, native, same_device, tensor
+from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, fail, native, same_device, tensor
 
 HALF = ("bf16", "f16")
 

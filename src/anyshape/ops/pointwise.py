@@ -11,7 +11,7 @@ from typing import Any
 from anyshape.ir.graph import Literal, Node, Operand, Value
 from anyshape.ir.op import DIVISOR, Body, Index
 from anyshape.ir.types import TensorType, kind_of
-from anyshape.ops.rules import (
+from anyshape.ops.type_rules import (
     Attrs,
     Inputs,
     Types,
@@ -42,7 +42,8 @@ TESTS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbi
 # the loop language writes these in another way
 SCALAR_NAMES = {"store": "cast", "bit_and": "and", "bit_or": "or", "bit_xor": "xor", "bit_not": "not"}
 
-# name, dtype kinds, cost (in additions), torch function ("": run/interp.py has its own line)
+# name, dtype kinds, cost (in additions), torch function ("": runtime/torch_ops/reference_interpreter.py has its own
+# line)
 UNARY: tuple[tuple[str, tuple[str, ...], int, str], ...] = (
     ("neg", NUMBER, 1, "neg"), ("abs", NUMBER, 1, "abs"), ("sign", NUMBER, 2, "sign"),
     ("floor", FLOAT, 1, "floor"), ("ceil", FLOAT, 1, "ceil"), ("round", FLOAT, 1, "round"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 from functools import partial
 
 from anyshape.ir.types import TensorType, kind_of
-from anyshape.ops.rules import Attrs, Inputs, Types, add_row, dims_in, fail, native, tensor
+from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, dims_in, fail, native, tensor
 
 NUMBER = ("float", "int", "uint")
 BOOL = ("bool",)

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from anyshape.ir.types import TensorType, kind_of
 from anyshape.ops.reduce import NUMBER
-from anyshape.ops.rules import Attrs, Inputs, Types, add_row, dims_in, fail, native, tensor
+from anyshape.ops.type_rules import Attrs, Inputs, Types, add_row, dims_in, fail, native, tensor
 
 ROWS = (("cumsum", "add"), ("cumprod", "mul"))
 

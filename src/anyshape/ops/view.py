@@ -6,7 +6,7 @@ from typing import Any
 from anyshape.ir.graph import Node
 from anyshape.ir.op import Body, Index, type_of
 from anyshape.ir.types import TensorType
-from anyshape.ops.rules import (
+from anyshape.ops.type_rules import (
     Attrs,
     Inputs,
     Types,
@@ -23,7 +23,7 @@ from anyshape.ops.rules import (
     tensor,
 )
 from anyshape.sym.expr import Expr, Size, product
-from anyshape.sym.index import dense_strides, groups, reshape_index
+from anyshape.sym.index_arithmetic import dense_strides, groups, reshape_index
 
 Sizes = tuple[Size, ...]
 Strided = tuple[Sizes, Size] | None

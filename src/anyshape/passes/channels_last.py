@@ -27,7 +27,7 @@ after:
       e = permute(reshape_4 | dims=[0, 3, 1, 2])          f32[b, 4, h, w]
       return e
 The permute behind a convolution sinks through what can be done in either order of dims, until it meets its inverse, and
-through operators of PyTorch that give their results the layout of an operand (passes/followers.py). A window of one
+through operators of PyTorch that give their results the layout of an operand (passes/memory_format.py). A window of one
 element becomes a product of matrices. A permute that is left is a strided access in some kernel; where there would be
 more than one of those to two convolutions, the graph stays as it was. A backward follows its forward: what it finds on
 the tape with channels last begins such a permute.
@@ -43,8 +43,8 @@ from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import TensorType
 from anyshape.passes.dce import dce
-from anyshape.passes.followers import RANKS, followers, last_strides, leader, lies_last, trusted
-from anyshape.passes.replay import Replay
+from anyshape.passes.memory_format import RANKS, followers, last_strides, leader, lies_last, trusted
+from anyshape.passes.rewriter import Replay
 from anyshape.passes.views import reshape_first
 from anyshape.sym.expr import Expr, ceildiv, product
 

@@ -21,7 +21,7 @@ from collections.abc import Hashable
 from anyshape.base.config import Config
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value, has_effect
 from anyshape.ir.op import row
-from anyshape.passes.replay import Replay
+from anyshape.passes.rewriter import Replay
 
 
 class _Table:

@@ -24,10 +24,10 @@ from collections.abc import Callable
 
 from anyshape.base.config import Config
 from anyshape.ir.graph import Graph, Node, Operand, Value
-from anyshape.ir.match import Condition, Function, build, holds, match, table
 from anyshape.ir.op import row
+from anyshape.ir.rewrite_rules import Condition, Function, build, holds, match, table
 from anyshape.ir.types import TensorType, kind_of
-from anyshape.passes.replay import Replay, replay, same_type
+from anyshape.passes.rewriter import Replay, replay, same_type
 
 RULES = table("""
     add(x, -0.0)                -> x

@@ -3,7 +3,7 @@
 A reshape of a permute becomes a permute of a reshape: what must be stored is the reshape then, in the order in which
 its operand lies. A cast of a permute becomes a permute of a cast where that cast exists: autocast rounds each operand
 of a product by itself, also where one is the other transposed. Lookups whose positions are arithmetic on sizes become
-views, or read runs of elements (passes/positions.py).
+views, or read runs of elements (passes/gather_to_view.py).
 
 before:
     graph example(x: f32[b, n, 4])
@@ -27,10 +27,10 @@ from collections.abc import Callable
 
 from anyshape.base.config import Config
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
-from anyshape.passes.positions import index, take
-from anyshape.passes.replay import Replay, replay, same_type
+from anyshape.passes.gather_to_view import index, take
+from anyshape.passes.rewriter import Replay, replay, same_type
 from anyshape.sym.expr import Expr, Size
-from anyshape.sym.index import groups
+from anyshape.sym.index_arithmetic import groups
 
 Sizes = tuple[Size, ...]
 Dims = tuple[int, ...]

@@ -4,16 +4,16 @@ A proof looks for the least value of a size. Symbols are moved so that each star
 then every term with a positive coefficient is least at 0. Where that does not settle it, one thing at a time is taken
 apart: a bounded symbol in which the size is linear (its least value is at an end), a maximum or minimum (it is one of
 its sides), a floor division q = a//b (b*q lies between a - b + 1 and a). What is left is looked at as a polynomial
-(sym/positive.py), and where sizes are rounded term by term and by cases (sym/cases.py). Depths are limited, so answers
-come in bounded time; what is not settled is None, never a guess.
+(sym/polynomial_sign.py), and where sizes are rounded term by term and by cases (sym/case_split.py). Depths are limited,
+so answers come in bounded time; what is not settled is None, never a guess.
 """
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from anyshape.sym.apart import Interval, call_of, factor_of, only_symbol, replaced, tighter
-from anyshape.sym.cases import above_root, by_cases, by_terms, limits_of, weight
+from anyshape.sym.case_split import above_root, by_cases, by_terms, limits_of, weight
+from anyshape.sym.counterexamples import allowed_points, signs
 from anyshape.sym.expr import (
     NUMBERS,
     Call,
@@ -27,8 +27,8 @@ from anyshape.sym.expr import (
     symbol,
     symbols_of,
 )
-from anyshape.sym.points import allowed_points, signs
-from anyshape.sym.positive import nonnegative, poly_of
+from anyshape.sym.polynomial_sign import nonnegative, poly_of
+from anyshape.sym.terms import Interval, call_of, factor_of, only_symbol, replaced, tighter
 
 _DEPTH = 2
 _WEIGHTY = 8  # calls in a size beyond which it is not taken apart term by term

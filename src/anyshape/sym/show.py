@@ -1,4 +1,4 @@
-"""Sizes as text, such as 4*b*n + (n//2) + 8; `sym/text.py` reads it back."""
+"""Sizes as text, such as 4*b*n + (n//2) + 8; `sym/parse.py` reads it back."""
 from __future__ import annotations
 
 from collections.abc import Sequence

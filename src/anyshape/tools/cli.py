@@ -20,7 +20,7 @@ COMMANDS = {
     "explain": ("anyshape.tools.explain", "compile a program and say what was decided"),
     "report": ("anyshape.tools.report", "write the memory of a model, step by step, as a page, a picture or data"),
     "repro": ("anyshape.tools.repro", "run a program that failed to compile again"),
-    "opt": ("anyshape.tools.passes", "run passes over the text form of a graph"),
+    "opt": ("anyshape.tools.opt", "run passes over the text form of a graph"),
     "machine": ("anyshape.tools.machine", "show which routines multiply on this machine, and what was measured"),
     "cache": ("", "show, prune or clear the compiled code kept on disk"),
     "version": ("", "versions of everything a result depends on"),
@@ -65,7 +65,7 @@ def _cache_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _cache(parsed: argparse.Namespace) -> int:
-    from anyshape.run.cache import cache_of
+    from anyshape.base.disk_cache import cache_of
     given = {name: value for name, value in (("cache_dir", parsed.dir), ("cache_limit", parsed.limit)) if value}
     cache = cache_of(Config.make(**given, cache=True))
     assert cache is not None
@@ -90,7 +90,7 @@ def _day(seconds: float) -> str:
 
 
 def _version() -> int:
-    from anyshape.frontend.repro import versions
+    from anyshape.frontend.diagnostics.repro import versions
     for name, version in versions().items():
         print(f"{name:<10} {version}")
     return 0

@@ -18,7 +18,7 @@ from rich.console import Console
 
 import anyshape
 from anyshape.base.errors import ConfigError
-from anyshape.tools.place import find
+from anyshape.tools.resolve_target import find
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

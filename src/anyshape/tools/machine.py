@@ -5,12 +5,12 @@ import argparse
 
 import torch
 
-from anyshape.backend import limits
+from anyshape.backend.cpu.bytecode.encode_gemm import does
+from anyshape.backend.cpu.machine import target as limits
 from anyshape.base.config import Config
-from anyshape.run.autotune import KINDS, autotune_of
-from anyshape.run.cache import cache_of
-from anyshape.run.context import context_of
-from anyshape.run.words import does
+from anyshape.base.disk_cache import cache_of
+from anyshape.runtime.context.process_context import context_of
+from anyshape.runtime.cost.autotune import KINDS, autotune_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

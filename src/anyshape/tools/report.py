@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import anyshape
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import ConfigError
-from anyshape.frontend.explain import known_sizes
-from anyshape.frontend.report import check_path, report
-from anyshape.frontend.report.contents import NO_LIMIT
-from anyshape.frontend.report.spans import POINTS
+from anyshape.frontend.diagnostics.explain import known_sizes
+from anyshape.frontend.diagnostics.report import check_path, report
+from anyshape.frontend.diagnostics.report.contents import NO_LIMIT
+from anyshape.frontend.diagnostics.report.spans import POINTS
 from anyshape.tools.bench import models, own
 from anyshape.tools.bench.models import BenchModel
 from anyshape.tools.bench.suite import SUITE, check_name

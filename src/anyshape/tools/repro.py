@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from anyshape.base.errors import AnyShapeError, ConfigError, ParseError
-from anyshape.frontend.checked import difference
-from anyshape.frontend.repro import MARK, Repro, likely_sizes, read, versions
+from anyshape.compiler.driver import compile_graph
+from anyshape.frontend.diagnostics.repro import MARK, Repro, likely_sizes, read, versions
+from anyshape.frontend.programs.differential_check import difference
 from anyshape.ir.graph import Graph
 from anyshape.ir.parse import parse
 from anyshape.ir.types import TensorType, kind_of
-from anyshape.road import compile_graph
-from anyshape.run.dtypes import TORCH_DTYPES
-from anyshape.run.interp import interpret
-from anyshape.run.tape import Tape
+from anyshape.runtime.memory.tape import Tape
+from anyshape.runtime.torch_ops.reference_interpreter import interpret
 from anyshape.sym.expr import evaluate
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anyshape.run.watch import watched
+from anyshape.runtime.inspect.watermark import watched
 
 from .models import Inputs, Step
 from .results import Row

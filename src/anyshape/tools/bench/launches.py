@@ -1,11 +1,11 @@
 """Counts what one step launches: kernels, products of a library, single calls of PyTorch, copies. Never while timing.
 
-Ours are counted from what ran: the clock of `run/clock.py` has a mark for every step of the host that was
+Ours are counted from what ran: the clock of `runtime/call/step_timer.py` has a mark for every step of the host that was
 reached. Kernels that follow each other are one such step, for which threads are called together once, and so are a
-product and the kernels that read its result, which counts as a product (backend/host_series.py). Inductor's are counted
-in the Python that it generates, whose lines run one after another: what calls a kernel of its own or an operator of
-PyTorch is one; allocations, views of memory and checks are none. Its kernels too are all loops between two calls, in
-one function that calls threads together once.
+product and the kernels that read its result, which counts as a product (backend/cpu/routines/parallel_region.py).
+Inductor's are counted in the Python that it generates, whose lines run one after another: what calls a kernel of its
+own or an operator of PyTorch is one; allocations, views of memory and checks are none. Its kernels too are all loops
+between two calls, in one function that calls threads together once.
 """
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from typing import Any
 
 from torch._inductor.output_code import CompiledFxGraph
 
-from anyshape.frontend.program import PlainProgram
-from anyshape.frontend.split import SplitProgram
-from anyshape.plan.plan import BandStep, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Step, parts_of
+from anyshape.frontend.programs.compile_program import PlainProgram
+from anyshape.frontend.programs.graph_partition import SplitProgram
+from anyshape.plan.ir.program import CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Step, TiledGemmStep, parts_of
 
 # what generated code calls that computes nothing
 NO_WORK = ("assert_size_stride", "assert_alignment", "empty", "reinterpret", "alloc", "as_strided", "return_if",
@@ -51,7 +51,7 @@ class Launches:
 
 
 KINDS: dict[type, Launches] = {KernelStep: Launches(kernels=1), LibraryStep: Launches(products=1),
-                               BandStep: Launches(products=1), ExternStep: Launches(calls=1),
+                               TiledGemmStep: Launches(products=1), ExternStep: Launches(calls=1),
                                CopyStep: Launches(copies=1)}
 
 

@@ -7,9 +7,9 @@ import random
 from typing import Any
 
 from anyshape.base.errors import ConfigError, LimitError
-from anyshape.run.limit import Limit
-from anyshape.run.timeline import scratch, timeline, used
-from anyshape.run.watch import watched
+from anyshape.runtime.budget.memory_budget import MemoryBudget
+from anyshape.runtime.inspect.memory_timeline import scratch, timeline, used
+from anyshape.runtime.inspect.watermark import watched
 
 from . import models, padding
 from .limits import CALL_SHARES, COUNTS, EPOCH_SHARE, EPOCHS, Call, Epoch, Ours
@@ -82,7 +82,7 @@ def _counted(switch: Switch, step: Train, inputs: models.Inputs, counter: Meter)
     return counter.peak() - before
 
 
-def bound(limit: Limit, values: dict[str, int], room: int = 0) -> int:
+def bound(limit: MemoryBudget, values: dict[str, int], room: int = 0) -> int:
     """Bytes that no choice of what is dropped needs less than: what is alive at the fullest step if all that can be
     dropped is gone wherever it could be, and computing it again takes nothing. Values are not moved out.
 

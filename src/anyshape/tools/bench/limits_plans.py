@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from anyshape.assemble import assemble
 from anyshape.base.config import Config
 from anyshape.base.errors import LimitError
-from anyshape.plan.judge import judge
-from anyshape.plan.order import orders as ordered
-from anyshape.plan.plan import Plan
-from anyshape.plan.receive import late, received
-from anyshape.road import Compiled, fused, named
-from anyshape.run.executable import Executable
-from anyshape.run.keeping import EVERYTHING, Keeping
-from anyshape.run.limit import Limit
-from anyshape.run.record import Record
+from anyshape.compiler.build_plan import assemble
+from anyshape.compiler.driver import CompiledGraph, fused, named
+from anyshape.plan.ir.program import Plan
+from anyshape.plan.memory.mutation_copy_elision import elide_mutation_copies, sink_mutations
+from anyshape.plan.schedule.reorder import orders as ordered
+from anyshape.plan.verify import judge
+from anyshape.runtime.budget.memory_budget import MemoryBudget
+from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
+from anyshape.runtime.specialize.specialization import Specialization
 
 from . import models, order_search
 from .limits import PLANNED_SHARES, Choice, Laid, Order, Ours
@@ -41,15 +41,15 @@ class _Asking:
     """Stands in the place of a program's limit: notes the records of its calls, and ends a forward that has a
     backward."""
 
-    def __init__(self, program: Executable, seen: list[tuple[Executable, Record]]) -> None:
+    def __init__(self, program: Executable, seen: list[tuple[Executable, Specialization]]) -> None:
         self.program = program
         self.seen = seen
 
-    def choose(self, values: dict[str, int]) -> Keeping:
+    def choose(self, values: dict[str, int]) -> SavePolicy:
         """All is kept."""
-        return EVERYTHING
+        return SAVE_ALL
 
-    def fit(self, record: Record) -> tuple[Record, None]:
+    def fit(self, record: Specialization) -> tuple[Specialization, None]:
         self.seen.append((self.program, record))
         if self.program.plan.saved:
             raise _Known("its sizes are known")
@@ -57,9 +57,9 @@ class _Asking:
 
 
 @contextmanager
-def _asked(programs: list[Executable]) -> Iterator[list[tuple[Executable, Record]]]:
+def _asked(programs: list[Executable]) -> Iterator[list[tuple[Executable, Specialization]]]:
     """Receives the programs that calls begin meanwhile, up to the first that saves something, and their records."""
-    seen: list[tuple[Executable, Record]] = []
+    seen: list[tuple[Executable, Specialization]] = []
     before = [(program, program.limit) for program in programs if not program.takes_tape]
     for program, _ in before:
         program.limit = _Asking(program, seen)  # type: ignore[assignment]
@@ -77,13 +77,13 @@ def planning(model: models.BenchModel, job: dict[str, Any], found: Ours, tell: T
     choice with all layouts that it looks at. Of several programs in a step, the first one's."""
     tell("compiling", 0, 1)
     switch, step = started(model, job)
-    known: list[tuple[Shape, Limit, dict[str, int], int]] = []
+    known: list[tuple[Shape, MemoryBudget, dict[str, int], int]] = []
     for shape in random_shapes(model, job["planning"] + WARM_UP, "planning"):
         with _asked(switch.programs()) as seen:
             step(model.inputs(shape))
         for program, record in seen:
-            if isinstance(program.limit, Limit) and program.limit.backward is not None:
-                known.append((shape, program.limit, record.values, program.limit.needed(record.values, EVERYTHING)))
+            if isinstance(program.limit, MemoryBudget) and program.limit.backward is not None:
+                known.append((shape, program.limit, record.values, program.limit.needed(record.values, SAVE_ALL)))
     for number, (shape, limit, values, most) in enumerate(known):
         for share in PLANNED_SHARES:
             choice = Choice(list(shape), share, 0.0)
@@ -99,7 +99,7 @@ def planning(model: models.BenchModel, job: dict[str, Any], found: Ours, tell: T
         tell("planning", number + 1, len(known))
 
 
-def _forget(limit: Limit) -> None:
+def _forget(limit: MemoryBudget) -> None:
     """As if no sizes had been met."""
     limit.forget()
     for program in (limit.program, limit.backward):
@@ -158,7 +158,7 @@ def orders(model: models.BenchModel, job: dict[str, Any], found: Ours, tell: Tel
     tell("compiling", 0, 1)
     switch, step = _compiled(model, job)
     compiled = [one.compiled for one in switch.compiled[FREE].programs
-                if isinstance(getattr(one, "compiled", None), Compiled)]
+                if isinstance(getattr(one, "compiled", None), CompiledGraph)]
     programs = [one for it in compiled for one in (it.executable, it.executable.other) if one is not None]
     made: dict[Executable, tuple[Plan, Plan, Plan | None]] = {}
     shapes = [model.shapes[-1], *random_shapes(model, job["shapes"] - 1, "orders")]
@@ -176,11 +176,12 @@ def orders(model: models.BenchModel, job: dict[str, Any], found: Ours, tell: Tel
     tell("orders", 1, 1)
 
 
-def _plans(compiled: Compiled, program: Executable) -> tuple[Plan, Plan, Plan | None]:
+def _plans(compiled: CompiledGraph, program: Executable) -> tuple[Plan, Plan, Plan | None]:
     """The plan in the order of the model, the one in our order, and the forward's."""
     config = Config()
     store, fusion = fused(compiled.graph, config)
-    plan = received(late(assemble(compiled.graph, fusion, store, named(fusion, compiled.graph.facts)[0])))
+    plan = elide_mutation_copies(sink_mutations(assemble(compiled.graph, fusion, store, named(fusion,
+                                                                                              compiled.graph.facts)[0])))
     forward = program.maker.keeps.forward
     return plan, ordered(plan, forward)[-1 if program.maker.is_other else 0], forward
 

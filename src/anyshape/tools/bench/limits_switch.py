@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 import anyshape
-from anyshape.run.executable import Executable
-from anyshape.run.limit import Limit
-from anyshape.run.record import Record
+from anyshape.runtime.budget.memory_budget import MemoryBudget
+from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.specialize.specialization import Specialization
 
 from . import models
 from .memory import Meter
@@ -63,7 +63,7 @@ class Switch:
         found += [getattr(one, "other", None) for one in found]
         return [one for one in found if isinstance(one, Executable)]
 
-    def limits(self) -> list[Limit]:
+    def limits(self) -> list[MemoryBudget]:
         """Those of the forwards."""
         found = [getattr(one, "executable", one) for one in self.compiled[FIXED].programs]
         limits = [getattr(one, "limit", None) for one in found]
@@ -80,16 +80,16 @@ class Switch:
         """Puts the limit elsewhere."""
         for limit in self.limits():
             for program in (limit.program, limit.program.other):
-                if program is not None and isinstance(program.limit, Limit):
+                if program is not None and isinstance(program.limit, MemoryBudget):
                     program.limit.move(bytes_)
 
 
-def record_of(limit: Limit) -> Record:
+def record_of(limit: MemoryBudget) -> Specialization:
     """That of the call that ran last."""
     return list(limit.program.records.values())[-1]
 
 
-def need(switch: Switch, step: Train, inputs: models.Inputs) -> tuple[int, dict[Limit, dict[str, int]]]:
+def need(switch: Switch, step: Train, inputs: models.Inputs) -> tuple[int, dict[MemoryBudget, dict[str, int]]]:
     """What the programs of a step take by their records, at most, and the sizes of each."""
     for limit in switch.limits():
         limit.program.records.clear()
@@ -97,14 +97,14 @@ def need(switch: Switch, step: Train, inputs: models.Inputs) -> tuple[int, dict[
     return needed(switch)
 
 
-def needed(switch: Switch) -> tuple[int, dict[Limit, dict[str, int]]]:
+def needed(switch: Switch) -> tuple[int, dict[MemoryBudget, dict[str, int]]]:
     """The same of the step that ran last, where no record was there before."""
     ran = {}
     for limit in switch.limits():
         if limit.program.records:
             record = record_of(limit)
             other = limit.program.ran(record).limit
-            ran[other if isinstance(other, Limit) else limit] = record
+            ran[other if isinstance(other, MemoryBudget) else limit] = record
     return sum(limit.needed(record.values, record.keeping) for limit, record in ran.items()), {
         limit: record.values for limit, record in ran.items()}
 

@@ -5,8 +5,9 @@
                        list scheduling with chance            again and again
                        moves of steps about the fullest one   annealed
 
-The problem is in numbers (plan/search.py says what a unit and a value are); every step is a unit. The judge is apart:
-the most bytes alive at one step, by the lives of the finished plan's buffers, in the arena and beside it.
+The problem is in numbers (plan/schedule/beam_search.py says what a unit and a value are); every step is a unit. The
+judge is apart: the most bytes alive at one step, by the lives of the finished plan's buffers, in the arena and beside
+it.
 """
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anyshape.plan.alloc import kept_regions, live_bytes
-from anyshape.plan.hold import owned_elsewhere
-from anyshape.plan.order import permuted, problem_of
-from anyshape.plan.plan import Plan
-from anyshape.plan.rooms import share
-from anyshape.plan.search import Bytes, Problem
-from anyshape.plan.together import together
+from anyshape.plan.ir.program import Plan
+from anyshape.plan.memory.alloc_free_steps import caller_owned
+from anyshape.plan.memory.output_as_scratch import alias_buffers
+from anyshape.plan.memory.symbolic_allocator import kept_regions, live_bytes
+from anyshape.plan.schedule.beam_search import Bytes, Problem
+from anyshape.plan.schedule.launch_grouping import group_launches
+from anyshape.plan.schedule.reorder import permuted, problem_of
 from anyshape.sym.expr import evaluate
 
 FIRST_WIDTH, WIDER = 8, 4  # states of the first beam, and how many times as many the next one has
@@ -83,7 +84,7 @@ def at(plan: Plan, values: Mapping[str, int]) -> Plan:
 
 def alive(plan: Plan, forward: Plan | None, values: Mapping[str, int]) -> int:
     """The most bytes of a plan, not allocated, that are alive at one step: in the arena, and beside it."""
-    plan = together(share(plan, forward))
+    plan = group_launches(alias_buffers(plan, forward))
     end = len(plan.steps)
     inside = [(b.bytes, b.first, end if b.home == "saved" else b.last) for b in plan.buffers
               if b.home in ("arena", "saved")]
@@ -91,7 +92,7 @@ def alive(plan: Plan, forward: Plan | None, values: Mapping[str, int]) -> int:
     if forward is not None:
         inside += [(region.bytes, 0, region.last) for region in kept_regions(plan, forward)]
         kept = evaluate(forward.kept, values)
-    elsewhere = owned_elsewhere(plan, forward)
+    elsewhere = caller_owned(plan, forward)
     beside = [(b.bytes, 0 if b.home in ("tape", "input") else b.first, b.last) for b in plan.buffers
               if b.home == "output" or b.name in elsewhere]
     arena, others = (live_bytes([evaluate(size, values) for size, _, _ in some],

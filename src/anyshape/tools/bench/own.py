@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from anyshape.base.errors import ConfigError
-from anyshape.tools.place import find
+from anyshape.tools.resolve_target import find
 
 from .models import BenchModel, Compile, InferenceStep, Inputs, Step, TrainStep
 from .suite import Shape, spread

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anyshape.plan.cut import order_by_parts, part_of
-from anyshape.plan.integer_program import WINDOW, plain, solved
-from anyshape.plan.search import Problem
-from anyshape.plan.solution import Solution, judge_solution, parse_problem, show_solution
-from anyshape.run.context import Context
-from anyshape.run.solve import placed
+from anyshape.plan.schedule.beam_search import Problem
+from anyshape.plan.schedule.divide_and_conquer import order_by_parts, part_of
+from anyshape.plan.schedule.ilp import WINDOW, plain, solved
+from anyshape.plan.schedule.problem_text import Solution, judge_solution, parse_problem, show_solution
+from anyshape.runtime.context.process_context import Context
+from anyshape.runtime.inspect.plan_solver import placed
 
 from . import stored
 from .plan_ways import least_cost, long_lived_first, with_caching

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from anyshape.base.errors import AnyShapeError, ConfigError
-from anyshape.run.context import shared_context
+from anyshape.runtime.context.process_context import shared_context
 
 from . import plan, plan_graphs, plan_report
 from .results import machine

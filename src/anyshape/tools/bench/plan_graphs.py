@@ -20,16 +20,16 @@ import torch
 from torch import Tensor, nn
 
 import anyshape
-from anyshape.assemble import assemble
 from anyshape.base.config import Config
-from anyshape.frontend.memory import limit_at, pairs
-from anyshape.plan.join import step_problem
-from anyshape.plan.order import orders, reorder
-from anyshape.plan.plan import Plan
-from anyshape.plan.receive import late, received
-from anyshape.plan.solution import show_problem
-from anyshape.road import fused, named
-from anyshape.run.keeping import EVERYTHING
+from anyshape.compiler.build_plan import assemble
+from anyshape.compiler.driver import fused, named
+from anyshape.frontend.diagnostics.memory import limit_at, pairs
+from anyshape.plan.ir.program import Plan
+from anyshape.plan.memory.mutation_copy_elision import elide_mutation_copies, sink_mutations
+from anyshape.plan.schedule.joint_problem import step_problem
+from anyshape.plan.schedule.problem_text import show_problem
+from anyshape.plan.schedule.reorder import orders, reorder
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 
 from . import convnets
 from .networks import Classifier
@@ -140,7 +140,7 @@ def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str,
         (folder / f"{name}.txt").write_text(show_problem(problem, name))
         called = unused | values
         record["problems"][str(batch)] = {
-            "order": chosen, "needed": limit_at(limit, called).needed(called, EVERYTHING)}
+            "order": chosen, "needed": limit_at(limit, called).needed(called, SAVE_ALL)}
     return record
 
 
@@ -150,7 +150,8 @@ def plans_of(step: Any) -> list[Plan]:
     for program in step.programs:
         graph = program.compiled.graph
         store, fusion = fused(graph, Config())
-        plans.append(received(late(assemble(graph, fusion, store, named(fusion, graph.facts)[0]))))
+        plans.append(elide_mutation_copies(sink_mutations(assemble(graph, fusion, store, named(fusion,
+                                                                                               graph.facts)[0]))))
     return plans
 
 

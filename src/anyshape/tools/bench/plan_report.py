@@ -162,20 +162,22 @@ kernel can make in the place of another that dies there is made there in every w
   with splitting, free neighbours joined, segments of 2 and 20 MB. What counts is the segments that it reserves.
 - *Greedy*: of the steps that can run the one that raises the peak least and then leaves least alive, as LESCEA orders;
   then each value at its lowest place, the one that lives longest first.
-- *Our plan* (`plan/cut.py`, `run/solve.py`) is made for the one batch size: the problem is cut into parts, which are
-  searched one by one, equal ones once; then the layout of a call's record (`run/placement.py`). A judge that shares no
-  code with it recomputes the peak from the texts (`plan/solution.py`).
+- *Our plan* (`plan/schedule/divide_and_conquer.py`, `runtime/inspect/plan_solver.py`) is made for the one batch size:
+the problem is cut into parts, which are
+  searched one by one, equal ones once; then the layout of a call's record (`runtime/memory/offset_assignment.py`). A
+  judge that shares no code with it recomputes the peak from the texts (`plan/schedule/problem_text.py`).
 - *The bound*: no order needs less, as far as the fullest steps show.
 - *The integer program* has the form of MODeL's order, without addresses and under HiGHS on one thread; a problem of
   at most {whole} steps is given whole, of others {window} steps about the fullest one of our plan. Both plan the same
   steps. Times are until each has a peak as low as our last one; those within 0.1 % are the same.
 
 The programs that run are planned for all shapes at once. So *a call takes* more than our plan, except where the
-gradient of a large weight is never there as a whole (`plan/bands.py`), which the problem does not know. Forward and
-backward are ordered apart, so the forward is done when the backward begins; of the backward there is the best order
-that is proved to take no more at any size than the program's, and perhaps one that needs less at the sizes of the first
-call; calls take the better of both (`plan/order.py`, `run/choice.py`). The first call has the batch that is traced.
-*Order of the compiler* is the better one, where the first call has this batch.
+gradient of a large weight is never there as a whole (`plan/schedule/gemm_consumer_tiling.py`), which the problem does
+not know. Forward and backward are ordered apart, so the forward is done when the backward begins; of the backward there
+is the best order that is proved to take no more at any size than the program's, and perhaps one that needs less at the
+sizes of the first call; calls take the better of both (`plan/schedule/reorder.py`,
+`runtime/budget/order_selection.py`). The first call has the batch that is traced. *Order of the compiler* is the better
+one, where the first call has this batch.
 
 """
 

@@ -11,9 +11,9 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from anyshape.plan.search import Problem
-from anyshape.plan.solution import Solution
-from anyshape.run.solve import lives
+from anyshape.plan.schedule.beam_search import Problem
+from anyshape.plan.schedule.problem_text import Solution
+from anyshape.runtime.inspect.plan_solver import lives
 
 LEAST_BLOCK = 512  # kMinBlockSize
 SMALL = 1 << 20  # kSmallSize

@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.passes.pipeline import ATTENTION, DOOR, EPILOGUES, ORDER, REGIMES, ROOMS
-from anyshape.plan.show import show
+from anyshape.passes.driver.pipeline import ATTENTION, EPILOGUES, FAST_DISPATCH, ORDER, OUTPUT_REUSE, REGIMES
+from anyshape.plan.ir.show import show
 
 from . import models, own, stored
 from .launches import of_step
@@ -40,21 +40,21 @@ TECHNIQUES: dict[str, tuple[dict[str, Any], str]] = {
     "fuse": ({"fuse": False}, "pointwise work, reductions and views in common kernels"),
     **{name: ({"disable": name}, text) for name, text in (
         (ATTENTION, "attention that the model writes out becomes the fused operator"),
-        ("causal", "what a mask of the future hides is not computed"),
-        ("addends", "products add residuals and biases themselves"),
-        ("strips", "a wide value between two products is made in two halves"),
-        ("products", "weights are rounded, operands read through views, within products"),
-        ("onto", "what is scattered and added is added where the rest lies"),
-        ("pieces", "concatenations are written part by part"),
+        ("causal_mask", "what a mask of the future hides is not computed"),
+        ("gemm_accumulate", "products add residuals and biases themselves"),
+        ("gemm_chain_split", "a wide value between two products is made in two halves"),
+        ("cast_into_gemm", "weights are rounded, operands read through views, within products"),
+        ("scatter_accumulate", "what is scattered and added is added where the rest lies"),
+        ("concat_elimination", "concatenations are written part by part"),
         ("channels_last", "convolutions with channels last"),
         ("views", "views of views are one, so that they vanish in kernels"),
         ("simplify", "arithmetic that does nothing is left out"),
         ("cse", "equal equations are one"),
         (REGIMES, "versions of a kernel for short, long, few rows"),
         (ORDER, "steps run in another order where that takes less memory"),
-        (ROOMS, "values lie in results and over what dies"),
+        (OUTPUT_REUSE, "values lie in results and over what dies"),
         (EPILOGUES, "kernels run with the product before them, updates in bands"),
-        (DOOR, "calls go past Dynamo's and AOTAutograd's wrappers"),
+        (FAST_DISPATCH, "calls go past Dynamo's and AOTAutograd's wrappers"),
     )},
 }
 
@@ -194,7 +194,7 @@ def _prepare(step: models.Step, variants: Variants, row: Row, inputs: Sequence[m
                 step(given)
         if name == EAGER:
             return
-        row.part = name in (ALL, AGAIN, DOOR) or variants.text(name) != variants.text(ALL)
+        row.part = name in (ALL, AGAIN, FAST_DISPATCH) or variants.text(name) != variants.text(ALL)
         if not row.part:
             variants.drop(name)
             return

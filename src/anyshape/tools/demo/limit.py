@@ -10,7 +10,7 @@ import copy
 import anyshape
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import AnyShapeError, LimitError
-from anyshape.run.context import shared_context
+from anyshape.runtime.context.process_context import shared_context
 from anyshape.tools.demo.backends import loss_of
 from anyshape.tools.demo.display import readable_bytes
 from anyshape.tools.demo.training import Session

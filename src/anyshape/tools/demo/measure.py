@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from anyshape.base import events
-from anyshape.run.torch_api import allocations
+from anyshape.base import counters
+from anyshape.torch_compat.versions.api import allocations
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
@@ -51,7 +51,7 @@ def counted_peak(asked: bool) -> Iterator[list[int]]:
     if not asked:
         yield found
         return
-    waiting = int(events.stats()["arena_bytes"])
+    waiting = int(counters.stats()["arena_bytes"])
     with allocations() as changes:
         yield found
     found[0] = waiting + max(itertools.accumulate(changes), default=0)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from anyshape.frontend.memory import limit_at
-from anyshape.frontend.train_step import TrainStep
-from anyshape.run.keeping import EVERYTHING
-from anyshape.run.limit import Limit
+from anyshape.frontend.diagnostics.memory import limit_at
+from anyshape.frontend.train_step_api import TrainStep
+from anyshape.runtime.budget.memory_budget import MemoryBudget
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 
 
 class Watch:
@@ -14,7 +14,7 @@ class Watch:
     def __init__(self, step: TrainStep) -> None:
         self.step = step
 
-    def limits(self) -> list[tuple[Limit, dict[str, str]]]:
+    def limits(self) -> list[tuple[MemoryBudget, dict[str, str]]]:
         """The limits of the steps compiled so far, each with the names of its symbols: old to new."""
         compilation = self.step.compilation
         found = []
@@ -40,5 +40,5 @@ class Watch:
                 if bytes_:
                     limit = limit.apart(bytes_)
                 keeping = limit.choose(values)
-                return limit.needed(values, EVERYTHING), limit.needed(values, keeping), len(keeping.dropped)
+                return limit.needed(values, SAVE_ALL), limit.needed(values, keeping), len(keeping.dropped)
         return 0, 0, 0

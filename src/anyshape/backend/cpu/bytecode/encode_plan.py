@@ -1,0 +1,345 @@
+"""A plan as a Python function of its symbols that returns everything a call needs to know, generated once per plan.
+
+    plan with buffer m of 4*b*n bytes, kernel step 0 ...
+    -->  def shape(b, n):
+             v0 = (4*b*n)
+             return ([1, 15, 0, 5, 0, 0, 0, 2, 1, 3, 0, ...], (v0,), (0,), ...)
+
+The first entry is the host's program (backend/cpu/interpreter.py) but for its head; sizes and strides of all windows
+follow.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any
+
+from anyshape.backend.cpu.bytecode import encode_attention as attention
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode.encode_attention import OPS, AttentionSpec
+from anyshape.backend.cpu.bytecode.encode_gemm import (
+    Area,
+    Ours,
+    Shape,
+    at_slots,
+    copy_words,
+    finished,
+    joined,
+    matmul_words,
+    series,
+)
+from anyshape.backend.cpu.bytecode.encode_grouped_gemm import OPS as GROUPED
+from anyshape.backend.cpu.bytecode.encode_grouped_gemm import GroupedSpec, grouped_words
+from anyshape.base.errors import VerifyError
+from anyshape.ir.types import TensorType, size_of
+from anyshape.ops.attention import wide
+from anyshape.plan.ir.program import (
+    Buffer,
+    CopyStep,
+    KernelStep,
+    LibraryStep,
+    MemoryStep,
+    Plan,
+    Step,
+    TiledGemmStep,
+    Window,
+)
+from anyshape.plan.schedule.launch_grouping import kernels_from
+from anyshape.sym.expr import Size
+from anyshape.sym.python_codegen import FUNCTIONS, Formulas, name_of
+
+STATUS_BUFFER = "status"
+NO_REGIME = -1
+MATMUL_PLACES = (host.MATMUL_A, host.MATMUL_B, host.MATMUL_C, host.MATMUL_BIAS)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEncoding:
+    """What is known of a plan before any size is.
+
+    symbols: in the order of the arguments of `shape`.
+    slots: buffer name -> slot of the host's block.
+    placed: names of the buffers with a place in the arena, in the order of `sizes` and `offsets` in shape's result.
+    shape: symbols -> (words of the steps, sizes of placed buffers, their offsets, kept, arena, types of inputs,
+        of outputs, of saved, of steps' windows, bytes of output buffers by output, the plan's `nonnegative`, and
+        the sizes of its `selected`); a type is (sizes, strides, offset in elements).
+    dtypes: of the products, that of attention and of its scores included.
+    names: symbol -> what errors call it, filled in by who knows the user's words.
+    """
+
+    symbols: tuple[str, ...]
+    slots: Mapping[str, int]
+    placed: tuple[str, ...]
+    shape: Callable[..., tuple[Any, ...]]
+    dtypes: tuple[str, ...]
+    names: dict[str, str] = field(default_factory=dict)
+
+
+def layout_of(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> PlanEncoding:
+    """The layout of an allocated plan; kernels: name -> its entry in the table of functions. ours: see
+    backend/cpu/bytecode/encode_gemm.py."""
+    offsets = dict(plan.offsets)
+    slots = {STATUS_BUFFER: 0}
+    for buffer in sorted(plan.buffers, key=lambda b: (_rank(b, offsets), b.index)):
+        slots[buffer.name] = len(slots)
+    writer = _Writer(plan, slots, kernels)
+    placed = tuple(b.name for b in plan.buffers if b.name in offsets)
+    sizes = {b.name: b.bytes for b in plan.buffers}
+    outputs = {b.index: b.bytes for b in plan.buffers if b.home == "output"}
+    parts = [
+        "[" + ", ".join(filter(None, writer.steps())) + "]",
+        writer.tuple_of(sizes[name] for name in placed),
+        writer.tuple_of(offsets[name] for name in placed),
+        writer.number(plan.kept),
+        writer.number(plan.arena),
+        writer.types(plan.inputs),
+        writer.types(plan.outputs),
+        writer.types(plan.saved),
+        "(" + "".join(writer.windows(step) + ", " for step in plan.steps) + ")",
+        writer.tuple_of(outputs.get(i, 0) for i in range(len(plan.outputs))),
+        writer.tuple_of(plan.nonnegative),
+        writer.tuple_of(size for size, _ in (*plan.selected, *plan.divided)),
+    ]
+    symbols = tuple(sorted(writer.symbols))
+    lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,
+             f"    return ({', '.join(parts)})"]
+    names: dict[str, Any] = {**FUNCTIONS, "product": partial(_unplaced, ours), "matmul": _placed,
+                             "scores": partial(attention.unplaced, ours), "attention": attention.placed,
+                             "grouped": partial(grouped_words, ours), "copy": _copy, "bands": partial(_bands, ours),
+                             "joined": joined, "series": series, "finished": finished, "specs": writer.specs}
+    exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
+    dtypes = tuple(dict.fromkeys((*(spec.dtype for spec in writer.specs if spec.dtype), *writer.wide)))
+    return PlanEncoding(symbols, slots, placed, names["shape"], dtypes)
+
+
+def _rank(buffer: Buffer, offsets: Mapping[str, Size]) -> int:
+    """Order of slots: a call's tensors come first, so that their addresses are written in one go."""
+    if buffer.name in offsets:
+        return 3
+    return {"input": 0, "tape": 1, "output": 2}.get(buffer.home, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """What does not depend on sizes in a library or copy step: (slot, bytes per element) per window."""
+
+    number: int
+    dtype: str
+    places: tuple[tuple[int, int], ...]
+    alpha: float = 1.0
+    beta: float = 1.0
+
+
+def _areas(spec: _Spec, windows: tuple[Any, ...]) -> list[Area]:
+    return [Area(slot, offset * item, item, shape, strides)
+            for (slot, item), (shape, strides, offset) in zip(spec.places, windows, strict=True)]
+
+
+def _matmul(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
+    return _placed(_unplaced(ours, spec, windows), spec, windows)
+
+
+def _unplaced(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
+    """What the words of a product have in common with those of others that have equal windows, in other slots."""
+    return _product(ours, spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
+                    tuple([(shape, strides) for shape, strides, _ in windows]))
+
+
+def _placed(words: tuple[int, ...] | None, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
+    if words is None:
+        return [host.CALL, 3, spec.number]
+    return at_slots(words, MATMUL_PLACES, spec.number, spec.places, windows)
+
+
+@lru_cache(maxsize=4096)
+def _product(ours: Ours, dtype: str, alpha: float, beta: float, items: tuple[int, ...],
+             types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
+    """The words of a product of windows at such sizes and strides; slots are positions among the windows. Layers that
+    repeat ask for the same ones."""
+    a, b, c, *rest = (Area(position, 0, item, *kind) for position, (item, kind) in enumerate(zip(items, types,
+                                                                                                  strict=True)))
+    words = matmul_words(0, dtype, a, b, c, rest[0] if rest else None, alpha, beta, ours)
+    return None if words is None else tuple(words)
+
+
+def _bands(ours: Ours, rows: int, columns: int, spec: _Spec, windows: tuple[Any, ...], kernel: list[int],
+           steps: tuple[int, ...]) -> list[int]:
+    """The words of a product and of a flat kernel that reads its result, for so many rows after the others. kernel: its
+    words for all of them. steps: per param, how many bytes it goes on from row to row."""
+    (shape, strides, first), other, (_, own, start) = windows
+    if shape[1] == 0:  # no terms: a sum of nothing, whatever the strides
+        strides, other = (1, 1), (other[0], (columns, 1), other[2])
+    words: list[int] = []
+    for row in range(0, shape[0], rows):
+        count = min(rows, shape[0] - row)
+        product = _matmul(ours, spec, (((count, shape[1]), strides, first + row * strides[0]), other,
+                                 ((count, columns), own, start)))
+        if product[0] not in (host.MATMUL, host.PRODUCT):
+            raise VerifyError(f"step {spec.number} is a product that the host does not have",
+                              why=f"{shape} by {other[0]} with strides {strides} and {other[1]}",
+                              do="report this as a bug of the compiler")
+        one = [*kernel]
+        for place, bytes_ in enumerate(steps):
+            one[10 + 2 * place] += row * bytes_
+        one[-1] = count * columns
+        words += finished(product, spec.number, one)
+    return [host.BANDS, host.SERIES_HEAD, spec.number, len(words), *words]
+
+
+def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
+    source, target = _areas(spec, windows)
+    return copy_words(spec.number, source, target)
+
+
+class _Writer(Formulas):
+    """Prints what a call needs to know of a plan."""
+
+    def __init__(self, plan: Plan, slots: Mapping[str, int], kernels: Mapping[str, int]) -> None:
+        super().__init__()
+        self.plan = plan
+        self.slots = slots
+        self.kernels = kernels
+        self.symbols |= {entry for entry in plan.inputs if isinstance(entry, str)}
+        self.specs: list[_Spec | AttentionSpec | GroupedSpec] = []
+        self.wide: list[str] = []  # dtypes of attention's scores
+        self.locals: dict[Any, str] = {}  # what layers that repeat have in common: text, or what it is made of -> name
+
+    def window(self, window: Window) -> str:
+        return self.type(window.type, window.offset)
+
+    def type(self, type_: TensorType, offset: Size = 0) -> str:
+        text = f"({self.tuple_of(type_.shape)}, {self.tuple_of(type_.layout())}, {self.number(offset)})"
+        return self.local(text, text)
+
+    def local(self, key: Any, text: str) -> str:
+        """The name of a value, which is computed once."""
+        if key not in self.locals:
+            self.locals[key] = f"w{len(self.locals)}"
+            self.lines.append(f"    {self.locals[key]} = {text}")
+        return self.locals[key]
+
+    def types(self, entries: Any) -> str:
+        return "(" + "".join(self.entry(entry) + ", " for entry in entries) + ")"
+
+    def entry(self, entry: Any) -> str:
+        if isinstance(entry, Window):
+            return self.window(entry)
+        if isinstance(entry, TensorType):
+            return self.type(entry)
+        return "None" if entry is None or isinstance(entry, str) else self.number(entry)
+
+    def windows(self, step: Step) -> str:
+        """The types of the windows that PyTorch sees when it does the step."""
+        if isinstance(step, KernelStep | TiledGemmStep | MemoryStep):
+            return "()"
+        if isinstance(step, CopyStep):
+            return self.types((step.source, step.target))
+        return self.types((*step.inputs, *step.outputs))
+
+    def steps(self) -> list[str]:
+        """The words of all steps; those of a run are joined."""
+        parts = [self.step(number, step) for number, step in enumerate(self.plan.steps)]
+        for first, last in reversed(self.plan.together):
+            middle = kernels_from(self.plan.steps, first, last)
+            kernels = ", ".join(parts[middle:last + 1])
+            products = parts[first:middle]
+            if len(products) > 1:
+                products = [f"*joined([{', '.join(f'[{part}]' for part in products)}])"]
+            if not products:
+                joint = f"*series({first}, [{kernels}])"
+            else:
+                joint = f"*finished([{products[0]}], {middle}, [{kernels}])" if kernels else products[0]
+            parts[first:last + 1] = [joint]
+        return parts
+
+    def step(self, number: int, step: Step) -> str:
+        """The words of a step."""
+        if isinstance(step, KernelStep):
+            return self.kernel(number, step)
+        if isinstance(step, CopyStep):
+            item = size_of(step.source.type.dtype)
+            if step.source.type.dtype != step.target.type.dtype:
+                return f"{host.CALL}, 3, {number}"
+            places = ((self.slots[step.source.buffer], item), (self.slots[step.target.buffer], item))
+            return f"*copy({self.spec(_Spec(number, '', places))}, {self.types((step.source, step.target))})"
+        if isinstance(step, LibraryStep):
+            return self.library(number, step)
+        if isinstance(step, TiledGemmStep):
+            return self.bands(number, step)
+        return f"{host.CALL}, 3, {number}"
+
+    def spec(self, spec: _Spec | AttentionSpec | GroupedSpec) -> str:
+        self.specs.append(spec)
+        return f"specs[{len(self.specs) - 1}]"
+
+    def library(self, number: int, step: LibraryStep) -> str:
+        if step.op in OPS:
+            return self.attention(number, step)
+        if step.op in GROUPED:
+            windows = (*step.inputs, *step.outputs)
+            places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+            spec = GroupedSpec(number, step.op, windows[0].type.dtype, places)
+            return f"*grouped({self.spec(spec)}, {self.types(windows)})"
+        if step.op not in ("matmul", "matmul_add"):
+            raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
+                              why="the host knows products and attention only", do="make it an extern step")
+        spec_name, types = self.product(number, step)
+        common = self.specs[-1]
+        assert isinstance(common, _Spec)
+        key = common.dtype, common.alpha, common.beta, tuple(item for _, item in common.places), types
+        return f"*matmul({self.local(key, f'product({spec_name}, {types})')}, {spec_name}, {types})"
+
+    def product(self, number: int, step: LibraryStep) -> tuple[str, str]:
+        """What the words of a product are made of: the spec, and the types of the windows."""
+        attrs = dict(step.attrs)
+        windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
+        places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+        alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
+        return self.spec(_Spec(number, step.dtype, places, alpha, beta)), self.types(windows)
+
+    def bands(self, number: int, step: TiledGemmStep) -> str:
+        """The words of a product and a kernel, and what is added to those of the kernel from band to band."""
+        kernel, columns = step.kernel, step.band.type.shape[1]
+        assert isinstance(columns, int)
+        steps = [columns * size_of(window.type.dtype) if place in kernel.along and place != step.result else 0
+                 for place, window in enumerate(kernel.params)]
+        spec, windows = self.product(number, step.product)
+        return (f"*bands({step.rows}, {columns}, {spec}, {windows}, "
+                f"[{self.kernel(number, kernel)}], {tuple(steps)})")
+
+    def attention(self, number: int, step: LibraryStep) -> str:
+        attrs: dict[str, Any] = dict(step.attrs)
+        windows = (*step.inputs, *step.outputs)
+        dtype = windows[0].type.dtype
+        places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+        self.wide.append(wide(dtype))
+        spec = AttentionSpec(number, step.op, dtype, attrs["causal"], attrs["scale"], places)
+        name, types = self.spec(spec), self.types(windows)
+        common = self.local((spec.op, dtype, spec.causal, spec.scale, types), f"scores({name}, {types})")
+        return f"*attention({common}, {name}, {types})"
+
+    def kernel(self, number: int, step: KernelStep) -> str:
+        choices = []
+        for regime in step.regimes:
+            params = []
+            for window in (*step.params, *step.handed) if regime.then else step.params:
+                item = size_of(window.type.dtype)
+                params += [str(self.slots[window.buffer]), self.number(window.offset * item)]
+            sizes = [self.number(size) for size in regime.sizes]
+            words = ", ".join([*params, *sizes])
+            length = 9 + len(params) + len(sizes)
+            every = []
+            for kernel in regime.kernels:
+                if kernel not in self.kernels:
+                    raise VerifyError(f"plan {self.plan.name} needs the kernel {kernel}", where=step.where,
+                                      why="it was not built", do="report this plan: a bug of AnyShape")
+                every.append(f"{host.KERNEL}, {length}, {number}, {self.kernels[kernel]}, 0, 0, 0, {len(params) // 2}, "
+                             f"{len(sizes)}, {words}")
+            text = ", ".join(every)
+            test = " and ".join(f"{self.number(condition)} >= 0" for condition in regime.conditions)
+            choices.append((test, text))
+        if len(choices) == 1 and not choices[0][0]:
+            return choices[0][1]
+        chain = " else ".join(f"({text}) if {test or 'True'}" for test, text in choices)
+        return f"*({chain} else ({NO_REGIME}, {number}))"

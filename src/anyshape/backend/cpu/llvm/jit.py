@@ -1,0 +1,171 @@
+"""From LLVM IR text to loaded functions: a short pass pipeline, object code, a cache for it, several threads.
+
+llvmlite guards every call into LLVM with one lock. The two long calls (the passes and the code generation) are made
+without it, each thread with its own context, module and target machine, which is what LLVM asks for.
+"""
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import os
+import re
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import llvmlite.binding as llvm
+
+from anyshape.backend.cpu.machine.target import Target, host
+from anyshape.backend.interface import LoadedKernel, ObjectCache, Routines
+from anyshape.base.errors import VerifyError
+
+_NAME = re.compile(r"^define void @([A-Za-z_][A-Za-z0-9_]*)\(", re.MULTILINE)
+_FUNCTIONS = ("", "_blocks", "_scratch", "_work")
+_PIPELINE = "sroa simplifycfg v1"  # enters the cache key: change it with the passes
+
+
+class _Worker(threading.local):
+    """What one thread compiles with."""
+
+    def __init__(self) -> None:
+        self.machines: dict[Target, llvm.TargetMachine] = {}
+
+    def machine(self, target: Target) -> llvm.TargetMachine:
+        if target not in self.machines:
+            host()  # initialises LLVM
+            maker = llvm.Target.from_triple(target.triple)
+            self.machines[target] = maker.create_target_machine(
+                cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small", jit=True)
+        return self.machines[target]
+
+
+class _Loader:
+    """The process's JIT linker; made when first needed, kept until the process ends."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.linker: llvm.LLJIT | None = None
+        self.numbers = itertools.count()
+
+    def link(self, objects: Sequence[bytes], names: Sequence[str]) -> llvm.ResourceTracker:
+        """A library of object files in which `names` can be looked up; unloaded with the returned object."""
+        library = llvm.JITLibraryBuilder().add_current_process()
+        for data in objects:
+            library.add_object_img(data)
+        for name in names:
+            library.export_symbol(name)
+        with self.lock:
+            if self.linker is None:
+                host()
+                # JITLink places all sections of an object in one piece of memory. The older linker takes a piece for
+                # each: code and its constants may then be more than 2 GB apart, where other things lie between, and
+                # an offset that does not fit ends the process
+                self.linker = llvm.create_lljit_compiler(use_jit_link=True)
+            return library.link(self.linker, f"anyshape{next(self.numbers)}")
+
+
+_worker = _Worker()
+_loader = _Loader()
+_raw = ctypes.CDLL(llvm.ffi.lib._name)  # llvmlite's own library, without its lock
+
+
+def kernel_name(text: str) -> str:
+    """The name of the kernel in a module's text; VerifyError when there is none."""
+    found = _NAME.search(text)
+    if found is None:
+        raise VerifyError("a module without a kernel", why="no `define void @name(` in it", do="report this as a bug")
+    return found.group(1)
+
+
+def object_key(text: str, target: Target) -> str:
+    """Cache key of a module's object code: sha256 over the text, the processor and the versions."""
+    return hashlib.sha256(f"{target.key}\n{_PIPELINE}\n{text}".encode()).hexdigest()
+
+
+def object_code(text: str, target: Target) -> bytes:
+    """Compile one module. VerifyError when LLVM refuses the text."""
+    machine = _worker.machine(target)
+    context = llvm.create_context()
+    try:
+        module = llvm.parse_assembly(text, context)
+    except RuntimeError as error:
+        raise VerifyError("LLVM refuses the text of a kernel", where=text.split("\n", 1)[0], why=str(error).strip(),
+                          do="report this as a bug of the compiler") from error
+    with module:
+        _run_passes(module, machine)
+        return _emit_object(module, machine)
+
+
+def _run_passes(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> None:
+    options = llvm.create_pipeline_tuning_options(speed_level=1)
+    builder = llvm.create_pass_builder(machine, options)
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.add_simplify_cfg_pass()
+    run = _raw.LLVMPY_RunNewModulePassManager
+    run.argtypes = llvm.ffi.lib.LLVMPY_RunNewModulePassManager.argtypes
+    run.restype = None
+    run(passes, module, builder)
+    builder.close()
+    options.close()
+
+
+def _emit_object(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> bytes:
+    locked = llvm.ffi.lib.LLVMPY_TargetMachineEmitToMemory
+    emit = _raw.LLVMPY_TargetMachineEmitToMemory
+    emit.argtypes, emit.restype = locked.argtypes, locked.restype
+    with llvm.ffi.OutputString() as message:
+        buffer = emit(machine, module, 1, message)
+        if not buffer:
+            raise VerifyError("LLVM cannot generate code for a kernel", why=str(message), do="report this as a bug")
+    start, size = llvm.ffi.lib.LLVMPY_GetBufferStart(buffer), llvm.ffi.lib.LLVMPY_GetBufferSize(buffer)
+    try:
+        return ctypes.string_at(start, size)
+    finally:
+        llvm.ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+def build(texts: Sequence[str], target: Target, cache: ObjectCache | None = None,
+          threads: int = 0) -> list[LoadedKernel]:
+    """Compile and load modules, in the order given; the code lives as long as any of the returned kernels.
+
+    threads: at most; 0: one for each core. Thread-safe. LoadedKernel names must differ within one call; a name may come
+    again in another call.
+    """
+    if not texts:
+        return []
+    names = [kernel_name(text) for text in texts]
+    objects: list[bytes | None] = [None] * len(texts)
+    keys = [object_key(text, target) for text in texts] if cache is not None else []
+    for k, key in enumerate(keys):
+        assert cache is not None
+        objects[k] = cache.get(key)
+    missing = [k for k, data in enumerate(objects) if data is None]
+    workers = min(threads or len(os.sched_getaffinity(0)), len(missing))
+    if workers > 1:
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            made = list(pool.map(lambda k: object_code(texts[k], target), missing))
+    else:
+        made = [object_code(texts[k], target) for k in missing]
+    for k, data in zip(missing, made, strict=True):
+        objects[k] = data
+        if cache is not None:
+            cache.put(keys[k], data)
+    symbols = [name + suffix for name in names for suffix in _FUNCTIONS]
+    library = _loader.link([data for data in objects if data is not None], symbols)
+    return [LoadedKernel(name, library[name], library[f"{name}_blocks"], library[f"{name}_scratch"],
+                         library[f"{name}_work"],
+                   library) for name in names]
+
+
+def load(text: str, names: Sequence[str], target: Target, cache: ObjectCache | None = None) -> Routines:
+    """Compile and load a module of other functions than kernels; `names` are those to be called from outside."""
+    key = object_key(text, target)
+    data = cache.get(key) if cache is not None else None
+    if data is None:
+        data = object_code(text, target)
+        if cache is not None:
+            cache.put(key, data)
+    library = _loader.link([data], names)
+    return Routines({name: library[name] for name in names}, library)

@@ -1,0 +1,325 @@
+"""The whole road, from a graph to an executable: the only file that knows it. Read top to bottom."""
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from anyshape.backend.cpu.bytecode.encode_gemm import takes_any_strides
+from anyshape.backend.cpu.codegen.kernel import emit
+from anyshape.backend.cpu.llvm.jit import build
+from anyshape.backend.cpu.llvm.libm import UNSUPPORTED
+from anyshape.backend.cpu.machine.target import host
+from anyshape.backend.interface import LoadedKernel as BuiltKernel
+from anyshape.base import counters
+from anyshape.base.config import Config
+from anyshape.base.disk_cache import cache_of
+from anyshape.base.errors import ParseError, VerifyError
+from anyshape.compiler.build_plan import Storage, assemble, storage
+from anyshape.ir.graph import Graph, Value
+from anyshape.kernel.fusion.result import FusedKernel, Fusion, FusionBlocklist, NotFusable
+from anyshape.kernel.fusion.vertical import fuse
+from anyshape.kernel.loop_ir.kernel_override import put_back
+from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.kernel.loop_ir.show import content_name
+from anyshape.kernel.loop_ir.show import show as show_kernel
+from anyshape.kernel.schedule.multiversion import Versions, versions
+from anyshape.ops.shape_preconditions import divided_sizes, selected_sizes, uncertain_sizes
+from anyshape.passes.dce import dce
+from anyshape.passes.driver import pipeline
+from anyshape.passes.driver.ir_dumps import Edits, edits, publish
+from anyshape.passes.driver.pipeline import History
+from anyshape.plan.ir.program import CopyStep, KernelStep, Plan, parts_of
+from anyshape.plan.ir.show import show as show_plan
+from anyshape.plan.memory.alloc_free_steps import insert_alloc_free
+from anyshape.plan.memory.mutation_copy_elision import elide_mutation_copies, sink_mutations
+from anyshape.plan.memory.output_as_scratch import alias_buffers
+from anyshape.plan.memory.symbolic_allocator import allocate
+from anyshape.plan.remat.checkpoint_segments import RecomputeSegment, again_graph, segments
+from anyshape.plan.remat.insert_recompute import insert_recomputation, kept_values
+from anyshape.plan.schedule.gemm_consumer_tiling import tile_gemm_consumers
+from anyshape.plan.schedule.launch_grouping import group_launches
+from anyshape.plan.schedule.reorder import orders
+from anyshape.plan.verify import judge
+from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.context.process_context import context_of
+from anyshape.runtime.cost.autotune import autotune_of
+from anyshape.sym.expr import Size
+from anyshape.sym.facts import Facts
+
+# number and name of the stages after the passes
+KERNELS, LLVM, PLAN = (90, "kernels"), (91, "llvm"), (92, "plan")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """What the compiler decided on one graph, for `explain`, and the executable.
+
+    graph: after the passes; `history` has it before and between. programs: kernel name -> loop program.
+    seconds: (stage, time) in order. edited: files whose text stands in place of a computed stage.
+    stored: of a forward under a limit, the names of values that are stored. other: the same with its steps in another
+    order, for sizes at which that needs less.
+    """
+
+    name: str
+    graph: Graph
+    history: History
+    fusion: Fusion
+    programs: dict[str, LoopProgram]
+    plan: Plan
+    executable: Executable
+    seconds: tuple[tuple[str, float], ...]
+    edited: tuple[str, ...] = ()
+    segments: tuple[RecomputeSegment, ...] = ()
+    stored: frozenset[str] = frozenset()
+    other: Executable | None = None
+
+
+def compile_graph(graph: Graph, config: Config, forward: CompiledGraph | None = None,
+                  needed: tuple[Size, ...] = (), whole: bool = False) -> CompiledGraph:
+    """Compile one graph.
+
+    Args:
+        forward: for a backward graph, the compiled forward whose memory and tape it shares.
+        needed: sizes that must be at least 0 in a call, beside those of the graph itself.
+        whole: it is half of a whole step. No second backward reads the tape, and all inputs are the caller's.
+
+    Raises:
+        EditError: a stage in `config.edit` is not valid or does not fit.
+    """
+    clock = _Clock()
+    history = History()
+    edited = edits(config, graph.name, [*pipeline.stages(pipeline.ROAD, config), KERNELS, LLVM, PLAN])
+    uncertain = uncertain_sizes(graph)
+    graph = pipeline.run(pipeline.ROAD, graph, config, history, edited)
+    nonnegative = tuple(dict.fromkeys((*uncertain, *(uncertain_sizes(graph) if edited else ()), *needed)))
+    clock.mark("passes")
+
+    parts: tuple[RecomputeSegment, ...] = ()
+    again: list[_Again] = []
+    if config.limited and forward is None and graph.saved:
+        parts = segments(graph, storage(graph, FusionBlocklist(UNSUPPORTED)).base())
+        graph = _with_inputs_saved(graph, parts)
+    elif config.limited and forward is not None and forward.segments:
+        graph, again = _again(graph, forward, config)
+
+    store, fusion = fused(graph, config)
+    stored = frozenset(store.base().values()) if parts else frozenset()
+    clock.mark("fuse")
+
+    first = -1 if pipeline.REGIMES in config.disabled() else 0
+    regimes, programs = named(fusion, graph.facts, first)
+    for part in again:
+        part.regimes, more = named(part.fusion, graph.facts, first)
+        programs |= more
+    regimes, programs = _with_edited(regimes, programs, edited)
+    publish(config, graph.name, *KERNELS, lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
+    texts = [emit(program, host()) for program in programs.values()]
+    publish(config, graph.name, *LLVM, lambda: "\n\n".join(texts))
+    clock.mark("emit")
+
+    kernels = build(texts, host(), cache_of(config))
+    clock.mark("build")
+
+    before = forward.plan if forward is not None else None
+    assembled = assemble(graph, fusion, store, regimes)
+    plan = sink_mutations(assembled)
+    fusion = _with_items(fusion, assembled, plan)
+    plan = dataclasses.replace(
+        elide_mutation_copies(plan), nonnegative=nonnegative, selected=selected_sizes(graph),
+        divided=divided_sizes(graph),
+        whole=whole and forward is None)
+    if pipeline.EPILOGUES not in config.disabled():
+        ours = autotune_of(context_of(cache_of(config)), config.products_mode).ours
+        banded = tile_gemm_consumers(plan, lambda dtype: takes_any_strides(dtype, ours))
+        fusion, plan = _with_items(fusion, plan, banded), banded
+    ordered: tuple[Plan, ...] = (plan,)
+    if pipeline.ORDER not in config.disabled():
+        ordered = orders(plan, before, config.planning_seconds)
+        fusion = _with_items(fusion, plan, ordered[0])
+    finished = []
+    # where results and gradients are alive until the backward has ended, its order matters less than that its forward
+    # knows it
+    for one in ordered if (not graph.saved if forward is None else forward.plan.whole) else ordered[:1]:
+        plan = group_launches(one if pipeline.OUTPUT_REUSE in config.disabled() else alias_buffers(one, before),
+                        pipeline.EPILOGUES not in config.disabled())
+        if config.limited and forward is not None and before is not None:
+            plan = _with_again(plan, graph, again, forward)
+        plan = insert_alloc_free(allocate(plan, before), before, config.limited)
+        if plan.whole:
+            plan = dataclasses.replace(plan, spent=_spent(plan, graph, parts, stored))
+        if config.check >= 1 or edited:
+            _judged(plan)
+        finished.append(plan)
+    plan = finished[0]
+    publish(config, graph.name, *PLAN, lambda: "\n\n".join(show_plan(one) for one in finished))
+    executable, *beside = (_executable(one, kernels, before, config) for one in finished)
+    clock.mark("plan")
+    counters.count("compile_seconds", clock.total())
+    return CompiledGraph(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks),
+                    tuple(one.path for one in edited.values()), parts, stored, *beside)
+
+
+def rebuilt(compiled: CompiledGraph, plan: Plan, programs: Mapping[str, LoopProgram], config: Config) -> Executable:
+    """The executable of `plan`, which is that of `compiled` but for its kernels and inputs. programs: by name, the
+    kernels that `compiled` has not."""
+    used = {name for step in plan.steps for part in parts_of(step) if isinstance(part, KernelStep)
+            for one in part.regimes for name in one.kernels}
+    kernels = [kernel for kernel in compiled.executable.kernels if kernel.name in used]
+    kernels += build([emit(program, host()) for program in programs.values()], host(), cache_of(config))
+    if config.check >= 1:
+        _judged(plan)
+    return _executable(plan, kernels, compiled.executable.maker.keeps.forward, config)
+
+
+@dataclass(slots=True)
+class _Again:
+    """A graph that computes values of the forward again, and what becomes of it."""
+
+    graph: Graph
+    store: Storage
+    fusion: Fusion
+    regimes: dict[int, Versions]
+
+
+def _with_inputs_saved(graph: Graph, parts: tuple[RecomputeSegment, ...]) -> Graph:
+    """A forward whose tape also has the inputs that its segments read: tensors that exist anyway."""
+    there = {value.name for value in graph.saved if isinstance(value, Value)}
+    more = {value.name: value for part in parts for value in part.inputs if value.name not in there}
+    return graph.replace(saved=(*graph.saved, *more.values()))
+
+
+def _again(graph: Graph, forward: CompiledGraph, config: Config) -> tuple[Graph, list[_Again]]:
+    """The backward `graph` with what its forward's tape has beside, and the graphs of the forward's segments."""
+    taken = {value.name for node in graph.nodes for value in node.outputs} | {value.name for value in graph.inputs}
+    more = []
+    for value in forward.graph.saved[len(graph.restored):]:
+        assert isinstance(value, Value)
+        name = f"tape_{value.name}"
+        while name in taken:
+            name += "_"
+        more.append(Value(name, value.type))
+    graph = graph.replace(inputs=(*graph.inputs, *more), restored=(*graph.restored, *more))
+    kept = kept_values(forward.graph, forward.plan, forward.stored)
+    found = []
+    for number, segment in enumerate(forward.segments):
+        one = again_graph(segment, number, forward.graph, kept.types)
+        if one is not None:
+            one = dce(one, config)
+            found.append(_Again(one, *fused(one, config), {}))
+    return graph, found
+
+
+def _with_again(plan: Plan, graph: Graph, again: list[_Again], forward: CompiledGraph) -> Plan:
+    """The backward `plan` with the steps of `again`."""
+    tape = {b.index: b.name for b in plan.buffers if b.home == "tape"}
+    borrowed = {value.name: tape[index] for index, value in enumerate(forward.graph.saved)
+                if isinstance(value, Value) and value in forward.graph.inputs and index in tape}
+    # an input of a whole step is an input of both halves, by one name, and may be written in this one
+    borrowed |= {value.name: value.name for value in graph.inputs if value.name in borrowed}
+    parts = [(one.graph, assemble(one.graph, one.fusion, one.store, one.regimes)) for one in again]
+    return insert_recomputation(plan, parts, forward.plan, kept_values(forward.graph, forward.plan, forward.stored),
+                                borrowed)
+
+
+def _spent(plan: Plan, graph: Graph, parts: tuple[RecomputeSegment, ...], stored: frozenset[str]) -> tuple[str, ...]:
+    """What the one backward of this forward may write over: all but what is needed to compute something again."""
+    kept = kept_values(graph, plan, stored)
+    anchors = {kept.buffers[value.name][0] for part in parts for value in part.anchors if value.name in kept.buffers}
+    return tuple(b.name for b in plan.buffers if b.home == "saved" and b.name not in anchors)
+
+
+def twin(compiled: CompiledGraph, config: Config) -> Executable:
+    """The executable of `compiled` once more, of the same kernels."""
+    return _executable(compiled.plan, compiled.executable.kernels, None, config)
+
+
+def _executable(plan: Plan, kernels: Sequence[BuiltKernel], before: Plan | None, config: Config) -> Executable:
+    return Executable(plan, kernels, context_of(cache_of(config)), before, config.threads, config.packed_bytes,
+                      config.products_mode)
+
+
+def _with_items(fusion: Fusion, plan: Plan, other: Plan) -> Fusion:
+    """The items that the steps of `other` stand for, which is `plan` with the steps in another order."""
+    if other is plan:
+        return fusion
+    # each item is one step, beside copies that it may need
+    own, steps = ([part for step in one.steps for part in parts_of(step)] for one in (plan, other))
+    item = {id(step): item for step, item in zip(
+        [step for step in own if not isinstance(step, CopyStep)], fusion.items, strict=True)}
+    return dataclasses.replace(fusion, items=tuple(item[id(step)] for step in steps if id(step) in item))
+
+
+def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
+    """Storage and fusion; what cannot be lowered after all is left to PyTorch, one group after another."""
+    refused = FusionBlocklist(UNSUPPORTED)
+    enabled = config.fuse
+    while True:
+        store = storage(graph, refused)
+        try:
+            return store, fuse(graph, store.required, store.layouts, store.base(), limit=config.max_nodes,
+                               refused=refused, enabled=enabled)
+        except NotFusable as error:
+            counters.count("fusion_retries")
+            if not error.values and not enabled:
+                raise
+            enabled = enabled and bool(error.values)
+            refused = FusionBlocklist(refused.ops, refused.values | error.values)
+
+
+def named(fusion: Fusion, facts: Facts, first: int = 0) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
+    """The versions of every kernel by its position, from the one at `first` on (the last one may always be used), and
+    all programs by name. A name says the contents, so that equal kernels (repeated layers) are one."""
+    regimes: dict[int, Versions] = {}
+    programs: dict[str, LoopProgram] = {}
+    for position, item in enumerate(fusion.items):
+        if isinstance(item, FusedKernel):
+            inside = zip(item.lowered.program.sizes, item.lowered.sizes, strict=True)
+            found = versions(item.lowered.program, {name: facts.hint(size) for name, size in inside})[first:]
+            for program in (program for version in reversed(found) for program in version.programs):
+                name = content_name(program)
+                programs.setdefault(name, dataclasses.replace(program, name=name))
+            regimes[position] = tuple(dataclasses.replace(version, programs=tuple(
+                programs[content_name(program)] for program in version.programs)) for version in found)
+    return regimes, programs
+
+
+def _with_edited(regimes: dict[int, Versions], programs: dict[str, LoopProgram],
+                 edited: Edits) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
+    """The kernels that a person has edited in place of the computed ones."""
+    found = edited.get("kernels")
+    if found is None:
+        return regimes, programs
+    try:
+        programs = put_back(programs, found.text)
+        for program in programs.values():
+            emit(program, host())
+    except (ParseError, VerifyError) as error:
+        found.refuse(error)
+    return {position: tuple(dataclasses.replace(version, programs=tuple(
+        programs[program.name] for program in version.programs)) for version in several)
+            for position, several in regimes.items()}, programs
+
+
+def _judged(plan: Plan) -> None:
+    hints = dict(plan.facts.hints)
+    judge(plan, {name: hints.get(name, 64) for name in _symbols(plan)})
+
+
+def _symbols(plan: Plan) -> set[str]:
+    return {name for name, _, _ in plan.facts.ranges} | {name for name, _ in plan.facts.hints}
+
+
+@dataclass(slots=True)
+class _Clock:
+    last: float = field(default_factory=time.perf_counter)
+    marks: list[tuple[str, float]] = field(default_factory=list)
+
+    def mark(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.marks.append((stage, now - self.last))
+        self.last = now
+
+    def total(self) -> float:
+        return sum(seconds for _, seconds in self.marks)

@@ -1,0 +1,201 @@
+"""Which ATen ops are taken apart at capture, and which stay whole because a library or our own op does them better."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anyshape.passes.constant_folding import round_to
+from anyshape.torch_compat import aten, is_there
+from anyshape.torch_compat.dtypes import DTYPE_NAMES
+from anyshape.torch_compat.tracing import settings
+from anyshape.torch_compat.versions import api
+
+# Taken apart although torch.export keeps them: pointwise work and reductions that fuse with their neighbours.
+ALSO = (
+    aten._adaptive_avg_pool2d_backward,
+    aten._batch_norm_no_update,
+    aten._batch_norm_with_update,
+    aten._batch_norm_with_update_functional,
+    aten._log_softmax,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten._native_batch_norm_legit_no_training,
+    aten._softmax,
+    aten._to_copy,
+    aten.addmv,
+    aten.batch_norm_backward,
+    aten.clamp_min_,
+    aten.dist,
+    aten.elu,
+    aten.flip,
+    aten.gelu,
+    aten.hardtanh,
+    aten.leaky_relu,
+    aten.linalg_vector_norm,
+    aten.native_batch_norm,
+    aten.native_group_norm,
+    aten.native_layer_norm,
+    aten.permute_copy,
+    aten.rrelu_with_noise_backward,
+    aten.tril_indices,
+    aten.triu_indices,
+    aten.unbind_copy,
+)
+
+# Kept whole although the core table takes them apart.
+WHOLE = (
+    # The library's flash attention needs memory linear in the length.
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    # The decompositions are not what eager computes: in value * (a / b) the product is last, whole numbers go through
+    # f32, a gradient has the dtype of the result's whatever the input's is, and what is given as a number is not
+    # rounded to half precision.
+    aten.addcdiv,
+    aten.addcmul,
+    aten.threshold,
+    aten.threshold_backward,
+    aten.logit,
+    aten.logit_backward,
+    # Scatter-adds: each has a translation of its own, or is slower as index_put with accumulate.
+    aten.embedding_dense_backward,
+    aten.index_add,
+    aten._unsafe_masked_index_put_accumulate,
+    # The decomposition computes in float32 and rounds: slower, and no closer to eager.
+    aten.baddbmm,
+    # Random ops draw from torch's generator in the same order as eager, so that seeds give the same numbers.
+    aten.bernoulli,
+    aten.rrelu,
+    # Recurrent cells and image resizing have library kernels; their decompositions unroll or gather.
+    aten.lstm,
+    aten.gru,
+    aten.grid_sampler_2d,
+    aten.upsample_bicubic2d,
+    aten.upsample_bilinear2d,
+    aten.upsample_linear1d,
+    aten.upsample_nearest1d,
+    aten.upsample_nearest2d,
+    aten.upsample_nearest3d,
+    aten.upsample_trilinear3d,
+)
+
+
+def _embedding_bag(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, scale_grad_by_freq: bool = False,
+                   mode: int = 0, sparse: bool = False, per_sample_weights: torch.Tensor | None = None,
+                   include_last_offset: bool = False, padding_idx: int = -1) -> Any:
+    """Sums of bfloat16 rows. torch's trace says that the second result names each index's bag, but the operator leaves
+    it empty and has its backward find the bags, as for float32; so they are found here."""
+    if weight.dtype is not torch.bfloat16 or mode != 0 or weight.device.type != "cpu":
+        return NotImplemented
+    result = aten._embedding_bag_forward_only(weight, indices, offsets, scale_grad_by_freq, mode, sparse,
+                                              per_sample_weights, include_last_offset, padding_idx)[0]
+    starts = offsets[:-1] if include_last_offset else offsets
+    places = torch.arange(indices.shape[0], dtype=offsets.dtype, device=offsets.device)
+    bags = torch.searchsorted(starts, places, right=True) - 1
+    nothing = torch.zeros_like(starts)
+    return result, bags.to(offsets.dtype), nothing, nothing.clone()
+
+
+def take(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Elements of the flattened `x`. torch's own indexes as Python does, which asks an index without dims for its
+    value."""
+    return aten.index.Tensor(x.reshape(-1), [index])  # type: ignore[no-any-return]
+
+
+def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    """The operator draws a mask, and multiplies twice. The mask is drawn as it draws it; the products fuse, and what
+    they give is computed again from the mask, of a byte an element, where that is cheaper than keeping it."""
+    if not x.dtype.is_floating_point or train is False:
+        return NotImplemented
+    kept = 1.0 - p
+    mask = aten.bernoulli.p(aten.empty_like(x, dtype=torch.bool), kept)  # which lies in memory as x does
+    scale = round_to(1.0 / kept if kept else 0.0, DTYPE_NAMES[x.dtype])  # of that dtype, as the operator has it
+    return aten.mul.Tensor(aten.mul.Tensor(x, mask), scale), mask
+
+
+def cdist_backward(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, distance: torch.Tensor) -> Any:
+    """With both sides as large as the batch, which the operator's own shape rule takes them to be."""
+    wide = [x.expand(*grad.shape[:-2], *x.shape[-2:]) for x in (x1, x2)]
+    if settings.same_shape(wide[0], x1) and settings.same_shape(wide[1], x2):
+        return NotImplemented
+    return aten._cdist_backward.default(grad, *wide, p, distance)
+
+
+def _loss_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own divides by the number of elements in Python, which 0 ends."""
+    def backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        if settings.has_size_0(x) or settings.has_size_0(target):
+            return x - target
+        return torchs(grad, x, target, *rest, **more)
+
+    return backward
+
+
+def _smooth_l1_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own gives 0, the sign of NaN, where the operator's gradient is NaN."""
+    def backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *rest: Any) -> Any:
+        difference = x - target
+        return torch.where(difference.isnan(), difference, torchs(grad, x, target, *rest))
+
+    return _loss_backward(backward)
+
+
+def _group_norm_backward(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's own divides by the number of elements of a group."""
+    def backward(grad: torch.Tensor, x: torch.Tensor, *more: Any) -> Any:
+        if not settings.has_size_0(x):
+            return torchs(grad, x, *more)
+        *rest, mask = more
+        _, *others = torchs(grad, x, *rest, [False, *mask[1:]])
+        return torch.zeros_like(x) if mask[0] else None, *others
+
+    return backward
+
+
+def threshold_backward(grad: torch.Tensor, x: torch.Tensor, threshold: Any) -> Any:
+    """With a result of the dtype that both have together, as the operator has it; torch's, and its rule for shapes, say
+    the gradient's."""
+    kind = torch.result_type(grad, x)
+    return NotImplemented if kind == grad.dtype else aten.threshold_backward.default(grad.to(kind), x, threshold)
+
+
+def _like_the_input(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient has the input's dtype, whatever the dtype of what comes from behind."""
+    def backward(grad: torch.Tensor, x: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        return torchs(grad, x, *rest, **more).to(x.dtype)
+
+    return backward
+
+
+# operator -> torch's decomposition of it -> ours
+AROUND: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    aten.huber_loss_backward.default: _loss_backward,
+    aten.mish_backward.default: _like_the_input,
+    aten.mse_loss_backward.default: lambda torchs: _like_the_input(_loss_backward(torchs)),
+    aten.native_group_norm_backward.default: _group_norm_backward,
+    aten.smooth_l1_loss_backward.default: lambda torchs: _like_the_input(_smooth_l1_backward(torchs)),
+    aten.soft_margin_loss_backward.default: _like_the_input,
+}
+
+# Decompositions of our own, each with the operator.
+OWN: dict[Any, Callable[..., Any]] = {
+    aten._cdist_backward.default: cdist_backward,
+    aten._embedding_bag.default: _embedding_bag,
+    aten.native_dropout.default: native_dropout,
+    aten.take.default: take,
+    aten.threshold_backward.default: threshold_backward,
+}
+
+
+@functools.cache
+def table() -> dict[Any, Callable[..., Any]]:
+    """Overload -> decomposition, for AOTAutograd and for `ExportedProgram.run_decompositions`."""
+    chosen = api.core_decompositions()
+    chosen.update(api.decompositions_of(ALSO))
+    for packet in filter(is_there, WHOLE):
+        for overload in packet.overloads():
+            chosen.pop(getattr(packet, overload), None)
+    chosen.update({op: around(chosen[op]) for op, around in AROUND.items() if op in chosen})
+    chosen.update({op: own for op, own in OWN.items() if is_there(op)})
+    return chosen

@@ -1,0 +1,207 @@
+"""The door from torch.export: an ExportedProgram becomes one inference program."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.fx import GraphModule, Node
+
+from anyshape.base.errors import InputError, Unsupported
+from anyshape.frontend.aten import decompositions
+from anyshape.frontend.capture.dynamo_backend import compile_or_interpret
+from anyshape.frontend.capture.fast_dispatch import watched
+from anyshape.frontend.diagnostics.explain import explain
+from anyshape.frontend.diagnostics.explain_text import Explanation
+from anyshape.frontend.diagnostics.memory import memory
+from anyshape.frontend.diagnostics.memory_text import MemoryNote
+from anyshape.frontend.messages.recompile_reasons import name_sizes
+from anyshape.frontend.programs.eager_fallback import note, refuse, watchers
+from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest
+from anyshape.torch_compat import tree as pytree
+
+STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+def compile_exported(exported: torch.export.ExportedProgram, compilation: Compilation) -> ExportedCallable:
+    """Compiles `exported` for inference; its parameters and buffers are shared, not copied.
+
+    Raises:
+        Unsupported: the program holds script objects or effect tokens.
+    """
+    decomposed = exported.run_decompositions(decompositions.table())
+    signature = decomposed.graph_signature
+    for spec in signature.input_specs:
+        if spec.kind not in (*STATE, InputKind.USER_INPUT):
+            raise Unsupported(f"exported input {spec.arg.name} is a {spec.kind.name.lower()}",
+                              why="only tensors and numbers are carried", do="compile the module with anyshape.compile")
+    gm = decomposed.graph_module
+    kept = _write_mutations(gm, signature)
+    state = [_state(decomposed, spec) for spec in signature.input_specs if spec.kind in STATE]
+    compilation.tracing = ("the exported program", "", "export")
+    values = [node for node in gm.graph.nodes if node.op == "placeholder"][len(state):]
+    number = compilation.next_graph(name_sizes([(node.name, node.meta.get("val")) for node in values]))
+    program = compile_or_interpret(ProgramRequest(
+        gm=gm, role="inference", name=f"{number}.inference", config=compilation.config, compilation=compilation,
+        static_inputs=tuple(range(len(state)))))
+    return ExportedCallable(decomposed, gm, program, state, kept, compilation)
+
+
+def _state(exported: torch.export.ExportedProgram, spec: InputSpec) -> torch.Tensor:
+    if spec.kind == InputKind.CONSTANT_TENSOR or spec.persistent is False:
+        return exported.constants[spec.target]
+    return exported.state_dict[spec.target]
+
+
+def _write_mutations(gm: GraphModule, signature: Any) -> int:
+    """Turns outputs that mean "write this into that input" into `copy_` nodes; returns the number of user outputs."""
+    placeholders = {node.name: node for node in gm.graph.nodes if node.op == "placeholder"}
+    by_target = {spec.target: spec.arg.name for spec in signature.input_specs if spec.kind in STATE}
+    output = gm.graph.output_node()
+    returned: list[Any] = []
+    for spec, value in zip(signature.output_specs, output.args[0], strict=True):
+        if spec.kind == OutputKind.USER_OUTPUT:
+            returned.append(value)
+            continue
+        if spec.kind == OutputKind.BUFFER_MUTATION:
+            written = placeholders[by_target[spec.target]]
+        elif spec.kind == OutputKind.USER_INPUT_MUTATION:
+            written = placeholders[spec.target]
+        else:
+            raise Unsupported(f"exported output {spec.arg.name} is a {spec.kind.name.lower()}",
+                              why="only user outputs and mutations are carried",
+                              do="compile the module with anyshape.compile")
+        with gm.graph.inserting_before(output):
+            copy = gm.graph.call_function(torch.ops.aten.copy_.default, (written, value))
+        copy.meta = {"val": written.meta["val"]}
+    output.args = (tuple(returned),)
+    gm.graph.lint()
+    gm.recompile()
+    return len(returned)
+
+
+class ExportedCallable:
+    """Calls a compiled exported program with the arguments of the original module.
+
+    Raises (when called):
+        InputError: wrong number or nesting of arguments, wrong dtype, rank, device or size. Nothing has run then.
+    """
+
+    def __init__(self, exported: torch.export.ExportedProgram, gm: GraphModule, program: Boxed,
+                 state: list[torch.Tensor], outputs: int, compilation: Compilation) -> None:
+        self.exported = exported
+        self.compilation = compilation
+        self.in_spec = exported.call_spec.in_spec
+        self.out_spec = exported.call_spec.out_spec
+        self.program = program
+        self.state = state
+        self.outputs = outputs
+        placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        self.inputs = [_UserInput(node) for node in placeholders[len(state):]]
+        self.ranges = {symbol: (bounds.lower, bounds.upper) for symbol, bounds in exported.range_constraints.items()}
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        flat, found = pytree.tree_flatten((arguments, _in_order(keywords, self.in_spec)))
+        if found != self.in_spec:
+            raise InputError("the arguments do not have the nesting this program was exported with",
+                             why=f"expected {self.in_spec}, got {found}",
+                             do="pass the same number of arguments, lists and dicts as at export")
+        self._check(flat)
+        if watched():  # whoever watches operators wants to see them
+            reason, do = watchers()
+            if reason:
+                refuse(self.compilation.config, reason, do)
+                note(self.compilation, reason, do)
+            return self.exported.module()(*arguments, **keywords)
+        outputs = self.program([*self.state, *flat])
+        return pytree.tree_unflatten(outputs, self.out_spec)
+
+    def _check(self, flat: list[Any]) -> None:
+        sizes: dict[Any, int] = {}
+        derived: list[tuple[str, Any, int]] = []
+        for expected, value in zip(self.inputs, flat, strict=True):
+            expected.check(value, sizes, derived)
+        for symbol, size in sizes.items():
+            low, high = self.ranges.get(symbol, (0, None))
+            if size < low or (high is not None and size > high):
+                raise InputError(f"size {symbol} is {size}",
+                                 why=f"the program was exported for {low} <= {symbol} <= {high}",
+                                 do="export with a wider dynamic range")
+        for where, formula, size in derived:
+            wanted = formula.xreplace(sizes)
+            if wanted.is_Integer and int(wanted) != size:
+                raise InputError(f"{where} is {size}", why=f"the program was exported with {formula} = {wanted} there",
+                                 do="pass inputs whose sizes agree")
+
+    def explain(self, **sizes: Any) -> Explanation:
+        """What was decided, and why; `sizes` as for a compiled module."""
+        return explain("exported program", self.compilation, sizes)
+
+    def memory(self, **sizes: Any) -> MemoryNote:
+        """What the program needs, as formulas; `.bytes` is the predicted peak at `sizes`."""
+        return memory(self.compilation, sizes)
+
+    def report(self, *paths: str | Path, **sizes: Any) -> None:
+        """Writes a page, a picture or data of the program's memory; as for a compiled module."""
+        from anyshape.frontend.diagnostics.report import report
+        report([Path(path) for path in paths], "exported program", self.compilation, sizes)
+
+
+class _UserInput:
+    """What one user input must look like."""
+
+    def __init__(self, node: Node) -> None:
+        self.name = node.name
+        self.value = node.meta.get("val")
+
+    def check(self, found: Any, sizes: dict[Any, int], derived: list[tuple[str, Any, int]]) -> None:
+        expected = self.value
+        if isinstance(expected, torch.Tensor):
+            self._check_tensor(expected, found, sizes, derived)
+        elif isinstance(expected, torch.SymInt):
+            if not isinstance(found, int):
+                raise InputError(f"input {self.name} is a {type(found).__name__}", why="the program takes an int there",
+                                 do="pass an int")
+            self._bind(f"input {self.name}", expected, found, sizes, derived)
+        elif found != expected:
+            raise InputError(f"input {self.name} is {found!r}", why=f"it was fixed to {expected!r} at export",
+                             do="pass that value, or export again")
+
+    def _check_tensor(self, expected: torch.Tensor, found: Any, sizes: dict[Any, int],
+                      derived: list[tuple[str, Any, int]]) -> None:
+        where = f"input {self.name}"
+        if not isinstance(found, torch.Tensor):
+            raise InputError(f"{where} is a {type(found).__name__}", why="the program takes a tensor there",
+                             do="pass a tensor")
+        if found.dtype != expected.dtype:
+            raise InputError(f"{where} has dtype {found.dtype}", why=f"the program was exported for {expected.dtype}",
+                             do=f"convert it with .to({expected.dtype})")
+        if found.dim() != expected.dim():
+            raise InputError(f"{where} has {found.dim()} dimensions",
+                             why=f"the program was exported for {expected.dim()}", do="reshape it")
+        if found.device != expected.device:
+            raise InputError(f"{where} is on {found.device}", why=f"the program was exported for {expected.device}",
+                             do=f"move it with .to({str(expected.device)!r})")
+        for dim, (wanted, size) in enumerate(zip(expected.shape, found.shape, strict=True)):
+            self._bind(f"{where}, dimension {dim},", wanted, size, sizes, derived)
+
+    @staticmethod
+    def _bind(where: str, wanted: Any, size: int, sizes: dict[Any, int], derived: list[tuple[str, Any, int]]) -> None:
+        if not isinstance(wanted, torch.SymInt):
+            if wanted != size:
+                raise InputError(f"{where} is {size}", why=f"the program was exported with {wanted} fixed there",
+                                 do="pass that size, or export with this dimension dynamic")
+            return
+        formula = wanted.node.expr
+        if not formula.is_Symbol:
+            derived.append((where, formula, size))
+        elif sizes.setdefault(formula, size) != size:
+            raise InputError(f"{where} is {size}", why=f"{formula} is {sizes[formula]} in another input",
+                             do="pass inputs whose sizes agree")
+
+
+def _in_order(keywords: dict[str, Any], in_spec: Any) -> dict[str, Any]:
+    """Keyword arguments in the order of the export, as far as the names agree."""
+    names = list(in_spec.child(1).context) if hasattr(in_spec, "child") else list(in_spec.children_specs[1].context)
+    return {name: keywords[name] for name in names if name in keywords} | keywords

@@ -1,0 +1,302 @@
+"""What runs when Dynamo has no program for a frame: the trace, under our settings, now, later, or beside the caller."""
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyshape import torch_compat as compat
+from anyshape.base.config import Config
+from anyshape.base.errors import AnyShapeError
+from anyshape.frontend.capture.background_compile import Beside
+from anyshape.frontend.capture.lazy_recompile import Deferral, Deferred, small_sizes
+from anyshape.frontend.capture.meta_kernels import tracing_settings
+from anyshape.frontend.messages.recompile_reasons import counters, fixed_at, miss_words, singled_out, varying
+from anyshape.frontend.programs.eager_fallback import UNKNOWN, Call, Underway, refuse
+from anyshape.frontend.programs.session import Compilation, NotCovered
+from anyshape.runtime.context.process_context import context_underway
+from anyshape.torch_compat import tree as pytree
+from anyshape.torch_compat.dynamo import eager_frames, internals
+from anyshape.torch_compat.tracing import settings
+from anyshape.torch_compat.versions import api
+
+NO_REASON = "a size of 0, from which nothing can be told about others"
+NESTED = "a nested tensor is among the arguments, whose sizes are no ordinary numbers"
+BESIDE = "the program is traced in a thread of its own meanwhile (background=True)"
+PARTS = "the program is cut in parts: what lies between them runs as PyTorch"
+PATIENCE = 8  # traces of one frame that torch's tracer may refuse; each takes as long as one that it does not refuse
+
+
+@dataclass(frozen=True, slots=True)
+class RecompileReason:
+    """Of one trace: `where` it is, the `reason` that forces it, the `way` it goes (see Capture), and the sizes of 1
+    that the programs do not take and that it takes as `numbers`. changing: places of buffers whose sizes change from
+    trace to trace. cause: what of the call is another number than programs took it for; None without a program. piece:
+    why the frame is not all of what the user has called; empty where it is."""
+    where: str
+    reason: str
+    way: str
+    numbers: frozenset[str]
+    changing: frozenset[str]
+    cause: str | None
+    piece: str
+
+
+class Tracing:
+    """What runs on a cache miss of Dynamo.
+
+    way: what `Capture` calls it.
+    failure, where: what a trace ended in, by which this way is given up, and the user's line; empty before.
+    forced: that of the other way, with the line, where it is why this one is taken; set by the caller.
+    buffers: per code object, the sizes of the buffers that its frames saw when they were traced last, by their places.
+    changing: per code object, the places of those that had other sizes than the time before, and of numbers that did:
+        programs then take any.
+    general: a general program serves other calls than the one in hand; set by the caller, for the ordinary way.
+    underway: the call in hand, in each thread.
+    pieces: per code object of a frame that is a part of what users call, why it is one.
+    skipped: per code object, why Dynamo made no program of its frames.
+    empty: some frame that is all of what the user has called has nothing to compute.
+    refusals: per code object, how many calls that PyTorch takes it has refused.
+    set_up: a call has run as PyTorch does for what only a first call does.
+    """
+
+    def __init__(self, compilation: Compilation, inner: api.FrameCallback, oblivious: bool,
+                 deferral: Deferral, beside: Beside | None, underway: Underway) -> None:
+        self.compilation = compilation
+        self.inner = inner
+        self.oblivious = oblivious
+        self.deferral = deferral
+        self.beside = beside
+        self.way = "ordinary" if not oblivious else "all sizes" if compilation.config.dynamic else "one graph"
+        self.failure = "" if not oblivious or compat.has(*compat.ALL_SIZES) else "this version of torch cannot trace so"
+        self.where = ""
+        self.forced = ""
+        self.buffers: dict[Any, dict[str, tuple[int, ...]]] = {}
+        self.changing: dict[Any, set[str]] = {}
+        self.general = False
+        self.codes: list[Any] = []
+        self.underway = underway
+        self.pieces: dict[Any, str] = {}
+        self.skipped: dict[Any, str] = {}
+        self.empty = False
+        self.refusals: dict[Any, int] = {}
+        self.set_up = False
+        self._piece, self._breaks = "", 0  # of the trace that is going on, of which there is one at a time
+
+    def __call__(self, frame: Any, *others: Any) -> Any:
+        """Traces one frame.
+
+        Raises:
+            Unsupported: there is a nested tensor, and no call may run as plain PyTorch.
+            NotCovered: the oblivious way failed, now or before, or a size is 0, from which nothing can be told about
+                others; nothing of the user's program has run.
+            Deferred: the call shall run as PyTorch, this time, or until a thread has traced it.
+        """
+        call = self.underway.call or Call()
+        code = frame.f_code
+        piece = self._place(code, call)
+        tensors = [value for value in pytree.tree_leaves(list(frame.f_locals.values()))
+                   if isinstance(value, Tensor)]
+        if any(value.is_nested for value in tensors):
+            return self._nested(code, call)
+        if self.oblivious:
+            if self.failure:
+                raise NotCovered(self.failure)
+            if any(0 in value.shape for value in tensors):
+                raise NotCovered("a size of 0")
+        elif self.refusals.get(code, 0) == PATIENCE:
+            call.reason = call.reason or self.skipped.get(code, UNKNOWN)
+            return api.plain_frame()
+        told = self._told(frame, piece)
+        pattern = small_sizes(list(frame.f_locals.values()))
+        config = self.compilation.config
+        if pattern is None or not (told.numbers or self.general):
+            pattern = None if told.cause is None or not config.dynamic else \
+                self.deferral.pattern_of(frame.f_code, told.cause)
+        if pattern is not None and config.waits \
+                and self.deferral.holds_back(pattern, told.reason or NO_REASON):
+            return self._later(pattern, self.deferral.waiting[pattern].reason, call)
+
+        def trace(kept: Any) -> Any:
+            return self._trace((kept, *others), told)
+
+        try:
+            answer = trace(frame) if self.beside is None else self.beside.answer(frame, trace)
+        except Exception as error:  # the border to torch's tracer
+            return self._refused(code, error, call)
+        if answer is None:
+            return self._later(None, BESIDE, call)
+        if api.made_program(answer):
+            call.frames += 1
+            self.codes.append(code)
+        elif tensors and eager_frames.is_left(code, answer):
+            call.frames += 1
+            self._skips(code, call)
+        return answer
+
+    def piece(self) -> str:
+        """Why the program of the trace that is going on is not all of what the user has called; empty where it is."""
+        breaks = eager_frames.graph_breaks()
+        return eager_frames.break_words(breaks[-1]) if len(breaks) > self._breaks else self._piece
+
+    def _place(self, code: Any, call: Call) -> str:
+        """Why a frame is a part of what the user has called: another came before it; empty where it is all of it."""
+        if code not in self.pieces and (call.frames or eager_frames.is_resumed(code)):
+            self.pieces[code] = self.said()
+        return self.pieces.get(code, "")
+
+    def said(self) -> str:
+        """Why this way of tracing leaves something to PyTorch, as far as it is known."""
+        return next(reversed(self.skipped.values()), "") or self.forced or PARTS
+
+    def _skips(self, code: Any, call: Call) -> None:
+        """Dynamo makes no program of a frame with tensors: it runs as PyTorch.
+
+        Raises:
+            Unsupported, LimitError: it may not.
+        """
+        reason = self.forced or UNKNOWN
+        refuse(self.compilation.config, reason)
+        self.skipped[code] = reason
+        call.reason = call.reason or reason
+
+    def _later(self, pattern: Any, reason: str, call: Call) -> Any:
+        if self.oblivious or self.compilation.config.fullgraph:  # one frame is all there is
+            raise Deferred(pattern, reason)
+        if pattern is not None:
+            call.deferred.append(pattern)
+        call.reason, call.chosen = call.reason or reason, True
+        return api.plain_frame()  # frames before this one may have run
+
+    def _nested(self, code: Any, call: Call) -> Any:
+        """For a frame with a nested tensor: the ordinary way comes next, and there it runs as plain PyTorch."""
+        if self.oblivious and not self.compilation.config.fullgraph:
+            raise NotCovered(NESTED)
+        check_nested(self.compilation.config)
+        call.reason = call.reason or NESTED
+        return api.plain_frame()
+
+    def _refused(self, code: Any, error: Exception, call: Call) -> Any:
+        """After a trace that failed: the ordinary way comes next, or, after that, plain PyTorch, this one time. (Eager
+        PyTorch takes more: a loss over no elements, statistics over one. What it refuses too, it reports itself.)"""
+        ours = isinstance(getattr(error, "inner_exception", None), AnyShapeError)
+        config = self.compilation.config
+        failure = eager_frames.error_words(error)
+        if self.oblivious:
+            if ours:
+                raise error
+            whole = config.fullgraph and self.compilation.step is None  # a step asks for it itself
+            if not (self.set_up or whole) and settings.met_a_lock(error):
+                # what is done under a lock is most often done once (hooks, tables): the next call may not come here
+                refuse(config, f"the first call does something under a lock: {failure}",
+                       do="call the model itself once, as PyTorch, before the compiled one",
+                       where=eager_frames.line_of(error))
+                self.set_up = True
+                self.compilation.record("trace", "first call", f"it ran as PyTorch does: {failure}")
+                raise Deferred(None, f"the first call does something under a lock: {failure}") from error
+            self.failure, self.where = failure, eager_frames.line_of(error)
+            raise NotCovered(self.failure) from error
+        failures = (*api.tracer_failures(), AssertionError)  # torch's own, of what it traced; a user's is traced
+        if not isinstance(error, failures) or config.strict or config.fullgraph or ours:
+            raise error
+        if config.limited and api.trace_failure(error) is None:
+            refuse(config, f"PyTorch's tracer refuses it: {failure}", where=eager_frames.line_of(error))
+        if config.limited:
+            raise error  # what PyTorch says of the operands
+        call.plain.append((code, error))
+        self.skipped[code] = f"PyTorch's tracer refuses a call with these sizes: {failure}"
+        call.reason = call.reason or self.skipped[code]
+        return api.plain_frame()
+
+    def _trace(self, arguments: tuple[Any, ...], told: RecompileReason) -> Any:
+        config = self.compilation.config
+        programs = api.programs_of_others(arguments[0].f_code, self.inner)
+        started = time.perf_counter()
+        with context_underway(config), tracing_settings(config.dynamic, self.oblivious, programs, told.numbers,
+                                                  told.changing), \
+                settings.nothing_left_behind(arguments[0].f_globals):
+            self.compilation.tracing = told.where, told.reason, told.way
+            self._piece, self._breaks = told.piece, len(eager_frames.graph_breaks())
+            answer = self.inner(*arguments)
+            if api.made_program(answer) and eager_frames.has_no_graph(answer) and not self.piece():
+                self.empty = True
+        age_trace_garbage()
+        self.deferral.cost = max(self.deferral.cost, time.perf_counter() - started)
+        return answer
+
+    def _changing(self, frame: Any) -> frozenset[str]:
+        """The places of buffers whose sizes change from trace to trace, as those of a cache that grows."""
+        known = self.buffers.setdefault(frame.f_code, {})
+        found = self.changing.setdefault(frame.f_code, set())
+        for place, sizes in _buffer_sizes(frame.f_locals):
+            if known.setdefault(place, sizes) != sizes:
+                known[place] = sizes
+                found.add(place)
+        return frozenset(found)
+
+    def _told(self, frame: Any, piece: str) -> RecompileReason:
+        code = frame.f_code
+        where = f"{code.co_name}, {code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno}"
+        if isinstance(frame.f_locals.get("fn"), torch.nn.Module):  # a frame that torch put around a module of its own
+            where = type(frame.f_locals["fn"]).__name__
+        misses = internals.failed_guards(code, frame.f_locals, self.inner) if self.compilation.graphs else []
+        reason = miss_words(misses[0], frame.f_locals) if misses else ""
+        reason += fixed_at(misses[0], self.compilation.fixed) if misses else ""
+        if not self.oblivious and self.compilation.config.dynamic and not reason:
+            reason = self.compilation.fallbacks[-1].reason if self.compilation.fallbacks else ""
+        changing = self._changing(frame)
+        counted = counters(misses, frame.f_locals) - changing
+        self.changing[code] |= counted  # the next program takes any number there
+        cause = varying(misses, frame.f_locals) if misses and not counted else None
+        return RecompileReason(where, reason, self.way, singled_out(misses, frame.f_locals), changing | counted, cause,
+                               piece)
+
+
+def has_nested(values: Iterable[Any]) -> bool:
+    """Whether there is a nested tensor, in lists and dictionaries too. Asked at every call: 0.15 us for a tensor."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.is_nested:
+                return True
+        elif isinstance(value, (list, tuple)):
+            if value and has_nested(value):
+                return True
+        elif isinstance(value, dict) and value and has_nested(value.values()):
+            return True
+    return False
+
+
+def check_nested(config: Config) -> None:
+    """Refuses a nested tensor where no call may run as plain PyTorch.
+
+    Raises:
+        Unsupported: under `strict` and `fullgraph`.
+        LimitError: under a limit in bytes.
+    """
+    refuse(config.replace(strict=config.strict or config.fullgraph), NESTED, do="use padded tensors")
+
+
+def _buffer_sizes(values: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The place, in Dynamo's words, and the sizes of each buffer of the modules among the locals of a frame."""
+    for name, module in values.items():
+        if not isinstance(module, torch.nn.Module):
+            continue
+        for path, buffer in module.named_buffers(remove_duplicate=False):
+            if buffer.is_nested or torch.nn.parameter.is_lazy(buffer):
+                continue
+            *parents, last = path.split(".")
+            inner = "".join(f"._modules['{parent}']" for parent in parents)
+            yield f"L['{name}']{inner}._buffers['{last}']", tuple(buffer.shape)
+
+
+def age_trace_garbage() -> None:
+    """Lets Python take what a trace has left for old. Else one of the next calls would go through all objects of the
+    process to see what is garbage: some 300 ms, where a call takes 20. It does so some thousands of calls later."""
+    if gc.isenabled() and not gc.get_freeze_count():  # frozen objects are the user's affair
+        gc.freeze()
+        gc.unfreeze()

@@ -1,0 +1,108 @@
+"""Shapes of the results of operators that torch's tracer has no rule for, or a poor one: with a rule they do not end a
+graph.
+
+A rule takes the operator's arguments as the tracer has them, and gives results without numbers, or NotImplemented where
+torch's own rule serves. `new_size` makes a size that only the data will tell; it raises where such are not captured.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from anyshape.frontend.capture.traceable_functions import IN_PYTHON
+from anyshape.torch_compat import aten
+from anyshape.torch_compat.tracing import settings
+from anyshape.torch_compat.versions import python_kernels
+
+Unknown = Callable[[], Any]
+
+
+def _geqrf(new_size: Unknown, a: torch.Tensor) -> Any:
+    *batch, rows, columns = a.shape
+    return torch.empty_like(a.mT, memory_format=torch.contiguous_format).mT, a.new_empty(
+        (*batch, torch.sym_min(rows, columns)))
+
+
+def _bin_edges(new_size: Unknown, a: torch.Tensor, bins: Any, **more: Any) -> Any:
+    return [a.new_empty((number + 1,)) for number in bins]
+
+
+def _bin_counts(new_size: Unknown, a: torch.Tensor, bins: Any, **more: Any) -> Any:
+    return a.new_empty(bins)
+
+
+def _ctc_loss(new_size: Unknown, log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any,
+              target_lengths: Any, blank: int = 0, zero_infinity: bool = False) -> Any:
+    steps, *batch, _ = log_probs.shape
+    states = new_size() if isinstance(target_lengths, torch.Tensor) else 2 * max(target_lengths, default=0) + 1
+    return log_probs.new_empty(batch), log_probs.new_empty((*batch, steps, states))
+
+
+def _like_the_input(new_size: Unknown, grad: torch.Tensor, x: torch.Tensor, *rest: Any, **more: Any) -> Any:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _masked_select(new_size: Unknown, x: torch.Tensor, mask: torch.Tensor) -> Any:
+    """torch's own makes a new size for each call; here the same mask always selects as many, as in x[mask]."""
+    if not settings.same_shape(x, mask):
+        return x.new_empty((new_size(),))
+    return x.new_empty((aten.nonzero(mask).shape[0],))
+
+
+def _nonzero(new_size: Unknown, x: torch.Tensor) -> Any:
+    """Over nothing nothing is found, which no data need to tell."""
+    return x.new_empty((0, x.dim()), dtype=torch.int64) if settings.has_size_0(x) else NotImplemented
+
+
+def _lstsq(new_size: Unknown, a: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *,
+           driver: str | None = None) -> Any:
+    """Two drivers give residuals where all matrices have full rank, which only the data tell, and else a vector of
+    length 0. They are taken to be there, with a first size that is only known then."""
+    *batch, rows, columns = a.shape
+    vectors = b.unsqueeze(-1) if a.dim() - b.dim() == 1 else b
+    found = (*torch.broadcast_shapes(batch, vectors.shape[:-2]), vectors.shape[-1])
+    solution = b.new_empty((*found, torch.sym_max(rows, columns))).mT.narrow(-2, 0, columns)
+    by_rank = driver in ("gelss", "gelsd")
+    residuals: tuple[Any, ...] = (0,)
+    if (by_rank or driver == "gels") and rows > columns:
+        residuals = (new_size(), *found[1:]) if by_rank else found
+    values = (*batch, torch.sym_min(rows, columns)) if by_rank else (0,)
+    return (solution if vectors is b else solution.squeeze(-1), a.new_empty(residuals, dtype=a.dtype.to_real()),
+            a.new_empty((0,) if driver == "gels" else batch, dtype=torch.int64),
+            a.new_empty(values, dtype=a.dtype.to_real()))
+
+
+def _not_over_nothing(what: str) -> Callable[..., Any]:
+    """The largest of nothing is refused; torch's own rule has a result for it."""
+    def rule(new_size: Unknown, x: torch.Tensor, dim: Any = None, *rest: Any, **more: Any) -> Any:
+        sizes = x.shape if dim is None else x.shape[dim:][:1] if x.dim() else ()
+        python_kernels.refuse_size_0(sizes, IndexError, f"{what}(): Expected reduction dim "
+                                                     f"{'' if dim is None else dim} to have non-zero size.")
+        return NotImplemented
+
+    return rule
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    **{overload: _not_over_nothing(name) for name in ("max", "min")
+       for overload in (getattr(aten, name).default, getattr(aten, name).dim)},
+    aten.linalg_lstsq.default: _lstsq,
+    aten.nonzero.default: _nonzero,
+    aten.geqrf.default: _geqrf,
+    aten._histogramdd_bin_edges.default: _bin_edges,
+    aten._histogramdd_from_bin_cts.default: _bin_counts,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: _like_the_input,
+    aten._ctc_loss_backward.Tensor: _like_the_input,
+    aten.fractional_max_pool3d_backward.default: _like_the_input,
+    aten.masked_select.default: _masked_select,
+}
+
+
+def tracing_settings(dynamic: bool, oblivious: bool, others: int, numbers: frozenset[str],
+                     changing: frozenset[str]) -> Any:
+    """torch_trace.tracing_settings, with the rules above."""
+    return settings.tracing_settings(dynamic, oblivious, RULES, IN_PYTHON, others, numbers, changing)

@@ -1,0 +1,365 @@
+"""Guards the program for all sizes against sizes 0 and 1, where PyTorch's own rules change.
+
+A trace that does not single out 0 and 1 takes the general branch everywhere: `squeeze` keeps the dimension, `expand`
+and broadcasting keep the stride, `reshape` copies. Where a size really is 0 or 1, be it of an input or of something
+computed, that can be another program than eager PyTorch runs. So before a new pattern of small sizes runs for the first
+time, the captured graph is run on shapes alone, at the real sizes. Every intermediate shape must be the one the trace
+predicted, and what the caller can see must share memory as predicted. Otherwise the ordinary trace takes the call.
+The same is done for each new order of strides where an input has strides of its own: a general trace cannot compare
+them, and takes results to be dense.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from anyshape.base.errors import InputError
+from anyshape.frontend.capture.meta_kernels import RULES
+from anyshape.frontend.messages.recompile_reasons import size_names
+from anyshape.frontend.programs.session import Compilation, NotCovered
+from anyshape.runtime.specialize.shape_binding import renamed
+from anyshape.torch_compat import tree as pytree
+from anyshape.torch_compat.tracing import settings, shape_propagation
+from anyshape.torch_compat.versions import api
+
+SMALL = 2
+CTC = (torch.ctc_loss, torch.nn.functional.ctc_loss)
+FORESEEN = 6  # different sizes up to which patterns are judged before a call has them
+COMBINED = 3  # sizes up to which that is done for all combinations
+
+
+def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: Compilation) -> Callable[..., Any]:
+    """`program`, which refuses a call (NotCovered) whose sizes 0 and 1 would make eager PyTorch take another path."""
+    predicted = PredictedShapes(gm)
+    examples = predicted.placeholders
+    symbolic = [index for index, value in enumerate(examples) if _has_symbols(value)]
+    places = _size_texts(examples, symbolic)
+    strided = _strided(examples)
+    if not places and not strided:
+        return program
+    words = {symbol: text for symbol, text, _ in size_names(gm)}
+    names = [words.get(str(expression), str(expression)) for expression in places]
+    for expression, text in predicted.small_texts(places).items():
+        places[expression] = text
+        names.append(renamed(str(expression), words))
+    sizes = list(places.values())
+    covered: dict[tuple[int, ...], bool] = {}
+
+    def judge(pattern: tuple[int, ...], inputs: tuple[Any, ...]) -> None:
+        answer = covered.get(pattern)
+        if answer is None:
+            reason = predicted.differs(inputs, bool(strided))
+            answer = covered[pattern] = not reason
+            if reason:
+                small = [f"{name} was {size}" for name, size in zip(names, pattern, strict=False) if size < SMALL]
+                compilation.record("trace", "small sizes" if small else "strides",
+                                   f"{', '.join(small)}: {reason}" if small else reason)
+        if not answer:
+            raise NotCovered("sizes 0 or 1 need another program")
+
+    def refuse(pattern: tuple[int, ...], error: InputError) -> None:
+        # the trace took two sizes as equal, in broadcasting, and here one of them is 1; nothing has run yet
+        covered[pattern] = False
+        compilation.record("trace", "sizes that the general program takes as equal", error.why)
+        raise NotCovered("sizes need another program") from error
+
+    # generated, because this runs at every call: one comparison for each size, nothing else
+    boxed = getattr(program, "boxed", None)  # the same over a list
+    program, run = (program, "program({})") if boxed is None else (boxed, "program([{}])")
+    given = ", ".join(f"i{index}" for index in range(len(examples)))
+    pattern = ", ".join([*(f"{size} if {size} < {SMALL} else {SMALL}" for size in sizes),
+                         *(f"order(i{index}.stride())" for index in strided)])
+    when = "True" if strided else " or ".join(f"{size} < {SMALL}" for size in sizes)
+    lines = [f"def run({given}):", f"    if {when}:",
+             f"        pattern = ({pattern},)", "        if not covered.get(pattern):",
+             f"            judge(pattern, ({given},))",
+             "        try:", f"            return {run.format(given)}",
+             "        except InputError as error:", "            refuse(pattern, error)",
+             f"    return {run.format(given)}"]
+    if not strided:
+        covered.update(predicted.foreseen(list(places)))
+    space: dict[str, Any] = {"covered": covered, "judge": judge, "program": program, "refuse": refuse, "order": _order,
+                             "InputError": InputError}
+    exec(compile("\n".join(lines), "<sizes of a program>", "exec"), space)
+    return space["run"]  # type: ignore[no-any-return]
+
+
+def _size_texts(examples: Sequence[Any], symbolic: Sequence[int]) -> dict[Any, str]:
+    """Symbolic size -> where it is read, as Python text over i0, i1, ...; equal sizes once, whole numbers first.
+    Sizes that the trace made constants are not among them."""
+    found: dict[Any, str] = {}
+    for index in symbolic:
+        if isinstance(examples[index], torch.SymInt) and examples[index].node.expr.free_symbols:
+            found.setdefault(examples[index].node.expr, f"i{index}")
+    for index in symbolic:
+        if isinstance(examples[index], torch.Tensor):
+            for dim, size in enumerate(examples[index].shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.free_symbols:
+                    found.setdefault(size.node.expr, f"i{index}.shape[{dim}]")
+    return found
+
+
+def _strided(examples: Sequence[Any]) -> list[int]:
+    """Inputs whose strides are not made of sizes."""
+    tensors = [value for value in examples if isinstance(value, torch.Tensor)]
+    sizes = {symbol for value in tensors for size in value.shape if isinstance(size, torch.SymInt)
+             for symbol in size.node.expr.free_symbols}
+    return [index for index, value in enumerate(examples) if isinstance(value, torch.Tensor)
+            and any(isinstance(stride, torch.SymInt) and stride.node.expr.free_symbols - sizes
+                    for stride in value.stride())]
+
+
+def _order(strides: Sequence[int]) -> tuple[int, ...]:
+    """Which strides are larger than which: all that decides how results are laid out."""
+    ranks = {stride: rank for rank, stride in enumerate(sorted(set(strides)), start=0 if 0 in strides else 1)}
+    return tuple(ranks[stride] for stride in strides)
+
+
+def _has_symbols(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in value.shape)
+    return isinstance(value, torch.SymInt)
+
+
+class PredictedShapes:
+    """The shapes that a trace predicted for every node of a graph."""
+
+    def __init__(self, gm: GraphModule) -> None:
+        self.gm = gm
+        self.placeholders = [node.meta.get("example_value") for node in gm.graph.nodes if node.op == "placeholder"]
+        self.inner = [value for node in gm.graph.nodes if node.op not in ("placeholder", "output")
+                      for value in pytree.tree_leaves(node.meta.get("example_value"))]
+        targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
+        self.plain = all(shape_propagation.is_plain(value) for value in (*self.placeholders, *self.inner))
+        self.switches = [target for target in targets if api.changes_mode(target)]
+
+    def small_texts(self, places: Mapping[Any, str]) -> dict[Any, str]:
+        """Sizes of intermediate values that may be 0 or 1 although those of the inputs are not, as formulas and as
+        Python text over the places of the inputs' sizes."""
+        sizes = [size for value in self.inner if isinstance(value, torch.Tensor) for size in value.shape]
+        found: dict[Any, str] = {}
+        for size in {size.node.expr: size for size in sizes if isinstance(size, torch.SymInt)}.values():
+            if size.node.expr not in places and api.may_be_small(size):
+                text = api.size_text(size, {str(symbol): place for symbol, place in places.items()})
+                if text:
+                    found[size.node.expr] = text
+        return found
+
+    def differs(self, inputs: Sequence[Any], strides: bool = False) -> str:
+        """Why these inputs cannot be served, or empty: every shape comes out as predicted, and with `strides` the
+        strides of every output too."""
+        if self.switches:
+            return f"{self.switches[0].__name__} cannot be run on shapes alone"
+        symbols = self._bind(inputs)
+        if symbols is None:
+            return "the sizes contradict each other"
+        return self._run(symbols, inputs, strides)
+
+    def foreseen(self, sizes: Sequence[Any]) -> dict[tuple[int, ...], bool]:
+        """Patterns with more sizes of 1 than the first call had, for which all comes out as predicted, so that the
+        first call that has one need not wait for the answer: all combinations where there are few, else one size at a
+        time. Where there are many sizes, those that were equal in the first call change together. What the trace's
+        guards refuse never comes here. Other answers are left to `differs`, which says them in the words of the call.
+        """
+        patterns: dict[tuple[int, ...], bool] = {}
+        hints = settings.hints(self.placeholders)
+        alike = [[symbol] for symbol, hint in hints.items() if hint >= SMALL]
+        if len(alike) > COMBINED:
+            alike = [[symbol for symbol, hint in hints.items() if hint == one]
+                     for one in sorted({hint for hint in hints.values() if hint >= SMALL})]
+        if self.switches or len(alike) > FORESEEN or not all(size.free_symbols <= hints.keys() for size in sizes):
+            return patterns
+        for together in range(1, 1 + (len(alike) if len(alike) <= COMBINED else 1)):
+            for chosen in combinations(alike, together):
+                symbols = {**hints, **{symbol: 1 for part in chosen for symbol in part}}
+                try:
+                    pattern = tuple(min(int(size.xreplace(symbols)), SMALL) for size in sizes)
+                except ZeroDivisionError:  # what the program itself does with such sizes is for the call to say
+                    continue
+                if pattern not in patterns and settings.admitted(self.placeholders, symbols) \
+                        and not self._run(symbols, self.placeholders, False):
+                    patterns[pattern] = True
+        return patterns
+
+    def _run(self, symbols: dict[Any, int], inputs: Sequence[Any], strides: bool) -> str:
+        """Why the shapes differ at these values of the symbols; `inputs` are real, or the trace's placeholders."""
+        if not shape_propagation.can_run():
+            return "this version of torch cannot run a program on shapes alone"
+        sizes = _Sizes(symbols)
+        with shape_propagation.shapes_only(RULES, sizes.number, self.plain) as shapes:
+            comparison = _Compare(self.gm, sizes, shapes, strides)
+            try:
+                comparison.run(inputs)
+                comparison.compare_memory()
+            except _Differs as difference:
+                return str(difference).split("\n")[0]
+            except Exception as error:  # the border: an op that refuses these sizes is eager PyTorch's to report
+                return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"
+            finally:
+                comparison.leave_modes()
+        return ""
+
+    def _bind(self, inputs: Sequence[Any]) -> dict[Any, int] | None:
+        symbols: dict[Any, int] = {}
+        for example, value in zip(self.placeholders, inputs, strict=True):
+            is_tensor = isinstance(example, torch.Tensor)
+            pairs = zip((*example.shape, *example.stride()), (*value.shape, *value.stride()), strict=True) \
+                if is_tensor else [(example, value)]
+            for expected, found in pairs:
+                if not isinstance(expected, torch.SymInt):
+                    continue
+                expression = expected.node.expr
+                if expression.is_Symbol and symbols.setdefault(expression, int(found)) != int(found):
+                    return None
+        return symbols
+
+
+def _sharing(values: Mapping[Node, Any]) -> dict[Node, frozenset[Node]]:
+    """Which nodes have a tensor in the same memory as each node."""
+    keys = {node: [key for one in pytree.tree_leaves(value) if (key := api.storage_key(one)) is not None]
+            for node, value in values.items()}
+    owners: dict[int, set[Node]] = {}
+    for node, own in keys.items():
+        for key in own:
+            owners.setdefault(key, set()).add(node)
+    return {node: frozenset().union(*(owners[key] for key in own)) for node, own in keys.items()}
+
+
+def _tensors(value: Any) -> list[Any]:
+    return [value] if isinstance(value, torch.Tensor) else \
+        [one for one in pytree.tree_leaves(value) if isinstance(one, torch.Tensor)]
+
+
+def _takes_shapes_as_they_are(target: Any, operands: Sequence[Any]) -> bool:
+    """Operators of one tensor, masks and ctc_loss do not stretch a size of 1 where nobody can see it."""
+    return len(operands) < 2 or (target is operator.getitem and len(operands) == 2) or target in CTC
+
+
+class _Differs(Exception):
+    """A shape is not the predicted one."""
+
+
+class _Sizes:
+    """The numbers of traced sizes at given values of the symbols."""
+
+    def __init__(self, symbols: dict[Any, int]) -> None:
+        self.symbols = symbols
+        self.known: dict[Any, int] = {}
+
+    def number(self, size: Any) -> int:
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        formula = size.node.expr
+        found = self.known.get(formula)
+        if found is None:
+            found = self.known[formula] = int(formula.xreplace(self.symbols))
+        return found
+
+
+class _Compare:
+    """Runs a captured graph on shapes and compares each with the prediction."""
+
+    def __init__(self, gm: GraphModule, sizes: _Sizes, shapes: shape_propagation.Shapes, strides: bool) -> None:
+        self.gm = gm
+        self.sizes = sizes
+        self.shapes = shapes
+        self.strides = strides
+        self.unknown = shape_propagation.unknown_results()
+        self.returned = set(gm.graph.output_node().all_input_nodes)
+        self.entered: list[Any] = []
+        self.values: dict[Node, Any] = {}
+        self.changed: set[Node] = set()
+
+    def leave_modes(self) -> None:
+        """Leaves the autocast regions that a run, stopped in the middle, is still in."""
+        while self.entered:
+            api.EXIT_AUTOCAST(self.entered.pop())
+
+    def run(self, inputs: Sequence[Any]) -> None:
+        given = iter(inputs)
+        for node in self.gm.graph.nodes:
+            if node.op == "placeholder":
+                self.values[node] = self.shapes.of(next(given))
+            elif node.op == "get_attr":
+                self.values[node] = self.shapes.of(api.attribute_of(self.gm, node.target))
+            elif node.op != "output":
+                found = self.values[node] = self._result(node)
+                self._compare(node, node.meta.get("example_value"), found)
+
+    def _result(self, node: Node) -> Any:
+        arguments, keywords = map_arg((node.args, node.kwargs), self.values.__getitem__)
+        operands = [(one, value) for one in node.all_input_nodes for value in _tensors(self.values[one])]
+        target: Any = self.gm.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+        if target is torch.autograd.grad:  # each has the shape of what it is the gradient of
+            wanted = arguments[1] if isinstance(arguments[1], (list, tuple)) else (arguments[1],)
+            return tuple(None if expected is None else self.shapes.empty(list(one.shape), one)
+                         for one, expected in zip(wanted, node.meta["example_value"], strict=True))
+        try:
+            found, changed = self.shapes.call(target, arguments, keywords)
+        except self.unknown:
+            if not _takes_shapes_as_they_are(target, operands):
+                raise
+            return self._chosen(node.meta.get("example_value"))
+        self.changed.update(one for one, value in operands if any(value is other for other in changed))
+        if target is api.ENTER_AUTOCAST:
+            self.entered.append(found)
+        elif target is api.EXIT_AUTOCAST:
+            self.entered.remove(arguments[0])
+        return found
+
+    def _chosen(self, expected: Any) -> Any:
+        """A result whose sizes the data decide: as predicted, with the least number from SMALL on that is in its range
+        (calls that find a smaller one are refused where they find it). Such results are in memory of their own."""
+        def made(value: Any) -> Any:
+            if isinstance(value, torch.SymInt):
+                for symbol, least in settings.found_later(value).items():
+                    self.sizes.symbols.setdefault(symbol, max(SMALL, least))
+                return self.sizes.number(value)
+            if isinstance(value, torch.Tensor):
+                return self.shapes.empty([made(size) for size in value.shape], value)
+            raise _Differs("a number that is only known from the data")
+
+        return pytree.tree_map(made, expected)
+
+    def compare_memory(self) -> None:
+        """What shares memory with what is changed in place must do so as predicted, and so must inputs and results with
+        each other. (That `dropout` hands on what nobody else sees is no difference.)"""
+        seen = {node for node in self.values if node.op == "placeholder"} | self.returned
+        nodes = [node for node in self.values if self.changed or node in seen]
+        expected = _sharing({node: node.meta.get("example_value") for node in nodes})
+        found = _sharing({node: self.values[node] for node in nodes})
+        for node in nodes:
+            matter = None if (expected[node] | found[node]) & self.changed else seen if node in seen else frozenset()
+            if expected[node] != found[node] and (matter is None or expected[node] & matter != found[node] & matter):
+                raise _Differs(f"{node.name} shares memory with other values than in the general program")
+
+    def _compare(self, node: Node, expected: Any, found: Any) -> None:
+        if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
+            if any(settings.found_later(size).keys() - self.sizes.symbols.keys() for size in expected.shape
+                   if isinstance(size, torch.SymInt)):
+                raise _Differs(f"{node.name} has shape {list(found.shape)}, whatever the data")
+            shape = [self.sizes.number(size) for size in expected.shape]
+            if shape != list(found.shape):
+                raise _Differs(f"{node.name} has shape {list(found.shape)}, the general program gives {shape}")
+            if self.strides and node in self.returned:
+                self._compare_strides(node, expected, found)
+        elif isinstance(expected, (torch.SymInt, int)):
+            if self.sizes.number(expected) != found:
+                raise _Differs(f"{node.name} is {found}, the general program gives {self.sizes.number(expected)}")
+        elif isinstance(expected, (tuple, list)) and isinstance(found, (tuple, list)):
+            if len(expected) != len(found):
+                raise _Differs(f"{node.name} has {len(found)} parts, the general program gives {len(expected)}")
+            for one, other in zip(expected, found, strict=True):
+                self._compare(node, one, other)
+
+    def _compare_strides(self, node: Node, expected: torch.Tensor, found: torch.Tensor) -> None:
+        strides = [self.sizes.number(stride) for stride in expected.stride()]
+        pairs = zip(found.shape, strides, found.stride(), strict=True)
+        if found.numel() and any(a != b for size, a, b in pairs if size != 1):
+            raise _Differs(f"{node.name} has strides {list(found.stride())}, the general program gives {strides}")

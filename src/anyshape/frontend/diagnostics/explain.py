@@ -1,0 +1,260 @@
+"""Collects what `explain()` says from the records of a compilation."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from anyshape.base.errors import InputError
+from anyshape.compiler.driver import CompiledGraph
+from anyshape.frontend.diagnostics.explain_data import (
+    AttentionUse,
+    CallNote,
+    KernelNote,
+    ProgramNote,
+    RefusalNote,
+    RegimeNote,
+    StepNote,
+)
+from anyshape.frontend.diagnostics.explain_text import Explanation
+from anyshape.frontend.importer.graph_inputs import UNUSED
+from anyshape.frontend.programs.compile_program import NativeProgram
+from anyshape.frontend.programs.session import Capture, Compilation, Fallback
+from anyshape.kernel.fusion.result import FusedKernel
+from anyshape.plan.ir.program import (
+    CopyStep,
+    ExternStep,
+    KernelStep,
+    LibraryStep,
+    MemoryStep,
+    Plan,
+    Regime,
+    Step,
+    TiledGemmStep,
+    Window,
+    parts_of,
+)
+from anyshape.runtime.call.extern_table import CONVOLUTION
+from anyshape.sym.expr import Size, product, substitute, symbol
+from anyshape.sym.pairwise_order import compared
+from anyshape.torch_compat import lacking
+
+MOST_VALUES = 4  # values named for one reason of refused fusions
+Names = Mapping[str, Size]
+
+
+def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
+            waiting: tuple[str, ...] = ()) -> Explanation:
+    """Everything decided so far. `sizes`: as for `memory`. `waiting`: sizes that run as PyTorch for now, in words.
+
+    Raises:
+        InputError: a name that no program has.
+    """
+    programs = tuple(program_note(one, compilation) for one in native_programs(compilation))
+    values = given_values(compilation, sizes)
+    places = zip(programs, placed(compilation, values), strict=True)
+    programs = tuple(dataclasses.replace(program, placed=bytes_) for program, bytes_ in places)
+    fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting),
+                 *(Fallback("torch", path, f"this version lacks it: {without}") for path, without in lacking().items()))
+    return Explanation(name, programs, fallbacks, compilation.graphs, tuple(sorted(values.items())),
+                       _attentions(compilation), tuple(compilation.eager.items()))
+
+
+def _attentions(compilation: Compilation) -> tuple[AttentionUse, ...]:
+    """What was written out, repeated layers once."""
+    return tuple(AttentionUse(number, note.where, note.taken, note.what, notes.count(note))
+                 for number, notes in sorted(compilation.attentions.items()) for note in dict.fromkeys(notes))
+
+
+def placed(compilation: Compilation, values: Mapping[str, int]) -> tuple[int | None, ...]:
+    """Per program, the bytes of the arena of a call at `values`: where the formula's layout is far from the least, the
+    run time makes a better one for these sizes."""
+    found = []
+    for program in native_programs(compilation):
+        at = {**values, **{old: values[name] for old, _, name in capture_of(program, compilation).sizes
+                           if name in values}}
+        executable = program.compiled.executable
+        if all(name in at or name.startswith(UNUSED) for name in executable.layout.symbols):
+            executable = executable.at(at)
+        found.append(executable.maker.arena(at))
+    return tuple(found)
+
+
+def native_programs(compilation: Compilation) -> list[NativeProgram]:
+    """The programs of a compilation that are compiled."""
+    return [program for program in compilation.programs if isinstance(program, NativeProgram)]
+
+
+def capture_of(program: NativeProgram, compilation: Compilation) -> Capture:
+    """The captured graph that a program was made of."""
+    return compilation.capture_of(program.name)
+
+
+def known_sizes(compilation: Compilation) -> set[str]:
+    """The names of all programs' sizes."""
+    return {name for program in native_programs(compilation) for name in _sizes_of(program, compilation)}
+
+
+def given_values(compilation: Compilation, sizes: Mapping[str, Any]) -> dict[str, int]:
+    """Symbol -> number, from names of symbols (ours or torch's) and from shapes of inputs.
+
+    Raises:
+        InputError: a name that no program has.
+    """
+    known = known_sizes(compilation)
+    aliases = {old: name for capture in compilation.captures for old, _, name in capture.sizes}
+    values: dict[str, int] = {}
+    for name, given in sizes.items():
+        if name in known or name in aliases:
+            values[aliases.get(name, name)] = int(given)
+            continue
+        dims = {f"{name}_{dim}": size for dim, size in enumerate(given)} if isinstance(given, (tuple, list)) else {}
+        found = {dim: int(size) for dim, size in dims.items() if dim in known}
+        if not found and known:
+            raise InputError(f"no program has a size {name!r}", why=f"the sizes are {', '.join(sorted(known))}",
+                             do="give one of those, or an input's shape, such as x=(8, 128)")
+        values.update(found)
+    return values
+
+
+def program_note(program: NativeProgram, compilation: Compilation) -> ProgramNote:
+    """What is known of a program."""
+    compiled, capture = program.compiled, capture_of(program, compilation)
+    plan = compiled.plan
+    names = {old: symbol(name) for old, name in compilation.names_of(program.name).items()}
+    places = {name: words for _, words, name in capture.sizes}
+    kernels = _kernels(compiled, names)
+    libraries, externs = _calls(program, plan)
+    outputs = sum((b.bytes for b in plan.buffers if b.home in ("output", "extern")), start=0)
+    used = _sizes_of(program, compilation)
+    likely = tuple((str(names.get(old, old)), value) for old, value in plan.facts.hints)
+    return ProgramNote(
+        program.name, program.name.partition(".")[2], capture.where, capture.way, capture.reason,
+        tuple((name, places.get(name, "found while it runs")) for name in used), kernels, libraries, externs,
+        _refusals(compiled, names), _steps(plan, names), substitute(plan.arena, names), substitute(plan.kept, names),
+        substitute(outputs, names), compiled.seconds,
+        tuple((stage.name, stage.before, stage.after, stage.seconds) for stage in compiled.history.stages), likely,
+        edited=compiled.edited, undecided=_undecided(plan, names),
+        other=None if compiled.other is None else substitute(compiled.other.plan.arena, names))
+
+
+def _undecided(plan: Plan, names: Names) -> tuple[tuple[Size, Size], ...]:
+    """Bytes of different buffers of which no proof says how they compare."""
+    sizes = dict.fromkeys(b.bytes for b in plan.buffers if b.home in ("arena", "saved", "output"))
+    return tuple((substitute(a, names), substitute(b, names)) for a, b, _ in compared(sizes, plan.facts).undecided)
+
+
+def _sizes_of(program: NativeProgram, compilation: Compilation) -> list[str]:
+    """The names of a program's sizes, in the user's words where there are some."""
+    names = compilation.names_of(program.name)
+    return sorted({names.get(one, one) for one in _symbols(program.compiled.plan)})
+
+
+def _symbols(plan: Plan) -> set[str]:
+    return {name for name, _, _ in plan.facts.ranges} | {name for name, _ in plan.facts.hints}
+
+
+def _kernels(compiled: CompiledGraph, names: Names) -> tuple[KernelNote, ...]:
+    groups = [item for item in compiled.fusion.items if isinstance(item, FusedKernel)]
+    optional = set(compiled.plan.optional)
+    steps = [part for k, step in enumerate(compiled.plan.steps) if k not in optional
+             for part in parts_of(step) if isinstance(part, KernelStep)]
+    found: dict[tuple[Any, ...], list[KernelNote]] = {}
+    for group, step in zip(groups, steps, strict=False):
+        regime = step.regimes[-1]
+        loops = compiled.programs[regime.kernel]
+        inside = dict(zip(loops.sizes, regime.sizes, strict=False))
+        rows, columns = (substitute(substitute(product(extent for _, extent in part), inside), names)
+                         for part in (loops.rows, loops.columns))
+        moved = [(i in step.outputs, window.type.bytes) for i, window in enumerate(step.params)
+                 if window.buffer != "status"]
+        read = substitute(sum((size for out, size in moved if not out), start=0), names)
+        written = substitute(sum((size for out, size in moved if out), start=0), names)
+        lines = tuple(dict.fromkeys(node.where for node in group.group.nodes if node.where))
+        regimes = tuple(RegimeNote(one.kernel, _when(one, names), one.then) for one in step.regimes)
+        note = KernelNote(regime.kernel, tuple(node.op for node in group.group.nodes), lines, rows, columns, read,
+                          written, 1, regimes)
+        found.setdefault((note.name, str(rows), str(columns)), []).append(note)
+    return tuple(_repeated(notes) for notes in found.values())
+
+
+def _when(regime: Regime, names: Names) -> str:
+    return " and ".join(f"{substitute(condition, names)} >= 0" for condition in regime.conditions)
+
+
+def _repeated(notes: list[KernelNote]) -> KernelNote:
+    """Uses of one kernel (repeated layers) as one note, with the bytes of all."""
+    first = notes[0]
+    lines = tuple(dict.fromkeys(line for note in notes for line in note.lines))
+    return KernelNote(first.name, first.ops, lines, first.rows, first.columns,
+                      sum((note.read for note in notes), start=0), sum((note.written for note in notes), start=0),
+                      len(notes), first.regimes)
+
+
+def _calls(program: NativeProgram, plan: Plan) -> tuple[tuple[CallNote, ...], tuple[CallNote, ...]]:
+    reasons = {target: why for target, why, _ in program.notes.externs}
+    libraries: dict[str, list[str]] = {}
+    dtypes: dict[str, dict[str, None]] = {}
+    externs: dict[str, list[str]] = {}
+    for step in (part for one in plan.steps for part in parts_of(one)):
+        if isinstance(step, LibraryStep):
+            libraries.setdefault(step.op, []).append(step.where)
+            dtypes.setdefault(step.op, {})[step.dtype] = None
+        elif isinstance(step, ExternStep):
+            externs.setdefault(step.target, []).append(step.where)
+    reasons.setdefault(CONVOLUTION, "PyTorch's library does it, channels last and with reordered weights")
+    own = "no kernel can be made for these dtypes or sizes"
+    told = program.compiled.executable.autotune.told
+    return (tuple(CallNote(op, "; ".join(filter(None, map(told, dtypes[op]))), _lines(lines), len(lines))
+                  for op, lines in libraries.items()),
+            tuple(CallNote(target, reasons.get(target, own), _lines(lines), len(lines))
+                  for target, lines in externs.items()))
+
+
+def _lines(lines: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line for line in lines if line))
+
+
+def _refusals(compiled: CompiledGraph, names: Names) -> tuple[RefusalNote, ...]:
+    """By reason, the one that would have saved the most bytes (at likely sizes) first."""
+    values: dict[str, list[str]] = {}
+    saved: dict[str, Size] = {}
+    for refusal in compiled.fusion.refusals:
+        values.setdefault(refusal.reason, []).append(refusal.value)
+        saved[refusal.reason] = saved.get(refusal.reason, 0) + refusal.bytes
+    facts = compiled.graph.facts
+    order = sorted(saved, key=lambda reason: -facts.hint(saved[reason]))
+    return tuple(RefusalNote(reason, tuple(dict.fromkeys(values[reason]))[:MOST_VALUES],
+                             substitute(saved[reason], names)) for reason in order)
+
+
+def _steps(plan: Plan, names: Names) -> tuple[StepNote, ...]:
+    placed = dict(plan.offsets)
+    inside = [b for b in plan.buffers if b.home in ("arena", "saved") or b.name in placed]
+    notes = []
+    for number, step in enumerate(plan.steps):
+        live = sum((b.bytes for b in inside if _alive(b, number, len(plan.steps))), start=0)
+        notes.append(StepNote(number, step_text(step), step.where, substitute(live, names)))
+    return tuple(notes)
+
+
+def _alive(buffer: Any, step: int, steps: int) -> bool:
+    first = 0 if buffer.home == "tape" else buffer.first
+    last = steps if buffer.home == "saved" else buffer.last
+    return first <= step <= last
+
+
+def step_text(step: Step) -> str:
+    """What a step of a plan does, in a few words."""
+    if isinstance(step, KernelStep):
+        results = [step.params[i].buffer for i in step.outputs]
+        return f"kernel {step.regimes[-1].kernel[:9]} -> {', '.join(results)}"
+    if isinstance(step, TiledGemmStep):
+        return f"bands of {step.rows} rows: {'; '.join(map(step_text, parts_of(step)))}"
+    if isinstance(step, CopyStep):
+        return f"copy {step.source.buffer} -> {step.target.buffer}"
+    if isinstance(step, MemoryStep):
+        return f"memory: take {len(step.take)}, drop {len(step.drop)}"
+    results = [window.buffer for window in step.outputs if isinstance(window, Window)]
+    name = step.op if isinstance(step, LibraryStep) else step.target
+    return f"{name} -> {', '.join(results)}"

@@ -1,0 +1,242 @@
+"""How an explanation looks on a terminal. Rich is imported when something is shown, not before."""
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anyshape.frontend.diagnostics.explain_data import AttentionUse, ProgramNote
+from anyshape.frontend.messages.size_text import arena_text, number, said
+from anyshape.frontend.programs.session import Fallback
+from anyshape.sym.expr import Expr, Size
+
+WIDTH = 120
+MOST_STEPS = 40  # rows of the memory curve; the longest-lived stretch is what matters
+MOST_LINES = 3
+MOST_PAIRS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Programs, fallbacks and written-out attention of one compiled object. values: the sizes given to `explain`.
+
+    eager: (reason, number) for calls that ran as PyTorch, all or a part of them, and for runs of graphs that do.
+    """
+
+    name: str
+    programs: tuple[ProgramNote, ...]
+    fallbacks: tuple[Fallback, ...]
+    graphs: int
+    values: tuple[tuple[str, int], ...] = ()
+    attentions: tuple[AttentionUse, ...] = ()
+    eager: tuple[tuple[str, int], ...] = ()
+
+    def number(self, size: Size) -> int | None:
+        """`size` in numbers, where the given sizes determine it."""
+        return number(size, dict(self.values))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, numbers and text, fit for JSON. A formula becomes its text; where the given
+        sizes determine it, {"formula": text, "value": number}."""
+        result = _plain(self, dict(self.values))
+        assert isinstance(result, dict)
+        return result
+
+    def __str__(self) -> str:
+        return text(self)
+
+    def __rich__(self) -> Any:
+        return view(self)
+
+
+def text(explanation: Explanation) -> str:
+    """The view without colours, `WIDTH` columns wide."""
+    from rich.console import Console
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    console.print(view(explanation))
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().split("\n"))
+
+
+def view(explanation: Explanation) -> Any:
+    """Everything below one headline."""
+    from rich.console import Group
+    from rich.text import Text
+    parts: list[Any] = [Text(_headline(explanation), style="bold")]
+    if not explanation.programs and not explanation.graphs:
+        parts.append(Text("nothing is compiled: every call ran as PyTorch" if explanation.eager else
+                          "nothing is compiled yet: compiling happens at the first call"))
+    parts += [_program(program, explanation) for program in explanation.programs]
+    if explanation.attentions:
+        parts.append(_attentions(explanation))
+    if explanation.fallbacks:
+        parts.append(_fallbacks(explanation))
+    if explanation.eager:
+        parts.append(_eager(explanation))
+    return Group(*parts)
+
+
+def _headline(explanation: Explanation) -> str:
+    kernels = sum(kernel.uses for program in explanation.programs for kernel in program.kernels)
+    seconds = sum(time for program in explanation.programs for _, time in program.seconds)
+    told = [_count(len(explanation.programs), "program"), f"from {_count(explanation.graphs, 'captured graph')}",
+            _count(kernels, "kernel step"), f"{seconds:.2f} s of compiling"]
+    if explanation.fallbacks:
+        told.append(_count(len(explanation.fallbacks), "fallback"))
+    if explanation.eager:
+        told.append(_count(sum(calls for _, calls in explanation.eager), "eager call"))
+    return f"{explanation.name}: {', '.join(told)}"
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _program(program: ProgramNote, explanation: Explanation) -> Any:
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+    lines = [f"why:    {program.why or 'the first call'}"]
+    if program.where:
+        ways = {"all sizes": "one program for all sizes", "one graph": "traced for fixed sizes",
+                "ordinary": "traced for sizes of 2 and more, or fixed ones"}
+        lines.append(f"traced: {program.where}" + (f"; {ways[program.way]}" if program.way in ways else ""))
+    sizes = [f"{name} ({place})" for name, place in program.sizes]
+    lines.append(f"sizes:  {', '.join(sizes) or 'none: every size is fixed'}")
+    if program.other is not None:
+        lines.append("orders: two; calls take the one that needs less at their sizes. This is the first; the arena of "
+                     f"the other is {said(program.other, explanation.values)}")
+    lines += [f"edited: {path}" for path in program.edited]
+    parts: list[Any] = [Text("\n".join(lines))]
+    parts += [table for table in (_kernels(program, explanation), _calls(program), _refusals(program, explanation),
+                                  _memory(program, explanation),
+                                  _undecided(program)) if table is not None]
+    parts.append(Text(_times(program)))
+    return Group(Text(f"\nprogram {program.name}", style="bold cyan"), Padding(Group(*parts), (0, 0, 0, 2)))
+
+
+def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Any:
+    from rich import box
+    from rich.table import Table
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _kernels(program: ProgramNote, explanation: Explanation) -> Any:
+    if not program.kernels:
+        return None
+    table = _table(f"{_count(len(program.kernels), 'kernel')} of our own", "kernel", "fused", "rows x columns",
+                   "bytes moved", "source")
+    for kernel in program.kernels:
+        values = explanation.values
+        name = kernel.name[:9] + (f" x {kernel.uses}" if kernel.uses > 1 else "")
+        name += "".join(f"\n{', '.join(each[:9] for each in (one.kernel, *one.then))} when {one.when}"
+                        for one in kernel.regimes if one.when)
+        table.add_row(name, f"{len(kernel.ops)}: {_squeezed(kernel.ops)}", f"{kernel.rows} x {kernel.columns}",
+                      said(kernel.read + kernel.written, values), _source(kernel.lines))
+    return table
+
+
+def _squeezed(ops: tuple[str, ...]) -> str:
+    counts = {op: ops.count(op) for op in dict.fromkeys(ops)}
+    return " ".join(op if count == 1 else f"{op}*{count}" for op, count in counts.items())
+
+
+def _source(lines: tuple[str, ...]) -> str:
+    shown = "\n".join(line if len(line) <= 60 else line[:57] + "..." for line in lines[:MOST_LINES])
+    return shown + (f"\nand {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else "")
+
+
+def _calls(program: ProgramNote) -> Any:
+    if not program.libraries and not program.externs:
+        return None
+    table = _table("calls", "steps", "what", "why", "source", right=("steps",))
+    for call in program.libraries:
+        why = f"a native routine does it, {call.why}" if call.why else "a native routine does it"
+        table.add_row(str(call.uses), call.target, why, _source(call.lines))
+    for call in program.externs:
+        table.add_row(str(call.uses), call.target, f"PyTorch runs it: {call.why}", _source(call.lines))
+    return table
+
+
+def _refusals(program: ProgramNote, explanation: Explanation) -> Any:
+    if not program.refusals:
+        return None
+    table = _table("fusions not made", "would save", "reason", "values")
+    for refusal in program.refusals:
+        table.add_row(said(refusal.bytes, explanation.values), refusal.reason, ", ".join(refusal.values))
+    return table
+
+
+def _memory(program: ProgramNote, explanation: Explanation) -> Any:
+    values = explanation.values
+    title = (f"memory: arena {arena_text(program.arena, program.placed, values)}, "
+             f"outputs {said(program.outputs, values)}")
+    if not (isinstance(program.saved, int) and program.saved == 0):
+        title += f", saved for the backward {said(program.saved, values)}"
+    table = _table(title, "step", "what", "alive", "", "source", right=("step",))
+    likely = {**dict(program.likely), **dict(values)}
+    counts = [number(step.live, likely) or 0 for step in program.steps]
+    highest = max(counts, default=0) or 1
+    shown = sorted(sorted(range(len(counts)), key=lambda i: -counts[i])[:MOST_STEPS])
+    for index in shown:
+        step = program.steps[index]
+        bar = "#" * round(16 * counts[index] / highest)
+        table.add_row(str(step.number), step.what, said(step.live, values), bar, _source((step.where,)))
+    if len(program.steps) > len(shown):
+        table.caption = f"the {len(shown)} steps with the most bytes alive, of {len(program.steps)}"
+    return table
+
+
+def _undecided(program: ProgramNote) -> Any:
+    if not program.undecided:
+        return None
+    table = _table("bytes that are not known to be ordered", "one", "other")
+    for one, other in program.undecided[:MOST_PAIRS]:
+        table.add_row(str(one), str(other))
+    if len(program.undecided) > MOST_PAIRS:
+        table.caption = f"and {len(program.undecided) - MOST_PAIRS} more"
+    return table
+
+
+def _times(program: ProgramNote) -> str:
+    stages = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in program.seconds)
+    passes = ", ".join(f"{name} {before}->{after}" for name, before, after, _ in program.passes)
+    return f"times:  {stages}" + (f"\npasses: {passes} equations" if passes else "")
+
+
+def _attentions(explanation: Explanation) -> Any:
+    table = _table("\nattention that the model writes out", "graph", "uses", "source", "what", right=("graph", "uses"))
+    for one in explanation.attentions:
+        what = f"{'fused' if one.taken else 'left as it is'}: {one.what}"
+        table.add_row(str(one.graph), str(one.uses), _source((one.where,)), what)
+    return table
+
+
+def _fallbacks(explanation: Explanation) -> Any:
+    table = _table("\nwhat did not go the compiled road", "what", "stage", "why")
+    for fallback in explanation.fallbacks:
+        table.add_row(fallback.name, fallback.stage, fallback.reason)
+    return table
+
+
+def _eager(explanation: Explanation) -> Any:
+    table = _table("\ncalls that ran as PyTorch, all or a part of them", "calls", "why", right=("calls",))
+    for reason, calls in explanation.eager:
+        table.add_row(str(calls), reason)
+    return table
+
+
+def _plain(value: Any, values: Mapping[str, int]) -> Any:
+    if isinstance(value, Expr):
+        found = number(value, values)
+        return str(value) if found is None else {"formula": str(value), "value": found}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name), values) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item, values) for item in value]
+    return value

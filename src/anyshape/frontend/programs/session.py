@@ -1,0 +1,168 @@
+"""What one `anyshape.compile` knows about itself, and what it hands to the program compiler for each graph."""
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from torch.fx import GraphModule
+
+from anyshape.base import counters
+from anyshape.base.config import Config
+from anyshape.frontend.attention_fusion.match import AttentionNote
+from anyshape.frontend.autograd.partition import TapeLayout
+from anyshape.runtime.memory.pools import LiveTapes
+
+MOST_REASONS = 32  # for which calls run as PyTorch, that are told apart
+Role = Literal["inference", "forward", "backward"]
+Boxed = Callable[[list[Any]], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRequest:
+    """One graph to compile.
+
+    Args:
+        gm: ATen graph; functional but for `copy_` nodes at its end. Every node's `meta["val"]` is a fake tensor, a
+            symbolic number, or for the tape a stand-in.
+        role: "forward" returns the tape as its last output, "backward" takes it as its first input.
+        name: such as "0.forward", unique within the compilation.
+        config: the settings.
+        compilation: where the finished program registers itself (`register`).
+        tape: the layout of the tape; None when nothing is saved, or for inference.
+        partner: the other half of a forward and backward pair, as it left the partition.
+        wrapped: AOTAutograd's wrapper calls the pair, which makes zeros for every gradient that is absent.
+        whole: half of a whole train step: its backward takes no gradients.
+        static_inputs: indices of inputs whose address does not change from call to call (parameters, buffers).
+    """
+    gm: GraphModule
+    role: Role
+    name: str
+    config: Config
+    compilation: Compilation
+    tape: TapeLayout | None = None
+    partner: GraphModule | None = None
+    wrapped: bool = False
+    whole: bool = False
+    static_inputs: tuple[int, ...] = ()
+
+
+ProgramCompiler = Callable[[ProgramRequest], Boxed]
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A graph, or a way of tracing, that did not go the compiled road.
+
+    Args:
+        name: the program's name, or "trace".
+        stage: the part that gave up.
+        reason: the error in words.
+    """
+    name: str
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """One captured graph.
+
+    Args:
+        where: the function that was traced: name, file and line; empty when unknown.
+        reason: what forced it, in words; empty for the first one.
+        way: "all sizes" (or "one graph", for fixed sizes) or "ordinary", the two ways of tracing; "backend" for
+            torch.compile's own.
+        sizes: (symbol of the trace, its place in words, a name made of input and dim) for each symbolic size.
+    """
+    where: str
+    reason: str
+    way: str
+    sizes: tuple[tuple[str, str, str], ...]
+
+
+class NotCovered(Exception):
+    """The program for all sizes does not cover this call; an ordinary trace has to serve it."""
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class Compilation:
+    """The mutable record of one `anyshape.compile`: programs, fallbacks, how graphs were traced.
+
+    Args:
+        config: the settings.
+        compiler: compiles one graph; another one may be put in for tests.
+        attentions: by number of the captured graph, the attention that its program writes out.
+        eager: how many calls ran as PyTorch, by the reason.
+        prepared: by name, backwards that were compiled with their forward, before torch asks for them.
+        held: what tapes keep, of all its programs.
+        step: what its graphs, which are train steps with the backward inside, do with gradients; None for others.
+        fixed: sizes of inputs that a trace took as numbers, such as L['x'].size()[0], each with the line that asked.
+        tracing: where, reason and way of the trace that is going on (see Capture); torch traces one frame at a time.
+    """
+    config: Config
+    compiler: ProgramCompiler
+    programs: list[Any] = field(default_factory=list)
+    fallbacks: list[Fallback] = field(default_factory=list)
+    captures: list[Capture] = field(default_factory=list)
+    eager: dict[str, int] = field(default_factory=dict)
+    attentions: dict[int, tuple[AttentionNote, ...]] = field(default_factory=dict)
+    prepared: dict[str, Any] = field(default_factory=dict)
+    held: LiveTapes = field(default_factory=LiveTapes)
+    step: Any = None
+    graphs: int = 0
+    fixed: dict[str, str] = field(default_factory=dict)
+    tracing: tuple[str, str, str] = ("", "", "backend")
+    lock: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        LIVE.add(self)
+
+    def next_graph(self, sizes: tuple[tuple[str, str, str], ...] = ()) -> int:
+        """The number of the next captured graph, whose symbolic sizes are `sizes` (see Capture)."""
+        with self.lock:
+            self.graphs += 1
+            self.captures.append(Capture(*self.tracing, sizes))
+            return self.graphs - 1
+
+    def capture_of(self, name: str) -> Capture:
+        """The captured graph that the program of this name was made of."""
+        number = name.partition(".")[0]
+        known = number.isdigit() and int(number) < len(self.captures)
+        return self.captures[int(number)] if known else Capture("", "", "", ())
+
+    def names_of(self, name: str) -> dict[str, str]:
+        """What the report, `explain`, `memory` and errors call the sizes of a program: symbol of the trace -> name."""
+        return {old: said for old, _, said in self.capture_of(name).sizes}
+
+    def next_update(self, number: int, reason: str) -> int:
+        """The number of another update behind the captured graph `number`, as of a captured graph of its own."""
+        with self.lock:
+            self.graphs += 1
+            self.captures.append(replace(self.captures[number], reason=reason))
+            return self.graphs - 1
+
+    def register(self, program: Any) -> None:
+        """Adds a finished program, for `explain`, `memory` and `stats`."""
+        with self.lock:
+            self.programs.append(program)
+
+    def record(self, name: str, stage: str, reason: str) -> None:
+        """Adds a fallback, for `explain`."""
+        with self.lock:
+            self.fallbacks.append(Fallback(name, stage, reason))
+
+    def ran_eagerly(self, reason: str) -> bool:
+        """Counts a call that ran as PyTorch, for `explain` and `stats`. Whether the reason is new."""
+        counters.count("eager_calls")
+        with self.lock:
+            if reason not in self.eager and len(self.eager) >= MOST_REASONS:
+                reason = "other reasons"
+            before = self.eager.get(reason, 0)
+            self.eager[reason] = before + 1
+            return before == 0
+
+
+LIVE: weakref.WeakSet[Compilation] = weakref.WeakSet()

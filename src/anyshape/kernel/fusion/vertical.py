@@ -1,0 +1,274 @@
+"""Which equations become one kernel: a scored search from the results backwards.
+
+    m = amax(x) ... y = div(e, s)      -->      groups [amax sub exp sum div -> y]
+
+Equations are visited last to first. One whose every reader is in a single group joins that group (a reduction only
+when the group can still be lowered). One with readers in several groups is computed again in each when that moves
+fewer bytes than storing it, else stored: inside one of the reading groups when its index there is the group's own, or
+in a group of its own. Views and constants never stand alone: readers absorb them. FusionBlocklist fusions are kept,
+with their reason and the bytes they would have saved, for `explain`.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from anyshape.ir.graph import Graph, Node, Value
+from anyshape.ir.op import row
+from anyshape.ir.types import TensorType
+from anyshape.kernel.fusion.group_builder import MOST_ROOTS, Draft, Drafts, Space
+from anyshape.kernel.fusion.horizontal import merge_siblings
+from anyshape.kernel.fusion.partial_reduction import join_across
+from anyshape.kernel.fusion.result import FusedKernel, Fusion, FusionBlocklist, fusable
+from anyshape.kernel.fusion.topological_order import ordered
+from anyshape.kernel.lowering.group import NotLowerable
+from anyshape.sym.expr import Size, product
+
+BYTES_PER_OPERATION = 0.3  # what one vector operation on one element costs, in bytes of memory traffic
+FREE_OPERATIONS = 4  # a value of fewer operations per element is computed again rather than thought about
+
+
+def fuse(graph: Graph, required: Mapping[str, Value], layouts: Mapping[str, TensorType],
+         base: Mapping[str, str], *, limit: int, refused: FusionBlocklist, enabled: bool = True) -> Fusion:
+    """Group the fusable equations of `graph`.
+
+    required: the values that must be stored in memory (results, operands of library and extern calls,
+        what scatters write into).
+    layouts: types of stored values whose strides are not dense.
+    base: operand of a library or extern call -> the stored value that it is a window of.
+    limit: largest number of equations in a group.
+
+    Raises NotFusable; the caller may try again with its values refused.
+    """
+    native = [fusable(node, refused) for node in graph.nodes]
+    search = _Search(Drafts(graph, layouts), required, limit, enabled)
+    for position in range(len(graph.nodes) - 1, -1, -1):
+        if native[position]:
+            search.place(position, graph.nodes[position])
+    drafts = search.drafts
+    if enabled:
+        merge_siblings(drafts, limit)
+        join_across(drafts, limit)
+        drop_unread(drafts, required)
+    items: list[FusedKernel | Node] = []
+    where: list[int] = []
+    for draft in drafts.groups.values():
+        items.append(drafts.kernel(draft))
+        where.append(_place(drafts, draft))
+    for position, node in enumerate(graph.nodes):
+        if not native[position] and (row(node).kind != "view" or node.output.name in required):
+            items.append(node)
+            where.append(position)
+    return Fusion(ordered(items, where, base), tuple(drafts.refusals))
+
+
+def drop_unread(drafts: Drafts, required: Mapping[str, Value]) -> None:
+    """Let no group store what nothing reads from memory: all readers may have come into the group after it was to be
+    stored."""
+    spare = [(draft, name) for draft in drafts.groups.values() for name in draft.roots if name not in required]
+    if not spare:
+        return
+    loaded = {name for draft in drafts.groups.values()
+              for name in drafts.kernel(draft).lowered.values if name not in draft.roots}
+    for draft, name in spare:
+        if name not in loaded and len(draft.roots) + len(draft.sums) > 1:
+            del draft.roots[name]
+            drafts.settle(name)
+
+
+def _place(drafts: Drafts, draft: Draft) -> int:
+    """The place in the graph that a kernel stands for; what adds up parts follows the kernel that makes them."""
+    read = {value.name for node in draft.nodes.values() for value in node.values()}
+    for other in drafts.groups.values():
+        if any(value.name in read for _, value in other.sums):
+            return _place(drafts, other)
+    names = [*draft.roots] or [node.output.name for node, _ in draft.sums]
+    return min(drafts.position[id(drafts.producers[name])] for name in names)
+
+
+class _Search:
+    """Finds the place of one equation after another."""
+
+    def __init__(self, drafts: Drafts, required: Mapping[str, Value], limit: int, enabled: bool) -> None:
+        self.drafts = drafts
+        self.required = required
+        self.limit = limit
+        self.enabled = enabled
+        self.hint = drafts.graph.facts.hint
+
+    def place(self, position: int, node: Node) -> None:
+        """Put a node into the groups that read it, or into a new one; nowhere when nobody needs it."""
+        value = node.output
+        groups = self.drafts.readers(value)
+        needed = value.name in self.required
+        if not groups and not needed:
+            return
+        if row(node).kind in ("scatter", "scan"):
+            space = _scatter_space(node) if row(node).kind == "scatter" else _scan_space(node)
+            draft = Draft({}, {value.name: value}, space, scatters=True)
+            self.drafts.add(self.drafts.start(draft), position, node)
+            return
+        if not needed and self.absorbed(groups, position, node):
+            return
+        if self.enabled and self.join_as_root(groups, position, node):
+            return
+        dims = _own_space(node) if row(node).kind == "reduce" else tuple((size, False) for size in value.tensor.shape)
+        self.drafts.add(self.drafts.start(Draft({}, {value.name: value}, dims)), position, node)
+
+    def absorbed(self, groups: list[int], position: int, node: Node) -> bool:
+        """Can the value be left unstored? Then the node is now in every group that reads it."""
+        kind = row(node).kind
+        everywhere = kind in ("view", "create")
+        if self.enabled and not everywhere:
+            if not any(isinstance(operand, Value) for operand in node.inputs):
+                everywhere = True
+            elif len(groups) == 1:
+                return self.pull(groups[0], position, node)
+            else:
+                everywhere = kind != "reduce" and self.cheap_to_repeat(node, len(groups)) and all(
+                    self.may_join(group, node) for group in groups)
+        if everywhere:
+            for group in groups:
+                self.drafts.add(group, position, node)
+        return everywhere
+
+    def is_full(self, group: int, node: Node) -> bool:
+        full = len(self.drafts.groups[group].nodes) >= self.limit
+        if full:
+            self.drafts.refuse(node, f"the kernel already has {self.limit} equations")
+        return full
+
+    def may_join(self, group: int, node: Node) -> bool:
+        """Would inlining the pointwise `node` into the group repeat little work?"""
+        draft = self.drafts.groups[group]
+        if self.is_full(group, node):
+            return False
+        count = node.output.tensor.count
+        if count in (draft.points, draft.rows) or self.inline_cost(node) < FREE_OPERATIONS:
+            return True
+        if self.hint(count) * 2 > self.hint(draft.points):
+            return True
+        self.drafts.refuse(node, "it would be computed again for every row that reads it")
+        return False
+
+    def inline_cost(self, node: Node, depth: int = 3) -> int:
+        """Operations per element, with the operands that would follow."""
+        cost = row(node).cost
+        if depth:
+            for value in node.values():
+                producer = self.drafts.producers.get(value.name)
+                if producer is not None and row(producer).kind in ("pointwise", "index", "view"):
+                    if len(self.drafts.users.get(value.name, ())) == 1:
+                        cost += self.inline_cost(producer, depth - 1)
+        return cost
+
+    def cheap_to_repeat(self, node: Node, copies: int) -> bool:
+        """Do `copies` evaluations move fewer bytes than one evaluation, a store, and `copies` loads?"""
+        own = self.hint(node.output.tensor.bytes)
+        operands = sum(self.hint(v.tensor.bytes) for v in {v.name: v for v in node.values()}.values())
+        work = (copies - 1) * row(node).cost * BYTES_PER_OPERATION * self.hint(node.output.tensor.count)
+        if copies * operands + work <= operands + (1 + copies) * own:
+            return True
+        self.drafts.refuse(node, f"{copies} kernels read it; storing it moves fewer bytes than computing it in each")
+        return False
+
+    def pull(self, group: int, position: int, node: Node) -> bool:
+        """Put a node whose only readers are in `group` into it."""
+        if row(node).kind != "reduce":
+            if not self.may_join(group, node):
+                return False
+            self.drafts.add(group, position, node)
+            return True
+        if self.is_full(group, node):
+            return False
+        draft = self.drafts.groups[group]
+        for dims in _spaces(draft, node):
+            if self.asked(draft.having(position, node, dims), node) is not None:
+                draft.dims = dims
+                self.drafts.add(group, position, node)
+                return True
+        return False
+
+    def asked(self, trial: Draft, node: Node) -> Mapping[str, int] | None:
+        """At how many indices the trial group asks for each of its values; None when it cannot be lowered."""
+        try:
+            return self.drafts.lowered(trial).asked
+        except NotLowerable as error:
+            self.drafts.refuse(node, f"{error.what}: {error.why}")
+            return None
+
+    def join_as_root(self, groups: list[int], position: int, node: Node) -> bool:
+        """Store the node's result from inside a group that computes over the same space."""
+        value = node.output
+        for group in sorted(groups, key=lambda g: -len(self.drafts.groups[g].nodes)):
+            draft = self.drafts.groups[group]
+            if len(draft.nodes) >= self.limit or len(draft.roots) >= MOST_ROOTS or self.makes_cycle(group, value):
+                continue
+            for dims in _root_spaces(draft, node):
+                asked = self.asked(draft.having(position, node, dims, value), node)
+                if asked is None:
+                    continue
+                if asked.get(value.name, 1) > 1:
+                    self.drafts.refuse(node, "the readers ask for it at other indices than the kernel's own")
+                    continue
+                draft.dims = dims
+                draft.roots[value.name] = value
+                self.drafts.add(group, position, node)
+                return True
+        return False
+
+    def makes_cycle(self, group: int, value: Value) -> bool:
+        """If `value` were stored by `group`: does another reader of it run before the group?"""
+        uses = [(position, self.drafts.holders(position)) for position in self.drafts.uses(value.name)]
+        others = [position for position, holders in uses if group not in holders or len(holders) > 1]
+        return self.drafts.reaches(others, group)
+
+
+def _own_space(node: Node) -> Space:
+    """The space of a reduction by itself."""
+    reduced = node.attr("dims")
+    assert isinstance(reduced, tuple)
+    return tuple((size, d in reduced) for d, size in enumerate(next(node.values()).tensor.shape))
+
+
+def _scatter_space(node: Node) -> Space:
+    """The elements that a scatter writes; those that may meet are taken one after another."""
+    source, meeting = node.inputs[1], row(node).meeting
+    assert isinstance(source, Value) and meeting is not None
+    return tuple((size, d in meeting(node)) for d, size in enumerate(source.tensor.shape))
+
+
+def _scan_space(node: Node) -> Space:
+    """The elements of a scan; those along its dim are taken in order."""
+    return tuple((size, d == node.attr("dim")) for d, size in enumerate(node.output.tensor.shape))
+
+
+def _spaces(draft: Draft, node: Node) -> list[Space]:
+    """Iteration spaces in which the group could hold the reduction."""
+    if draft.scatters and any(reduced for _, reduced in draft.dims):
+        return []
+    if draft.reductions:
+        return [draft.dims] if draft.points == next(node.values()).tensor.count else []
+    own = Draft({}, {}, _own_space(node))
+    return [own.dims] if draft.points in (own.points, own.rows) else []
+
+
+def _root_spaces(draft: Draft, node: Node) -> list[Space]:
+    """Iteration spaces in which the group could store the result of the node."""
+    count = node.output.tensor.count
+    if draft.scatters:
+        return []
+    if row(node).kind == "reduce":
+        return _spaces(draft, node)
+    if draft.reductions:
+        # a strip of rows runs through all columns: storing every point from it would tear them apart
+        torn = count == draft.points and not draft.dims[-1][1]
+        return [draft.dims] if not torn and count in (draft.points, draft.rows) else []
+    return [draft.dims] if count == draft.points else _with_rows(draft.dims, count)
+
+
+def _with_rows(dims: Space, count: Size) -> list[Space]:
+    """The space with its trailing dimensions as columns, so that it has `count` rows; none if it cannot be."""
+    for split in range(1, len(dims)):
+        if product(size for size, _ in dims[:split]) == count:
+            return [tuple((size, k >= split) for k, (size, _) in enumerate(dims))]
+    return []

@@ -1,0 +1,55 @@
+"""Lets a scan across a large matrix go along its lines.
+
+    rows (i1: n1) vector i1                    rows (i2: n1/2048)
+      columns (i0: n0)                           columns (i0: n0, i1: 2048) vector i1
+        r0 = load p0[i0*n1 + i1]         -->       r0 = load p0[i0*n1 + 2048*i2 + i1]
+        r1 = scan add r0                           r1 = t[i1] + r0, or r0 where i0 is 0;  t[i1] = r1
+        store p1[i0*n1 + i1] r1                    store p1[i0*n1 + 2048*i2 + i1] r1
+
+A strip as wide as a vector reads memory in runs of a few lines; here what there is so far of many columns lies in a row
+buffer, in the cache.
+"""
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Scratch, Stage
+from anyshape.sym.expr import ceildiv, minimum, substitute, symbol
+
+RUN = 2048  # elements
+
+
+def swept(program: LoopProgram) -> LoopProgram | None:
+    """The program with the last row variable, RUN of it, as the inner columns; None where it does more than scan."""
+    every = [one for stage in program.stages for one in stage.instructions]
+    if len(program.columns) != 1 or program.scratch or program.parts or any(
+            one.op in ("reduce", "scatter", "fold") for one in every):
+        return None
+    names = dict((*program.rows, *program.columns))
+    run = next(name for k in itertools.count() if (name := f"i{k}") not in names)
+    (row, extent), (column, _) = program.rows[-1], program.columns[0]
+    moved = {row: symbol(run) * RUN + symbol(row)}
+    free = 1 + max(one.result for one in every)
+    scratch: list[Scratch] = []
+    body: list[Instruction] = [Instruction(free, "index", (), "i64", offset=symbol(column)),
+                               Instruction(free + 1, "constant", (), "i64", value=0),
+                               Instruction(free + 2, "eq", (free, free + 1), "bool")]
+    first, free = free + 2, free + 3
+    for one in every:
+        if one.op != "scan":
+            body.append(dataclasses.replace(one, offset=substitute(one.offset, moved)))
+            continue
+        name = f"t{len(scratch)}"
+        scratch.append(Scratch(name, one.dtype, RUN))
+        body += [Instruction(free, "load", (), one.dtype, name, symbol(row)),
+                 Instruction(free + 1, one.combine, (free, one.args[0]), one.dtype),
+                 Instruction(one.result, "where", (first, one.args[0], free + 1), one.dtype),
+                 Instruction(-1, "store", (one.result,), one.dtype, name, symbol(row))]
+        free += 2
+    if not scratch:
+        return None
+    rows = (*program.rows[:-1], (run, ceildiv(extent, RUN)))
+    columns = (program.columns[0], (row, minimum(RUN, extent - symbol(run) * RUN)))
+    return dataclasses.replace(program, rows=rows, columns=columns, vector=row, stages=(Stage("column", tuple(body)),),
+                               scratch=tuple(scratch))

@@ -1,0 +1,95 @@
+"""A program holds less: results are allocated when first written, tensors are let go after their last use.
+
+    0 k0(saved logits) -> a      -->      0 k0(saved logits) -> a
+    1 matmul(a, x) -> grad                1 memory: drop logits, take grad
+                                          2 matmul(a, x) -> grad
+
+Without it all gradients would be allocated before the first step, while everything saved is still there.
+"""
+from __future__ import annotations
+
+import dataclasses
+
+from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Step, Window
+from anyshape.plan.schedule.launch_grouping import is_run
+from anyshape.sym.expr import symbols_of
+
+WORTH = 262144  # bytes at the hints below which a buffer is not worth a step of its own
+
+
+def insert_alloc_free(plan: Plan, forward: Plan | None, limited: bool = False) -> Plan:
+    """`plan` (allocated) with memory steps. `forward`: of a backward program; tells which tape entries own memory
+    outside the kept block. `limited`: what is small at the hints may be large in a call, and counts."""
+    placed = {name for name, _ in plan.offsets}
+    elsewhere = caller_owned(plan, forward)
+    if forward is not None:
+        # what the caller of a whole step holds is let go, too: there, pieces of the call's own memory can follow
+        # each other under a limit (runtime/specialize/saved_policy.py)
+        elsewhere |= {b.name for b in plan.buffers if b.home == "input"}
+    ends = {o.buffer for o in (*plan.outputs, *plan.saved) if isinstance(o, Window)}
+    take: dict[int, list[str]] = {}
+    drop: dict[int, list[str]] = {}
+    for buffer in plan.buffers:
+        small = plan.facts.hint(buffer.bytes) < WORTH and not (limited and symbols_of(buffer.bytes))
+        if small or buffer.name in placed:
+            continue
+        if buffer.home == "output" and buffer.first > 0:
+            take.setdefault(buffer.first, []).append(buffer.name)
+        elif buffer.name in elsewhere and buffer.name not in ends and buffer.last + 1 < len(plan.steps):
+            drop.setdefault(buffer.last + 1, []).append(buffer.name)
+    if not take and not drop:
+        return plan
+    steps: list[Step] = []
+    moved: list[int] = []
+    for position, step in enumerate(plan.steps):
+        if position in take or position in drop:
+            steps.append(MemoryStep(tuple(take.get(position, ())), tuple(drop.get(position, ()))))
+        moved.append(len(steps))
+        steps.append(step)
+    moved.append(len(steps))
+    buffers = tuple(dataclasses.replace(b, first=moved[b.first], last=moved[min(b.last, len(plan.steps))])
+                    for b in plan.buffers)
+    together = tuple(part for run in plan.together for part in unbroken(plan, moved, *run))
+    return dataclasses.replace(plan, steps=tuple(steps), buffers=buffers, together=together,
+                               optional=tuple(moved[position] for position in plan.optional))
+
+
+def first_writes(plan: Plan) -> dict[str, int]:
+    """Results, and what PyTorch makes, with the step that allocates each; 0 for what is there from the start."""
+    taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
+    return {b.name: b.first if b.home == "extern" or b.name in taken else 0 for b in plan.buffers
+            if b.home in ("extern", "output")}
+
+
+def unbroken(plan: Plan, moved: list[int], first: int, last: int) -> list[tuple[int, int]]:
+    """What is left of a run of steps where memory steps stand between them."""
+    starts = [k for k in range(first, last + 1) if k == first or moved[k] - moved[k - 1] > 1]
+    parts = zip(starts, [*(start - 1 for start in starts[1:]), last], strict=True)
+    return [(moved[a], moved[b]) for a, b in parts if is_run(plan.steps[a:b + 1])]
+
+
+def escaping(plan: Plan) -> list[Buffer]:
+    """Tensors that the caller gets."""
+    results = {entry.buffer for entry in plan.outputs if isinstance(entry, Window)}
+    return [b for b in plan.buffers if b.home == "output" or (b.home == "extern" and b.name in results)]
+
+
+def saved_external(plan: Plan) -> list[Buffer]:
+    """Tensors made by PyTorch that nobody but the tape of this forward keeps after the call."""
+    saved = {entry.buffer for entry in plan.saved if isinstance(entry, Window)}
+    given = escaping(plan)
+    return [b for b in plan.buffers if b.home == "extern" and b.name in saved and b not in given]
+
+
+def caller_owned(plan: Plan, forward: Plan | None) -> set[str]:
+    """Tensors outside the arena that nobody but the call need hold: what PyTorch made, a gradient that comes in, or a
+    result that only the tape kept."""
+    homes = {b.name: b.home for b in forward.buffers} if forward is not None else {}
+    gradients = forward is not None and not forward.whole
+    found = set()
+    for buffer in plan.buffers:
+        saved = forward.saved[buffer.index] if forward is not None and buffer.home == "tape" else None
+        if buffer.home == "extern" or (buffer.home == "input" and gradients) or (
+                isinstance(saved, Window) and homes.get(saved.buffer) in ("output", "extern")):
+            found.add(buffer.name)
+    return found

@@ -1,0 +1,290 @@
+"""Puts the steps that compute saved values again into a backward, each where what it makes is needed first.
+
+    forward saves x, h                 3 kernel(kept x) -> again n          optional: run if h was not kept
+    backward: 3 kernel(tape h) -> g    4 matmul(again n, tape w) -> kept h  optional
+                                       5 kernel(tape h) -> g
+
+Before the first of a segment stands a memory step, which is optional, too: where the kept block is in chunks, what no
+later step reads is given back there. Nothing else in the backward changes. A call whose forward kept h leaves the
+optional steps out; otherwise h lies in the arena from step 4 on. What a call keeps is decided when its sizes are known
+(runtime/budget/memory_budget.py). How long a step waits says plan/remat/recompute_placement.py; what reads an input
+stands before the step that writes it.
+
+What PyTorch made in the forward (a convolution) lies outside the arena, and PyTorch makes it again: the tensor that the
+optional step gets takes the place of the tape's.
+"""
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from anyshape.ir.graph import Graph, Value
+from anyshape.ir.op import base_of
+from anyshape.ir.types import TensorType, size_of
+from anyshape.plan.ir.program import (
+    Buffer,
+    CopyStep,
+    KernelStep,
+    MemoryStep,
+    Plan,
+    RecomputeStep,
+    Step,
+    TiledGemmStep,
+    Window,
+    touched,
+)
+from anyshape.plan.ir.renaming import renamed_step
+from anyshape.plan.memory.alloc_free_steps import unbroken
+from anyshape.plan.memory.symbolic_allocator import saved_entry, tape_entry
+from anyshape.plan.remat.recompute_placement import places
+from anyshape.sym.expr import Size
+
+
+def step_writes(step: object) -> list[Window]:
+    """The windows that a step writes."""
+    if isinstance(step, KernelStep):
+        return [*(step.params[k] for k in step.outputs), *step.handed]
+    if isinstance(step, TiledGemmStep):
+        return [step.band, *step_writes(step.kernel)]
+    if isinstance(step, CopyStep):
+        return [step.target]
+    if isinstance(step, MemoryStep):
+        return []
+    return [w for w in step.outputs if w is not None]  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a forward keeps: stored value by name -> (buffer, tape entry that is a window of it), and how it is stored.
+    outside: those buffers that PyTorch made; their tape entry begins where they begin."""
+
+    buffers: Mapping[str, tuple[str, int]]
+    types: Mapping[str, TensorType]
+    outside: frozenset[str]
+
+    def names(self, plan: Plan) -> dict[str, str]:
+        """Stored value -> the buffer of the backward `plan` that it is."""
+        tape = {b.index: b.name for b in plan.buffers if b.home == "tape"}
+        return {value: tape[index] if name in self.outside else _kept(name)
+                for value, (name, index) in self.buffers.items() if name not in self.outside or index in tape}
+
+
+def kept_values(graph: Graph, plan: Plan, views: Container[str]) -> Kept:
+    """What the forward `plan` of `graph` keeps. views: names of those that are stored (`Compiled.stored`)."""
+    producers = graph.producers()
+    homes = {b.name: b.home for b in plan.buffers}
+    stored = {window.buffer: window.type for step in plan.steps for window in step_writes(step) if window.offset == 0}
+    buffers: dict[str, tuple[str, int]] = {}
+    types: dict[str, TensorType] = {}
+    for index, (operand, window) in enumerate(zip(graph.saved, plan.saved, strict=True)):
+        if isinstance(operand, Value) and isinstance(window, Window) and (
+                homes.get(window.buffer) == "saved" or (homes.get(window.buffer) == "extern" and window.offset == 0)):
+            base = base_of(operand, producers, views)
+            kind = stored.get(window.buffer)
+            if kind is not None and kind.dtype == base.tensor.dtype and kind.shape == base.tensor.shape:
+                buffers[base.name] = window.buffer, index
+                types[base.name] = kind
+    outside = frozenset(name for name, _ in buffers.values() if homes[name] == "extern")
+    return Kept(buffers, types, outside)
+
+
+def insert_recomputation(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forward: Plan, kept: Kept,
+               borrowed: Mapping[str, str]) -> Plan:
+    """`plan` (a backward, not allocated) with the steps of `parts`.
+
+    Args:
+        parts: graphs that compute values of the forward again, and their plans, not allocated.
+        borrowed: input of the forward -> the buffer of the tape's entry that it is.
+    """
+    windows = _windows(plan, forward)
+    stored = kept.names(plan)
+    placed = _placed(plan, parts, kept, windows, {**stored, **borrowed})
+    steps: list[Step] = []
+    borders: list[int] = []
+    moved: list[int] = []
+    optional: list[int] = []
+    waiting: dict[int, list[tuple[int, int]]] = {}  # by position, parts and their steps
+    for number, one in enumerate(placed):
+        for k, position in enumerate(one.places):
+            waiting.setdefault(position, []).append((number, k))
+    begins = {min(one.places) for one in placed}
+    spans: list[dict[str, tuple[int, int]]] = [{} for _ in placed]  # by part, where its buffers are touched
+    for position in range(len(plan.steps) + 1):
+        if position in begins:
+            steps.append(MemoryStep((), (), chunk=len(borders)))
+            borders.append(len(steps) - 1)
+        for number, k in waiting.get(position, ()):
+            step = placed[number].plan.steps[k]
+            for window in touched(step):
+                begin, _ = spans[number].get(window.buffer, (len(steps), 0))
+                spans[number][window.buffer] = begin, len(steps)
+            optional.append(len(steps))
+            steps.append(renamed_step(step, placed[number].names))
+        moved.append(len(steps))
+        if position < len(plan.steps):
+            steps.append(plan.steps[position])
+    lives: dict[str, tuple[int, int]] = {}
+    added: dict[str, Buffer] = {}
+    again: list[RecomputeStep] = []
+    for segment, (one, span) in enumerate(zip(placed, spans, strict=True)):
+        for buffer in one.plan.buffers:
+            if buffer.name not in span:
+                continue
+            name = one.names[buffer.name]
+            begin, end = span[buffer.name]
+            if name in lives or name in stored.values() or buffer.home == "input":
+                old = lives.get(name, (begin, end))
+                lives[name] = min(old[0], begin), max(old[1], end)
+            else:
+                home = "again" if buffer.home == "arena" else buffer.home
+                added[name] = Buffer(name, buffer.bytes, home, 0, begin, end)
+        for value in one.graph.outputs:
+            assert isinstance(value, Value)
+            name, _ = kept.buffers[value.name]
+            again.append(RecomputeStep(name, stored[value.name], segment, tuple(windows.get(name, ()))))
+    buffers = []
+    for buffer in plan.buffers:
+        begin, end = moved[buffer.first], moved[buffer.last]
+        old = lives.get(buffer.name, (begin, end))
+        buffers.append(dataclasses.replace(buffer, first=min(begin, old[0]), last=max(end, old[1])))
+    ends = {b.name: b.last for b in buffers}
+    for name, index in kept.buffers.values():
+        if _kept(name) in lives:
+            begin, end = lives[_kept(name)]
+            size = next(b.bytes for b in forward.buffers if b.name == name)
+            end = max([end, *(ends[tape] for tape, _ in windows.get(name, ()))])
+            added[_kept(name)] = Buffer(_kept(name), size, "kept", index, begin, end)
+    everything = (*buffers, *added.values())
+    return dataclasses.replace(
+        plan, steps=tuple(steps), buffers=everything, again=tuple(again), optional=(*optional, *borders),
+        chunks=_chunks(everything, forward, borders),
+        together=tuple(part for run in plan.together for part in unbroken(plan, moved, *run)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A graph that computes values again and its plan; which buffers of the backward the plan's are; by step, the one
+    of the backward that it stands in front of."""
+
+    graph: Graph
+    plan: Plan
+    names: Mapping[str, str]
+    places: Sequence[int]
+
+
+def _placed(plan: Plan, parts: Sequence[tuple[Graph, Plan]], kept: Kept,
+            windows: Mapping[str, Sequence[tuple[str, Size]]], known: Mapping[str, str]) -> list[_Part]:
+    """Those of `parts` that give what `plan` needs, in the order of their first steps. known: value of the forward ->
+    the buffer of `plan` that it is."""
+    uses = _uses(plan)
+    overwritten = _first_writes(plan)
+    alive, across = _alive(plan)
+    found = []
+    for graph, part in parts:
+        if not _fits(graph, part, kept, known):
+            continue
+        names = _names(graph, part, known)
+        inputs = [(b.name, graph.inputs[b.index].name) for b in part.buffers if b.home == "input"]
+        results = [(window.buffer, value) for value, window in _results(graph, part)]
+        # what shows each saved value in the backward
+        shown = {name: [tape for tape, _ in windows.get(kept.buffers[value][0], ())]
+                 for name, value in (*inputs, *results) if value in kept.buffers}
+        needed = {name: [use for tape in tapes for use in uses.get(tape, ())] for name, tapes in shown.items()}
+        first = {name: min(needed[name]) for name, _ in results if needed[name]}
+        if not first:
+            continue
+        last = {name: max(some, default=-1) for name, some in needed.items()}
+        before = {}
+        for name, own in names.items():
+            writes = [overwritten[one] for one in (own, *shown.get(name, ())) if one in overwritten]
+            if writes:
+                before[name] = min(writes)
+        found.append(_Part(graph, part, names, places(part, step_writes, first, last, before, alive, across,
+                                                      plan.facts.hint)))
+    return sorted(found, key=lambda one: min(one.places))
+
+
+def _chunks(buffers: Sequence[Buffer], forward: Plan, borders: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    """The forward's saved buffers by the first border behind their last use."""
+    last: dict[str, int] = {}
+    for buffer in buffers:
+        entry = tape_entry(forward, buffer.index) if buffer.home in ("tape", "kept") else None
+        if entry is not None:
+            last[entry[0].name] = max(last.get(entry[0].name, -1), buffer.last)
+    chunks: list[list[str]] = [[] for _ in range(len(borders) + 1)]
+    for buffer in forward.buffers:
+        if buffer.home == "saved":
+            chunks[sum(border <= last.get(buffer.name, -1) for border in borders)].append(buffer.name)
+    return tuple(tuple(chunk) for chunk in chunks)
+
+
+def _kept(name: str) -> str:
+    return f"kept {name}"
+
+
+def _windows(plan: Plan, forward: Plan) -> dict[str, list[tuple[str, Size]]]:
+    """Buffer of the forward -> the tape buffers that lie in it, with their first bytes there."""
+    found: dict[str, list[tuple[str, Size]]] = {}
+    for buffer in plan.buffers:
+        entry = saved_entry(forward, buffer.index) if buffer.home == "tape" else None
+        if entry is not None:
+            home, window = entry
+            found.setdefault(home.name, []).append((buffer.name, window.offset * size_of(window.type.dtype)))
+    return found
+
+
+def _uses(plan: Plan) -> dict[str, tuple[int, int]]:
+    """The first and the last step that touches each buffer."""
+    found: dict[str, tuple[int, int]] = {}
+    for position, step in enumerate(plan.steps):
+        for window in touched(step):
+            found[window.buffer] = found.get(window.buffer, (position, 0))[0], position
+    return found
+
+
+def _alive(plan: Plan) -> tuple[list[int], list[int]]:
+    """By step, the bytes at the hints of the plan's own values that are there, and of those that are before it and
+    still needed."""
+    own = [(b.first, b.last, plan.facts.hint(b.bytes)) for b in plan.buffers if b.home not in ("input", "tape")]
+    count = len(plan.steps)
+    alive, across = [0] * (count + 1), [0] * (count + 1)
+    for first, last, size in own:
+        last = min(last, count - 1)
+        for changes, begin in ((alive, first), (across, first + 1)):
+            if begin <= last:
+                changes[begin] += size
+                changes[last + 1] -= size
+    return [*itertools.accumulate(alive[:count])], [*itertools.accumulate(across[:count])]
+
+
+def _first_writes(plan: Plan) -> dict[str, int]:
+    """Input, or entry of the tape -> the first step that writes it: from there on it is not what the forward had."""
+    inputs = {b.name for b in plan.buffers if b.home in ("input", "tape")}
+    first: dict[str, int] = {}
+    for position, step in enumerate(plan.steps):
+        for window in step_writes(step):
+            if window.buffer in inputs:
+                first.setdefault(window.buffer, position)
+    return first
+
+
+def _results(graph: Graph, part: Plan) -> list[tuple[str, Window]]:
+    """The values that a part gives, and where."""
+    return [(value.name, window) for value, window in zip(graph.outputs, part.outputs, strict=True)
+            if isinstance(value, Value) and isinstance(window, Window)]
+
+
+def _fits(graph: Graph, part: Plan, kept: Kept, stored: Mapping[str, str]) -> bool:
+    """Whether the part makes outside the arena what the forward makes there: each may fuse in its own way."""
+    homes = {b.name: b.home for b in part.buffers}
+    return all(value in stored and (homes[window.buffer] == "extern" or kept.buffers[value][0] not in kept.outside)
+               for value, window in _results(graph, part))
+
+
+def _names(graph: Graph, part: Plan, stored: Mapping[str, str]) -> dict[str, str]:
+    """Buffers of a part -> those of the backward."""
+    names = {b.name: stored[graph.inputs[b.index].name] if b.home == "input" else f"{graph.name} {b.name}"
+             for b in part.buffers}
+    return names | {window.buffer: stored[value] for value, window in _results(graph, part)}

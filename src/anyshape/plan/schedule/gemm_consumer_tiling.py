@@ -1,0 +1,73 @@
+"""Products whose results are read by a flat kernel alone run with it, a band of rows after the other.
+
+    5 matmul(dy, x) -> g             g: 4096x512                  5 bands of 1024 rows:  matmul(dy, x) -> g: 1024x512
+    6 update(w, g, m) -> &w, &m                          -->         update(w, g, m) -> &w, &m
+
+So there is never more of a weight's gradient than a band: one that lies in a near cache when the update reads it, and
+that takes no memory to speak of, however large the weight is. The update has to come when the gradient is made, which
+it cannot where all gradients have to be seen before (their norm is limited).
+
+The kernel may write what it reads along with the result, but nothing that the product reads: that is there to the end.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from anyshape.ir.types import size_of
+from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, TiledGemmStep, touched
+from anyshape.plan.memory.mutation_copy_elision import permuted, without
+from anyshape.plan.remat.insert_recompute import step_writes
+
+# bytes of a band, which stays in the caches; rows, for a product packs one of its operands again for each band
+BYTES, LEAST_ROWS, GRAIN = 1 << 20, 256, 48
+
+
+def tile_gemm_consumers(plan: Plan, has_product: Callable[[str], bool]) -> Plan:
+    """`plan` (not allocated, with what inputs receive made there) with such pairs as one step, where the kernel stands.
+    has_product: whether the host has products of a dtype, of operands with any strides."""
+    steps: list[Step] = [*plan.steps]
+    makers = {window.buffer: k for k, step in enumerate(steps) for window in step_writes(step)}
+    readers: dict[str, list[int]] = {}
+    for k, step in enumerate(steps):
+        for name in {window.buffer for window in touched(step)}:
+            readers.setdefault(name, []).append(k)
+    inside = {b.name for b in plan.buffers if b.home == "arena"}
+    banded: dict[str, TiledGemmStep] = {}
+    left_out: set[int] = set()
+    for k, kernel in enumerate(plan.steps):
+        if not isinstance(kernel, KernelStep):
+            continue
+        for place in kernel.along:
+            name = kernel.params[place].buffer
+            first = makers.get(name, k)
+            product = plan.steps[first]
+            if (name not in inside or readers[name] != [first, k] or place in kernel.outputs
+                    or not isinstance(product, LibraryStep) or not has_product(product.dtype)
+                    or sum(window.buffer == name for window in kernel.params) > 1):
+                continue
+            count = _rows(product)
+            operands = {window.buffer for window in product.inputs}
+            later = {window.buffer for step in steps[first + 1:k + 1] for window in step_writes(step)}
+            if count and not operands & later:
+                steps[k] = banded[name] = TiledGemmStep(product, kernel, place, count)
+                left_out.add(first)
+                break
+    if not left_out:
+        return plan
+    buffers = tuple(dataclasses.replace(b, bytes=banded[b.name].band.type.bytes) if b.name in banded else b
+                    for b in plan.buffers)
+    plan = without(dataclasses.replace(plan, steps=tuple(steps), buffers=buffers), left_out)
+    return permuted(plan, range(len(plan.steps)))
+
+
+def _rows(product: LibraryStep) -> int:
+    """The rows of a band of the product's result; 0 where it is no matrix of given size, or not worth it."""
+    kind = product.outputs[0].type
+    if product.op != "matmul" or product.attrs not in ((), (("rounded", product.dtype),)) or len(kind.shape) != 2:
+        return 0
+    rows, columns = kind.shape
+    if not isinstance(rows, int) or not isinstance(columns, int) or kind.strides is not None or rows * columns == 0:
+        return 0
+    count = rows // max(LEAST_ROWS, -(-BYTES // (columns * size_of(kind.dtype))))
+    return min(-(-rows // count // GRAIN) * GRAIN, rows) if count > 1 else 0

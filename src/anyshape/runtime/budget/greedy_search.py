@@ -1,0 +1,301 @@
+"""The climb of a ladder: rung by rung the choice that relieves the fullest step and costs the least time for its bytes.
+
+    kept -> computed again        costs the work of its steps, and memory for what they make on the way
+    kept -> moved out             costs what copying takes from the steps, and waiting once the copies take longer than
+    computed again -> moved out   all steps together; memory from when it is fetched on
+
+The loop itself is native (backend/cpu/routines/budget_search.py). Here is what it works on: a frame of words, most of
+them addresses. What does not depend on sizes is made once (`SearchTables`); a climb adds one block of numbers. Without
+a store there are no rows for moves.
+"""
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from anyshape.backend.cpu.bytecode import budget_frame as native
+from anyshape.plan.ir.program import touched
+from anyshape.plan.remat.insert_recompute import step_writes
+from anyshape.runtime.specialize.offload_schedule import Clock
+from anyshape.runtime.specialize.saved_policy import Move, SavePolicy
+
+if TYPE_CHECKING:
+    from anyshape.runtime.budget.tradeoff_curve import TradeoffCurve, TradeoffProblem
+
+EACH = 1e-4  # seconds that one move takes whatever its size: two calls from native code, four of the system
+BESIDE = 0.25  # what a second of copying on a core that has nothing else to do costs those that compute: memory traffic
+SHORTEST = 1e-9  # seconds, so that nothing is for free
+PICO = 1e12  # the loop counts picoseconds
+PER_VALUE = 4  # changes of the arena that a choice has for its own value, at most
+
+
+@dataclass(frozen=True, slots=True)
+class TradeoffPoint:
+    """What is dropped, the bytes that it comes to where nothing is lost between values, and seconds that all threads
+    together take to compute it again, by estimate; what is moved out to a store, and its bytes."""
+
+    dropped: frozenset[str]
+    live: int
+    seconds: float
+    moved: tuple[Move, ...] = ()
+    away: int = 0
+
+    @property
+    def keeping(self) -> SavePolicy:
+        """What a call keeps that takes it."""
+        return SavePolicy(self.dropped, apart=True, moved=self.moved)
+
+
+def _table(parts: Iterable[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Lists one after another, and where each begins and the last one ends: int64."""
+    lists = [list(part) for part in parts]
+    starts = np.cumsum([0, *(len(part) for part in lists)], dtype=np.int64)
+    return starts, np.array([entry for part in lists for entry in part], np.int64)
+
+
+class SearchTables:
+    """What does not depend on sizes in the climbs of some ladders.
+
+    names: of the values, first those that can be computed again; with moves the others that are saved in the arena,
+    too. rows: how many choices there are. numbers: of the bytes of temporary values, of values, and of lives, among
+    those of the ladders; padded: which of these are rounded up; chunked: which of the lives are in the kept block.
+    work: the optional step of each entry of a segment.
+    """
+
+    def __init__(self, ladders: TradeoffProblem, moving: bool) -> None:
+        self.ladders = ladders
+        self.moving = moving
+        count = len(ladders.names)
+        others = sorted(ladders.held.keys() - set(ladders.names) - ladders.outside) if moving else []
+        self.names = [*ladders.names, *others]
+        self.rows = count + (len(self.names) if moving else 0)
+        held = [ladders.held[name] for name in self.names]
+        lives = self._lives()
+        self.numbers = np.array([*(life.number for life in ladders.temporaries), *(life.number for life in held),
+                                 *(number for *_, number, _ in lives)], np.int64)
+        self.padded = np.array([*(False for _ in ladders.temporaries), *(True for _ in held),
+                                *(padded for *_, padded in lives)], bool)
+        self.chunked = np.array([life[4] and life[1] == ladders.border for life in lives], bool)
+        columns = np.array([life[:3] for life in lives], np.int64).reshape(-1, 3)
+        static = self._segments() | self._values() | {
+            native.LIFE_PLACE: columns[:, 0].copy(), native.LIFE_FIRST: columns[:, 1].copy(),
+            native.LIFE_END: columns[:, 2].copy(),
+            native.TURNS: np.array([ladders.border + k for k in ladders.keeps.turns], np.int64)}
+        self.arrays = [np.append(array, 0).astype(np.int64) for array in static.values()]  # kept alive
+        self.frame = np.zeros(native.RUNG_AWAY + 1, np.int64)
+        for field, array in zip(static, self.arrays, strict=True):
+            self.frame[field] = array.ctypes.data
+        for field, number in ((native.LENGTH, ladders.length), (native.BORDER, ladders.border), (native.NAMES, count),
+                              (native.SEGMENTS, len(ladders.segments)), (native.ROWS, self.rows),
+                              (native.MOVING, moving), (native.LIVES, len(lives)),
+                              (native.TURN_COUNT, len(ladders.keeps.turns)), (native.LOWEST, sys.maxsize),
+                              (native.SHORTEST, round(SHORTEST * PICO))):
+            self.frame[field] = number
+        self._block(len(lives))
+
+    def _lives(self) -> list[tuple[int, int, int, int, bool]]:
+        """What is there whatever is chosen, and the kept block in chunks: in the arena (0) or not (1), first step and
+        the one after the last, number of its bytes, and whether these are padded."""
+        ladders = self.ladders
+        found = [(0 if life.inside else 1, life.first, life.last + 1, life.number, False) for life in ladders.fixed]
+        for name, life in ladders.held.items():
+            first, last = (life.first, life.last) if name in ladders.outside else (
+                ladders.border, ladders.chunk_ends[name])
+            found.append((1, first, last + 1, life.number, True))
+        return found
+
+    def _segments(self) -> dict[int, np.ndarray]:
+        """The members of segments, their steps with what these read and write, and their temporary values."""
+        ladders, keeps = self.ladders, self.ladders.keeps
+        buffers = {life.name: i for i, life in enumerate(ladders.temporaries)}
+        for one in ladders.again:
+            buffers.setdefault(one.buffer, len(buffers))
+        made = len(ladders.temporaries)
+        steps = [ladders.plan.steps[ladders.optional[k]] for segment in ladders.segments for k in segment.steps]
+        self.work = np.array([k for segment in ladders.segments for k in segment.steps], np.int64)
+        writes = _table(sorted({buffers[w.buffer] for w in step_writes(step) if w.buffer in buffers}) for step in steps)
+        touches = _table(sorted({buffers[w.buffer] for w in touched(step) if buffers.get(w.buffer, made) < made})
+                         for step in steps)
+        readers: dict[int, list[int]] = {}
+        for i, name in enumerate(ladders.names):
+            for number in keeps.reads.get(name, ()):
+                readers.setdefault(number, []).append(i)
+        reads = _table([i for i in readers.get(ladders.optional[k], ()) if i in segment.members]
+                       for segment in ladders.segments for k in segment.steps)
+        members = _table(segment.members for segment in ladders.segments)
+        temporaries = _table(segment.temporaries for segment in ladders.segments)
+        homes = np.full(len(self.names), -1, np.int64)
+        room = np.zeros((2, self.rows), np.int64)  # for changes in the arena, and elsewhere
+        room += [[PER_VALUE], [1]]
+        for number, segment in enumerate(ladders.segments):
+            some = list(segment.members)
+            homes[some] = number
+            rows = some + [len(ladders.names) + i for i in some] * self.moving
+            inside = sum(ladders.temporaries[i].inside for i in segment.temporaries)
+            room[:, rows] += [[inside + 2 * len(some) * self.moving], [len(segment.temporaries) - inside]]
+        self.room = room.sum(axis=1)
+        changes, rests = (np.concatenate(([0], np.cumsum(some))) for some in room)
+        lives = ladders.temporaries
+        return {native.SEGMENT: homes, native.MEMBERS_FROM: members[0], native.MEMBERS: members[1],
+                native.STEPS_FROM: _table(segment.steps for segment in ladders.segments)[0],
+                native.MADE_FROM: temporaries[0], native.MADE: temporaries[1],
+                native.WRITES_FROM: writes[0], native.WRITES: writes[1], native.TOUCHES_FROM: touches[0],
+                native.TOUCHES: touches[1], native.READS_FROM: reads[0], native.READS: reads[1],
+                native.MADE_FIRST: np.array([life.first for life in lives]),
+                native.MADE_END: np.array([life.last + 1 for life in lives]),
+                native.MADE_INSIDE: np.array([life.inside for life in lives]),
+                native.BUFFER: np.array([buffers[one.buffer] for one in ladders.again]),
+                native.CHANGES_FROM: changes, native.RESTS_FROM: rests}
+
+    def _values(self) -> dict[int, np.ndarray]:
+        """Where values are, by value: in the forward, in the kept block, and computed again."""
+        ladders = self.ladders
+        count = len(ladders.names)
+        ends = ladders.program.maker.keeps.ends
+        found = []
+        for i, name in enumerate(self.names):
+            held = ladders.held[name]
+            saved = held.first, max(ends[name], held.first) + 1
+            if name in ladders.outside:
+                first, last = ladders.gaps[i]
+                found.append((1, 0, 0, first, last, 0, 0, held.last + 1))
+                continue
+            own = ladders.own[i] if i < count else (0, 0)
+            found.append((0, *saved, ladders.border, ladders.chunk_ends[name] + 1, *own, held.last + 1))
+        fields = (native.OUTSIDE, native.SAVED_FIRST, native.SAVED_END, native.LEAVES, native.LEAVES_END,
+                  native.OWN_FIRST, native.OWN_END, native.HELD_END)
+        columns = np.array(found, np.int64).reshape(-1, len(fields)).T
+        return dict(zip(fields, columns, strict=True))
+
+    def _block(self, lives: int) -> None:
+        """Where each array of a climb's own block begins."""
+        ladders, rows, values = self.ladders, self.rows, len(self.names)
+        made, steps = len(ladders.temporaries), ladders.length + 2
+        buffers = made + len(ladders.again)
+        sizes = {native.MADE_BYTES: made, native.BYTES: values, native.LIFE_BYTES: lives,  # in the order of `numbers`
+                 native.WORK: len(self.work)}
+        sizes |= dict.fromkeys((native.GONE, native.LATE, native.EARLY, native.STATE, native.READ, native.READ_NOW),
+                               values)
+        sizes |= dict.fromkeys((native.LEFT, native.COST, native.COPYING, native.COPY_COST, native.CHANGES_COUNT,
+                                native.RESTS_COUNT, native.KEPT_CHANGE, native.FIRST, native.END, native.TOP,
+                                native.LATER_FIRST, native.LATER_END, native.LATER_TOP), rows)
+        sizes |= {native.CHANGES: 3 * int(self.room[0]), native.RESTS: 3 * int(self.room[1])}
+        sizes |= dict.fromkeys((native.WANTED, native.NOW), buffers)
+        sizes |= dict.fromkeys((native.ARENA, native.REST, native.DELTA, native.BEFORE, native.AFTER), steps)
+        sizes |= dict.fromkeys((native.STRIP_ARENA, native.STRIP_REST), len(ladders.keeps.turns) + 2)
+        sizes |= dict.fromkeys((native.TAKEN, native.RUNG_LIVE, native.RUNG_BOUND, native.RUNG_CHOICES,
+                                native.RUNG_PICOSECONDS, native.RUNG_AWAY), rows + 1)
+        starts = np.cumsum([0, *sizes.values()])
+        self.words = int(starts[-1])
+        self.fields = np.array([*sizes])
+        self.offsets = 8 * starts[:-1].astype(np.int64)
+        self.slices = {field: slice(int(a), int(b)) for field, a, b in zip(sizes, starts[:-1], starts[1:], strict=True)}
+
+
+class GreedySearch:
+    """One climb of a ladder. Not safe to share between threads.
+
+    Args:
+        clock: says when values are moved; None: none is.
+        threads: how many compute.
+        most: bytes that may be moved out; 0: any number.
+    """
+
+    def __init__(self, choices: SearchTables, ladder: TradeoffCurve, clock: Clock | None, threads: int = 1,
+                 most: int = 0) -> None:
+        self.choices, self.ladder, self.clock = choices, ladder, clock
+        ladders = choices.ladders
+        self.block = np.zeros(choices.words, np.int64)
+        frame = self.frame = choices.frame.copy()
+        frame[choices.fields] = choices.offsets + self.block.ctypes.data
+        self.address = frame.ctypes.data
+        self.context = ladders.program.context
+        bytes_ = ladder.bytes[choices.numbers]
+        bytes_[choices.padded] = -(-bytes_[choices.padded] // 64) * 64
+        self.block[:len(bytes_)] = bytes_
+        self.at(native.WORK)[:] = np.rint(ladder.seconds[choices.work] * PICO)
+        sizes = self.at(native.BYTES)
+        self.at(native.LEFT)[:len(ladders.names)] = sizes[:len(ladders.names)] > 0
+        frame[native.SCRATCH], frame[native.LATER_SCRATCH] = ladder.scratch
+        frame[native.KEPT] = self.at(native.LIFE_BYTES)[choices.chunked].sum()
+        # the most bytes that a choice frees, shifted by so much, are a word
+        frame[native.SHIFT] = 61 - (int(self.at(native.LIFE_BYTES).sum()) + int(sizes.sum())).bit_length()
+        if clock is not None:
+            self._moves(clock, threads, most)
+        self.context.climbing.begin(self.address)
+
+    def at(self, field: int) -> np.ndarray:
+        """An array of the block."""
+        return self.block[self.choices.slices[field]]
+
+    def _moves(self, clock: Clock, threads: int, most: int) -> None:
+        """By value: how it is moved, if no step that computes another one again reads it, and if one does."""
+        ladders, keeps = self.choices.ladders, self.choices.ladders.keeps
+        count = len(ladders.names)
+        share = BESIDE if threads < (os.cpu_count() or 1) else 1.0
+        sizes = self.at(native.BYTES).tolist()
+        for i, name in enumerate(self.choices.names):
+            reads = [] if name in ladders.outside else keeps.reads[name]  # tensors of PyTorch stay where they are
+            if not reads or not sizes[i]:
+                continue
+            late = next((n for n in reads if n not in keeps.optional), reads[0]) if i < count else reads[0]
+            self.at(native.GONE)[i] = clock.gone(name, sizes[i])
+            self.at(native.LATE)[i] = clock.there(late, sizes[i])
+            self.at(native.EARLY)[i] = clock.there(reads[0], sizes[i])
+            self.at(native.LEFT)[count + i] = 1
+            copying = EACH + clock.seconds(sizes[i])
+            self.at(native.COPYING)[count + i] = round(copying * PICO)
+            self.at(native.COPY_COST)[count + i] = round(copying * share * PICO)
+        for field, number in ((native.THREADS, threads), (native.MOST, most),
+                              (native.HIDDEN, round(clock.hidden * PICO))):
+            self.frame[field] = number
+
+    def climb(self, until: int) -> list[int]:
+        """The peaks of all rungs up to one that may need at most `until` bytes, or to the last."""
+        self.frame[native.STOP] = until
+        self.context.climbing.climb(self.address)
+        return self.at(native.RUNG_LIVE)[:self.frame[native.RUNGS]].tolist()  # type: ignore[no-any-return]
+
+    def bounds(self, first: int, end: int) -> list[int]:
+        """What no layouts of some rungs need less than."""
+        return self.at(native.RUNG_BOUND)[first:end].tolist()  # type: ignore[no-any-return]
+
+    def seconds(self, number: int) -> float:
+        """What a rung takes longer, by estimate, of all threads."""
+        return float(self.at(native.RUNG_PICOSECONDS)[number]) / PICO
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to choose."""
+        return bool(self.frame[native.DONE])
+
+    def rung(self, number: int) -> TradeoffPoint:
+        """One of the rungs that `climb` has found."""
+        count = len(self.choices.ladders.names)
+        taken = self.at(native.TAKEN)[:self.at(native.RUNG_CHOICES)[number]].tolist()
+        moved = [row - count for row in taken if row >= count]
+        dropped = {row for row in taken if row < count}.difference(moved)
+        names = self.choices.names
+        return TradeoffPoint(frozenset(names[i] for i in dropped), int(self.at(native.RUNG_LIVE)[number]),
+                    self.seconds(number), tuple(self._moved(dropped, moved)),
+                    int(self.at(native.RUNG_AWAY)[number]))
+
+    def _moved(self, dropped: set[int], moved: Sequence[int]) -> Iterator[Move]:
+        """How each of some values is moved, segment by segment, while those are dropped."""
+        if not moved:
+            return
+        ladders = self.choices.ladders
+        runs = ladders.keeps.runs(SavePolicy(frozenset(self.choices.names[i] for i in dropped)))
+        homes = {i: number for number, segment in enumerate(ladders.segments) for i in segment.members}
+        gone, late, early = (self.at(field).tolist() for field in (native.GONE, native.LATE, native.EARLY))
+        for i in sorted(moved, key=lambda i: (homes.get(i, len(homes)), i)):
+            name = self.choices.names[i]
+            steps = {ladders.optional[k] for k in ladders.segments[homes[i]].steps} if i in homes else set()
+            read = not steps.isdisjoint(runs.intersection(ladders.keeps.reads[name]))
+            yield Move(name, gone[i], early[i] if read else late[i])
+

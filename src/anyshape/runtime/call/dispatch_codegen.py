@@ -1,0 +1,154 @@
+"""The way into a program: a Python function generated per plan that costs as little as Python can.
+
+    inputs f32[b, n], f32[n], f32[8]  -->
+        def enter(args, records, slow, fit):
+            try:
+                (a0, a1, a2) = args
+                same = alike(a2)
+                if not same and (a2.shape != (8,)):
+                    raise KeyError
+                record = records[(a0.shape, a1.shape)]
+            except (KeyError, ValueError, AttributeError, TypeError):
+                same = False
+                record, (a0, a1, a2) = slow(args)
+            undo = ()
+            s = record.input_strides
+            fits = True
+            if not akin(a0, a1):
+                fits = not (a0.dtype is not t0 or odd(a0) or a1.dtype is not t1 or odd(a1))
+                if fits:
+                    meet(a0, a1)
+            if fits and not same:
+                fits = not (a2.dtype is not t2 or odd(a2) or a2.stride() != s[2])
+                if fits:
+                    learn(a2)
+            if not fits or a0.stride() != s[0] or a1.stride() != s[1]:
+                (a0, a1, a2), undo = fit(record, (a0, a1, a2), fits)
+            return record, (a0, a1, a2), (a0.data_ptr(), a1.data_ptr(), a2.data_ptr()), undo
+
+Inputs of fixed sizes, parameters mostly, are looked at once; from then on `alike` asks torch in one call whether they
+are what they were: type, dtype, sizes, strides, device, and what else a tensor can be
+(runtime/specialize/tensor_kinds.py); `akin` does the same for the others, sizes and strides aside. A backward program's
+first argument is the tape; `values` are its entries and `origin` the forward's record.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from anyshape.ir.types import TensorType
+from anyshape.plan.ir.program import Plan
+from anyshape.runtime.specialize.tensor_kinds import odd
+from anyshape.torch_compat import is_zeros
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
+from anyshape.torch_compat.versions import api
+
+PATIENCE = 8  # kinds of inputs (in inference mode or not, with gradients or without) that are learnt
+
+
+def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) -> Callable[..., Any]:
+    """`enter` for a plan. `strided`: inputs whose strides bind symbols."""
+    count = len(plan.inputs)
+    restored = {position: index for index, position in enumerate(plan.restored)}
+    called = [i for i in range(count) if i not in restored]
+    fixed = [i for i in called if i not in strided and _is_fixed(plan.inputs[i])]
+    placed = dict(plan.offsets)
+    names: dict[str, Any] = {"alike": _never, "akin": _never, "strided": torch.strided, "is_zeros": is_zeros}
+    keys: list[str] = []
+    checks: list[str] = []
+    strides: list[str] = []
+    fixed_checks: list[str] = []
+    shapes: list[str] = []
+    for i in called:
+        kind = plan.inputs[i]
+        if not isinstance(kind, TensorType):
+            keys.append(f"a{i}")
+            continue
+        dtype = names[f"t{i}"] = TORCH_DTYPES[kind.dtype]
+        (fixed_checks if i in fixed else checks).append(f"a{i}.dtype is not t{i} or {odd(f'a{i}', dtype)}")
+        (fixed_checks if i in fixed else strides).append(f"a{i}.stride() != s[{i}]")
+        if i in fixed:
+            shapes.append(f"a{i}.shape != {kind.shape}")
+            continue
+        keys.append(f"a{i}.shape")
+        if i in strided:
+            keys.append(f"a{i}.stride()")
+    if restored:
+        keys.append("origin")
+        # tensors of a tape that is not the forward's own come as they are
+        strides.append("origin.__class__ is tuple")
+    pointers = [_pointer(plan, b.home, b.index, restored) for b in sorted(plan.buffers, key=lambda b: slots[b.name])
+                if b.home in ("input", "tape") and b.name not in placed]
+    every = _tuple(f"a{i}" for i in range(count))
+    given = ", ".join(f"a{i}" for i in fixed)
+    open_ = ", ".join(f"a{i}" for i in called if i not in fixed and isinstance(plan.inputs[i], TensorType))
+    unlike = " or ".join(shapes)
+    names["learn"] = _Learner(names, "alike", True)
+    names["meet"] = _Learner(names, "akin", False)
+    head = "args, records, slow, fit" + (", values, origin" if restored else "")
+    lines = [
+        f"def enter({head}):",
+        "    try:",
+        f"        {_tuple(f'a{i}' for i in called) if called else '()'} = args",
+        *(f"        a{position} = values[{index}]" for position, index in restored.items()),
+        *([f"        same = alike({given})", f"        if not same and ({unlike}):", "            raise KeyError"]
+          if fixed else []),
+        f"        record = records[{_tuple(keys)}]",
+        "    except (KeyError, ValueError, AttributeError, TypeError):",
+        "        same = False",
+        f"        record, {every} = slow(args{', values, origin' if restored else ''})",
+        "    undo = ()",
+        "    s = record.input_strides",
+        "    fits = True",
+        *([f"    if not akin({open_}):", f"        fits = not ({' or '.join(checks)})", "        if fits:",
+           f"            meet({open_})"] if open_ else []),
+        *(["    if fits and not same:", f"        fits = not ({' or '.join(fixed_checks)})", "        if fits:",
+           f"            learn({given})"] if fixed else []),
+        f"    if {' or '.join(('not fits', *strides))}:",
+        f"        {every}, undo = fit(record, {every}, fits)",
+        f"    return record, {every}, {_tuple(pointers)}, undo",
+    ]
+    exec(compile("\n".join(lines), f"<entry of {plan.name}>", "exec"), names)
+    key = ["def key(args" + (", values, origin" if restored else "") + "):",
+           f"    {_tuple(f'a{i}' for i in called) if called else '()'} = args",
+           f"    return None if {unlike or 'False'} else {_tuple(keys)}"]
+    exec(compile("\n".join(key), f"<key of {plan.name}>", "exec"), names)
+    enter: Callable[..., Any] = names["enter"]
+    enter.key = names["key"]  # type: ignore[attr-defined]  # None where a fixed input has other sizes
+    return enter
+
+
+def _is_fixed(kind: TensorType | str) -> bool:
+    return isinstance(kind, TensorType) and all(isinstance(n, int) for n in (*kind.shape, *(kind.strides or ())))
+
+
+def _never(*_tensors: Any) -> bool:
+    return False
+
+
+class _Learner:
+    """Takes tensors that were looked at and fit as what the function `name` compares with from now on."""
+
+    def __init__(self, names: dict[str, Any], name: str, sizes: bool) -> None:
+        self.names = names
+        self.name = name
+        self.sizes = sizes
+        self.learnt = 0
+
+    def __call__(self, *tensors: Any) -> None:
+        if self.learnt < PATIENCE:
+            self.learnt += 1
+            self.names[self.name] = api.same_kind(tensors, self.sizes) or _never
+            return
+        self.names[self.name] = _never
+
+
+def _pointer(plan: Plan, home: str, index: int, restored: Mapping[int, int]) -> str:
+    position = plan.restored[index] if home == "tape" else index
+    return f"a{position}.data_ptr()"
+
+
+def _tuple(parts: Any) -> str:
+    return "(" + "".join(f"{part}, " for part in parts) + ")"

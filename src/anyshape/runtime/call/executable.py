@@ -1,0 +1,453 @@
+"""A compiled program: a plan and its kernels. Stateless and re-entrant: calls may run at once from several threads.
+
+One call: read the symbols' record by the shapes of the inputs (or make it), allocate the outputs, take the arena,
+fill the block, run the host natively, give the arena back. Nothing is decided here.
+"""
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+import weakref
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode.encode_plan import layout_of
+from anyshape.backend.interface import LoadedKernel
+from anyshape.base import counters
+from anyshape.base.errors import InputError, VerifyError
+from anyshape.ir.types import TensorType
+from anyshape.plan.ir.program import Plan, Window
+from anyshape.runtime.budget.order_selection import OrderSelection
+from anyshape.runtime.call.call_frame import Call, restrided
+from anyshape.runtime.call.dispatch_codegen import make_enter
+from anyshape.runtime.call.extern_table import Calls
+from anyshape.runtime.call.step_timer import clock_of, durations
+from anyshape.runtime.context.process_context import Context, shared_context
+from anyshape.runtime.cost.autotune import autotune_of
+from anyshape.runtime.inspect.touched_bytes import counted_peak
+from anyshape.runtime.memory.huge_pages import prefer_large
+from anyshape.runtime.memory.pools import Block, CallPolicy, PhasedBlock, SegmentedBlock, TapeMemory
+from anyshape.runtime.memory.tape import Tape
+from anyshape.runtime.specialize.shape_binding import Binder, failed_check
+from anyshape.runtime.specialize.specialization import Specialization, Specializer
+from anyshape.runtime.specialize.tensor_kinds import refused, without_memory
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
+from anyshape.torch_compat.tensors import in_memory
+from anyshape.torch_compat.versions import api
+
+FIRST = 8 * (host.SLOTS + 1)  # byte of a call's block where the addresses of buffers begin
+RECORDS = 512  # shapes that one program remembers
+
+
+class Executable:
+    """See the head of this file.
+
+    Args:
+        plan: allocated (plan/memory/symbolic_allocator.py).
+        kernels: what the plan's regimes name, in any order.
+        context: what programs share; the process's own when left out.
+        forward: for a backward program that uses the kept block of its forward, the forward's allocated plan.
+        packed_bytes: see `Config`.
+        products: which routines multiply (runtime/cost/autotune.py).
+
+    Raises:
+        Unsupported: a size of the plan cannot be read from its inputs.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, plan: Plan, kernels: Sequence[LoadedKernel] = (), context: Context | None = None,
+                 forward: Plan | None = None, threads: int = 0, packed_bytes: int = 0,
+                 products: str = "usual") -> None:
+        self.plan = plan
+        self.name = plan.name
+        self.kernels = list(kernels)
+        self.context = shared_context() if context is None else context
+        self.threads = threads
+        entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(self.kernels)}
+        self.autotune = autotune_of(self.context, products)
+        self.layout = layout_of(plan, entries, self.autotune.ours)
+        self.functions = self.context.functions(self.kernels, self.layout.dtypes)
+        self.functions_address = ctypes.addressof(self.functions)
+        known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
+        self.binder = Binder(plan, self.layout.symbols, known, self.layout.names)
+        self.maker = Specializer(plan, self.layout, self.context, self.functions, forward)
+        self.records: dict[Any, Specialization] = {}
+        self.lock = threading.Lock()
+        self.enter = make_enter(plan, self.layout.slots, self.binder.strided)
+        written = [b for b in plan.buffers if b.home in ("input", "tape", "output") and b.name not in self.maker.homes]
+        in_front = 1 + len(written)
+        self.put = struct.Struct(f"{len(written)}q").pack_into
+        # slots that the host or PyTorch fill in, and the room for kernel blocks
+        self.rest = bytes(8 * (len(self.layout.slots) - in_front + self.maker.workspace_words))
+        windows = [plan.outputs[buffer.index] for buffer in self.maker.outputs]
+        self.dtypes = tuple(TORCH_DTYPES[window.type.dtype] for window in windows if isinstance(window, Window))
+        self.allocate = api.allocator()
+        self.takes_tape = bool(plan.restored)
+        self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes)
+        self.lazy = len(self.calls.early) < len(self.dtypes)
+        self.ordered = self.calls.order == tuple(range(len(self.dtypes)))
+        self.plain = self.ordered and not plan.saved
+        self.straight = self.calls.order is not None and not self.lazy  # allocated at the start, returned as they are
+        self.limit: CallPolicy | None = None  # says what a call at given sizes does not keep
+        self.other: Executable | None = None  # the same in another order, which calls run where `choice` says so
+        self.choice: OrderSelection | None = None
+        self.profiles: list[tuple[Specialization, list[tuple[int, float]]]] | None = None  # set to [] to receive times
+        # of steps
+        counters.count("programs")
+        counters.count("kernels", len(self.kernels))
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Runs the program on `args` (emptied): the plan's inputs; for a backward the tape, then the other inputs.
+
+        Returns the outputs; a forward that saves something returns its tape as the last one.
+
+        Raises:
+            InputError: an argument does not fit. IndexRangeError: an index of a gather is out of range.
+            DivisionError: a whole number is divided by 0.
+        """
+        if self.takes_tape:
+            return self._backward(args)
+        record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit)
+        if record.is_other is not self.maker.is_other:
+            return self._in_other_order(args)
+        args.clear()
+        space = None
+        if self.limit is not None:
+            record, space = self.limit.fit(record)
+        run = self._straight if self._is_straight(record, undo) else self._run
+        if not self.plan.saved:
+            return run(record, list(inputs), pointers, undo, self.context.kept.empty)
+        pool = self.context.kept
+        lease = TapeMemory(pool, SegmentedBlock(pool, record.chunks, space) if record.chunks
+                           else pool.take(record.kept), record,
+                      self.limit)
+        try:
+            return run(record, list(inputs), pointers, undo, lease.block, lease)
+        except BaseException:
+            lease.release()
+            raise
+
+    def _backward(self, args: list[Any]) -> list[Any]:
+        if not args or not isinstance(args[0], Tape):
+            raise InputError(f"{self.name} takes the tape of its forward first",
+                             why=f"got {type(args[0]).__name__ if args else 'no argument'}",
+                             do="pass what the forward returned last")
+        lease = args[0].owner if isinstance(args[0].owner, TapeMemory) else None
+        if lease is not None and lease.record.is_other is not self.maker.is_other:
+            return self._in_other_order(args)
+        tape = args.pop(0)
+        if lease is not None and lease.limit is not None:
+            lease.limit.begin(lease)
+        values = tape.open()
+        origin = tape.owner.record if lease is not None else tuple(
+            (v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
+        record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit, values, origin)
+        args.clear()
+        private = None
+        keeps = not tape.once and api.keeps_graph()
+        if lease is not None and record.kept != lease.record.kept:
+            raise VerifyError(f"the tape of {self.name} comes from another forward",
+                              why=f"it holds {lease.record.kept} bytes, the backward expects {record.kept}")
+        if lease is None or (record.overwrites and keeps):
+            private = self._private_kept(record, inputs, lease)
+        if lease is not None and isinstance(lease.block, SegmentedBlock):
+            lease.block.pinned = keeps
+        kept = private or (lease.block if lease is not None else self.context.kept.empty)
+        # from here on the call alone holds the saved tensors, so that each can go after its last use
+        held = list(inputs)
+        del inputs, values
+        if not keeps:
+            tape.values = []
+        run = self._straight if self._is_straight(record, undo) else self._run
+        try:
+            outputs = run(record, held, pointers, undo, kept)
+        except BaseException:
+            if not keeps or (private is None and record.overwrites):
+                tape.release()  # its values are gone, or half overwritten
+            raise
+        finally:
+            if private is not None:
+                self.context.kept.give(private)
+        if not keeps:
+            tape.release()
+        return outputs
+
+    def at(self, values: Mapping[str, int]) -> Executable:
+        """Who runs a call at the symbols' `values`: the program itself, or the same in another order."""
+        is_second = self.other is not None and self.choice is not None and self.choice.is_second(values)
+        return self.other if is_second and self.other is not None else self
+
+    def ran(self, record: Specialization) -> Executable:
+        """Who ran a call that had this record: the program itself, or the same in another order."""
+        return self.other if record.is_other and self.other is not None else self
+
+    def _in_other_order(self, args: list[Any]) -> list[Any]:
+        """The call in the order that its sizes, or its forward, take. Whoever watches this program sees it."""
+        other = self.other
+        if other is None:
+            raise VerifyError(f"the tape of {self.name} comes from another forward",
+                              why="that has another order of steps", do="report it: a bug of the runtime")
+        other.context, other.profiles = self.context, self.profiles
+        return other(args)
+
+    def _private_kept(self, record: Specialization, inputs: Sequence[Any], lease: TapeMemory | None) -> Block:
+        """A copy of the kept block, for a tape that must stay as it is or that has no block."""
+        block = self.context.kept.take(record.kept)
+        if lease is not None:
+            if record.kept and isinstance(lease.block, Block):
+                block.tensor[:record.kept].copy_(lease.block.tensor[:record.kept])
+            return block
+        for buffer in self.plan.buffers:
+            if buffer.home == "tape" and buffer.name in record.offsets:
+                position = self.plan.restored[buffer.index]
+                view = record.inputs[position]
+                assert view is not None
+                source = inputs[position]
+                block.window(source.dtype, record.offsets[buffer.name], view[0], view[1]).copy_(source)
+        return block
+
+    def _is_straight(self, record: Specialization, undo: tuple[Any, ...]) -> bool:
+        """Whether a call is native code alone, from what is allocated at the start to the results."""
+        return self.straight and record.exact and not record.calls and not undo and self.profiles is None
+
+    def _straight(self, record: Specialization, inputs: list[Any], pointers: tuple[int, ...], _undo: tuple[Any, ...],
+                  kept: Any, lease: TapeMemory | None = None) -> list[Any]:
+        """`_run` for such calls."""
+        allocate, dtypes = self.allocate, self.dtypes
+        if len(dtypes) == 1:
+            (sizes, strides), = record.allocations
+            outputs = [allocate(sizes, strides, dtypes[0])]
+            addresses = [outputs[0].data_ptr()]
+        else:
+            outputs = [allocate(sizes, strides, dtype)
+                       for (sizes, strides), dtype in zip(record.allocations, dtypes)]  # noqa: B905
+            addresses = [output.data_ptr() for output in outputs]
+        for i, bytes_ in record.large:
+            prefer_large(addresses[i], bytes_)
+        context = self.context
+        threads = self.threads or torch.get_num_threads()
+        pool = context.temporary
+        scratch = record.scratch * threads
+        lower = kept.address if record.room < 0 else addresses[record.room]
+        if scratch <= record.spare:
+            temporary = pool.take(record.temporary)
+            spare = lower + record.spare_at
+        else:
+            temporary, spare, _own = self._above(record, scratch)
+        try:
+            block = record.block[:]
+            block[host.KEPT] = lower
+            block[host.TEMP] = temporary.address
+            block[host.SCRATCH] = spare
+            block[host.THREADS] = threads
+            self.put(block, FIRST, *pointers, *addresses)
+            for slot, chunk, byte in record.parts:
+                block[host.SLOTS + slot] = kept.addresses[chunk] + byte
+            code = context.run_plan(block.buffer_info()[0])
+            if code != host.DONE:
+                self._raise(code, block, None, inputs)
+            if self.plain:
+                return outputs
+            call = Call(self.calls, record, inputs, outputs, kept, temporary)
+            results = call.in_order()
+            if self.plan.saved:
+                results.append(self._tape(call, lease))
+            return results
+        finally:
+            pool.give(temporary)
+            counters.count_run()
+
+    def _run(self, record: Specialization, inputs: list[Any], pointers: tuple[int, ...], undo: tuple[Any, ...],
+             kept: Any, lease: TapeMemory | None = None) -> list[Any]:
+        context = self.context
+        if self.lazy:
+            outputs: list[Any] = [None] * len(self.dtypes)
+            for i in self.calls.early if record.room < 0 else {*self.calls.early, record.room}:
+                outputs[i] = self.allocate(*record.allocations[i], self.dtypes[i])
+        else:
+            outputs = [self.allocate(sizes, strides, dtype)
+                       for (sizes, strides), dtype in zip(record.allocations, self.dtypes)]  # noqa: B905
+        for i, bytes_ in record.large:
+            if outputs[i] is not None:
+                prefer_large(outputs[i].data_ptr(), bytes_)
+        threads = self.threads or torch.get_num_threads()
+        temporary: Block | None = None
+        phases: PhasedBlock | None = None
+        call: Call | None = None
+        number = 0
+        # torch.no_grad() costs more than the rest of a small call
+        graded = bool(record.calls or undo or not self.plain) and torch.is_grad_enabled()
+        try:
+            scratch = record.scratch * threads
+            if record.given >= 0:
+                kept = context.kept.fresh(record.kept + (scratch if record.spare else 0))
+            lower = kept.address if record.room < 0 else outputs[record.room].data_ptr()
+            if record.phases:
+                phases = PhasedBlock(context.temporary, record.phases)
+            if scratch <= record.spare:
+                temporary = context.temporary.take(record.temporary)
+                spare = lower + record.spare_at
+            else:
+                temporary, spare, _own = self._above(record, scratch)
+            if graded:
+                api.set_grad_enabled(False)
+            if record.calls:
+                number = next(context.numbers)
+                self.calls.begin(record)
+                call = Call(self.calls, record, inputs, outputs, kept, temporary, phases)
+                context.calls[number] = call
+            clock = None if self.profiles is None else clock_of(self.plan, len(record.actions))
+            times = 0 if clock is None else clock.buffer_info()[0]
+            block = array("q", (0, number, lower, temporary.address, threads, context.callback,
+                                self.functions_address, record.address, 0, times, spare, 0, 0, *pointers,
+                                *[0 if output is None else output.data_ptr() for output in outputs]))
+            block.frombytes(self.rest)
+            if record.parts:
+                addresses = [*kept.addresses, phases.block.address] if phases is not None else kept.addresses
+                for slot, chunk, byte in record.parts:
+                    block[host.SLOTS + slot] = addresses[chunk] + byte
+            if call is not None:
+                call.block = block
+            code = context.run_plan(block.buffer_info()[0])
+            if clock is not None and self.profiles is not None:
+                self.profiles.append((record, durations(clock, len(self.plan.steps))))
+            if code != host.DONE:
+                self._raise(code, block, call, inputs)
+            for given, used in undo:
+                given.copy_(used)
+            if self.plain and record.exact:
+                return outputs
+            if call is None:
+                call = Call(self.calls, record, inputs, outputs, kept, temporary)
+            results = call.in_order() if self.calls.order is not None and record.exact else call.results()
+            if self.plan.saved:
+                results.append(self._tape(call, lease))
+            return results
+        finally:
+            if graded:
+                api.set_grad_enabled(True)
+            if call is not None and call.tickets:
+                call.settle()
+            if number:
+                context.calls.pop(number, None)
+            if phases is not None:
+                phases.release()
+            if temporary is not None:
+                context.temporary.give(temporary)
+            counters.count_run()
+
+    def _tape(self, call: Call, lease: TapeMemory | None) -> Tape:
+        """The tape of a forward that has run."""
+        tape = Tape(call.saved(), lease, self.calls.checked)
+        if lease is not None and lease.limit is not None:
+            lease.tape = weakref.ref(tape)
+        return tape
+
+    def _above(self, record: Specialization, scratch: int) -> tuple[Block, int, Block | None]:
+        """The temporary block, the address of scratch that the lower one has no room for, and its block if it has its
+        own: where the arena is small, for it lies in a result, what idles between calls is to stay so."""
+        pool = self.context.temporary
+        if record.room < 0:
+            temporary = pool.take(record.temporary + scratch)
+            return temporary, temporary.address + record.temporary, None
+        own = pool.fresh(scratch)
+        return pool.take(record.temporary), own.address, own
+
+    def _raise(self, code: int, block: Any, call: Call | None, inputs: list[Any]) -> None:
+        """Turns the host's code into an exception."""
+        if code == host.CALLBACK_FAILED and call is not None:
+            raise call.error or KeyboardInterrupt("while PyTorch was about to do a step")
+        step = self.plan.steps[block[host.STEP]]
+        if code == host.CHECK_FAILED:
+            raise failed_check(self.name, step, block[host.STATUS])
+        if code == host.NO_MEMORY:
+            raise without_memory(self.plan, inputs)
+        raise VerifyError(f"step {block[host.STEP]} of {self.name} failed with code {code}", where=step.where)
+
+    def _slow(self, args: list[Any], values: Sequence[Any] = (), origin: Any = None) -> tuple[Specialization, tuple[Any,
+                                                                                                                    ...]]:
+        """A call with a new shape, or with arguments that do not fit: (record, one argument per plan input)."""
+        plan = self.plan
+        count = len(plan.inputs) - len(plan.restored)
+        if len(args) != count:
+            raise InputError(f"{self.name} takes {count} arguments, {len(args)} were given",
+                             do="pass one argument per input of the program")
+        given = iter(args)
+        places = {position: index for index, position in enumerate(plan.restored)}
+        arguments = tuple(self._tensor(kind, values[places[i]] if i in places else next(given))
+                          for i, kind in enumerate(plan.inputs))
+        known = origin.values if isinstance(origin, Specialization) else {}
+        more = (values, origin) if plan.restored else ()
+        key = None
+        rest = [a for i, a in enumerate(arguments) if i not in places]
+        for kind, argument in zip(plan.inputs, arguments, strict=True):
+            if isinstance(kind, TensorType) and not isinstance(argument, torch.Tensor):
+                break
+        else:
+            key = self.enter.key(rest, *more)  # type: ignore[attr-defined]
+            record = self.records.get(key)
+            if record is not None:
+                return record, arguments
+        symbols = self.binder.bind(arguments, known)
+        program = self if plan.restored else self.at(symbols)
+        if isinstance(origin, Specialization):
+            record = self.maker.made(symbols, origin.keeping)
+        elif program.limit is not None:
+            record = program.maker.made(symbols, program.limit.choose(symbols))
+        else:
+            record = program.maker.make(symbols)
+        for one in dict.fromkeys((self, program)):  # keys are made of the inputs, which are alike
+            one._remember(key, record)
+        return record, arguments
+
+    def _remember(self, key: Any, record: Specialization) -> None:
+        with self.lock:
+            while len(self.records) >= RECORDS:
+                self.records.pop(next(iter(self.records)))
+            self.records[key] = record
+
+    def _tensor(self, kind: TensorType | str, argument: Any) -> Any:
+        """A Python number where the program has a scalar tensor becomes one."""
+        if isinstance(kind, TensorType) and not kind.shape and isinstance(argument, (bool, int, float)):
+            return torch.tensor(argument, dtype=TORCH_DTYPES[kind.dtype])
+        return argument
+
+    def _fit(self, record: Specialization, inputs: tuple[Any, ...], known: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Inputs in memory and with the strides that the program expects, copied where they are not; what is to be
+        copied back afterwards as (given, used) pairs. known: their kinds fit (runtime/specialize/tensor_kinds.py)."""
+        fitted = list(inputs)
+        undo = []
+        for i, (kind, given) in enumerate(zip(self.plan.inputs, inputs, strict=True)):
+            if not isinstance(kind, TensorType):
+                continue
+            if not known and i not in self.plan.restored:
+                if given.dtype is not TORCH_DTYPES[kind.dtype] or refused(given, self.plan, i):
+                    self.binder.bind(inputs, record.values)  # says what is wrong
+                fitted[i] = in_memory(given)
+            view = record.inputs[i]
+            assert view is not None
+            fitted[i] = restrided(fitted[i], view[1])
+            if fitted[i] is not given and i in self.calls.written:
+                undo.append((given, fitted[i]))
+        return tuple(fitted), tuple(undo)
+
+    def record(self, *args: Any) -> Specialization:
+        """The record of a call with these arguments (as in a call), without running it."""
+        arguments = list(args)
+        if self.takes_tape:
+            tape = arguments.pop(0)
+            origin = tape.owner.record if isinstance(tape.owner, TapeMemory) else ()
+            if self.other is not None and isinstance(origin, Specialization) and origin.is_other is not self.maker.is_other:
+                return self.other.record(tape, *arguments)
+            return self._slow(arguments, tape.open(), origin)[0]
+        return self._slow(arguments)[0]
+
+    def counted_peak(self, record: Specialization) -> int:
+        """Bytes of the arena that the steps really touch; equals `record.arena`."""
+        return counted_peak(self.ran(record).plan, record)

@@ -1,0 +1,113 @@
+"""What the calls of one program share, worked out once: its operators of PyTorch, what is allocated and let go when."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from anyshape.backend.cpu.bytecode.encode_plan import PlanEncoding
+from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, Window, touched
+from anyshape.plan.memory.alloc_free_steps import first_writes, saved_external
+from anyshape.plan.memory.symbolic_allocator import live_bytes
+from anyshape.plan.remat.insert_recompute import step_writes
+from anyshape.runtime.memory.packed_weights import PackedWeights
+from anyshape.runtime.specialize.specialization import Specialization
+from anyshape.runtime.torch_ops.convolution import Convolution
+from anyshape.runtime.torch_ops.extern_calls import compile_extern
+from anyshape.sym.expr import evaluate
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
+from anyshape.torch_compat.versions import api
+
+OWN = "anyshape."  # targets that are our own ops, run by the reference interpreter
+MOST_NEEDS = 4096  # records whose need is remembered
+CONVOLUTION = f"{OWN}convolution"  # but for this one
+
+
+class Calls:
+    """What calls of one plan need that does not depend on sizes."""
+
+    def __init__(self, plan: Plan, layout: PlanEncoding, packed: PackedWeights, packed_bytes: int) -> None:
+        self.plan = plan
+        self.slots = layout.slots
+        self.buffers = {b.name: b for b in plan.buffers}
+        ordered = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
+        self.output_of = {b.name: i for i, b in enumerate(ordered)}
+        self.order = self._order()
+        taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
+        self.dtypes = [TORCH_DTYPES[plan.outputs[b.index].type.dtype] for b in ordered]  # type: ignore[union-attr]
+        self.early = [i for i, b in enumerate(ordered) if b.name not in taken]  # allocated at the start
+        self.allocate = api.allocator()
+        self.functions: dict[int, Callable[[Sequence[Any]], Any]] = {}
+        self.drops: dict[int, tuple[str, ...]] = {}  # let go before a step
+        self.later: dict[int, tuple[str, ...]] = {}  # the same where the tape would keep them
+        self.again = {one.buffer: one for one in plan.again}
+        self.written = frozenset(self.buffers[name].index for name in _written(plan)
+                                 if name in self.buffers and self.buffers[name].home == "input")
+        self.checked = tuple(i for i, w in enumerate(plan.saved)
+                             if isinstance(w, Window) and self.buffers[w.buffer].home in ("input", "output"))
+        externs = [b for b in plan.buffers if b.home == "extern"]
+        ends = {w.buffer for w in (*plan.outputs, *plan.saved) if isinstance(w, Window)}
+        outside = {b.name for b in saved_external(plan)}
+        used = {w.buffer: number for number, step in enumerate(plan.steps) for w in touched(step)}
+        before = 0
+        self.packed = packed
+        self.packed_bytes = packed_bytes
+        owner = next(packed.owners)
+        for number, step in enumerate(plan.steps):
+            if isinstance(step, ExternStep):
+                if step.target == CONVOLUTION:
+                    weights = step.inputs[1]
+                    # a program that trains has others at every step
+                    constant = isinstance(weights, Window) and self.buffers[weights.buffer].home == "input" and not (
+                        plan.saved or plan.restored)
+                    attributes: Any = step.template
+                    self.functions[number] = Convolution(packed, (owner, number), dict(attributes), constant)
+                elif not step.target.startswith(OWN):
+                    self.functions[number] = compile_extern(step.target, step.template)
+            if isinstance(step, (ExternStep, MemoryStep)):
+                # what died before this step and after the last one that could drop it
+                dead = [b.name for b in externs if before <= used.get(b.name, b.first) < number]
+                self.drops[number] = tuple(name for name in dead if name not in ends)
+                self.later[number] = tuple(name for name in dead if name in outside)
+                if number not in plan.optional:
+                    before = number
+        # bytes of the weights that convolutions bring in PyTorch's order
+        self.weights = [step.inputs[1].type.bytes for number, step in enumerate(plan.steps)  # type: ignore[union-attr]
+                        if isinstance(self.functions.get(number), Convolution)]
+        if self.weights:
+            weakref.finalize(self, packed.forget, owner)
+        self.needs: dict[Specialization, tuple[int, list[int]]] = {}
+
+    def _order(self) -> tuple[int | None, ...] | None:
+        """Per result, the allocated tensor that it is (None: a number or nothing); None when some are other windows."""
+        order: list[int | None] = []
+        for i, entry in enumerate(self.plan.outputs):
+            if isinstance(entry, Window) and (entry.buffer not in self.output_of
+                                              or self.buffers[entry.buffer].index != i):
+                return None
+            order.append(self.output_of[entry.buffer] if isinstance(entry, Window) else None)
+        return tuple(order)
+
+    def begin(self, record: Specialization) -> None:
+        """A call with `record` begins: weights that are packed from before make room for it."""
+        if not self.weights:
+            return
+        if record not in self.needs:
+            if len(self.needs) >= MOST_NEEDS:
+                self.needs.clear()
+            self.needs[record] = (record.arena + held_bytes(self.plan, record.values),
+                                  [evaluate(size, record.values) for size in self.weights])
+        self.packed.begin(*self.needs[record], self.packed_bytes)
+
+
+def held_bytes(plan: Plan, values: dict[str, int], ends: Mapping[str, int] | None = None) -> int:
+    """The most bytes of results and of tensors made by PyTorch that a call holds at once. `ends`: the steps with which
+    some of them go before their time."""
+    first = first_writes(plan)
+    held = [b for b in plan.buffers if b.name in first]
+    lives = [(first[b.name], (ends or {}).get(b.name, b.last)) for b in held]
+    return live_bytes([evaluate(b.bytes, values) for b in held], lives, len(plan.steps))
+
+
+def _written(plan: Plan) -> set[str]:
+    return {window.buffer for step in plan.steps for window in step_writes(step)}

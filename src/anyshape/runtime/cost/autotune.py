@@ -1,0 +1,228 @@
+"""Autotuning of matrix products: which of two routines does those that our own routines and a library's can do.
+
+    f32              256 x 512 @ 512 x 512    our packed panels    3.1 ms    BLAS 3.6 ms    -->  ours
+    bf16             the same                 our packed panels    0.7 ms    PyTorch 0.5    -->  PyTorch's, if it wins
+                                                                                                 by as much as `margin`
+
+Both run in turn on one thread, whose own processor time counts, when a program first has such a product; of several
+turns the fastest, for other work on the machine only makes them slower. What was measured is kept
+(runtime/cost/measurements.py). The routine that the processor's features speak for is taken unless the other one is
+clearly faster, so that noise does not change what is computed; it is also taken where nothing may be measured, or
+nothing can be.
+"""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec, attention_words
+from anyshape.backend.cpu.bytecode.encode_gemm import (
+    ATTENTION,
+    FEW,
+    FULL,
+    MANY,
+    THIN_ONES,
+    Area,
+    does,
+    matmul_words,
+    native,
+)
+from anyshape.backend.cpu.llvm import half_precision
+from anyshape.backend.cpu.machine import target as limits
+from anyshape.backend.cpu.machine.target import Target
+from anyshape.backend.cpu.machine.torch_libs import alone, library
+from anyshape.ir.types import size_of
+from anyshape.runtime.context.process_context import WORD, Context
+from anyshape.runtime.cost.measurements import Measurements
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
+
+MODES = ("measured", "own", "library", "usual")
+TURNS, CLEAR = 6, 3.0  # of each routine; the first one finds caches and pages cold. Enough is a ratio as clear as that
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Products that two routines can do. sizes: batch, rows, terms of a sum and columns of the one that is measured,
+    of attention heads, rows, columns and depth. other: the library. margin: how many times as fast as the usual one
+    the unusual routine has to be."""
+
+    dtype: str
+    sizes: tuple[int, int, int, int]
+    other: str = "BLAS"
+    margin: float = 1.04
+
+
+# A product that is PyTorch's is a call back into Python, and kernels that cast its operands and read its result are
+# steps of their own: it has to win by more than that costs in whole programs ("Whole tiles" in docs/performance.md).
+KINDS = {
+    FULL: Kind("f32", (1, 192, 512, 512)), FEW: Kind("f32", (1, 16, 512, 512)), MANY: Kind("f32", (192, 32, 64, 32)),
+    THIN_ONES: Kind("f32", (1, 1, 512, 1024), margin=1.2), ATTENTION: Kind("f32", (4, 256, 256, 64)),
+    **{dtype: Kind(dtype, (1, 192, 512, 512), "PyTorch", 1.6) for dtype in half_precision.DTYPES},
+}
+
+
+def usual(kind: str, target: Target) -> bool:
+    """Whether our routines do such products where nothing is measured, by the processor's features. The library (MKL)
+    has its best code for processors of its maker, and ours are made for vectors of 64 bytes: 108 against 91 GFLOP/s on
+    a core of Zen 4, 260 against 120 on Zen 5."""
+    if kind in half_precision.DTYPES:
+        return native(kind)
+    if kind == THIN_ONES:
+        return True
+    return target.vector_bytes == 64 and target.has("sse4a")  # which only processors of AMD have
+
+
+class Autotune:
+    """Says which routine does a product. Threads may share one.
+
+    Args:
+        mode: one of MODES: the faster one, our own ones wherever there are any, the library's, or the `usual` ones.
+    """
+
+    def __init__(self, context: Context, measurements: Measurements, mode: str) -> None:
+        self.context = context
+        self.measurements = measurements
+        self.mode = mode
+        self.decided: dict[str, bool] = {}
+
+    def ours(self, kind: str) -> bool:
+        """Whether our routines do products of a kind."""
+        found = self.decided.get(kind)
+        if found is None:
+            found = self.decided[kind] = self._decide(kind)
+        return found
+
+    def _decide(self, kind: str) -> bool:
+        if self.mode in ("own", "library"):
+            return self.mode == "own"
+        default = usual(kind, limits.host())
+        gain = self.gain(kind) if self.mode == "measured" else None
+        if gain is None:
+            return default
+        margin = KINDS[kind].margin
+        return gain * margin >= 1 if default else gain >= margin
+
+    def measure_again(self, kind: str) -> None:
+        """Measures a kind in place of what was found before."""
+        self.measurements.forget(_name(kind))
+        self.decided.pop(kind, None)
+        self.gain(kind)
+
+    def told(self, dtype: str) -> str:
+        """In words, which routines do products of a dtype, where that was measured."""
+        found = []
+        for kind, one in KINDS.items():
+            gain = self.measurements.known.get(_name(kind)) if one.dtype == dtype else None
+            if gain is not None and self.mode == "measured":
+                by = "ours" if self.ours(kind) else one.other
+                found.append(f"{by if kind == dtype else f'{by} for {kind}'} ({gain:.2f})")
+        return f"by {', '.join(found)}: ours run at so many times the library's speed here" if found else ""
+
+    def gain(self, kind: str) -> float | None:
+        """How many times as fast as the library our routines are, as measured; None: there is only one of them."""
+        if not (does(KINDS[kind].dtype, lambda _: True) and library().sgemm):
+            return None
+        return self.measurements.get(_name(kind), lambda: measured(self.context, kind))
+
+
+def _name(kind: str) -> str:
+    return f"products of {kind}, ours over the library's"
+
+
+def measured(context: Context, kind: str) -> float:
+    """How many times as fast as the library our routines are: in a thread of its own, which alone is told to run
+    libraries on one thread."""
+    found: list[float] = []
+
+    def work() -> None:
+        with contextlib.suppress(MemoryError, RuntimeError):  # torch has no memory for it
+            found.append(_in_turn(context, kind))
+
+    worker = threading.Thread(target=work, name="anyshape autotune")
+    worker.start()
+    worker.join()
+    if not found:
+        raise RuntimeError(f"{kind} could not be measured")
+    return found[0]
+
+
+def _in_turn(context: Context, kind: str) -> float:
+    """The library's time over ours, of the fastest turns."""
+    alone()
+    runs = [_run_of(context, kind, own) for own in (False, True)]
+    other = own = math.inf
+    for turn in range(TURNS):
+        other, own = (min(best, _seconds(run)) for best, run in zip((other, own), runs, strict=True))
+        if turn > 0 and max(other, own) > CLEAR * min(other, own):
+            break
+    return other / own if own > 0 else 1.0
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    begin = time.thread_time_ns()
+    run()
+    return (time.thread_time_ns() - begin) * 1e-9
+
+
+def _run_of(context: Context, kind: str, own: bool) -> Callable[[], object]:
+    """A product of a kind by one of its routines: activations by a weight as nn.Linear has it."""
+    one = KINDS[kind]
+    batch, rows, inner, columns = one.sizes
+    dtype = TORCH_DTYPES[one.dtype]
+    if kind == ATTENTION:
+        shape, result = (1, batch, rows, columns), (1, rows, batch, columns)
+        q, k, v = (torch.ones(shape, dtype=dtype) for _ in range(3))
+        tensors = [q, k, v, torch.empty(result, dtype=dtype), torch.empty(1, batch, rows, dtype=dtype)]
+        places = tuple((slot, size_of(one.dtype)) for slot in range(1, 1 + len(tensors)))
+        windows = tuple((tuple(t.shape), t.stride(), 0) for t in tensors)
+        words = attention_words(lambda _: own, AttentionSpec(0, "attention", one.dtype, True, None, places), windows)
+        return _native(context, words, tensors, one.dtype)
+    x, w = torch.ones(batch, rows, inner, dtype=dtype), torch.ones(batch, columns, inner, dtype=dtype).mT
+    y = torch.empty(batch, rows, columns, dtype=dtype)
+    if one.dtype in half_precision.DTYPES and not own:
+        return lambda: torch.mm(x[0], w[0], out=y[0])
+    tensors = [x, w, y]
+    item = size_of(one.dtype)
+    left, right, into = (Area(slot, 0, item, tuple(t.shape), t.stride()) for slot, t in enumerate(tensors, 1))
+    found = matmul_words(0, one.dtype, left, right, into, None, 1.0, 0.0, lambda _: own)
+    assert found, kind
+    return _native(context, found, tensors, one.dtype)
+
+
+def _native(context: Context, words: Sequence[int], tensors: list[torch.Tensor], dtype: str) -> Callable[[], object]:
+    """What runs one step of the host (backend/cpu/interpreter.py) on one thread; slot i + 1 of its words is tensor
+    i."""
+    functions = context.functions([], (dtype,))
+    program = array("q", [*[0] * host.HEAD_WORDS, *words, host.END])
+    program[host.HEAD_FIRST], program[host.HEAD_WORKSPACE] = host.HEAD_WORDS, host.SLOTS + 1 + len(tensors)
+    address = program.buffer_info()[0]
+    context.measure(address, ctypes.addressof(functions), ctypes.addressof((WORD * 1)()))
+    scratch = torch.empty(program[host.HEAD_SCRATCH] + 64, dtype=torch.uint8)
+    block = array("q", bytes(8 * (host.SLOTS + 1 + len(tensors))))
+    block[host.FUNCTIONS], block[host.PROGRAM], block[host.THREADS] = ctypes.addressof(functions), address, 1
+    block[host.SCRATCH] = -(-scratch.data_ptr() // 64) * 64
+    for slot, tensor in enumerate(tensors, 1):
+        block[host.SLOTS + slot] = tensor.data_ptr()
+    alive = functions, program, scratch, tensors
+    return lambda: (context.run_plan(block.buffer_info()[0]), alive)
+
+
+@lru_cache(maxsize=16)
+def autotune_of(context: Context, mode: str) -> Autotune:
+    """One object per context and mode; what is measured is kept where the context's own object code is."""
+    return Autotune(context, _measurements(context), mode)
+
+
+@lru_cache(maxsize=8)
+def _measurements(context: Context) -> Measurements:
+    return Measurements(context.cache)

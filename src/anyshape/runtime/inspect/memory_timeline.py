@@ -1,0 +1,194 @@
+"""What is alive at every step of a forward and then of its backward, with bytes as formulas: what reports show.
+
+    forward  0 1 2 .. F | backward  0 1 2 .. B     one line of positions for both
+
+The lives are those that the ladders of `runtime/budget/tradeoff_curve.py` are made of; there they stand in numbers, at
+one set of sizes. A report evaluates them at any sizes.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from anyshape.plan.ir.program import Plan
+from anyshape.plan.remat.insert_recompute import step_writes
+from anyshape.runtime.budget.memory_budget import MemoryBudget
+from anyshape.runtime.budget.peak_breakdown import named
+from anyshape.runtime.budget.tradeoff_curve import TradeoffProblem
+from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.specialize.saved_policy import Move, SavePolicy
+from anyshape.sym.expr import Size, ceildiv, evaluate
+
+KINDS = {"arena": "temporary", "again": "temporary", "saved": "saved", "output": "result", "extern": "made by PyTorch",
+         "tape": "made by PyTorch"}
+Span = tuple[int, int]  # first and last position
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRange:
+    """A value in memory between two positions of the line, both inclusive.
+
+    kind: saved (for the backward), temporary, result, or made by PyTorch. bytes: as they count, a formula. gap: of a
+    value that can be dropped, the positions between which it then is not there. only: alive in calls that compute
+    something again with it. where: the line of the model that makes it.
+    """
+
+    name: str
+    kind: str
+    bytes: Size
+    first: int
+    last: int
+    where: str
+    gap: Span | None = None
+    only: bool = False
+
+    def spans(self, dropped: frozenset[str], used: frozenset[str], moved: Mapping[str, Span]) -> list[Span]:
+        """From where to where it is in memory, under the choice that `Timeline.curve` describes."""
+        if self.only and self.name not in used:
+            return []
+        gap = moved.get(self.name) if self.kind == "saved" else None
+        if gap is None and self.name in dropped:
+            gap = self.gap
+        if gap is None:
+            return [(self.first, self.last)]
+        return [(first, last) for first, last in ((self.first, gap[0] - 1), (gap[1] + 1, self.last)) if first <= last]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The lives of a program, or of a forward with its backward. border: the position where the backward begins, or the
+    length where there is none."""
+
+    lives: tuple[LiveRange, ...]
+    border: int
+    length: int
+
+    def curve(self, values: Mapping[str, int], scratch: tuple[int, int], dropped: frozenset[str] = frozenset(),
+              used: frozenset[str] = frozenset(), moved: Mapping[str, Span] = MappingProxyType({})) -> np.ndarray:
+        """Bytes alive at every position at the symbols' `values`.
+
+        Args:
+            scratch: bytes that all threads take in the forward, and in the backward.
+            used: names of lives that are `only` there to compute again, and are.
+            moved: values that are moved out, with the first and last position where they are away.
+        """
+        change = np.zeros(self.length + 1, np.int64)
+        for life in self.lives:
+            spans = life.spans(dropped, used, moved)
+            size = evaluate(life.bytes, values) if spans else 0
+            for first, last in spans:
+                change[first] += size
+                change[last + 1] -= size
+        curve = np.cumsum(change[:-1])
+        curve[:self.border] += scratch[0]
+        curve[self.border:] += scratch[1]
+        return curve
+
+    def alive(self, position: int, values: Mapping[str, int], dropped: frozenset[str], used: frozenset[str],
+              moved: Mapping[str, Span]) -> list[tuple[LiveRange, int]]:
+        """What is in memory at a position, with its bytes, the largest first; see `curve`."""
+        found = [(life, evaluate(life.bytes, values)) for life in self.lives
+                 if any(first <= position <= last for first, last in life.spans(dropped, used, moved))]
+        return sorted([one for one in found if one[1]], key=lambda one: -one[1])
+
+
+def timeline(limit: MemoryBudget) -> Timeline:
+    """The lives of the programs of a limit."""
+    ladders = limit.ladders
+    if ladders is None:
+        return _alone(limit.program)
+    forward, backward = ladders.forward, ladders.plan
+    homes = {True: {b.name: b.home for b in forward.buffers}, False: {b.name: b.home for b in backward.buffers}}
+    lives = []
+    for life in ladders.fixed:
+        name, _, where = life.name.partition(" (")
+        kind = KINDS[homes[life.first < ladders.border][name]]
+        lives.append(LiveRange(name, kind, ladders.bytes[life.number], life.first, life.last, where.removesuffix(")")))
+    gaps = {name: (first, last - 1) for name, (first, last) in zip(ladders.names, ladders.gaps, strict=True)
+            if first < last}
+    sources = _sources(forward)
+    for name, life in ladders.held.items():
+        size = 64 * ceildiv(ladders.bytes[life.number], 64)
+        lives.append(LiveRange(name, "saved", size, life.first, life.last, sources[name], gaps.get(name)))
+    sources = _sources(backward)
+    for life in ladders.temporaries:
+        lives.append(LiveRange(life.name, KINDS[homes[False][life.name]], ladders.bytes[life.number], life.first,
+                               life.last,
+                          sources[life.name], only=True))
+    return Timeline(tuple(life for life in lives if life.first <= life.last), ladders.border, ladders.length)
+
+
+def _alone(program: Executable) -> Timeline:
+    plan = program.plan
+    end = len(plan.steps)
+    sources = _sources(plan)
+    # results count from when they are written: before that, other values may lie in their memory
+    lives = tuple(LiveRange(b.name, KINDS[b.home], b.bytes, b.first,
+                       end if b.home in ("saved", "output") else b.last, sources[b.name])
+                  for b in plan.buffers if b.home in ("arena", "saved", "output", "extern"))
+    return Timeline(lives, end + 1, end + 1)
+
+
+def _sources(plan: Plan) -> dict[str, str]:
+    """By buffer, the line of the model that makes it."""
+    return {b.name: named(b, plan).removeprefix(b.name).strip()[1:-1] for b in plan.buffers} if plan.steps else {
+        b.name: "" for b in plan.buffers}
+
+
+def scratch(limit: MemoryBudget, values: dict[str, int]) -> tuple[int, int]:
+    """Bytes of all threads' scratch in the forward, and in the backward."""
+    threads = limit.threads()
+    later = 0
+    if limit.backward is not None:
+        later = limit.backward.maker.made(limit.later(values)).scratch
+    return limit.program.maker.made(values).scratch * threads, later * threads
+
+
+def used(ladders: TradeoffProblem | None, dropped: frozenset[str]) -> frozenset[str]:
+    """The lives that are only there to compute again what is dropped."""
+    if ladders is None or not dropped:
+        return frozenset()
+    return frozenset(ladders.keeps.used(SavePolicy(dropped)) & ladders.keeps.made)
+
+
+def away(ladders: TradeoffProblem | None, moved: Sequence[Move]) -> dict[str, Span]:
+    """The values of `moved`, with the positions between which their memory is free."""
+    return {} if ladders is None else {
+        move.saved: (move.gone + 1, ladders.border + move.back - 1) for move in moved}
+
+
+def seconds_again(limit: MemoryBudget, values: dict[str, int], dropped: frozenset[str]) -> dict[str, float]:
+    """Per value that is dropped, what computing it again takes, by estimate: its own steps, and what is made on the way
+    to it alone, that is since the value before it."""
+    ladders = limit.ladders
+    if ladders is None or not dropped:
+        return {}
+    threads = limit.threads()
+    seconds = ladders.costs.seconds(limit.later(values), limit.speeds(threads)) / threads
+    runs = ladders.keeps.runs(SavePolicy(dropped))
+    buffers = {one.buffer: one.saved for one in ladders.plan.again if one.saved in dropped}
+    found = dict.fromkeys(dropped, 0.0)
+    before = 0.0
+    for number, cost in zip(ladders.optional, seconds.tolist(), strict=True):
+        if number in runs:
+            names = [buffers[one.buffer] for one in step_writes(ladders.plan.steps[number]) if one.buffer in buffers]
+            before += cost
+            for name in names:
+                found[name] += before / len(names)
+            before = 0.0 if names else before
+    return found
+
+
+def steps_again(ladders: TradeoffProblem, dropped: frozenset[str]) -> dict[str, int]:
+    """Per value that is dropped, how many steps of the backward write it again."""
+    buffers = {one.buffer: one.saved for one in ladders.plan.again if one.saved in dropped}
+    found: dict[str, int] = {}
+    for number in ladders.keeps.runs(SavePolicy(dropped)):
+        for window in step_writes(ladders.plan.steps[number]):
+            if window.buffer in buffers:
+                name = buffers[window.buffer]
+                found[name] = found.get(name, 0) + 1
+    return found

@@ -1,0 +1,118 @@
+"""One block for both halves of a whole step.
+
+What a forward keeps lies at the bottom of its arena until its backward has run. The rest of either half lies above
+that border, or where something kept is not there yet, or no more; but nothing crosses the border, which is the end of a
+block of memory. So what is wider than the room below lies above, however much of it is free by then:
+
+    kept 120 MB, of which 90 are free: a gradient of 94 MB   -->   214 MB, where 124 would do
+
+Both halves of a whole step run in one call, and nothing else between them. So, where that takes less, the kept block is
+all of the arena, and there is no border: all values of both are placed together.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+
+from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, assign_offsets
+from anyshape.runtime.memory.size_vectors import LiveRanges, SizeTable
+from anyshape.runtime.specialize.specialization import Specializer
+from anyshape.sym.expr import evaluate
+
+REMEMBERED = 32  # sizes
+WORTH = 0.99  # of two blocks, what one has to come to
+
+
+class ProgramLifetimes:
+    """The forward or the backward: what lies in its arena, and the plan's arena."""
+
+    def __init__(self, maker: Specializer) -> None:
+        self.maker = maker
+        plan, buffers = maker.plan, [*maker.homes.values()]
+        some = [*maker.saved, *maker.moving]
+        regions = [region for region in maker.regions if region.last >= 0]
+        self.lives = LiveRanges([*(maker.lives[i] for i in some), *((0, region.last) for region in regions)],
+                           len(plan.steps))
+        self.arena = SizeTable([plan.arena], f"arena of {plan.name}")
+        self.sizes = SizeTable([*(buffers[i].bytes for i in some), *(region.bytes for region in regions)],
+                           f"values in the arena of {plan.name}")
+
+    def quick(self, values: Mapping[str, int]) -> tuple[int, int]:
+        """Bytes of the plan's arena, and the most that are alive at a step."""
+        return int(self.arena(values)[0]), self.lives.most(-(-self.sizes(values) // 64) * 64)
+
+
+class JointLayout:
+    """Finds the layouts of a forward and its backward. May be used from several threads."""
+
+    def __init__(self, forward: Specializer, backward: Specializer) -> None:
+        self.forward, self.backward = forward, backward
+        self.halves = ProgramLifetimes(forward), ProgramLifetimes(backward)
+        # both in a row: what moves in the forward, what it keeps, and what moves in the backward
+        end = len(forward.plan.steps)
+        self.lives = np.array([*(forward.lives[i] for i in forward.moving),
+                               *((b.first, max(end, end + 1 + region.last))
+                                 for b, region in zip(forward.keeps.kept_buffers, backward.regions, strict=True)),
+                               *((end + 1 + first, end + 1 + last)
+                                 for first, last in (backward.lives[i] for i in backward.moving))], np.int64)
+        self.sizes = SizeTable([*([*forward.homes.values()][i].bytes for i in forward.moving),
+                            *(region.bytes for region in backward.regions),
+                            *([*backward.homes.values()][i].bytes for i in backward.moving)],
+                           f"values of {forward.plan.name} and its backward")
+        self.known: dict[tuple[int, ...], tuple[ArenaLayout, ArenaLayout] | None] = {}
+        self.lock = threading.Lock()
+
+    def of(self, maker: Specializer, values: Mapping[str, int]) -> ArenaLayout | None:
+        """The layout of one half; None: that of its plan is good, or some sizes are not known."""
+        key = tuple([values.get(name, -1) for name in self.forward.layout.symbols])
+        if -1 in key:
+            return None
+        with self.lock:
+            known = key in self.known
+            found = self.known.get(key)
+        if not known:
+            found = self._found({**dict.fromkeys(self.backward.layout.symbols, 0), **values})
+            with self.lock:
+                while len(self.known) >= REMEMBERED:
+                    self.known.pop(next(iter(self.known)))
+                self.known[key] = found
+        return None if found is None else found[maker is self.backward]
+
+    def _found(self, values: dict[str, int]) -> tuple[ArenaLayout, ArenaLayout] | None:
+        arenas, lives = zip(*(half.quick(values) for half in self.halves), strict=True)
+        bound = max(lives)
+        if max(arenas) <= GOOD_ENOUGH * bound:
+            return None
+        forward, backward = self.forward.apart(values), self.backward.apart(values)
+        most = max(forward.top, backward.top)
+        if most <= GOOD_ENOUGH * bound:
+            return forward, backward
+        sizes = -(-self.sizes(values) // 64) * 64
+        items = np.column_stack((sizes, self.lives, np.zeros(len(sizes), np.int64)))
+        top, offsets = assign_offsets(self.forward.context, items, 0, 0, bound, most)
+        if top > WORTH * most:
+            return forward, backward
+        moved, kept = len(self.forward.moving), len(self.backward.regions)
+        places = dict(zip([b.name for b in self.forward.keeps.kept_buffers], offsets[moved:moved + kept], strict=True))
+        one, other = (ArenaLayout(self._offsets(maker, part, places, values), top, top, bound) for maker, part in (
+            (self.forward, offsets[:moved]), (self.backward, offsets[moved + kept:])))
+        return one, other
+
+    def _offsets(self, maker: Specializer, moving: list[int], kept: dict[str, int], values: dict[str,
+                                                                                                 int]) -> list[int]:
+        """Those of all that has a place in a half."""
+        offsets = [0] * len(maker.lives)
+        for i, offset in zip(maker.moving, moving, strict=True):
+            offsets[i] = offset
+        for i, (name, before) in maker.keeps.shown.items():
+            offsets[i] = kept[name] + evaluate(before, values)
+        return offsets
+
+
+def attach_joint_layout(forward: Specializer, backward: Specializer) -> None:
+    """From now on both lie in one block where that takes less. No call has run; the backward has no sizes of its own.
+    Where there is no tape, there is no block that both have."""
+    if forward.plan.saved and backward.plan.restored:
+        forward.joined = backward.joined = JointLayout(forward, backward)

@@ -1,0 +1,214 @@
+"""Reads the symbols from a call's arguments and checks that they fit the program; done once per new shape."""
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from anyshape.base.errors import AnyShapeError, DivisionError, IndexRangeError, InputError, Unsupported
+from anyshape.ir.op import DIVISOR
+from anyshape.ir.types import TensorType
+from anyshape.plan.ir.program import Plan, Step
+from anyshape.runtime.specialize.tensor_kinds import refused
+from anyshape.sym.expr import Size, coefficient_of, evaluate, symbol, symbols_of
+from anyshape.torch_compat.dtypes import DTYPE_NAMES, TORCH_DTYPES
+
+_NUMBERED = re.compile(r"(primals|tangents|arg\d+)_\d+$")  # names of torch for inputs, which say nothing to a user
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where a symbol is read: size or stride `dim` of an input is factor * symbol + rest (dim -1: the input itself)."""
+
+    name: str
+    position: int
+    dim: int
+    stride: bool
+    size: Size
+
+
+class Binder:
+    """Binds the symbols of one plan; those in `known` may come from outside (from a tape).
+
+    Raises:
+        Unsupported: a symbol of the plan cannot be read from its inputs.
+    """
+
+    def __init__(self, plan: Plan, symbols: Sequence[str], known: frozenset[str] = frozenset(),
+                 names: Mapping[str, str] | None = None) -> None:
+        self.plan = plan
+        self.names = {} if names is None else names
+        self.sources = _sources(plan)
+        bound = {source.name for source in self.sources} | known
+        missing = [name for name in symbols if name not in bound]
+        if missing:
+            raise Unsupported(f"{plan.name} computes with the size {', '.join(missing)}",
+                              why="no input has it as a size: it is only known while the program runs",
+                              do="split the program there")
+        # most inputs are parameters, whose sizes are numbers: looked at quickly, and closely when they do not fit
+        self.fixed = [(i, TORCH_DTYPES[kind.dtype], kind.shape) for i, kind in enumerate(plan.inputs)
+                      if isinstance(kind, TensorType) and all(isinstance(n, int) for n in kind.shape)]
+        closed = {position for position, _, _ in self.fixed}
+        self.open = [i for i in range(len(plan.inputs)) if i not in closed]
+        # inputs whose strides must be looked at to know the symbols
+        self.strided = frozenset(source.position for source in self.sources if source.stride)
+
+    def bind(self, arguments: Sequence[Any], known: Mapping[str, int]) -> dict[str, int]:
+        """Symbol -> value, checked against every type and range.
+
+        Args:
+            arguments: one per input of the plan.
+            known: values that are known already (of the forward's symbols).
+
+        Raises:
+            InputError: an argument does not fit.
+        """
+        rest = self.open
+        for position, dtype, shape in self.fixed:
+            one = arguments[position]
+            if not (isinstance(one, torch.Tensor) and one.dtype is dtype and one.shape == shape and one.is_cpu
+                    and one.layout is torch.strided):
+                rest = sorted((*rest, position))
+        for position in rest:
+            self._kind(position, self.plan.inputs[position], arguments[position])
+        values = dict(known)
+        for source in self.sources:
+            if source.name not in values or source.dim < 0:
+                values[source.name] = self._read(source, arguments[source.position], values)
+        for position in rest:
+            kind = self.plan.inputs[position]
+            if isinstance(kind, TensorType):
+                found, wanted = tuple(arguments[position].shape), tuple(evaluate(n, values) for n in kind.shape)
+                if found != wanted:
+                    self._fail(position, f"its sizes are {list(found)}; {kind} means {list(wanted)} here"
+                               + self._origin(kind))
+        for name, low, high in self.plan.facts.ranges:
+            if name in values and (values[name] < low or (high is not None and values[name] > high)):
+                raise InputError(f"{self.plan.name} does not take these sizes",
+                                 why=f"the size {self.names.get(name, name)} is {values[name]}, the program "
+                                     f"was compiled for {low}..{'' if high is None else high}",
+                                 do="compile the program again for this size")
+        return values
+
+    def _kind(self, position: int, kind: TensorType | str, argument: Any) -> None:
+        if isinstance(kind, str):
+            if not isinstance(argument, int):
+                self._fail(position, f"it is a whole number ({kind}), got {type(argument).__name__}")
+            return
+        if not isinstance(argument, torch.Tensor):
+            self._fail(position, f"it is a tensor {kind}, got {type(argument).__name__}")
+        if argument.dtype != TORCH_DTYPES[kind.dtype]:
+            found = DTYPE_NAMES.get(argument.dtype, str(argument.dtype))
+            self._fail(position, f"its dtype is {found}, the program was compiled for {kind.dtype}")
+        if argument.dim() != kind.rank:
+            self._fail(position, f"it has {argument.dim()} dims, the program was compiled for {kind.rank}: {kind}")
+        if argument.is_meta and position in self.plan.restored:
+            return  # the forward did not keep it
+        error = refused(argument, self.plan, position)
+        if error is not None:
+            raise error
+
+    def _read(self, source: _Source, argument: Any, values: Mapping[str, int]) -> int:
+        if source.dim < 0:
+            return int(argument)
+        found = argument.stride(source.dim) if source.stride else argument.shape[source.dim]
+        split = coefficient_of(source.size, source.name)
+        assert split is not None
+        factor, rest = (evaluate(part, values) for part in split)
+        if factor == 0 and found == rest:
+            return 0  # any value does
+        if factor == 0 or (found - rest) % factor:
+            word = "stride" if source.stride else "size"
+            self._fail(source.position, f"{word} {source.dim} is {found}, which is not {source.size} for any "
+                                        f"{source.name}")
+        return int((found - rest) // factor)
+
+    def _origin(self, kind: TensorType) -> str:
+        names = sorted(set().union(*(symbols_of(size) for size in kind.shape)))
+        places = {source.name: source for source in reversed(self.sources)}
+        parts = [f"{name} is read from input {places[name].position}" for name in names if name in places]
+        return f" ({', '.join(parts)})" if parts else ""
+
+    def _fail(self, position: int, why: str) -> None:
+        raise InputError(f"input {position} of {self.plan.name} does not fit the compiled program",
+                         why=renamed(why, self.names),
+                         do="call the program with arguments like those it was compiled for, or compile it again")
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """A text with the sizes of a trace, such as 2*s27, in the user's words: 2*ids_1."""
+    return re.sub(r"\w+", lambda found: names.get(found.group(), found.group()), text) if names else text
+
+
+def check_inside(plan: Plan, nonnegative: Sequence[int], selected: Sequence[int], names: Mapping[str, str]) -> None:
+    """Whether a plan computes what eager PyTorch would at sizes that give `plan.nonnegative`, and `plan.selected` with
+    `plan.divided`, these values. `names`: of sizes, in the user's words.
+
+    Raises:
+        InputError: a tensor inside would have a size below 0: eager PyTorch goes another way.
+        IndexRangeError: an index selects from a dim without elements. DivisionError: a size that is 0 divides.
+    """
+    if min(nonnegative, default=0) < 0:
+        below = [f"{renamed(str(size), names)} is {number}"
+                 for size, number in zip(plan.nonnegative, nonnegative, strict=True) if number < 0]
+        raise InputError(f"{plan.name} does not take these sizes",
+                         why=f"a size inside, or a difference of sizes, would be below 0: {', '.join(below)}",
+                         do="compile the program again for these sizes")
+    conditions = *(("index", where) for _, where in plan.selected), *(("divisor", where) for _, where in plan.divided)
+    for (kind, where), number in zip(conditions, selected, strict=True):
+        if number < 0 and kind == "divisor":
+            raise DivisionError("ZeroDivisionError: whole numbers are divided by 0", where=where,
+                                why="the divisor is a number or a size that is 0",
+                                do="check the divisor, or divide floating-point numbers")
+        if number < 0:
+            raise IndexRangeError(f"an index is out of range in {plan.name}", where=where,
+                                  why="it selects from a dim that has no elements at these sizes",
+                                  do="check the sizes of what is indexed: one of them is 0")
+
+
+def failed_check(name: str, step: Step, code: int) -> AnyShapeError:
+    """The error for a kernel step whose status says that its data are wrong."""
+    found = [(str(operand), where) for op, operand, where in getattr(step, "checks", ())
+             if (op == "divisor") == (code == DIVISOR)]
+    where = "; ".join(dict.fromkeys(where for _, where in found if where)) or getattr(step, "where", "")
+    names = list(dict.fromkeys(name for name, _ in found if name and not _NUMBERED.match(name)))
+    operands = f" ({', '.join(names)})" if names else ""
+    if code == DIVISOR:
+        return DivisionError(f"ZeroDivisionError: whole numbers are divided by 0 in {name}", where=where,
+                             why=f"an element of the divisor{operands} is 0",
+                             do="check the divisor, or divide floating-point numbers")
+    return IndexRangeError(f"an index is out of range in {name}", where=where,
+                           why=f"an element of an index tensor{operands} is not below the size of the dim that it "
+                               "selects from (or is below minus that size)",
+                           do="check the values of the index tensor, for example token numbers against the size of the "
+                              "vocabulary")
+
+
+def _sources(plan: Plan) -> list[_Source]:
+    """One place per symbol: numbers and plain sizes first, then sizes that are affine in one symbol more."""
+    found: dict[str, _Source] = {}
+    places: list[tuple[Size, int, int, bool]] = []
+    for position, kind in enumerate(plan.inputs):
+        if isinstance(kind, str):
+            found.setdefault(kind, _Source(kind, position, -1, False, symbol(kind)))
+            continue
+        places += [(size, position, dim, False) for dim, size in enumerate(kind.shape)]
+    for position, kind in enumerate(plan.inputs):
+        if isinstance(kind, TensorType) and kind.strides is not None:
+            places += [(size, position, dim, True) for dim, size in enumerate(kind.strides)]
+    places.sort(key=lambda place: str(place[0]) not in symbols_of(place[0]))
+    open_places = places
+    while True:
+        rest = []
+        for size, position, dim, stride in open_places:
+            unknown = [name for name in symbols_of(size) if name not in found]
+            if len(unknown) == 1 and coefficient_of(size, unknown[0]) is not None:
+                found[unknown[0]] = _Source(unknown[0], position, dim, stride, size)
+            elif unknown:
+                rest.append((size, position, dim, stride))
+        if len(rest) == len(open_places):
+            return list(found.values())
+        open_places = rest

@@ -1,0 +1,461 @@
+"""A record: one plan at one set of sizes. Made once per new shape, in well under a millisecond; runs only read it.
+
+Where the plan's layout is far from the bound, the arena is laid out anew for these sizes. A program that keeps nothing
+for a backward also looks for a *room*: the memory of its largest result, which is free until that is first written.
+What fits there does not lie in the arena, which is held to the end of the call; the room is then its lower block.
+
+    matmul -> h;  matmul(h) -> k;  matmul(k) -> logits      arena: k          room (logits): h
+
+The room is then there from the start. Where that is worse, as beside large tensors of PyTorch that go before it is
+written, what dies before it lies in a lower block of its own, which is given back right before the result is taken.
+"""
+from __future__ import annotations
+
+import bisect
+import ctypes
+import itertools
+import operator
+import sys
+import threading
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode.encode_gemm import may_pack_over
+from anyshape.backend.cpu.bytecode.encode_plan import NO_REGIME, PlanEncoding
+from anyshape.base import counters
+from anyshape.base.errors import Unsupported, VerifyError
+from anyshape.ir.types import size_of
+from anyshape.plan.ir.program import Buffer, KernelStep, MemoryStep, Plan, Window, parts_of
+from anyshape.plan.memory.symbolic_allocator import kept_regions, live_bytes
+from anyshape.runtime.context.process_context import Context
+from anyshape.runtime.memory import huge_pages
+from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, WORD, ArenaLayout, Item, LiveRange, assign_offsets
+from anyshape.runtime.memory.size_vectors import SizeTable
+from anyshape.runtime.specialize.offload_schedule import Action, actions, with_actions
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavedLayout, SavePolicy, without
+from anyshape.runtime.specialize.shape_binding import check_inside, renamed
+from anyshape.runtime.specialize.tensor_kinds import with_addresses
+from anyshape.sym.expr import Size, evaluate, symbols_of
+
+ROOMY = 1.1  # of the bytes that values need at once, those they may lie in without being crowded
+LAID = 32  # layouts that are remembered: some rungs of some shapes, until one of them is a record
+REMEMBERED = 128  # records that somebody asked about, those of a limit
+LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is moved there
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Specialization:
+    """See the head of this file. Bytes and strides are numbers; views are (sizes, strides, offset in elements).
+
+    values: symbol -> value. program: the host's words, at `address`. offsets: buffer -> byte offset in the two blocks.
+    kept, temporary: bytes of the lower and the upper block, without scratch; phases: bytes of pieces above that, one
+    after the other in time, each but the first from its step of `turns` on; scratch: bytes per thread, at `spare_at`
+    in the lower block where that of all threads is at most `spare` bytes, else at `temporary` in the upper one. room:
+    the output buffer, by slot, whose memory is the lower block, or -1: then that is the kept block. given: the lower
+    block is the call's own, and is given back before results are taken at this step; or -1. bound: no layout of the
+    arena needs fewer bytes. overwrites: steps write into the kept block of a backward's tape, so that it cannot run
+    again. outside: bytes of PyTorch's tensors that its tape keeps, too. is_other: it is of the second of two orders
+    of steps. keeping: see there; chunks: bytes of each chunk of the kept block, and parts: (slot, chunk, byte) of
+    what lies in them, where it is in chunks, and after them of what lies in the first phase; late: (slot, byte) of
+    what lies in each of the others. actions: what moves values out or back, of `stored` bytes. allocations: (sizes,
+    strides) of each output buffer, by slot; exact: these are the outputs' own; large: (slot, bytes) of those on large
+    pages. calls: Python has something to do between steps. block: what is the same in the blocks of all calls.
+    """
+
+    values: dict[str, int]
+    program: array[int]
+    address: int
+    offsets: dict[str, int]
+    kept: int
+    temporary: int
+    phases: tuple[int, ...]
+    turns: tuple[int, ...]
+    room: int
+    given: int
+    scratch: int
+    spare: int
+    spare_at: int
+    bound: int
+    overwrites: bool
+    outside: int
+    is_other: bool
+    keeping: SavePolicy
+    chunks: tuple[int, ...]
+    parts: tuple[tuple[int, int, int], ...]
+    late: tuple[tuple[tuple[int, int], ...], ...]
+    actions: tuple[Action, ...]
+    stored: int
+    inputs: tuple[View | None, ...]
+    input_strides: tuple[tuple[int, ...] | None, ...]
+    outputs: tuple[Any, ...]
+    allocations: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    exact: bool
+    large: tuple[tuple[int, int], ...]
+    calls: bool
+    saved: tuple[Any, ...]
+    windows: tuple[tuple[Any, ...], ...]
+    block: array[int]
+
+    @property
+    def arena(self) -> int:
+        """Bytes of the arena: the predicted peak."""
+        return self.temporary + max(self.phases, default=0) + (self.kept if self.room < 0 else 0)
+
+
+class JointPlacement(Protocol):
+    """Layouts of a forward and its backward in one block of memory: runtime/specialize/joint_layout.py."""
+
+    def of(self, maker: Specializer, values: dict[str, int]) -> ArenaLayout | None:
+        """That of one of the two at some sizes; None: that of its plan is good."""
+
+
+class Specializer:
+    """Makes the records of one plan."""
+
+    def __init__(self, plan: Plan, layout: PlanEncoding, context: Context, functions: ctypes.Array[WORD],
+                 forward: Plan | None) -> None:
+        self.plan = plan
+        self.layout = layout
+        self.context = context
+        self.functions = functions
+        self.workspace = host.SLOTS + len(layout.slots)
+        end = len(plan.steps)
+        by_name = {b.name: b for b in plan.buffers}
+        homes = self.homes = {name: by_name[name] for name in layout.placed}
+        self.given, self.restored = (with_addresses(plan, homes, home) for home in ("input", "tape"))
+        self.moving = [i for i, name in enumerate(layout.placed) if homes[name].home == "arena"]
+        self.saved = [i for i, name in enumerate(layout.placed) if homes[name].home == "saved"]
+        self.slots = [layout.slots[name] for name in layout.placed]
+        self.lives = [(b.first, end if b.home == "saved" else b.last) for b in homes.values()]
+        self.outputs = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
+        self.regions = kept_regions(plan, forward) if forward is not None else []
+        self.keeps = SavedLayout(plan, forward, layout, context, self.lives, self.moving, self.saved, self.regions)
+        self.beside = [b for b in plan.buffers if b.home == "extern"]
+        self.records: dict[Any, Specialization] = {}
+        self.sizes = SizeTable([b.bytes for b in homes.values()], f"values of {plan.name}")
+        self.offsets: SizeTable | None = None  # the plan's, kept and arena, made when a limit asks
+        self.laid: dict[Any, ArenaLayout] = {}
+        self.latest: tuple[tuple[int, ...], tuple[Any, ...]] | None = None
+        self.lock = threading.Lock()
+        self.joined: JointPlacement | None = None  # of half of a whole step
+        self.is_other = False  # the plan has the second of two orders of steps (runtime/budget/order_selection.py)
+        # the largest result that is not written from the start on; of a call that a backward follows, none
+        free = [] if plan.saved or forward is not None else [b for b in self.outputs if b.first > 0]
+        self.room = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
+        # the step that takes it; -1: it is there from the start
+        self.taken = next((i for i, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
+                           and self.room is not None and self.room.name in step.take), -1)
+        # words of the kernel blocks that there are at a time, at most
+        blocks = [sum(_block_words(part) for part in parts_of(step) if isinstance(part, KernelStep))
+                  for step in plan.steps]
+        series = [sum(blocks[first:last + 1]) for first, last in plan.together]
+        self.workspace_words = max([*blocks, *series], default=0)
+
+    def made(self, values: dict[str, int], keeping: SavePolicy = SAVE_ALL) -> Specialization:
+        """The record at the symbols' `values`, remembered: what is only asked about is made ready for its call. Errors
+        as of `make`."""
+        key = *[values.get(name) for name in self.layout.symbols], keeping
+        with self.lock:
+            record = self.records.get(key)
+        if record is None:
+            record = self.make(values, keeping)
+            with self.lock:
+                while len(self.records) >= REMEMBERED:
+                    self.records.pop(next(iter(self.records)))
+                self.records[key] = record
+        return record
+
+    def places(self, values: dict[str, int], keeping: SavePolicy) -> ArenaLayout:
+        """The layout of a call of a program without a room. Those of the last ones are at hand: what a limit lays out
+        is what its call uses. Offsets are filled in when there is a record (`SavedLayout.complete`)."""
+        key = *[values[name] for name in self.layout.symbols], keeping
+        with self.lock:
+            known = self.laid.get(key)
+        if known is None:
+            if keeping == SAVE_ALL:
+                known = self._place(*self._formulas(values), values, 0)
+            else:
+                known = self.keeps.places(self.sizes(values), values, keeping)
+            with self.lock:
+                while len(self.laid) >= LAID:
+                    self.laid.pop(next(iter(self.laid)))
+                self.laid[key] = known
+        return known
+
+    def make(self, values: dict[str, int], keeping: SavePolicy = SAVE_ALL) -> Specialization:
+        """The record at the symbols' `values`.
+
+        Raises:
+            VerifyError: no version of a kernel fits these sizes: a bug of the compiler.
+            Unsupported: a symbol has no value: a backward was given a tape of another program.
+            InputError: a tensor inside would have a size below 0: eager PyTorch goes another way at these sizes.
+            IndexRangeError: an index selects from a dim without elements.
+        """
+        layout = self.layout
+        missing = [name for name in layout.symbols if name not in values]
+        if missing:
+            raise Unsupported(f"{self.plan.name} computes with the size {renamed(', '.join(missing), layout.names)}",
+                              why="neither its inputs nor its tape say what it is",
+                              do="run the forward that was compiled with this backward")
+        (steps, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain,
+         selected) = self._shape(tuple([values[name] for name in layout.symbols]))
+        check_inside(self.plan, uncertain, selected, layout.names)
+        room = 0 if self.room is None else output_bytes[self.room.index]
+        runs = self.keeps.runs(keeping)
+        if self.keeps.optional:
+            steps = without(steps, self.keeps.optional - runs)
+        if keeping != SAVE_ALL or (*[values[name] for name in layout.symbols], keeping) in self.laid:
+            place = self.places(values, keeping)
+            if not place.offsets:
+                self.keeps.complete(place, self.sizes(values), values, keeping)
+        else:
+            place = self._place(list(sizes), list(offsets), kept, arena, values, room)
+        calls = self._check(steps)
+        acts = actions(self.keeps, keeping, runs, [(at - place.border, bytes_) for at, bytes_ in place.moved])
+        if acts:
+            steps, calls = with_actions(steps, acts, len(self.plan.steps)), True
+        parts = []
+        pairs = []
+        late: list[list[tuple[int, int]]] = [[] for _ in place.phases[1:]]
+        phases = [bytes_ for _, bytes_ in place.phases]
+        middle = place.middle if phases else place.top
+        begins = [middle + before for before in itertools.accumulate(phases[:-1], initial=0)]
+        if not phases and not keeping.apart:
+            pairs = [0] * (2 * len(self.slots))
+            pairs[::2], pairs[1::2] = self.slots, place.offsets
+        for slot, offset in zip(self.slots, place.offsets, strict=True) if phases or keeping.apart else ():
+            if phases and offset >= middle:
+                phase = bisect.bisect_right(begins, offset) - 1
+                if phase:
+                    late[phase - 1].append((slot, offset - begins[phase]))
+                else:
+                    parts.append((slot, len(place.starts) - 1, offset - begins[phase]))
+            elif keeping.apart and offset < place.border:
+                chunk = bisect.bisect_right(place.starts, offset) - 1
+                parts.append((slot, chunk, offset - place.starts[chunk]))
+            else:
+                pairs += [slot, offset]
+        given, hollow = map(operator.add, self.given, self.restored if keeping == SAVE_ALL else (0, []))
+        first = host.HEAD_WORDS + len(pairs)
+        words = [place.border, 0, first, self.workspace, given, sum(0 in inputs[i][0] for i in hollow),
+                 len(pairs) // 2, *pairs, *steps, host.END]
+        program = array("q", words)
+        address = program.buffer_info()[0]
+        room = (WORD * max(self.workspace_words, 1))()
+        self.context.measure(address, ctypes.addressof(self.functions), ctypes.addressof(room))
+        spare_at, spare = self._spare(place, sizes, program)
+        counters.count("plans")
+        allocations = tuple(self._allocation(b, outputs[b.index], output_bytes[b.index]) for b in self.outputs)
+        large = tuple((i, output_bytes[b.index]) for i, b in enumerate(self.outputs)
+                      if output_bytes[b.index] >= huge_pages.WORTH)
+        exact = all(allocated == outputs[b.index][:2]
+                    for allocated, b in zip(allocations, self.outputs, strict=True))
+        return Specialization(
+            values=values, program=program, address=address,
+            offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
+            temporary=middle - place.border, phases=tuple(phases),
+            turns=tuple(first for first, _ in place.phases[1:]),
+            room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
+            given=self.taken if place.lower == "early" else -1,
+            scratch=program[host.HEAD_SCRATCH], spare=spare, spare_at=spare_at, bound=place.bound,
+            overwrites=bool(self.regions) and not keeping.apart and any(
+                place.offsets[i] < place.border for i in self.moving),
+            outside=sum(evaluate(b.bytes, values) for b in self.keeps.outside if b.name not in keeping.dropped),
+            is_other=self.is_other, keeping=keeping, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)),
+            parts=tuple(parts), late=tuple(map(tuple, late)),
+            actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
+            inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
+            outputs=outputs, allocations=allocations, exact=exact, large=large, calls=calls, saved=saved,
+            windows=windows, block=self._block(address))
+
+    def _shape(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
+        known = self.latest
+        if known is None or known[0] != sizes:
+            known = self.latest = sizes, self.layout.shape(*sizes)
+        return known[1]
+
+    def _block(self, address: int) -> array[int]:
+        block = array("q", bytes(8 * (host.SLOTS + len(self.layout.slots) + self.workspace_words)))
+        block[host.CALLBACK] = self.context.callback
+        block[host.FUNCTIONS] = ctypes.addressof(self.functions)
+        block[host.PROGRAM] = address
+        return block
+
+    def arena(self, values: dict[str, int]) -> int | None:
+        """Bytes of the arena of a call at the symbols' `values`, from the plan's formulas, without making its record;
+        None while a symbol that they need is missing."""
+        plan = self.plan
+        used = [*(b.bytes for b in self.homes.values()), *(offset for _, offset in plan.offsets), plan.kept, plan.arena,
+                *(size for r in self.regions for size in (r.bytes, r.offset))]
+        room: Size = 0
+        if self.room is not None:
+            room = self.room.bytes
+            used += [b.bytes for b in (*self.outputs, *self.beside)]
+        if not set().union(*(symbols_of(size) for size in used)) <= values.keys():
+            return None
+        place = self._place(*self._formulas(values), values, evaluate(room, values))
+        return place.top - (place.border if place.lower == "room" else 0)
+
+    def _allocation(self, buffer: Buffer, view: View, bytes_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What to allocate for an output: its own sizes and strides, or something flat when they do not span it."""
+        shape, strides, offset = view
+        window = self.plan.outputs[buffer.index]
+        assert isinstance(window, Window)
+        item = size_of(window.type.dtype)
+        span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        if offset == 0 and span * item >= bytes_:
+            return shape, strides
+        return (-(-bytes_ // item),), (1,)
+
+    def _check(self, steps: list[int]) -> bool:
+        """Whether some step is done by PyTorch."""
+        at = 0
+        calls = False
+        while at < len(steps):
+            calls = calls or steps[at] == host.CALL
+            if steps[at] == NO_REGIME:
+                step = self.plan.steps[steps[at + 1]]
+                raise VerifyError(f"no version of a kernel of {self.plan.name} fits these sizes", where=step.where,
+                                  why="each has a condition that does not hold",
+                                  do="report this plan: a bug of AnyShape")
+            at += steps[at + 1]
+        return calls
+
+    def apart(self, values: dict[str, int]) -> ArenaLayout:
+        """Of half of a whole step, the layout with what is kept in a block of its own."""
+        sizes, offsets, kept, arena = self._formulas(values)
+        return self._own([-(-size // 64) * 64 for size in sizes], offsets, kept, arena, values)[0]
+
+    def _formulas(self, values: dict[str, int]) -> tuple[list[int], list[int], int, int]:
+        """Sizes and offsets by the plan, bytes of its kept block and of its arena."""
+        if self.offsets is None:
+            plan, places = self.plan, dict(self.plan.offsets)
+            self.offsets = SizeTable([*(places[name] for name in self.homes), plan.kept, plan.arena],
+                                 f"offsets of {plan.name}")
+        *offsets, kept, arena = self.offsets(values).tolist()
+        return self.sizes(values).tolist(), offsets, kept, arena
+
+    def _place(self, sizes: list[int], offsets: list[int], kept: int, arena: int, values: dict[str, int],
+               room: int) -> ArenaLayout:
+        """The best of the plan's layout, one made for these sizes, one that uses the `room` bytes of a result, and one
+        whose lower block is given back before that result is taken. Of half of a whole step, that of both."""
+        if self.joined is not None and (both := self.joined.of(self, values)) is not None:
+            return both
+        padded = [-(-size // 64) * 64 for size in sizes]
+        found, items = self._own(padded, offsets, kept, arena, values)
+        if self.room is None or min(room, arena) < LEAST_ROOM:
+            return found
+        end = len(self.plan.steps)
+        inside = self._inside(items, room // 64 * 64, self.room.first)
+        layouts = [(self._peak(values, [(found.top, 0, end)], self.taken), found),
+                   (self._peak(values, [(inside.top - inside.border, 0, end)], 0), inside)]
+        early = self._early(padded)
+        if early is not None:
+            blocks = [(early.border, 0, self.taken - 1), (early.top - early.border, 0, end)]
+            # a block that is taken and given back in every call has to be worth it
+            layouts.append((self._peak(values, blocks, self.taken) + LEAST_ROOM, early))
+        return min(layouts, key=lambda one: one[0])[1]
+
+    def _own(self, padded: list[int], offsets: list[int], kept: int, arena: int,
+             values: dict[str, int]) -> tuple[ArenaLayout, list[Item]]:
+        """The better of the plan's layout and one made for these sizes, and what lies there."""
+        items = [(padded[i], *self.lives[i], offsets[i]) for i in self.saved]
+        regions = iter(self.keeps.region_sizes(values))
+        for region, size, offset in zip(self.regions, regions, regions, strict=True):
+            if region.last >= 0:
+                items.append((-(-size // 64) * 64, 0, region.last, offset))
+        fixed = len(items)
+        items += [(padded[i], *self.lives[i], 0) for i in self.moving]
+        return self._improved(items, fixed, ArenaLayout(offsets, kept, arena, max(self._live(items), kept))), items
+
+    def _inside(self, items: list[Item], border: int, first: int) -> ArenaLayout:
+        """What fits in the memory of the result, which is first written in step `first`; low there, so that scratch
+        has room above it, or anywhere if that takes less arena."""
+        # what the result itself takes, from its first step on, is fixed at the bottom of its memory
+        taken = (border, first, len(self.plan.steps), 0)
+        bound = self._live([taken, *items])
+        low = -(-int(self._live([one for one in items if one[2] < first]) * ROOMY) // 64) * 64
+        for above in ([(border - low, 0, first - 1, low)] if low < border else [], []):
+            layout = self._improved([taken, *above, *items], 1 + len(above),
+                                    ArenaLayout([0] * len(self.lives), border, sys.maxsize, bound, "room"))
+            if not above or layout.top <= GOOD_ENOUGH * bound:
+                break
+        layout.bound = max(bound - border, 0)
+        return layout
+
+    def _early(self, padded: list[int]) -> ArenaLayout | None:
+        """What dies before the room is taken in the lower block, everything else in the upper one."""
+        early = [i for i in self.moving if self.lives[i][1] < self.taken]
+        if not early:
+            return None
+        late = [i for i in self.moving if self.lives[i][1] >= self.taken]
+        layout = ArenaLayout([0] * len(padded), 0, 0, self._live([(padded[i], *self.lives[i], 0) for i in self.moving]),
+                         "early")
+        for part in (early, late):
+            items = [(padded[i], *self.lives[i], 0) for i in part]
+            top, places = assign_offsets(self.context, items, 0, 0, self._live(items), sys.maxsize) if part else (0, [])
+            for i, offset in zip(part, places, strict=True):
+                layout.offsets[i] = layout.top + offset
+            layout.border, layout.top = layout.top, layout.top + top
+        return layout
+
+    def _spare(self, place: ArenaLayout, sizes: Sequence[int], words: array[int]) -> tuple[int, int]:
+        """Where scratch may lie in the lower block, if that does not last: (offset, bytes). No step after that may need
+        any, so products there pack their rows over themselves if they can."""
+        if self.room is None or place.lower == "kept":
+            return 0, 0
+        until = self.taken if place.lower == "early" else self.room.first
+        products = []
+        at = words[host.HEAD_FIRST]
+        while words[at] != host.END:
+            needs = host.THREADS_SCRATCH.get(words[at])
+            if words[at + 2] >= until and needs is not None and words[at + needs] > 0:
+                if not self._dies(words, at):
+                    return 0, 0
+                products.append(at)
+            at += words[at + 1]
+        for at in products:
+            words[at] = host.OVER
+        if place.lower == "early":
+            return place.border, sys.maxsize
+        ends = [offset + size for offset, size in zip(place.offsets, sizes, strict=True) if offset < place.border]
+        used = -(-max(ends, default=0) // 64) * 64
+        return used, place.border - used
+
+    def _dies(self, words: array[int], at: int) -> bool:
+        """Whether the step is a product that may pack its rows over themselves: nobody reads them later."""
+        if words[at] != host.PRODUCT or not may_pack_over(words, at):
+            return False
+        rows = next((b for b in self.homes.values() if self.layout.slots[b.name] == words[at + host.MATMUL_B]), None)
+        return rows is not None and rows.home == "arena" and rows.last == words[at + 2]
+
+    def _live(self, items: Sequence[Item]) -> int:
+        return live_bytes([i[0] for i in items], [i[1:3] for i in items], len(self.plan.steps))
+
+    def _peak(self, values: dict[str, int], blocks: list[LiveRange], taken: int) -> int:
+        """The most bytes of results, tensors of PyTorch and `blocks` at one step; the room is there from step `taken`
+        on."""
+        end = len(self.plan.steps)
+        lives = [*blocks]
+        lives += [(evaluate(b.bytes, values), max(taken, 0) if b is self.room else b.first, end) for b in self.outputs]
+        lives += [(evaluate(b.bytes, values), b.first, b.last) for b in self.beside]
+        return live_bytes([one[0] for one in lives], [one[1:] for one in lives], end)
+
+    def _improved(self, items: list[Item], fixed: int, found: ArenaLayout) -> ArenaLayout:
+        """`found`, with the moving buffers placed for these sizes if that is lower."""
+        if found.top > GOOD_ENOUGH * found.bound and self.moving:
+            found.top, places = assign_offsets(self.context, items, fixed, found.border, found.bound, found.top)
+            for i, offset in enumerate(places):
+                found.offsets[self.moving[i]] = offset
+        return found
+
+
+def _block_words(step: KernelStep) -> int:
+    """The words of the blocks of a step's kernels, with what stands in front of them in a series."""
+    return max(len(one.kernels) * (host.SERIES_MORE + len(step.params) + len(step.handed) + len(one.sizes))
+               for one in step.regimes)

@@ -1,0 +1,63 @@
+"""What a tensor may be beside dtype, sizes and strides, asked where it enters a program, and the answer for each kind.
+
+    negative or conjugate bit, a tensor of zeros without memory    materialised: the same numbers in memory of their own
+    a gradient that is sparse, or of a subclass                    materialised as a plain tensor
+    sparse, nested, MKL-DNN's own layout, on another device        refused before anything runs (`refused`)
+    sizes, but a storage of 0 bytes                                refused; found by the host, which has the addresses
+
+Programs read memory. A tensor's bits say that what lies there is not what the tensor means, and `data_ptr()` gives the
+address all the same. What Dynamo traces is guarded by the bits (its guards compare dispatch keys); gradients, tensors
+of exported programs and results of PyTorch's operators are not.
+"""
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+import torch
+
+from anyshape.base.errors import InputError
+from anyshape.ir.types import TensorType
+from anyshape.plan.ir.program import Plan
+from anyshape.torch_compat import is_zeros
+
+
+def odd(name: str, dtype: torch.dtype) -> str:
+    """Text of a condition: whether the tensor `name`, of this dtype, is more than its memory. Asked where the quick
+    comparison with tensors that were looked at (`alike` in runtime/call/dispatch_codegen.py) has failed."""
+    conjugate = f" or {name}.is_conj()" if dtype.is_complex else ""
+    return (f"not {name}.is_cpu or {name}.layout is not strided or {name}.is_neg(){conjugate}"
+            f" or (not {name}.data_ptr() and is_zeros({name}))")
+
+
+def refused(tensor: torch.Tensor, plan: Plan, position: int) -> InputError | None:
+    """The error for an input that no program takes; None where programs do."""
+    if tensor.is_nested:
+        why, do = "it is a nested tensor, whose sizes are no ordinary numbers", "use padded tensors"
+    elif tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        why = f"it is a {tensor.layout} tensor on {tensor.device}; the program runs on dense tensors on the CPU"
+        do = "move it with .to('cpu')" if tensor.device.type != "cpu" else "pass it as .to_dense()"
+    elif tensor.numel() and not tensor.data_ptr() and not is_zeros(tensor):
+        why = f"it has no memory: its storage has {tensor.untyped_storage().nbytes()} bytes, its elements need " \
+              f"{tensor.numel() * tensor.itemsize}"
+        do = "give it its memory before the call, for example with untyped_storage().resize_"
+    else:
+        return None
+    return InputError(f"input {position} of {plan.name} does not fit the compiled program", why=why, do=do)
+
+
+def without_memory(plan: Plan, inputs: Sequence[Any]) -> InputError:
+    """The error for a call in which an input has elements and no address; nothing has run."""
+    found = (refused(one, plan, position) for position, one in enumerate(inputs)
+             if isinstance(one, torch.Tensor) and not one.is_meta)
+    return next((error for error in found if error is not None), InputError(f"an input of {plan.name} has no memory"))
+
+
+def with_addresses(plan: Plan, placed: Container[str], home: str) -> tuple[int, list[int]]:
+    """How many buffers of this home the host finds by addresses that Python gives it, and the positions of the inputs
+    among them that may have no elements."""
+    found = [plan.restored[b.index] if home == "tape" else b.index
+             for b in plan.buffers if b.home == home and b.name not in placed]
+    kinds = [(i, plan.inputs[i]) for i in found]
+    return len(found), [i for i, kind in kinds if isinstance(kind, TensorType)
+                        and not all(isinstance(n, int) and n > 0 for n in kind.shape)]

@@ -1,0 +1,199 @@
+"""Calls of PyTorch operators by name: a template is turned once into a Python function of the operands.
+
+    ("args", ("operand", 0), ("list", ("int", 2), ("operand", 1))), ("kwargs", ("alpha", ("int", 1)))
+    -->  lambda operands: target(operands[0], [2, operands[1]], alpha=1)
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from anyshape.base.errors import DataError, VerifyError
+from anyshape.ir.graph import Attr
+from anyshape.runtime.torch_ops.bernoulli import bernoulli
+from anyshape.runtime.torch_ops.onednn_workarounds import guarded_backward, guarded_convolution
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
+
+
+def resolve(target: str) -> Callable[..., Any]:
+    """The operator overload that `target` names under torch.ops, e.g. "aten.convolution.default".
+
+    Raises:
+        VerifyError: this process has no such operator (its library is not imported, or torch lacks it).
+    """
+    found: Any = torch.ops
+    for part in target.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            raise VerifyError(f"there is no operator {target}", why=str(error),
+                              do="import the library that defines it, or use the torch version that the program was "
+                                 "made with") from error
+    return found  # type: ignore[no-any-return]
+
+
+# operators that read the storage of their first operand by strides and an offset from its start
+BY_STORAGE = frozenset(("as_strided", "as_strided_copy", "as_strided_scatter"))
+
+
+def _in_own_storage(target: Any) -> Callable[..., Any]:
+    """A call of `target` whose first operand lies dense at the start of its storage, as the trace had it: here it may
+    be a window into a block."""
+    def call(tensor: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
+        dense = tensor.contiguous()
+        return target(dense.clone() if dense.storage_offset() else dense, *rest, **keywords)
+
+    return call
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype, copy=True)
+
+
+def _asserted(condition: torch.Tensor, message: str) -> None:
+    """aten._assert_async, which raises RuntimeError whatever the user's program would have raised."""
+    if not condition:
+        raise DataError(message)
+
+
+# what torch does in Python, in a quarter of a millisecond, and can do in its own code; what it says in other words; and
+# what no operator of torch does
+STAND_INS: dict[str, Callable[..., Any]] = {"aten._assert_async.msg": _asserted, "draws.bernoulli": bernoulli,
+                                            "prims.convert_element_type.default": _converted}
+
+
+_VECTOR = 32  # no fewer numbers than the widest register holds
+
+
+def _dense_heads(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its last dim in steps of 1: a trace makes it so, but a copy inside of a program may be a view."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _attention(target: Any) -> Callable[..., Any]:
+    """Fused attention, which divides by its lengths, and takes heads for dense. Over nothing its results are zero.
+    With fewer keys than a vector has places, and no mask, it takes scores that are all NaN for -inf."""
+    def call(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
+        if query.numel() and key.numel():
+            if key.shape[-2] < _VECTOR and keywords.get("attn_mask") is None and not any(rest):
+                keywords["attn_mask"] = query.new_zeros(1, key.shape[-2])
+            return target(_dense_heads(query), _dense_heads(key), _dense_heads(value), *rest, **keywords)
+        sums = torch.float64 if query.dtype == torch.float64 else torch.float32
+        return query.new_zeros(*query.shape[:-1], value.shape[-1]), query.new_zeros(query.shape[:-1], dtype=sums)
+
+    return call
+
+
+DEEP = -1024.0  # a logarithm from here on has lost more digits of its sum than half precision has
+
+
+def _attention_backward(target: Any) -> Callable[..., Any]:
+    """The backward of fused attention, right also in rows that are masked everywhere with finite numbers: the operator
+    gets the logarithm of their sum of exponentials, -3e38 + log(n), which is -3e38, and takes each weight to be n times
+    what it was. A gradient that is smaller by n makes up for it, for all that the row gives is linear in it."""
+    def call(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+             sums: torch.Tensor, *rest: Any, attn_mask: torch.Tensor | None = None, scale: float | None = None) -> Any:
+        if query.numel() and key.numel():
+            query, key, value = (_dense_heads(tensor) for tensor in (query, key, value))
+            deep = sums < DEEP if attn_mask is not None else None
+            if attn_mask is not None and deep is not None and bool(deep.any()):
+                gradient = _by_row_sums(gradient, query, key, attn_mask, scale, sums, deep)
+            return target(_dense_heads(gradient), query, key, value, out, sums, *rest, attn_mask=attn_mask, scale=scale)
+        return torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+
+    return call
+
+
+def _by_row_sums(gradient: torch.Tensor, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor,
+                 scale: float | None, sums: torch.Tensor, deep: torch.Tensor) -> torch.Tensor:
+    """The gradient with its `deep` rows divided by what their weights come to, one head after the other."""
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    gradient = gradient.clone()
+    masks = mask.expand(*query.shape[:-1], key.shape[-2])
+    for batch, head in deep.any(-1).nonzero().tolist():
+        rows = deep[batch, head].nonzero().flatten()
+        scores = query[batch, head, rows].to(sums.dtype) @ key[batch, head].to(sums.dtype).T
+        scores = scores * factor + masks[batch, head, rows].to(sums.dtype)
+        total = (scores - sums[batch, head, rows, None]).exp().sum(-1, keepdim=True)
+        gradient[batch, head, rows] = (gradient[batch, head, rows] / total).to(gradient.dtype)
+    return gradient
+
+
+# operators that end the process, or read elsewhere; some do where eager PyTorch would not call them
+_GUARDED: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "aten.convolution.default": guarded_convolution,
+    "aten.convolution_backward.default": guarded_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
+    **{f"aten.{name}.default": _in_own_storage for name in BY_STORAGE},
+}
+
+
+@lru_cache(maxsize=4096)
+def compile_extern(target: str, template: Attr) -> Callable[[Sequence[Any]], Any]:
+    """The call of `target` as a function of the list of operands (tensors and numbers); template: ops/extern.py."""
+    found = STAND_INS.get(target) or resolve(target)
+    found = getattr(found, "_op", found)  # what an operator's overload calls, without its function of Python
+    guarded = _GUARDED.get(target)
+    constants: dict[str, Any] = {"target": found if guarded is None else guarded(found)}
+
+    def constant(value: Any) -> str:
+        name = f"constant_{len(constants)}"
+        constants[name] = value
+        return name
+
+    def source(entry: Any) -> str:
+        tag = entry[0]
+        if tag == "operand":
+            return f"operands[{int(entry[1])}]"
+        if tag == "list":
+            return "[" + ", ".join(source(item) for item in entry[1:]) + "]"
+        if tag == "none":
+            return "None"
+        if tag in ("int", "bool"):
+            return repr(entry[1])
+        if tag in ("float", "str"):
+            return constant(entry[1])
+        if tag == "complex":
+            return constant(complex(entry[1], entry[2]))
+        if tag == "dtype":
+            return constant(TORCH_DTYPES[entry[1]])
+        if tag == "device":
+            return constant(torch.device(entry[1]))
+        if tag in ("layout", "memory_format"):
+            return constant(getattr(torch, entry[1]))
+        raise VerifyError(f"the template of {target} has an unknown entry", why=f"{entry!r}")
+
+    assert isinstance(template, tuple) and len(template) == 2, template
+    arguments, keywords = template
+    assert isinstance(arguments, tuple) and isinstance(keywords, tuple), template
+    parts = [source(entry) for entry in arguments[1:]]
+    for name, entry in keywords[1:]:  # type: ignore[misc, str-unpack]
+        if not isinstance(name, str) or not name.isidentifier():
+            raise VerifyError(f"the template of {target} has the keyword {name!r}", why="that is no name")
+        parts.append(f"{name}={source(entry)}")
+    text = f"lambda operands: target({', '.join(parts)})"
+    return eval(compile(text, f"<extern {target}>", "eval"), constants)  # type: ignore[no-any-return]
+
+
+def call_extern(target: str, template: Attr, operands: Sequence[Any]) -> Any:
+    """Call `target` with the arguments of `template` over `operands`; what the operator returns."""
+    return compile_extern(target, template)(operands)
+
+
+def results_of(returned: Any, count: int) -> tuple[Any, ...]:
+    """What an operator returned as `count` results. Where it returned more than `count` entries, the entries that
+    are None (gradients that were not asked for) stand for no result.
+
+    Raises:
+        VerifyError: the number does not fit.
+    """
+    found = tuple(returned) if isinstance(returned, (tuple, list)) else () if returned is None else (returned,)
+    if len(found) != count:
+        found = tuple(item for item in found if item is not None)
+    if len(found) != count:
+        raise VerifyError(f"an operator returned {len(found)} results, {count} were declared")
+    return found

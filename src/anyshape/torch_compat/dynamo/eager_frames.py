@@ -1,0 +1,109 @@
+"""What Dynamo leaves to eager PyTorch, by torch's version: graph breaks, skipped frames, stances, sharded modules."""
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import Any
+
+import torch
+
+from anyshape import torch_compat as compat
+from anyshape.torch_compat.tracing import settings
+from anyshape.torch_compat.versions import api
+
+INSIDE = os.path.dirname(torch.__file__) + os.sep
+RESUMED = "torch_dynamo_resume_in"  # Dynamo's name for what comes after a graph break begins so
+
+
+def dispatch_mode_names() -> list[str]:
+    """The classes of the TorchDispatchModes that are on, outermost first."""
+    stack = compat.get("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
+    if stack is None:
+        return ["TorchDispatchMode"] * api.dispatch_modes()
+    return [type(mode).__name__ for mode in stack()]
+
+
+def switched_off() -> tuple[str, str]:
+    """Why Dynamo would trace no call now, and what to do; two empty texts where it would."""
+    evaluation, config = compat.get("torch._dynamo.eval_frame"), compat.get("torch._dynamo.config")
+    if getattr(getattr(evaluation, "_stance", None), "stance", "") == "force_eager":
+        return 'torch.compiler.set_stance("force_eager") is set', 'set the stance "default"'
+    if getattr(config, "disable", False):
+        return "torch._dynamo.config.disable is set", "unset it, and TORCH_COMPILE_DISABLE in the environment"
+    return "", ""
+
+
+def sharded_words(target: Any) -> tuple[str, str]:
+    """Why a module that works with other processes is not compiled, and what to do; two empty texts for all others."""
+    if not isinstance(target, torch.nn.Module):
+        return "", ""
+    sharded = sys.modules.get("torch.distributed.fsdp")
+    kinds = [getattr(sharded, name, None) for name in ("FSDPModule", "FullyShardedDataParallel")]
+    for module in target.modules():
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            return ("DistributedDataParallel is not compiled yet, nor what is in it",
+                    "compile the module that is in it: DistributedDataParallel(anyshape.compile(module))")
+        if any(kind is not None and isinstance(module, kind) for kind in kinds):
+            return "modules sharded by FSDP (fully_shard) are not compiled yet", "leave it as it is"
+    return "", ""
+
+
+def is_resumed(code: Any) -> bool:
+    """Whether a code object is what Dynamo made for the part after a graph break."""
+    return str(code.co_name).startswith(RESUMED)
+
+
+def graph_breaks() -> list[Any]:
+    """What Dynamo notes of each graph break, in the order in which it met them; nothing where this torch has no
+    such list."""
+    found: list[Any] = getattr(compat.get("torch._dynamo.utils"), "graph_break_reasons", [])
+    return found
+
+
+def break_words(one: Any) -> str:
+    """An entry of `graph_breaks` in words, with the user's line."""
+    said = str(getattr(one, "reason", one)).strip().splitlines() or ["a graph break"]
+    where = _line(getattr(one, "user_stack", None) or ())
+    return f"the program is cut in parts{f' at {where}' if where else ''}: {said[0].strip()}"
+
+
+def line_of(error: BaseException) -> str:
+    """The user's line where a trace ended in `error`; empty where Dynamo does not say."""
+    return _line(getattr(error, "real_stack", None) or ())
+
+
+def _line(stack: Any) -> str:
+    lines = [line for line in stack if not re.search(r"/(site|dist)-packages/torch/", line.filename)] or list(stack)
+    if not lines:
+        return ""
+    return f"{lines[-1].filename.rsplit('/', 1)[-1]}:{lines[-1].lineno}  {lines[-1].line or ''}".strip()
+
+
+def has_no_graph(answer: Any) -> bool:
+    """Whether the code in Dynamo's answer for a frame computes nothing with tensors."""
+    names = getattr(getattr(answer.guarded_code, "code", None), "co_names", ())
+    return not any(name.startswith(("__compiled_fn", "__resume_at")) for name in names)
+
+
+def is_left(code: Any, answer: Any) -> bool:
+    """Whether a frame for which Dynamo made no program is one that is left to PyTorch, and none of those in which
+    nothing is computed (those of torch around a user's, those without tensors)."""
+    said = getattr(answer, "skip_reason", None) or ""
+    return "suppressed" in said or not (str(code.co_filename).startswith(INSIDE) or said)
+
+
+def error_words(error: BaseException) -> str:
+    """What Dynamo says when it makes no program: the beginning of it."""
+    if type(error).__name__ == "FailOnRecompileLimitHit":
+        limit = settings.DYNAMO_SETTINGS["recompile_limit"]
+        return f"one function has as many programs as are made of one (recompile_limit = {limit})"
+    lines = [line.strip() for line in str(error).split("\n") if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])[:300]}"
+
+
+def tracer_words() -> tuple[type[BaseException], ...]:
+    """The exceptions by which Dynamo says that a call cannot be one program."""
+    names = ("Unsupported", "UserError", "InternalTorchDynamoError", "FailOnRecompileLimitHit", "BackendCompilerFailed",
+             "UncapturedHigherOrderOpError")
+    return tuple(compat.need(f"torch._dynamo.exc.{name}") for name in names)
