@@ -16,12 +16,21 @@ import anyshape
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.fusion.result import FusedKernel
-from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Window, touched
+from anyshape.plan.ir.program import (
+    Buffer,
+    CopyStep,
+    ExternStep,
+    KernelStep,
+    LibraryStep,
+    Plan,
+    Window,
+    step_writes,
+    touched,
+)
 from anyshape.plan.memory.alloc_free_steps import caller_owned
 from anyshape.plan.memory.mutation_copy_elision import hoist_mutations
 from anyshape.plan.memory.output_as_scratch import alias_buffers
 from anyshape.plan.memory.symbolic_allocator import allocate
-from anyshape.plan.remat.insert_recompute import step_writes
 from anyshape.plan.schedule.beam_search import Problem, search
 from anyshape.plan.schedule.launch_grouping import group_launches
 from anyshape.plan.schedule.reorder import WORTH, dependencies, no_more, orders, permuted, reorder

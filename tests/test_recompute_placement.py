@@ -4,8 +4,7 @@ from __future__ import annotations
 import pytest
 
 from anyshape.ir.types import TensorType
-from anyshape.plan.ir.program import Buffer, CopyStep, Plan, Window
-from anyshape.plan.remat.insert_recompute import step_writes
+from anyshape.plan.ir.program import Buffer, CopyStep, Plan, Window, step_writes
 from anyshape.plan.remat.recompute_placement import places
 from anyshape.sym.facts import Facts
 

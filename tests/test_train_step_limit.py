@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 import anyshape
 from anyshape.base.errors import LimitError
-from anyshape.plan.ir.program import CopyStep
-from anyshape.plan.remat.insert_recompute import step_writes
+from anyshape.plan.ir.program import CopyStep, step_writes
 from anyshape.runtime.budget.memory_budget import MemoryBudget
 
 

@@ -1,0 +1,1 @@
+"""Code generation for devices behind one interface."""

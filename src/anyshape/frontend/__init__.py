@@ -1,0 +1,1 @@
+"""The doors: `torch.compile`, `torch.export`, whole train steps; from there to a graph and back to the caller."""

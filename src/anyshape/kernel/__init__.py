@@ -1,0 +1,1 @@
+"""From groups of equations to loop programs: the loop IR, lowering, fusion, and schedules."""

@@ -1,0 +1,1 @@
+"""The plan, the host's program: its IR, buffer memory, rematerialisation, the schedule of steps, the verifier."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from anyshape.base.errors import VerifyError
-from anyshape.plan.ir.program import Buffer, ExternStep, Plan, touched
-from anyshape.plan.remat.insert_recompute import step_writes
+from anyshape.plan.ir.program import Buffer, ExternStep, Plan, step_writes, touched
 from anyshape.sym.expr import evaluate
 
 

@@ -1,0 +1,1 @@
+"""What runs compiled plans: memory, context, torch's operators, costs, specialisation, calls, budgets."""

@@ -1,0 +1,1 @@
+"""ATen: the table of translations, a file a kind of operator, and decompositions."""

@@ -96,7 +96,8 @@ def _masks(found: Attention) -> None:
     deep = all(value <= DEEP for value in finite)
     if fills and adds and not (filled and added):
         if training and not (filled and not finite):
-            raise MatchFailure("masks that fill and numbers that add may together mask whole rows, whose gradients differ")
+            raise MatchFailure("masks that fill and numbers that add may together mask whole rows, "
+                               "whose gradients differ")
         if not deep:
             raise MatchFailure("masks that fill and numbers that add may together mask whole rows")
     found.poisoned = not (filled and added) and bool(adds or len(finite) < len(fills))

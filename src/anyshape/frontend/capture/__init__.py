@@ -1,0 +1,1 @@
+"""Capture: Dynamo's and export's graphs, dispatch of calls, deferred and background compilation."""

@@ -1,0 +1,1 @@
+"""Diagnostics: `explain()`, `memory()`, repro files."""

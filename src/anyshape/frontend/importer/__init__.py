@@ -1,0 +1,1 @@
+"""The importer: an fx graph of ATen operators becomes a graph of the IR."""

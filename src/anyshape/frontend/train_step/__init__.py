@@ -1,0 +1,1 @@
+"""Whole train steps: loss, gradients and the optimiser's update as one program."""

@@ -1,0 +1,1 @@
+"""Fusion: which equations make one kernel, vertically and horizontally."""

@@ -1,0 +1,1 @@
+"""Lowering: a fusion group of equations becomes a loop nest."""

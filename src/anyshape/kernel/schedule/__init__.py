@@ -1,0 +1,1 @@
+"""Kernel schedules and multi-versioning: interchange, tiling, split reductions, versions by size."""

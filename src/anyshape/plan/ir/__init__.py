@@ -1,0 +1,1 @@
+"""The plan IR: buffers, windows, steps; text; liveness; helpers that edit a plan."""

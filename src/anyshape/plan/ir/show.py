@@ -9,6 +9,7 @@
 """
 from __future__ import annotations
 
+from anyshape.plan.ir.launch_groups import kernels_from
 from anyshape.plan.ir.program import (
     Buffer,
     CopyStep,
@@ -23,7 +24,6 @@ from anyshape.plan.ir.program import (
     Window,
     parts_of,
 )
-from anyshape.plan.schedule.launch_grouping import kernels_from
 
 
 def show(plan: Plan) -> str:

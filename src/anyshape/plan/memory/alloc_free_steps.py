@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from anyshape.plan.ir.launch_groups import unbroken
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Step, Window
-from anyshape.plan.schedule.launch_grouping import is_run
 from anyshape.sym.expr import symbols_of
 
 WORTH = 262144  # bytes at the hints below which a buffer is not worth a step of its own
@@ -59,13 +59,6 @@ def first_writes(plan: Plan) -> dict[str, int]:
     taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
     return {b.name: b.first if b.home == "extern" or b.name in taken else 0 for b in plan.buffers
             if b.home in ("extern", "output")}
-
-
-def unbroken(plan: Plan, moved: list[int], first: int, last: int) -> list[tuple[int, int]]:
-    """What is left of a run of steps where memory steps stand between them."""
-    starts = [k for k in range(first, last + 1) if k == first or moved[k] - moved[k - 1] > 1]
-    parts = zip(starts, [*(start - 1 for start in starts[1:]), last], strict=True)
-    return [(moved[a], moved[b]) for a, b in parts if is_run(plan.steps[a:b + 1])]
 
 
 def escaping(plan: Plan) -> list[Buffer]:

@@ -17,9 +17,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from anyshape.plan.ir.program import CopyStep, KernelStep, LibraryStep, Plan, Step, Window, touched
+from anyshape.plan.ir.program import CopyStep, KernelStep, LibraryStep, Plan, Step, Window, step_writes, touched
 from anyshape.plan.ir.renaming import merged
-from anyshape.plan.remat.insert_recompute import step_writes
 
 
 def sink_mutations(plan: Plan) -> Plan:

@@ -1,0 +1,1 @@
+"""Rematerialisation: optional steps of a backward that compute saved values again."""

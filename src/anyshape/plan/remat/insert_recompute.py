@@ -23,36 +23,21 @@ from dataclasses import dataclass
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.op import base_of
 from anyshape.ir.types import TensorType, size_of
+from anyshape.plan.ir.launch_groups import unbroken
 from anyshape.plan.ir.program import (
     Buffer,
-    CopyStep,
-    KernelStep,
     MemoryStep,
     Plan,
     RecomputeStep,
     Step,
-    TiledGemmStep,
     Window,
+    step_writes,
     touched,
 )
 from anyshape.plan.ir.renaming import renamed_step
-from anyshape.plan.memory.alloc_free_steps import unbroken
 from anyshape.plan.memory.symbolic_allocator import saved_entry, tape_entry
 from anyshape.plan.remat.recompute_placement import places
 from anyshape.sym.expr import Size
-
-
-def step_writes(step: object) -> list[Window]:
-    """The windows that a step writes."""
-    if isinstance(step, KernelStep):
-        return [*(step.params[k] for k in step.outputs), *step.handed]
-    if isinstance(step, TiledGemmStep):
-        return [step.band, *step_writes(step.kernel)]
-    if isinstance(step, CopyStep):
-        return [step.target]
-    if isinstance(step, MemoryStep):
-        return []
-    return [w for w in step.outputs if w is not None]  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,8 @@ import dataclasses
 from collections.abc import Callable
 
 from anyshape.ir.types import size_of
-from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, TiledGemmStep, touched
+from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, TiledGemmStep, step_writes, touched
 from anyshape.plan.memory.mutation_copy_elision import permuted, without
-from anyshape.plan.remat.insert_recompute import step_writes
 
 # bytes of a band, which stays in the caches; rows, for a product packs one of its operands again for each band
 BYTES, LEAST_ROWS, GRAIN = 1 << 20, 256, 48

@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from anyshape.plan.ir.launch_groups import is_run, kernels_from
 from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, touched
 
 MOST = 4  # products in a run
@@ -41,17 +42,6 @@ def group_launches(plan: Plan, epilogues: bool = True) -> Plan:
             lives[name] = min(lives[name][0], begin), max(lives[name][1], end)
     buffers = tuple(dataclasses.replace(b, first=lives[b.name][0], last=lives[b.name][1]) for b in plan.buffers)
     return dataclasses.replace(plan, buffers=buffers, together=tuple(runs))
-
-
-def is_run(steps: Sequence[Step]) -> bool:
-    """Whether steps that may be done as one are several for the host: a step may be a chain of kernels."""
-    chain = len(steps) == 1 and isinstance(steps[0], KernelStep) and any(one.then for one in steps[0].regimes)
-    return len(steps) > 1 or chain
-
-
-def kernels_from(steps: Sequence[Step], first: int, last: int) -> int:
-    """Where the kernels of a run of steps begin; behind it where there are none."""
-    return next((k for k in range(first, last + 1) if isinstance(steps[k], KernelStep)), last + 1)
 
 
 def _joins(before: Sequence[Step], step: Step, epilogues: bool) -> bool:

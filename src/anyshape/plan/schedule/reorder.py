@@ -20,17 +20,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anyshape.plan.ir.program import Buffer, ExternStep, KernelStep, Plan, Step, Window, touched
+from anyshape.plan.ir.launch_groups import kernels_from
+from anyshape.plan.ir.program import Buffer, ExternStep, KernelStep, Plan, Step, Window, step_writes, touched
 from anyshape.plan.memory.alloc_free_steps import caller_owned
 from anyshape.plan.memory.inplace_reuse import pairs
 from anyshape.plan.memory.mutation_copy_elision import hoist_mutations, permuted
 from anyshape.plan.memory.output_as_scratch import alias_buffers
 from anyshape.plan.memory.symbolic_allocator import kept_regions, tape_entry
-from anyshape.plan.remat.insert_recompute import step_writes
 from anyshape.plan.schedule.beam_search import Problem, search
 from anyshape.plan.schedule.divide_and_conquer import order_by_parts
 from anyshape.plan.schedule.ilp import improved
-from anyshape.plan.schedule.launch_grouping import group_launches, kernels_from
+from anyshape.plan.schedule.launch_grouping import group_launches
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyshape.backend.cpu.bytecode import budget_frame as native
-from anyshape.plan.ir.program import touched
-from anyshape.plan.remat.insert_recompute import step_writes
+from anyshape.plan.ir.program import step_writes, touched
 from anyshape.runtime.specialize.offload_schedule import Clock
 from anyshape.runtime.specialize.saved_policy import Move, SavePolicy
 

@@ -418,7 +418,8 @@ class Executable:
             return torch.tensor(argument, dtype=TORCH_DTYPES[kind.dtype])
         return argument
 
-    def _fit(self, record: Specialization, inputs: tuple[Any, ...], known: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def _fit(self, record: Specialization, inputs: tuple[Any, ...], known: bool
+             ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Inputs in memory and with the strides that the program expects, copied where they are not; what is to be
         copied back afterwards as (given, used) pairs. known: their kinds fit (runtime/specialize/tensor_kinds.py)."""
         fitted = list(inputs)

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyshape.backend.cpu.bytecode.encode_plan import PlanEncoding
-from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, Window, touched
+from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, Window, step_writes, touched
 from anyshape.plan.memory.alloc_free_steps import first_writes, saved_external
 from anyshape.plan.memory.symbolic_allocator import live_bytes
-from anyshape.plan.remat.insert_recompute import step_writes
 from anyshape.runtime.memory.packed_weights import PackedWeights
 from anyshape.runtime.specialize.specialization import Specialization
 from anyshape.runtime.torch_ops.convolution import Convolution

@@ -1,0 +1,1 @@
+"""The process context: what all programs of a process share."""

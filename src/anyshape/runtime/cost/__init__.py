@@ -1,0 +1,1 @@
+"""The cost model: measured speeds, work of steps as formulas, autotuning, workspace of libraries."""

@@ -1,0 +1,1 @@
+"""Looking into runs: memory timelines, watermarks, bytes that are touched, solved planning problems."""

@@ -13,8 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from anyshape.plan.ir.program import Plan
-from anyshape.plan.remat.insert_recompute import step_writes
+from anyshape.plan.ir.program import Plan, step_writes
 from anyshape.runtime.budget.memory_budget import MemoryBudget
 from anyshape.runtime.budget.peak_breakdown import named
 from anyshape.runtime.budget.tradeoff_curve import TradeoffProblem

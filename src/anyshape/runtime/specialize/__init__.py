@@ -1,0 +1,1 @@
+"""Specialisation: a plan at given sizes, with its bytecode, offsets, and what it saves for a backward."""

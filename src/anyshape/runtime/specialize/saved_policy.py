@@ -25,10 +25,9 @@ import numpy as np
 
 from anyshape.backend.cpu.bytecode.encode_plan import PlanEncoding
 from anyshape.ir.types import size_of
-from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, touched
+from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, step_writes, touched
 from anyshape.plan.memory.alloc_free_steps import first_writes, saved_external
 from anyshape.plan.memory.symbolic_allocator import Region, tape_entry
-from anyshape.plan.remat.insert_recompute import step_writes
 from anyshape.runtime.context.process_context import Context
 from anyshape.runtime.memory.offset_assignment import ArenaLayout, assign_offsets
 from anyshape.runtime.memory.pools import PAGE

@@ -1,0 +1,1 @@
+"""Steps that PyTorch does: operators, convolutions, random masks; the reference interpreter."""

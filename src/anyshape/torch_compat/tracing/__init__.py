@@ -1,0 +1,1 @@
+"""What differs while a program is traced: settings, monkey patches, caches of SymInts and fake tensors."""

@@ -1,0 +1,1 @@
+"""What differs between versions of torch when programs run: calls, backports, Python kernels, side effects."""

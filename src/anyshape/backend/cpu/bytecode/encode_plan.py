@@ -34,6 +34,7 @@ from anyshape.backend.cpu.bytecode.encode_grouped_gemm import GroupedSpec, group
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType, size_of
 from anyshape.ops.attention import wide
+from anyshape.plan.ir.launch_groups import kernels_from
 from anyshape.plan.ir.program import (
     Buffer,
     CopyStep,
@@ -45,7 +46,6 @@ from anyshape.plan.ir.program import (
     TiledGemmStep,
     Window,
 )
-from anyshape.plan.schedule.launch_grouping import kernels_from
 from anyshape.sym.expr import Size
 from anyshape.sym.python_codegen import FUNCTIONS, Formulas, name_of
 

@@ -1,0 +1,1 @@
+"""Code generation: a loop program becomes LLVM IR."""

@@ -1,0 +1,1 @@
+"""Microkernels in LLVM IR: matrix products, softmax rows, digests, random numbers."""

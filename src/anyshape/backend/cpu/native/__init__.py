@@ -1,0 +1,1 @@
+"""A compiler of a subset of Python to LLVM, for the routines of the host."""

@@ -1,0 +1,1 @@
+"""Native routines in the subset of Python: products, attention, threads, offset assignment, budget search."""
