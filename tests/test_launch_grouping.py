@@ -10,6 +10,7 @@ from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import Buffer, LibraryStep, Plan, Window
 from anyshape.plan.schedule.launch_grouping import MOST, group_launches
 from anyshape.plan.verify import judge
+from anyshape.runtime.inspect.touched_bytes import counted_peak
 from anyshape.sym.facts import Facts
 
 SIZES = [(96, 512, (512, 128, 100)), (20, 300, (64, 65, 700)), (700, 1700, (300, 70, 64)), (1, 40, (64, 64, 64)),
@@ -57,7 +58,7 @@ def test_the_host_gets_one_step(dtype):
         ops.append((record.program[at], record.program[at + 1] // format.MATMUL_DIMS))
         at += record.program[at + 1]
     assert ops == [(format.SERIES, 0), (format.PRODUCT, 3), (format.KERNEL, 0)]
-    assert executable.counted_peak(record) == record.arena
+    assert counted_peak(executable.ran(record).plan, record) == record.arena
 
 
 def plan_of(*steps: tuple[str, ...]) -> Plan:

@@ -11,6 +11,7 @@ import torch
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.plan.verify import judge
 from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.inspect.touched_bytes import counted_peak
 from anyshape.runtime.inspect.watermark import watched
 from anyshape.runtime.memory.pools import PAGE, Block
 from anyshape.runtime.specialize.specialization import Specialization
@@ -52,7 +53,7 @@ def test_the_arena_is_in_the_result_where_it_fits() -> None:
         record = list(run.records.values())[-1]
         assert (record.room >= 0, record.given >= 0) == (room, given), (s, t)
         judge(run.plan, record.values, record.offsets, record.kept + record.temporary, record.kept)
-        assert run.counted_peak(record) == record.arena == run.maker.arena(record.values)
+        assert counted_peak(run.ran(record).plan, record) == record.arena == run.maker.arena(record.values)
         hosted = [b for b in run.plan.buffers if record.offsets.get(b.name, record.kept) < record.kept]
         if room:
             result = run.maker.outputs[record.room]

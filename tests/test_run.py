@@ -21,6 +21,7 @@ from anyshape.plan.memory.symbolic_allocator import allocate
 from anyshape.plan.verify import judge
 from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.context.process_context import Context, shared_context
+from anyshape.runtime.inspect.touched_bytes import counted_peak
 from anyshape.runtime.inspect.watermark import watched
 from anyshape.runtime.memory.pools import Pool
 from anyshape.runtime.memory.tape import Tape
@@ -210,7 +211,7 @@ def test_kernels_in_the_arena(shape, threads):
     torch.testing.assert_close(found, x + y + y + y + y + y)
     record = run.record(x, y)
     judge(plan, record.values, record.offsets, record.arena, record.kept)
-    assert run.counted_peak(record) == record.arena
+    assert counted_peak(run.ran(record).plan, record) == record.arena
     assert record.arena == 2 * (-(-x.numel() * 4 // 64) * 64)  # two buffers, turn by turn
 
 

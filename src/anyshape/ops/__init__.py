@@ -2,5 +2,6 @@
 from anyshape.ops import attention, convolution, creation, extern, index, matmul, pointwise, reduce, scan, scatter, view
 
 __all__ = [
-    "attention", "convolution", "creation", "extern", "index", "matmul", "pointwise", "reduce", "scan", "scatter", "view",
+    "attention", "convolution", "creation", "extern", "index", "matmul", "pointwise", "reduce", "scan", "scatter",
+    "view",
 ]

@@ -11,7 +11,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,14 +22,12 @@ from anyshape.base import counters
 from anyshape.base.errors import InputError, VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import Plan, Window
-from anyshape.runtime.budget.order_selection import OrderSelection
 from anyshape.runtime.call.call_frame import Call, restrided
 from anyshape.runtime.call.dispatch_codegen import make_enter
 from anyshape.runtime.call.extern_table import Calls
 from anyshape.runtime.call.step_timer import clock_of, durations
 from anyshape.runtime.context.process_context import Context, shared_context
 from anyshape.runtime.cost.autotune import autotune_of
-from anyshape.runtime.inspect.touched_bytes import counted_peak
 from anyshape.runtime.memory.huge_pages import prefer_large
 from anyshape.runtime.memory.pools import Block, CallPolicy, PhasedBlock, SegmentedBlock, TapeMemory
 from anyshape.runtime.memory.tape import Tape
@@ -42,6 +40,13 @@ from anyshape.torch_compat.versions import api
 
 FIRST = 8 * (host.SLOTS + 1)  # byte of a call's block where the addresses of buffers begin
 RECORDS = 512  # shapes that one program remembers
+
+
+class OrderPolicy(Protocol):
+    """Which of two orders of steps a call takes: runtime/budget/order_selection.py."""
+
+    def is_second(self, values: Mapping[str, int]) -> bool:
+        """Whether it is the second one at these sizes."""
 
 
 class Executable:
@@ -96,7 +101,7 @@ class Executable:
         self.straight = self.calls.order is not None and not self.lazy  # allocated at the start, returned as they are
         self.limit: CallPolicy | None = None  # says what a call at given sizes does not keep
         self.other: Executable | None = None  # the same in another order, which calls run where `choice` says so
-        self.choice: OrderSelection | None = None
+        self.choice: OrderPolicy | None = None
         self.profiles: list[tuple[Specialization, list[tuple[int, float]]]] | None = None  # set to [] to receive times
         # of steps
         counters.count("programs")
@@ -444,11 +449,8 @@ class Executable:
         if self.takes_tape:
             tape = arguments.pop(0)
             origin = tape.owner.record if isinstance(tape.owner, TapeMemory) else ()
-            if self.other is not None and isinstance(origin, Specialization) and origin.is_other is not self.maker.is_other:
+            is_ours = not isinstance(origin, Specialization) or origin.is_other is self.maker.is_other
+            if self.other is not None and not is_ours:
                 return self.other.record(tape, *arguments)
             return self._slow(arguments, tape.open(), origin)[0]
         return self._slow(arguments)[0]
-
-    def counted_peak(self, record: Specialization) -> int:
-        """Bytes of the arena that the steps really touch; equals `record.arena`."""
-        return counted_peak(self.ran(record).plan, record)
