@@ -6,22 +6,18 @@
 """
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from anyshape.sym.expr import Atom, Call, Expr, Monomial, Size, product, substitute, symbol, symbols_of
-
-if TYPE_CHECKING:
-    from anyshape.sym.facts import Facts
+from anyshape.sym.prover_protocol import Prover
 
 _FIRST = 32  # values of a size's only symbol that are tried one by one
 _MOST = 3  # symbols of a size of which 0 (the least value) is a case by itself
 _TERMS = 4
 
 
-def by_terms(size: Expr, facts: Facts, depth: int) -> bool:
+def by_terms(size: Expr, facts: Prover, depth: int) -> bool:
     """Is each negative term at most a part of a positive one, by its factors?"""
     room = [[mono, c] for mono, c in size.terms if c > 0]
     owed = [(mono, -c) for mono, c in size.terms if c < 0]
@@ -40,7 +36,7 @@ def by_terms(size: Expr, facts: Facts, depth: int) -> bool:
     return True
 
 
-def by_cases(size: Expr, facts: Facts, depth: int) -> bool:
+def by_cases(size: Expr, facts: Prover, depth: int) -> bool:
     """Is the size at least 0 at the least values of its symbols, and, by bounds, above them?"""
     names = sorted(symbols_of(size))
     if len(names) > _MOST:
@@ -58,7 +54,7 @@ def by_cases(size: Expr, facts: Facts, depth: int) -> bool:
     ranges = tuple((name, low + first if name in lows else low, high) for name, low, high in facts.ranges)
     named = {name for name, _, _ in facts.ranges}
     ranges += tuple((name, low + first, None) for name, low in lows.items() if name not in named)
-    low = dataclasses.replace(facts, ranges=ranges).bounds(size)[0]
+    low = facts.within(ranges).bounds(size)[0]
     return low is not None and low >= 0
 
 
@@ -84,7 +80,7 @@ def limits_of(known: Iterable[Size]) -> dict[Call, tuple[int | None, int | None]
     return found
 
 
-def above_root(size: Expr, call: Call, facts: Facts) -> Size:
+def above_root(size: Expr, call: Call, facts: Prover) -> Size:
     """At most the size: the square of root(a) is at most a, and so is root(a), where terms subtract them."""
     found: Size = 0
     for mono, coefficient in size.terms:
@@ -106,7 +102,7 @@ def weight(size: Size) -> int:
     return sum(1 + sum(map(weight, atom.args)) for mono, _ in size.terms for atom, _ in mono if isinstance(atom, Call))
 
 
-def _positive(mono: Monomial, facts: Facts) -> bool:
+def _positive(mono: Monomial, facts: Prover) -> bool:
     lows = [facts.bounds(_of(atom))[0] for atom, _ in mono]
     return all(low is not None and low >= 0 for low in lows)
 
@@ -115,7 +111,7 @@ def _factors(mono: Monomial) -> list[Atom]:
     return [atom for atom, power in mono for _ in range(power)]
 
 
-def _covers(large: list[Atom], small: list[Atom], facts: Facts, depth: int) -> bool:
+def _covers(large: list[Atom], small: list[Atom], facts: Prover, depth: int) -> bool:
     """Is each factor of `small` at most one of `large`, and what is left of those at least 1?"""
     if len(small) > len(large) or len(large) > _TERMS:
         return False

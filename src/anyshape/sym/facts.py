@@ -10,7 +10,7 @@ so answers come in bounded time; what is not settled is None, never a guess.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from anyshape.sym.case_split import above_root, by_cases, by_terms, limits_of, weight
 from anyshape.sym.counterexamples import allowed_points, signs
@@ -53,6 +53,10 @@ class Facts:
         if table is None:
             table = self._memo.ranges = {known: (low, high) for known, low, high in reversed(self.ranges)}
         return table.get(name, (0, None))
+
+    def within(self, ranges: tuple[tuple[str, int, int | None], ...]) -> Facts:
+        """The same facts with other ranges."""
+        return replace(self, ranges=ranges)
 
     def hint(self, size: Size) -> int:
         """A likely value of `size`, for ranking only: 64 stands for a symbol without a hint, kept in its range."""

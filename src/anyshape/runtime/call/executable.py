@@ -375,8 +375,8 @@ class Executable:
             raise without_memory(self.plan, inputs)
         raise VerifyError(f"step {block[host.STEP]} of {self.name} failed with code {code}", where=step.where)
 
-    def _slow(self, args: list[Any], values: Sequence[Any] = (), origin: Any = None) -> tuple[Specialization, tuple[Any,
-                                                                                                                    ...]]:
+    def _slow(self, args: list[Any], values: Sequence[Any] = (), origin: Any = None
+              ) -> tuple[Specialization, tuple[Any, ...]]:
         """A call with a new shape, or with arguments that do not fit: (record, one argument per plan input)."""
         plan = self.plan
         count = len(plan.inputs) - len(plan.restored)
