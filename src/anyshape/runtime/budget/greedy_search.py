@@ -14,17 +14,15 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from anyshape.backend.cpu.bytecode import budget_frame as native
 from anyshape.plan.ir.program import step_writes, touched
+from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem
 from anyshape.runtime.specialize.offload_schedule import Clock
 from anyshape.runtime.specialize.saved_policy import Move, SavePolicy
-
-if TYPE_CHECKING:
-    from anyshape.runtime.budget.tradeoff_curve import TradeoffCurve, TradeoffProblem
 
 EACH = 1e-4  # seconds that one move takes whatever its size: two calls from native code, four of the system
 BESIDE = 0.25  # what a second of copying on a core that has nothing else to do costs those that compute: memory traffic
@@ -55,6 +53,14 @@ def _table(parts: Iterable[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     lists = [list(part) for part in parts]
     starts = np.cumsum([0, *(len(part) for part in lists)], dtype=np.int64)
     return starts, np.array([entry for part in lists for entry in part], np.int64)
+
+
+class Costs(Protocol):
+    """What a search needs of a curve: bytes of all formulas, seconds of optional steps, scratch of both halves."""
+
+    bytes: np.ndarray
+    seconds: np.ndarray
+    scratch: tuple[int, int]
 
 
 class SearchTables:
@@ -205,7 +211,7 @@ class GreedySearch:
         most: bytes that may be moved out; 0: any number.
     """
 
-    def __init__(self, choices: SearchTables, ladder: TradeoffCurve, clock: Clock | None, threads: int = 1,
+    def __init__(self, choices: SearchTables, ladder: Costs, clock: Clock | None, threads: int = 1,
                  most: int = 0) -> None:
         self.choices, self.ladder, self.clock = choices, ladder, clock
         ladders = choices.ladders

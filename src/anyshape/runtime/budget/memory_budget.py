@@ -17,7 +17,8 @@ from anyshape.plan.ir.program import MemoryStep
 from anyshape.runtime.budget.footprint import FootprintEstimator
 from anyshape.runtime.budget.greedy_search import TradeoffPoint
 from anyshape.runtime.budget.peak_breakdown import peak_breakdown
-from anyshape.runtime.budget.tradeoff_curve import TradeoffCurve, TradeoffProblem
+from anyshape.runtime.budget.tradeoff_curve import TradeoffCurve, TradeoffCurves
+from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem
 from anyshape.runtime.cost.library_workspace import LibraryWorkspace
 from anyshape.runtime.cost.step_cost import USUAL, Speeds
 from anyshape.runtime.memory import huge_pages
@@ -77,6 +78,7 @@ class MemoryBudget:
         self.held = held
         self.total = total
         self.ladders = None if backward is None else TradeoffProblem(program, backward)
+        self.curves = None if self.ladders is None else TradeoffCurves(self.ladders)
         self.sizing = FootprintEstimator(program)
         self.later_sizing = None if backward is None else FootprintEstimator(backward)
         # tensors that are not in the arena while the backward runs, with their first and last steps there; some are
@@ -288,15 +290,15 @@ class MemoryBudget:
 
     def ladder(self, values: dict[str, int], moving: bool = True) -> TradeoffCurve | None:
         """The ladder at these sizes, with values that are moved out if they may be; None where no backward follows."""
-        if self.backward is None or self.ladders is None:
+        if self.backward is None or self.curves is None:
             return None
-        ladders, threads = self.ladders, self.threads()
+        curves, threads = self.curves, self.threads()
         assert self.later_sizing is not None
         scratch = (self.sizing.at(values, SAVE_ALL).scratch * threads,
                    self.later_sizing.at(self.later(values), SAVE_ALL).scratch * threads)
         store = self.store if moving and self.store is not None and self.store.works() else None
         return self._remembered(self.known, (key_of(values), threads, store is not None),  # type: ignore[no-any-return]
-                                lambda: ladders.at(self.later(values), scratch, threads, store, self.speeds(threads)))
+                                lambda: curves.at(self.later(values), scratch, threads, store, self.speeds(threads)))
 
     def speeds(self, threads: int) -> Speeds:
         """What each of so many threads does in a second; measured when it is first asked for."""

@@ -16,7 +16,7 @@ import numpy as np
 from anyshape.plan.ir.program import Plan, step_writes
 from anyshape.runtime.budget.memory_budget import MemoryBudget
 from anyshape.runtime.budget.peak_breakdown import named
-from anyshape.runtime.budget.tradeoff_curve import TradeoffProblem
+from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem
 from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.specialize.saved_policy import Move, SavePolicy
 from anyshape.sym.expr import Size, ceildiv, evaluate
