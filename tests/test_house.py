@@ -4,7 +4,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -55,6 +55,21 @@ def name_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
+def each_file(check: Callable[[Path], None]) -> Callable[[], None]:
+    """One test over all files, which names each that breaks the rule: a test for each file would be thousands."""
+    def test() -> None:
+        broken = []
+        for path in FILES:
+            try:
+                check(path)
+            except (AssertionError, pytest.fail.Exception) as fault:
+                broken.append(str(fault).splitlines()[0])
+        assert not broken, "\n".join(broken)
+
+    test.__name__, test.__doc__ = check.__name__, check.__doc__
+    return test
+
+
 def module_of(path: Path) -> str:
     parts = ["anyshape", *path.relative_to(SOURCE).with_suffix("").parts]
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -98,7 +113,7 @@ def test_every_package_has_a_rank() -> None:
     assert {package(module) for module in MODULES} == RANK.keys()
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_imports_run_one_way(path: Path) -> None:
     own = package(module_of(path))
     if module_of(path) == "anyshape.__main__":
@@ -140,7 +155,7 @@ def test_no_circles() -> None:
         visit(module)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_torch_stays_in_its_rooms(path: Path) -> None:
     if room(module_of(path)) in TORCH_ROOMS or name_of(path) in TORCH_FILES:
         return
@@ -168,7 +183,7 @@ def own_names() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_private_names_of_torch_are_looked_up_in_one_package(path: Path) -> None:
     if room(module_of(path)) == PRIVATE or name_of(path).startswith(MEASURING):
         return
@@ -187,7 +202,7 @@ def test_private_names_of_torch_are_looked_up_in_one_package(path: Path) -> None
             f"{name_of(path)}:{node.lineno} reads {ast.unparse(node)}: {say}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_nothing_is_caught_broadly(path: Path) -> None:
     if name_of(path).startswith(BORDERS):
         return
@@ -198,7 +213,7 @@ def test_nothing_is_caught_broadly(path: Path) -> None:
             assert not broad, f"{name_of(path)}:{node.lineno} catches {broad}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_the_environment_is_read_in_one_place(path: Path) -> None:
     if name_of(path) in ENVIRONMENT:
         return
@@ -207,7 +222,7 @@ def test_the_environment_is_read_in_one_place(path: Path) -> None:
             pytest.fail(f"{name_of(path)}:{node.lineno} reads the environment; make it a field of Config")
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_a_file_says_what_it_is_for_in_readable_lines(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert not lines or ast.get_docstring(tree(path)), f"{name_of(path)} does not say what it is for"

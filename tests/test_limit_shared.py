@@ -19,7 +19,7 @@ from anyshape.runtime.memory.pools import Pool, SegmentedBlock
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from limits import NO_LIMIT, counted, net, same, step
 
-pytestmark = pytest.mark.unguarded
+pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
 
 
 class Broken(nn.Module):

@@ -22,7 +22,7 @@ from anyshape.runtime.specialize import offload_schedule
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from limits import NO_LIMIT, Layers, counted, limit_of, net, same, sizes, step
 
-pytestmark = pytest.mark.unguarded
+pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
 
 
 def compiled(module, folder, limit=NO_LIMIT, **settings):

@@ -18,6 +18,7 @@ from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from limits import NO_LIMIT, counted
 from roads import compilation_of
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
 LITTLE, MUCH = 16, 600  # images: the gradient of the wide layer is made late, or early
 
 

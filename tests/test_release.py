@@ -23,6 +23,7 @@ from anyshape.frontend.programs.session import LIVE
 from anyshape.runtime.context.process_context import shared_context
 from anyshape.runtime.memory import idle_release, pools
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
 PREFIXES = ("__compiled_fn", "__anyshape", "__resume_at", "__builtins_dict")
 
 
