@@ -26,7 +26,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "anyshape"
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md"))]
+DECISIONS = sorted((ROOT / "docs" / "adr").glob("*.md"))
 OUTPUT = "text output"
 _FENCE = re.compile(r"^```(.*)$")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -162,14 +163,14 @@ def with_outputs(text: str, printed: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *DECISIONS], ids=name_of)
 def test_links_lead_somewhere(path: Path) -> None:
     for target in _LINK.findall(path.read_text("utf-8")):
         if not target.startswith(("http://", "https://")):
             assert (path.parent / target).exists(), f"{path.name} links to {target}, which is not there"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *DECISIONS], ids=name_of)
 def test_files_and_modules_that_are_named_exist(path: Path) -> None:
     for word in _CODE.findall(prose_of(path)):
         if _FILE.fullmatch(word):
@@ -193,12 +194,21 @@ def module_exists(name: str) -> bool:
     return True
 
 
-def test_the_design_names_every_room() -> None:
-    text = (ROOT / "docs" / "design.md").read_text("utf-8")
+def test_the_architecture_names_every_package() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     for folder in sorted({path.parent.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")} - {"."}):
-        assert f"`{folder}/`" in text, f"docs/design.md does not say what {folder}/ is"
+        assert f"`{folder}/`" in text, f"ARCHITECTURE.md does not say what {folder}/ is"
     for path in sorted(SOURCE.glob("[a-z]*.py")):
-        assert f"`{path.name}`" in text, f"docs/design.md does not say what {path.name} is"
+        assert f"`{path.name}`" in text, f"ARCHITECTURE.md does not say what {path.name} is"
+
+
+def test_decisions_are_listed_and_their_evidence_exists() -> None:
+    listed = _LINK.findall((ROOT / "docs" / "adr" / "README.md").read_text("utf-8"))
+    assert listed == [path.name for path in DECISIONS if path.name != "README.md"]
+    for path in DECISIONS:
+        evidence = re.findall(r"tests/\w+\.py", path.read_text("utf-8"))
+        missing = [name for name in evidence if not (ROOT / name).exists()]
+        assert not missing, f"{path.name} names {missing} as evidence, which are not there"
 
 
 def test_the_readme_leads_to_every_document() -> None:
