@@ -2,7 +2,7 @@
 
 In README.md and docs/*.md every block opened by "```python" is executed, all of one document in one namespace, in
 order. A block opened by "```text output" right after it must be what it printed. `pytest --update` writes those blocks,
-and the parts of README.md that are made from the code.
+and docs/settings.md, which is made from the code.
 """
 from __future__ import annotations
 
@@ -212,9 +212,16 @@ def test_decisions_are_listed_and_their_evidence_exists() -> None:
 
 
 def test_the_readme_leads_to_every_document() -> None:
-    links = _LINK.findall((ROOT / "README.md").read_text("utf-8"))
+    links = {ROOT / target for target in _LINK.findall((ROOT / "README.md").read_text("utf-8"))}
+    assert ROOT / "docs" / "README.md" in links
+    links |= {(ROOT / "docs" / target).resolve() for target in _LINK.findall(
+        (ROOT / "docs" / "README.md").read_text("utf-8"))}
     for path in DOCUMENTS[1:]:
-        assert name_of(path) in links, f"README.md does not lead to {name_of(path)}"
+        assert path in links or path.name == "README.md", f"README.md does not lead to {name_of(path)}"
+
+
+def test_the_readme_is_short() -> None:
+    assert (ROOT / "README.md").read_text("utf-8").count("\n") <= 150
 
 
 def settings_table() -> str:
@@ -227,15 +234,15 @@ def settings_table() -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def test_the_settings_in_the_readme_are_those_of_config(request: pytest.FixtureRequest) -> None:
-    path = ROOT / "README.md"
+def test_the_table_of_settings_is_that_of_config(request: pytest.FixtureRequest) -> None:
+    path = ROOT / "docs" / "settings.md"
     text = path.read_text("utf-8")
     part = re.compile(r"(?<=<!-- settings:begin -->\n).*?(?=<!-- settings:end -->)", re.DOTALL)
     assert len(part.findall(text)) == 1
     if request.config.getoption("--update"):
         path.write_text(part.sub(lambda _: settings_table(), text), encoding="utf-8")
         return
-    assert part.findall(text) == [settings_table()], "the settings in README.md are out of date; run pytest --update"
+    assert part.findall(text) == [settings_table()], "the settings in docs/settings.md are out of date; run pytest --update"
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:

@@ -75,9 +75,9 @@ class Config:
     fullgraph: bool = _knob(False, "refuse graph breaks")
     disable: str = _knob("", "comma-separated names of what to leave out, to bisect or to see what it gives: passes; "
                              "attention: leave it as it is written; regimes: one version of each kernel; order: steps "
-                             "run as they were traced; rooms: no value lies in a result or over another; epilogues: "
-                             "no kernel runs with the product before it, in bands or not; door: calls go through "
-                             "Dynamo's and AOTAutograd's wrappers")
+                             "run as they were traced; output_reuse: no value lies in a result or over another; "
+                             "epilogues: no kernel runs with the product before it, in bands or not; fast_dispatch: "
+                             "calls go through Dynamo's and AOTAutograd's wrappers")
 
     @staticmethod
     def make(**overrides: Any) -> Config:
