@@ -242,7 +242,7 @@ class _Walk(Inputs):
         return self.trace.strides(traced, value.tensor.shape)
 
     def _translated(self, node: Node, translation: Translation) -> Any:
-        """The result of a translation, which has the traced types. SymIntImporter that the trace takes as equal are
+        """The result of a translation, which has the traced types. Sizes that the trace takes as equal are
         made so."""
         arguments, keywords = self._resolved(node.args), self._resolved(node.kwargs)
         traced = self.t.result

@@ -5,7 +5,7 @@
 Equations are visited last to first. One whose every reader is in a single group joins that group (a reduction only
 when the group can still be lowered). One with readers in several groups is computed again in each when that moves
 fewer bytes than storing it, else stored: inside one of the reading groups when its index there is the group's own, or
-in a group of its own. Views and constants never stand alone: readers absorb them. FusionBlocklist fusions are kept,
+in a group of its own. Views and constants never stand alone: readers absorb them. Refused fusions are kept,
 with their reason and the bytes they would have saved, for `explain`.
 """
 from __future__ import annotations

@@ -4,7 +4,7 @@
          __/^^\\__                                                    __/^^\\__
       __/        \\__                                              _/^        \\_/\\_
 
-TradeoffPoint by rung the value that relieves the fullest step and costs least time for its bytes is dropped, too (a
+Rung by rung the value that relieves the fullest step and costs least time for its bytes is dropped, too (a
 greedy covering, runtime/budget/greedy_search.py), or moved out where there is a store, so that each rung's peak is
 below that of the one before. What is alive is counted from the very lives and sizes that the layouts are made of. What
 does not depend on sizes is worked out once (`TradeoffProblem`), and a ladder is climbed only as far as somebody asks.

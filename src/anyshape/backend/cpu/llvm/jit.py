@@ -130,7 +130,7 @@ def build(texts: Sequence[str], target: Target, cache: ObjectCache | None = None
           threads: int = 0) -> list[LoadedKernel]:
     """Compile and load modules, in the order given; the code lives as long as any of the returned kernels.
 
-    threads: at most; 0: one for each core. Thread-safe. LoadedKernel names must differ within one call; a name may come
+    threads: at most; 0: one for each core. Thread-safe. Kernel names must differ within one call; a name may come
     again in another call.
     """
     if not texts:
