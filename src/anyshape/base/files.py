@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic files: files that are whole or not there."""
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-"""What libraries under PyTorch do wrongly, and for what.
+"""Known bugs of libraries: what libraries under PyTorch do wrongly, and for what.
 
 oneDNN's convolutions in bf16 with channels last are right where they are plain. Others give wrong numbers at some
 sizes, or end the process. With torch 2.13 on a processor with AVX512-BF16 (2026-11-23), of 3,000 random ones of each

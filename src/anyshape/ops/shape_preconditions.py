@@ -1,4 +1,4 @@
-"""What must hold of its sizes for a graph to mean what eager PyTorch computes.
+"""Shape preconditions: what must hold of its sizes for a graph to mean what eager PyTorch computes.
 
 A trace that does not single out the sizes 0 and 1 takes the general way: x[-1:] is one element from n - 1, also of
 nothing. Where eager would have gone another way, a size inside the graph comes out below 0, or a slice reads outside.

@@ -1,4 +1,4 @@
-"""Masks of attention that hide the future are found, so that what they hide is not computed.
+"""Causal-mask detection: masks of attention that hide the future are found, so that what they hide is not computed.
 
 before:
     graph example(q: f32[b, 2, n, 8], k: f32[b, 2, n, 8], v: f32[b, 2, n, 8])

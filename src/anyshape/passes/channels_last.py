@@ -1,4 +1,5 @@
-"""Convolutions with channels last: their library then takes operands and gives results as they lie.
+"""Layout propagation (channels last): convolutions with channels last: their library then takes operands and gives
+results as they lie.
 
 before:
     graph example(x: f32[b, 3, h, w], k: f32[8, 3, 3, 3], s: f32[8], l: f32[4, 8, 1, 1])

@@ -1,4 +1,5 @@
-"""Concatenations of many parts are written part by part; what follows element by element is done in the parts.
+"""Concat elimination: concatenations of many parts are written part by part; what follows element by element is done in
+the parts.
 
 before:
     graph example(x: f32[n, 4], y: f32[n, 2])

@@ -1,4 +1,5 @@
-"""Computes what is known now: constants go into the equations that use them, views of constants become constants.
+"""Constant folding: computes what is known now: constants go into the equations that use them, views of constants
+become constants.
 
 before:
     graph example(x: f32[b, n])

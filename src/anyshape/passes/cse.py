@@ -1,5 +1,5 @@
-"""Computes what is computed twice once. Calls with effects are left alone, and nothing is merged across a call with
-an effect that has touched an operand.
+"""Common subexpression elimination: computes what is computed twice once. Calls with effects are left alone, and
+nothing is merged across a call with an effect that has touched an operand.
 
 before:
     graph example(x: f32[n])

@@ -1,4 +1,4 @@
-"""Removes equations whose results nobody needs; calls with effects stay.
+"""Dead code elimination: removes equations whose results nobody needs; calls with effects stay.
 
 before:
     graph example(x: f32[n])

@@ -1,4 +1,5 @@
-"""Lookups whose positions are arithmetic on sizes: as views, or as what reads runs of elements. They need no checks.
+"""Strength reduction of gathers: lookups whose positions are arithmetic on sizes: as views, or as what reads runs of
+elements. They need no checks.
 
     i = iota(| count=n, start=3, step=1)                a = slice(x | start=mod(3, n), count=n - mod(3, n))
     r = remainder(i, n)                           -->   b = slice(x | start=0, count=mod(3, n))

@@ -1,5 +1,5 @@
-"""Products of f32 and f64 take in what is added to them: a value that nothing else needs any more, which the product is
-written over, and a bias where no kernel would add it for free.
+"""GEMM accumulation: products of f32 and f64 take in what is added to them: a value that nothing else needs any more,
+which the product is written over, and a bias where no kernel would add it for free.
 
 before:
     graph example(x: f32[n, 8], w: f32[8, 8], v: f32[8, 4], b: f32[8], c: f32[4])

@@ -1,4 +1,5 @@
-"""Operators of PyTorch whose results lie as one of their operands does: with channels last where that has them.
+"""Memory-format propagation: operators of PyTorch whose results lie as one of their operands does: with channels last
+where that has them.
 
     max_pool2d_with_indices(x, ...) -> values, indices           both as x
     convolution(x, w, b, ...), turned                            as x

@@ -1,4 +1,5 @@
-"""Writes a graph again, equation by equation, with rewrites applied; every pass that rewires equations uses this.
+"""The graph rewriter: writes a graph again, equation by equation, with rewrites applied; every pass that rewires
+equations uses this.
 
 A rewrite is given one equation whose operands are already rewritten. It answers with an operand that stands for the
 equation's only result (a value made before, or one that it makes through the `Replay`), or None to leave it.

@@ -1,4 +1,4 @@
-"""What is scattered into zeros and added to something is added to that where it lies.
+"""Scatter-add fusion: what is scattered into zeros and added to something is added to that where it lies.
 
 before:
     graph example(x: f32[n, 8], y: f32[n, 16], v: f32[m, 16], i: i64[m])

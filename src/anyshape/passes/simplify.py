@@ -1,5 +1,6 @@
-"""Removes arithmetic that changes nothing, and writes the rest in its plainest form. No number changes, bit for bit,
-but for the sign of a NaN; that is why x + 0 stays for floats (-0.0 + 0 is 0.0) and x * 0 is no 0.
+"""Algebraic simplification: removes arithmetic that changes nothing, and writes the rest in its plainest form. No
+number changes, bit for bit, but for the sign of a NaN; that is why x + 0 stays for floats (-0.0 + 0 is 0.0) and x *
+0 is no 0.
 
 before:
     graph example(x: f32[b, n], y: f32[b, n])

@@ -1,5 +1,5 @@
-"""The judge of a plan's order, and of its layout at given sizes; knows nothing of how plan/memory/symbolic_allocator.py
-works."""
+"""The verifier of plans: the judge of a plan's order, and of its layout at given sizes; knows nothing of how
+plan/memory/symbolic_allocator.py works."""
 from __future__ import annotations
 
 from collections.abc import Mapping

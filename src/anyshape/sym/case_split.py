@@ -1,4 +1,4 @@
-"""Proofs about rounded sizes, where bounds of each part by itself say too little.
+"""Case analysis: proofs about rounded sizes, where bounds of each part by itself say too little.
 
     x*((y + 3)//4) <= x*((y + 1)//2)       term by term: each factor is at most one of the other term
     (y + 3)//4 <= (y + 1)//2               the first values of y one by one, and bounds for the others

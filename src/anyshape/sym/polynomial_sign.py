@@ -1,4 +1,4 @@
-"""Whether a polynomial is at least 0 on a box of whole numbers: what plain intervals do not see.
+"""Signs of polynomials: whether a polynomial is at least 0 on a box of whole numbers: what plain intervals do not see.
 
     4096*b*n - b*n*n  for n <= 4096        n*n - 4*n + 5  for every n
 

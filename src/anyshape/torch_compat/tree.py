@@ -1,4 +1,4 @@
-"""torch's walk over nested arguments and results."""
+"""Pytrees: torch's walk over nested arguments and results."""
 from __future__ import annotations
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Numbers that are to wait in memory in another dtype.
+"""Materialisation: numbers that are to wait in memory in another dtype.
 
     half = anyshape.store(gradient, bfloat16)  -->  half = store(gradient | "bf16")
 

@@ -1,4 +1,5 @@
-"""Whether the fused operator does the same as attention that a model writes out, and what it needs for that.
+"""Legality of attention fusion: whether the fused operator does the same as attention that a model writes out, and what
+it needs for that.
 
 The operator has no mask with a gradient, one dtype, and 0 for rows without a key, where a program has NaN or the mean
 of the values. `attention_write` says how such rows are kept.

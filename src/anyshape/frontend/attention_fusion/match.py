@@ -1,4 +1,5 @@
-"""Attention that a model writes out becomes the fused operator, on Dynamo's graph, so that the backward is fused too.
+"""Attention fusion: attention that a model writes out becomes the fused operator, on Dynamo's graph, so that the
+backward is fused too.
 
     s = (q @ k.transpose(-2, -1)) / 8.0                     m = zeros_like(mask).masked_fill(mask, -inf)
     p = softmax(s.masked_fill(mask, -inf), -1)      -->     y = flash_attention(q, k, v, attn_mask=m, scale=0.125)

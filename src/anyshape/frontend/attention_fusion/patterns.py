@@ -1,4 +1,5 @@
-"""The words that programs write attention with: calls of a Dynamo graph, read as (kind, operands).
+"""Patterns of attention: the words that programs write attention with: calls of a Dynamo graph, read as (kind,
+operands).
 
     torch.div(scores, 8.0), scores / 8.0, scores.div_(8.0)   -->   over(scores, 8.0)
 

@@ -1,4 +1,4 @@
-"""Writes the fused operator in place of attention that was found (`attention.py`).
+"""The rewrite of attention fusion: writes the fused operator in place of attention that was found (`attention.py`).
 
     y = flash_attention(q, k, v, attn_mask=bias, scale=0.125)
 

@@ -1,4 +1,4 @@
-"""Operators with another derivative than torch's tracer gives them, on Dynamo's graph.
+"""Custom derivatives: operators with another derivative than torch's tracer gives them, on Dynamo's graph.
 
     x.prod(1)  -->  product(x, 1)        linalg.lstsq(a, b)  -->  least_squares(a, b)
 

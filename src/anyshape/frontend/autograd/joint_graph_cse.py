@@ -1,4 +1,5 @@
-"""Removes repeated computations from a joint graph before it is partitioned, so that no value is saved twice.
+"""CSE on the joint graph: removes repeated computations from a joint graph before it is partitioned, so that no value
+is saved twice.
 
     a = view(x, [n, 64]);  b = view(x, [n, 64]);  f(a, b)   -->   a = view(x, [n, 64]);  f(a, a)
 

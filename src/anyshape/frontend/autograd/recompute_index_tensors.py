@@ -1,4 +1,5 @@
-"""Saved tensors that are made of sizes alone are made again in the backward, and not saved.
+"""Recomputation of index tensors: saved tensors that are made of sizes alone are made again in the backward, and not
+saved.
 
     forward saves positions = arange(n)      -->  the backward has positions = arange(n) itself
 

@@ -1,4 +1,5 @@
-"""A forward and its backward as one function of autograd, without AOTAutograd's wrapper around it.
+"""The autograd function: a forward and its backward as one function of autograd, without AOTAutograd's wrapper around
+it.
 
     AOTAutograd's:  wrapper -> Function.apply -> forward of Python, saved state, epilogue -> program
     ours:           Function.apply -> program

@@ -1,4 +1,4 @@
-"""Tracing in a thread of its own, while calls run as PyTorch (`background=True`).
+"""Background compilation: tracing in a thread of its own, while calls run as PyTorch (`background=True`).
 
 The thread only makes Dynamo's answer for a frame: guards and code. A later call of that frame, in the caller's own
 thread, hands the answer to Dynamo as if it had just been made; so the user's program never runs in the thread.

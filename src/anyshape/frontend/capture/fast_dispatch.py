@@ -1,4 +1,4 @@
-"""The direct door: calls of a compiled object that skip PyTorch's wrappers, behind PyTorch's own guards.
+"""Fast dispatch: the direct door: calls of a compiled object that skip PyTorch's wrappers, behind PyTorch's own guards.
 
     an ordinary call:  module -> torch.compile's wrapper -> frame evaluation -> guards -> code -> AOT wrapper -> program
     through the door:  module -> guards -> code -> program

@@ -1,4 +1,5 @@
-"""What runs when Dynamo has no program for a frame: the trace, under our settings, now, later, or beside the caller."""
+"""The frame callback: what runs when Dynamo has no program for a frame: the trace, under our settings, now, later, or
+beside the caller."""
 from __future__ import annotations
 
 import gc

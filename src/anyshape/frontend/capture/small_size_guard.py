@@ -1,4 +1,5 @@
-"""Guards the program for all sizes against sizes 0 and 1, where PyTorch's own rules change.
+"""The guard of small sizes (0/1 specialisation): guards the program for all sizes against sizes 0 and 1, where
+PyTorch's own rules change.
 
 A trace that does not single out 0 and 1 takes the general branch everywhere: `squeeze` keeps the dimension, `expand`
 and broadcasting keep the stride, `reshape` copies. Where a size really is 0 or 1, be it of an input or of something

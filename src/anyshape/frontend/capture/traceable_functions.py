@@ -1,5 +1,5 @@
-"""Functions of torch that its tracer takes into no graph, for they look at their data, or takes wrongly, each written
-so that it is traced.
+"""Traceable replacements: functions of torch that its tracer takes into no graph, for they look at their data, or takes
+wrongly, each written so that it is traced.
 
     if any(var < 0): raise ValueError("...")  -->  _assert_async(~any(var < 0), "...")
 

@@ -1,4 +1,5 @@
-"""Programs in parts: what the IR cannot carry runs as PyTorch, between compiled parts of the same captured graph.
+"""Graph partitioning around fall backs: programs in parts: what the IR cannot carry runs as PyTorch, between compiled
+parts of the same captured graph.
 
     y = x * 2; k = nonzero(y); z = k + 1   -->   part 0: y = x * 2      compiled
                                                  k = nonzero(y)         PyTorch; its size becomes known here

@@ -1,4 +1,5 @@
-"""What one `anyshape.compile` knows about itself, and what it hands to the program compiler for each graph."""
+"""The compilation session: what one `anyshape.compile` knows about itself, and what it hands to the program compiler
+for each graph."""
 from __future__ import annotations
 
 import threading

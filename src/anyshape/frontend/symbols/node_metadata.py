@@ -1,4 +1,5 @@
-"""What the nodes of a traced graph say about values: types from fake tensors, source lines, refusals in words."""
+"""Node metadata: what the nodes of a traced graph say about values: types from fake tensors, source lines, refusals in
+words."""
 from __future__ import annotations
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Memory that needs no first value: what is written into it, part by part, leaves nothing of it.
+"""Dead-initialisation elimination: a `full` whose every element is overwritten later is memory without a first value.
 
     full(0) -> a;  overwrite(a, x at 0) -> b;  overwrite(b, y at n) -> c      a is memory and nothing else, if x and y
                                                                               fill all of c and only c is read

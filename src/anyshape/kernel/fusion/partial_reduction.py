@@ -1,4 +1,5 @@
-"""Lets a kernel that goes along rows also add up over them, so that both read the data once.
+"""Fusion of partial (split) reductions: lets a kernel that goes along rows also add up over them, so that both read the
+data once.
 
     gx = ... x, g along rows [kernel]                 -->  gx, and sums of x*g over each part of the rows   [kernel]
     gw = sum over rows of x*g, cast to bf16 [kernel]       gw = sum over the parts, cast to bf16            [kernel]

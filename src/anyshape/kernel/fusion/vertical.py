@@ -1,4 +1,4 @@
-"""Which equations become one kernel: a scored search from the results backwards.
+"""Vertical (producer-consumer) fusion: which equations become one kernel: a scored search from the results backwards.
 
     m = amax(x) ... y = div(e, s)      -->      groups [amax sub exp sum div -> y]
 

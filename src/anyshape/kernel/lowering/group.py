@@ -1,4 +1,4 @@
-"""What is lowered, what comes of it, and that it cannot be."""
+"""The fusion group: what is lowered, what comes of it, and that it cannot be."""
 from __future__ import annotations
 
 from collections.abc import Mapping

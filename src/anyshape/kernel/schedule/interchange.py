@@ -1,5 +1,5 @@
-"""Lets the rows of a kernel that takes them as a vector, through columns far apart, go abreast: all of them in a
-column, then all in the next.
+"""Loop interchange for kernels vectorised over rows: all rows take column 0, then column 1, so that strided loads share
+cache lines.
 
     rows (i1: n1) vector i1                  rows (i1: n1) vector i1 abreast
       columns (i0: n0)                 -->     columns (i0: n0)

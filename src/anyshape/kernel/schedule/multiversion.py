@@ -1,4 +1,4 @@
-"""Versions of a kernel for regimes of sizes.
+"""Kernel multi-versioning: versions of a kernel for regimes of sizes.
 
     rows (i0: n0), columns (i1: n1) vector i1   -->   where n1 <= 6 and n0 >= 16: vector i0
                                                       where n0 <= 16 and n1 >= 65536: a chain over pieces of the columns

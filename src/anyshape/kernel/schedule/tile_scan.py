@@ -1,4 +1,4 @@
-"""Lets a scan across a large matrix go along its lines.
+"""Tiling of scans: lets a scan across a large matrix go along its lines.
 
     rows (i1: n1) vector i1                    rows (i2: n1/2048)
       columns (i0: n0)                           columns (i0: n0, i1: 2048) vector i1

@@ -1,4 +1,4 @@
-"""Lets a kernel that reads across its columns go through them in tiles.
+"""Tiling of transposed reads: lets a kernel that reads across its columns go through them in tiles.
 
     rows (i0: n0)                               rows (i0: n0) in tiles
       columns (i1: n1) vector i1          -->     columns (i1: n1) vector i1

@@ -1,4 +1,4 @@
-"""A program holds less: results are allocated when first written, tensors are let go after their last use.
+"""Allocation and release steps: outputs are allocated at their first write, tensors freed after their last use.
 
     0 k0(saved logits) -> a      -->      0 k0(saved logits) -> a
     1 matmul(a, x) -> grad                1 memory: drop logits, take grad

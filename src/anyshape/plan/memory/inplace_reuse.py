@@ -1,5 +1,5 @@
-"""Lets what a step makes take the place of an input that dies there: of a kernel, of a product with an addend, or of
-attention, whose rows of queries are read before the same rows of the result are written.
+"""In-place reuse: lets what a step makes take the place of an input that dies there: of a kernel, of a product with an
+addend, or of attention, whose rows of queries are read before the same rows of the result are written.
 
     0 k0(a) -> b   (a's last use)      -->      buffers a and b become one: b's bytes are never taken
 

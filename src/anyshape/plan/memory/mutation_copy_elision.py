@@ -1,4 +1,4 @@
-"""What an input is to receive is made there, in place of in the arena and copied at the end; and as early as it can be.
+"""Copy elision for mutated inputs: the new value is computed into the input's memory, as early as dependences allow.
 
     5 k(w, g, m) -> w1, m1       -->      3 k(w, g, m) -> w, m
     8 copy w1 -> w

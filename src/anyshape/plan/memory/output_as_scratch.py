@@ -1,5 +1,5 @@
-"""Values of the arena move into tensors that exist anyway: a result before it is written, a tensor that PyTorch made
-after its last use.
+"""Buffer aliasing: values of the arena move into tensors that exist anyway: a result before it is written, a tensor
+that PyTorch made after its last use.
 
     0 k0(x) -> a        (arena)        -->      0 k0(x) -> out
     1 k1(a) -> b                                1 k1(out) -> b

@@ -1,4 +1,4 @@
-"""Offsets of a plan's buffers, as formulas that are valid at every shape.
+"""Symbolic offset assignment: offsets of a plan's buffers, as formulas that are valid at every shape.
 
 The arena has a bottom, the *kept* block: saved values, one after another, alive until the backward program has run.
 Above it lie *slots*, one after another; the buffers of a slot are never alive together, and the slot is as large as

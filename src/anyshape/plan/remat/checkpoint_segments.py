@@ -1,4 +1,5 @@
-"""Which saved values of a forward its backward could compute again, and from what: the forward cut into segments.
+"""Recomputation segments (checkpointing): which saved values of a forward its backward could compute again, and from
+what: the forward cut into segments.
 
     x0 -[layer 0: h, q, k, v ..]- x1 -[layer 1: ..]- x2         cut where few bytes cross: at x1, x2
     segment 1 gives {h, q, k, v ..} of layer 1 from {x1, weights}

@@ -1,4 +1,5 @@
-"""Puts the steps that compute saved values again into a backward, each where what it makes is needed first.
+"""Rematerialisation: puts the steps that compute saved values again into a backward, each where what it makes is needed
+first.
 
     forward saves x, h                 3 kernel(kept x) -> again n          optional: run if h was not kept
     backward: 3 kernel(tape h) -> g    4 matmul(again n, tape w) -> kept h  optional

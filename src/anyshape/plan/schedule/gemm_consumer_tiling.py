@@ -1,4 +1,5 @@
-"""Products whose results are read by a flat kernel alone run with it, a band of rows after the other.
+"""Fusion of GEMMs with their consumers by row tiles: products whose results are read by a flat kernel alone run with
+it, a band of rows after the other.
 
     5 matmul(dy, x) -> g             g: 4096x512                  5 bands of 1024 rows:  matmul(dy, x) -> g: 1024x512
     6 update(w, g, m) -> &w, &m                          -->         update(w, g, m) -> &w, &m

@@ -1,4 +1,5 @@
-"""Steps that follow each other and that the host does as one: products of one left operand, and kernels.
+"""Launch grouping: steps that follow each other and that the host does as one: products of one left operand, and
+kernels.
 
     0 matmul(x, wq) -> q         -->      together 0-2: rows of x are packed once, and threads are called together once
     1 matmul(x, wk) -> k

@@ -1,4 +1,4 @@
-"""Steps in another order, where that takes less memory and nothing else of it can be seen.
+"""Memory-aware reordering: steps in another order, where that takes less memory and nothing else of it can be seen.
 
     0 k0(x) -> a     (large)          -->      0 k0(x) -> a
     1 k1(x) -> b     (large)                   1 sum(a) -> c

@@ -1,4 +1,5 @@
-"""Programs that share a limit make room for each other: what a tape keeps may become less while it waits.
+"""Memory-budget arbitration between programs: saved tensors of a forward that waits may be dropped later, and
+recomputed in its backward.
 
     forward of A   keeps h, k     forward of B   has no room: A's tape drops h, too; what stays of its chunk is copied
     backward of B                 backward of A  computes h again

@@ -1,4 +1,4 @@
-"""The climb of a ladder: rung by rung the choice that relieves the fullest step and costs the least time for its bytes.
+"""Greedy search for what to recompute or offload: each move relieves the fullest step at the least cost for its bytes.
 
     kept -> computed again        costs the work of its steps, and memory for what they make on the way
     kept -> moved out             costs what copying takes from the steps, and waiting once the copies take longer than

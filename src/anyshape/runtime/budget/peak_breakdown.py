@@ -1,4 +1,4 @@
-"""Who is alive at the fullest step, and which line of the model makes it."""
+"""Tensors alive at the peak, with the source line that made each."""
 from __future__ import annotations
 
 from collections.abc import Mapping

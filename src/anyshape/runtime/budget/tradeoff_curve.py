@@ -1,4 +1,5 @@
-"""What a call could drop at given sizes: rung by rung, from everything kept down to the least that works.
+"""The trade-off curve of memory and recomputation: what a call could drop at given sizes: rung by rung, from everything
+kept down to the least that works.
 
     bytes alive, forward then backward, everything kept          a rung lower: h of layer 0 computed again
          __/^^\\__                                                    __/^^\\__

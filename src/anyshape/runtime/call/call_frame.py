@@ -1,4 +1,5 @@
-"""One running call as Python sees it: tensors for the steps that PyTorch does, results, and saved values."""
+"""The call frame: one running call as Python sees it: tensors for the steps that PyTorch does, results, and saved
+values."""
 from __future__ import annotations
 
 import math

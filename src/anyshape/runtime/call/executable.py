@@ -1,4 +1,5 @@
-"""A compiled program: a plan and its kernels. Stateless and re-entrant: calls may run at once from several threads.
+"""The executable: a compiled program: a plan and its kernels. Stateless and re-entrant: calls may run at once from
+several threads.
 
 One call: read the symbols' record by the shapes of the inputs (or make it), allocate the outputs, take the arena,
 fill the block, run the host natively, give the arena back. Nothing is decided here.

@@ -1,4 +1,5 @@
-"""What the calls of one program share, worked out once: its operators of PyTorch, what is allocated and let go when."""
+"""The table of extern calls: what the calls of one program share, worked out once: its operators of PyTorch, what is
+allocated and let go when."""
 from __future__ import annotations
 
 import weakref

@@ -1,4 +1,5 @@
-"""What programs share: the native host, the pools of memory, the running calls that call back into Python."""
+"""The process context: what programs share: the native host, the pools of memory, the running calls that call back into
+Python."""
 from __future__ import annotations
 
 import contextlib

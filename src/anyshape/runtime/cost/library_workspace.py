@@ -1,4 +1,5 @@
-"""What PyTorch's library takes while it does a step, beside operands and results; a limit counts it.
+"""Workspace of libraries: what PyTorch's library takes while it does a step, beside operands and results; a limit
+counts it.
 
 oneDNN brings the weights of a convolution into an order of its own at every call, after PyTorch has brought them into
 channels last; and a gradient of weights back. All that goes with the step:

@@ -1,5 +1,5 @@
-"""What a run touches of the arena, from the plan's windows, and what it holds beside: the counterparts of what a record
-and a limit predict."""
+"""The computed watermark: what a run touches of the arena, from the plan's windows, and what it holds beside: the
+counterparts of what a record and a limit predict."""
 from __future__ import annotations
 
 from anyshape.ir.types import size_of

@@ -1,4 +1,4 @@
-"""Pages of memory: how many the process has, and large ones for large memory.
+"""Huge pages: pages of memory: how many the process has, and large ones for large memory.
 
 The first touch of a page costs the system more than the program's own first write.
 

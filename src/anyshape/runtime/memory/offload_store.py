@@ -1,4 +1,5 @@
-"""Where values wait outside of memory: a file in a folder, and a thread that copies into it and back beside the calls.
+"""The offload store: where values wait outside of memory: a file in a folder, and a thread that copies into it and back
+beside the calls.
 
     space = store.reserve(bytes_)               before the call: there is room for all that it will move out
     space.put(0, address, n, owner).wait()      forward, after the last use; from then on the memory is free

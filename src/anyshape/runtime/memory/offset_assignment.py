@@ -1,4 +1,5 @@
-"""Places of buffers at given sizes, by the host's own search (backend/cpu/routines/offset_assignment.py)."""
+"""Offset assignment: places of buffers at given sizes, by the host's own search
+(backend/cpu/routines/offset_assignment.py)."""
 from __future__ import annotations
 
 import ctypes

@@ -1,4 +1,5 @@
-"""Memory of runs: blocks taken through torch's allocator, used again by every program, given back when idle.
+"""Memory pools (caching allocator): memory of runs: blocks taken through torch's allocator, used again by every
+program, given back when idle.
 
 There are two pools: temporary blocks are free again when the call returns, kept blocks hold saved values until the
 backward program has run. A call takes one block of each kind at most.

@@ -1,4 +1,5 @@
-"""Many sizes at once, as arrays. Layers repeat, so few formulas give all of them: each is computed once.
+"""Vectorised size evaluation: many sizes at once, as arrays. Layers repeat, so few formulas give all of them: each is
+computed once.
 
     4*b*n, 64, 4*b*n, 4*b*n  -->  the formulas 4*b*n, 64 and the places 0 1 0 0
 """

@@ -1,4 +1,4 @@
-"""One block for both halves of a whole step.
+"""The joint memory layout of forward and backward: one block for both halves of a whole step.
 
 What a forward keeps lies at the bottom of its arena until its backward has run. The rest of either half lies above
 that border, or where something kept is not there yet, or no more; but nothing crosses the border, which is the end of a

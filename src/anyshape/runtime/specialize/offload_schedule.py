@@ -1,4 +1,4 @@
-"""Moving values out of memory between their last use in a forward and their first in its backward
+"""Offload scheduling: moving values out of memory between their last use in a forward and their first in its backward
 (runtime/memory/offload_store.py).
 
     forward:  4 kernel -> h    5 kernel(h)    begin to copy h out    6 7 8    wait    9 h's memory is free

@@ -1,4 +1,4 @@
-"""What a forward keeps for its backward where that is not everything, and the layouts that follow from it.
+"""Saved-tensor policies (save, recompute, offload) and the memory layouts that follow from them.
 
     kept block, whole         a  b  c  d
     b, d dropped, in chunks   a | c            the backward gives back the chunk of c, then that of a

@@ -1,4 +1,5 @@
-"""Reads the symbols from a call's arguments and checks that they fit the program; done once per new shape."""
+"""Shape binding: reads the symbols from a call's arguments and checks that they fit the program; done once per new
+shape."""
 from __future__ import annotations
 
 import re

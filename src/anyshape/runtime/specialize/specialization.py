@@ -1,4 +1,5 @@
-"""A record: one plan at one set of sizes. Made once per new shape, in well under a millisecond; runs only read it.
+"""Specialisation: a record: one plan at one set of sizes. Made once per new shape, in well under a millisecond; runs
+only read it.
 
 Where the plan's layout is far from the bound, the arena is laid out anew for these sizes. A program that keeps nothing
 for a backward also looks for a *room*: the memory of its largest result, which is free until that is first written.

@@ -1,4 +1,5 @@
-"""Bools drawn from PyTorch's generator: those that `bernoulli_` draws, and the generator is left as that leaves it.
+"""Random masks: bools drawn from PyTorch's generator: those that `bernoulli_` draws, and the generator is left as that
+leaves it.
 
 PyTorch draws them one after another. Here many come at a time (backend/cpu/microkernels/mt19937.py), where a trial
 shows that this PyTorch, on this processor, draws as the routine does.

@@ -1,5 +1,6 @@
-"""What lies between a caller and a compiled program, as far as it depends on torch's version: Dynamo's guards and code,
-which the direct door runs itself, and AOTAutograd's run-time wrapper, where it would do nothing that we do not.
+"""Dynamo's internals: what lies between a caller and a compiled program, as far as it depends on torch's version:
+Dynamo's guards and code, which the direct door runs itself, and AOTAutograd's run-time wrapper, where it would do
+nothing that we do not.
 
 One of the rooms beside `torch_api`. Whoever comes through here has asked the same questions as torch's own wrappers.
 """

@@ -1,4 +1,4 @@
-"""What a trace in a thread of its own must leave to the thread that runs the program meanwhile.
+"""Background tracing: what a trace in a thread of its own must leave to the thread that runs the program meanwhile.
 
 Dynamo saves and restores what it may disturb: the state of torch's random generator, and the flag that says that torch
 compiles. Both are the process's, so a trace beside a running program would draw the same random numbers twice, and send

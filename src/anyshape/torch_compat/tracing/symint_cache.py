@@ -1,4 +1,5 @@
-"""Cheaper and more general tracing; beside `torch_api`, the second room for what depends on torch's version.
+"""SymInt caching and size-oblivious tracing: cheaper and more general tracing; beside `torch_api`, the second room for
+what depends on torch's version.
 
 Tracing a transformer's training step asks torch for some 80 000 sums, products and comparisons of symbolic sizes, a few
 hundred of them different. `quick_tracing` keeps the results, which are torch's own objects made by torch's own code.

@@ -1,4 +1,5 @@
-"""Calls whose name or behaviour depends on torch's version; with the other `torch_*` files, all there are.
+"""The compatibility layer: calls whose name or behaviour depends on torch's version; with the other `torch_*` files,
+all there are.
 
 Written for torch 2.13, with the other way where 2.11 or 2.12 lacks an interface; rules that 2.11 lacks are in
 `torch_older`. The heavy parts of torch (Dynamo, AOTAutograd) are imported by the functions that need them, so that

@@ -1,5 +1,5 @@
-"""The frame of a climb (backend/cpu/routines/budget_search.py): at which word each number, and the address of each
-array, is."""
+"""Frame layout of the native budget search: the frame of a climb (backend/cpu/routines/budget_search.py): at which word
+each number, and the address of each array, is."""
 from __future__ import annotations
 
 # the frame: numbers, then addresses of arrays of words; runtime/budget/greedy_search.py says what each is

@@ -1,5 +1,5 @@
-"""Attention steps at given sizes: the words that the host reads (backend/cpu/routines/attention.py), or a call of
-PyTorch."""
+"""Bytecode encoder of attention steps: attention steps at given sizes: the words that the host reads
+(backend/cpu/routines/attention.py), or a call of PyTorch."""
 from __future__ import annotations
 
 from dataclasses import dataclass

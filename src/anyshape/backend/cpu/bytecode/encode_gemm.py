@@ -1,4 +1,5 @@
-"""Library and copy steps as words of the host's program, at given sizes. Word layouts: backend/cpu/interpreter.py.
+"""Bytecode encoder of matrix products and copies: library and copy steps as words of the host's program, at given
+sizes. Word layouts: backend/cpu/interpreter.py.
 
 `None` instead of words means that the host cannot do it (dtype, strides); the step is then done by PyTorch.
 """

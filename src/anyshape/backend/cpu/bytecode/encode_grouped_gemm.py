@@ -1,5 +1,5 @@
-"""Products of groups of rows at given sizes: the words that the host reads (backend/cpu/routines/grouped_gemm.py), or
-PyTorch.
+"""Bytecode encoder of grouped matrix products: products of groups of rows at given sizes: the words that the host reads
+(backend/cpu/routines/grouped_gemm.py), or PyTorch.
 
     grouped(x [S, K], weights [E, K, N], ends [E])    -->    GROUPED, ..., ends, bytes from group to group and from row
         to row of each operand, the words of one group's product by packed panels, and those by the library

@@ -1,4 +1,5 @@
-"""A plan as a Python function of its symbols that returns everything a call needs to know, generated once per plan.
+"""Bytecode encoder of a plan: a plan as a Python function of its symbols that returns everything a call needs to know,
+generated once per plan.
 
     plan with buffer m of 4*b*n bytes, kernel step 0 ...
     -->  def shape(b, n):

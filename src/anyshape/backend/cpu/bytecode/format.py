@@ -1,4 +1,4 @@
-"""The words of the host's programs and blocks: what runtime/specialize/specialization.py writes and
+"""Bytecode format: the words of the host's programs and blocks: what runtime/specialize/specialization.py writes and
 backend/cpu/interpreter.py reads.
 
     program: head, then steps;  each step: op, its length in words, its number, and what the op needs

@@ -1,4 +1,5 @@
-"""Rows abreast: at every point of the columns, all rows that a thread has, RUN of them at most.
+"""Code for interchanged loops: rows abreast: at every point of the columns, all rows that a thread has, RUN of them at
+most.
 
     columns (i0: n0)                  for i1 from begin to end, RUN at a time:
       r0 = load p0[i0*n1 + i1]          for i1 in the run:  t[i1] = -inf

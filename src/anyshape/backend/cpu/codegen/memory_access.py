@@ -1,4 +1,4 @@
-"""Sizes as i64 values, and buffer access: contiguous, strided, gathered, masked, scattered."""
+"""Loads and stores: sizes as i64 values, and buffer access: contiguous, strided, gathered, masked, scattered."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field

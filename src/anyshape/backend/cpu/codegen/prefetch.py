@@ -1,4 +1,4 @@
-"""Asks for the next row while this one is worked on.
+"""Software prefetch: a kernel asks for the next row while it works on this one.
 
 A kernel of several stages reads a row from memory in its first, and from the cache in the others: so memory rests while
 these compute. The second stage asks, with every vector of its own, for the same place of the next row.

@@ -1,4 +1,5 @@
-"""Scans: what there is so far goes from vector to vector in a stack slot (which LLVM turns into a register).
+"""Prefix scans: scans: what there is so far goes from vector to vector in a stack slot (which LLVM turns into a
+register).
 
     lanes of rows:      so far = so far + x;   the result is what there is so far
     lanes of columns:   x0 x1 x2 x3  -->  x0 x01 x12 x23  -->  x0 x01 x012 x0123;   all of them + so far

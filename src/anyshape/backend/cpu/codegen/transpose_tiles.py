@@ -1,4 +1,5 @@
-"""Tiles: blocks of rows and columns of which every line of memory is read once, and turned in registers.
+"""Transposition in tiles: tiles: blocks of rows and columns of which every line of memory is read once, and turned in
+registers.
 
 A row block is some values of the last row variable. Its columns are taken COLUMNS at a time: what lies across them is
 read along the rows, turned block by block and put into a row buffer; then the rows go along the columns, and load from

@@ -1,4 +1,5 @@
-"""What is settled of a kernel before it is printed: vector widths, room in the scratch, and how much work a row is."""
+"""Vector widths and scratch: what is settled of a kernel before it is printed: vector widths, room in the scratch, and
+how much work a row is."""
 from __future__ import annotations
 
 from anyshape.backend.cpu.machine.target import Target

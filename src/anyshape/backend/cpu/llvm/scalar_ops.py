@@ -1,4 +1,5 @@
-"""The scalar operations of the loop language as LLVM instructions, on scalars and vectors alike; and conversions."""
+"""Scalar instructions: the scalar operations of the loop language as LLVM instructions, on scalars and vectors alike;
+and conversions."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

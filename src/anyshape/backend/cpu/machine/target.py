@@ -1,4 +1,4 @@
-"""What the processor can do: the widths and features that the code generator works with."""
+"""The target description: what the processor can do: the widths and features that the code generator works with."""
 from __future__ import annotations
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Products of panels of bf16 by the processor's unit for whole tiles (AMX), printed as LLVM.
+"""AMX microkernel: products of panels of bf16 by the processor's unit for whole tiles (AMX), printed as LLVM.
 
 A tile is 16 rows of 64 bytes. One instruction adds to 16 x 16 sums of f32 the products of 16 rows of 16 words each, a
 word being two neighbours along k, with 16 words of 16 columns each:

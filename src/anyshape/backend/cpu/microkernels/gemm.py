@@ -1,4 +1,5 @@
-"""Products of matrices of bf16 and f16 from packed panels, printed as LLVM; sums in f32, results rounded once.
+"""GEMM microkernels: products of matrices of bf16 and f16 from packed panels, printed as LLVM; sums in f32, results
+rounded once.
 
 BLAS has no such product that uses the processor's own instruction for pairs of bf16 everywhere, and none that writes
 bf16. The scheme is that of every BLAS (Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008):

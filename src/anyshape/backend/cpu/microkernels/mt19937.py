@@ -1,4 +1,5 @@
-"""The random numbers of PyTorch's generator for CPUs, many at a time, printed as LLVM: bools that are true so often.
+"""The Mersenne twister: the random numbers of PyTorch's generator for CPUs, many at a time, printed as LLVM: bools that
+are true so often.
 
 The generator is the Mersenne Twister MT19937 (Matsumoto and Nishimura, 1998): 624 words, of which the next 624 are made
 at once; each is then tempered. `bernoulli_` takes two words for an element: the low 21 bits of the first above the

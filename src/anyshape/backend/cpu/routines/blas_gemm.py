@@ -1,4 +1,5 @@
-"""Matrix products and copies of the host, in the native subset; see backend/cpu/interpreter.py."""
+"""Matrix products by BLAS: matrix products and copies of the host, in the native subset; see
+backend/cpu/interpreter.py."""
 from __future__ import annotations
 
 from anyshape.backend.cpu.bytecode.format import (

@@ -1,5 +1,5 @@
-"""The climb of a ladder (runtime/budget/greedy_search.py) as native code: what to drop or to move out next, again and
-again.
+"""The greedy budget search: the climb of a ladder (runtime/budget/greedy_search.py) as native code: what to drop or to
+move out next, again and again.
 
     bytes at each step: arena, rest       the rung: the highest arena + the highest rest (+ what the forward keeps)
       1. each choice that is left: how much lower would that be, for how much time?

@@ -1,4 +1,5 @@
-"""Products of the host whose left operand is packed over itself, in the native subset: it dies in the step.
+"""Packed GEMM in place: products of the host whose left operand is packed over itself, in the native subset: it dies in
+the step.
 
     pack every panel of rows where it lies
     for each pair of vectors of columns, shared out among threads:
