@@ -294,7 +294,7 @@ def test_files_that_are_no_stage_are_refused(dumped, tmp_path):
     folder = Path(changed(dumped, tmp_path, attend, "dce"))
     other = folder / "0_inference" / "06_other.txt"
     other.write_text("graph other()\n  return\n")
-    assert "0_inference has the stages 00_capture.txt, 01_fold.txt" in refused(attend, str(folder)).why
+    assert "0_inference has the stages 00_capture.txt, 01_constant_folding.txt" in refused(attend, str(folder)).why
     other.unlink()
     stage(folder, "dce").write_bytes(b"\xff\xfe")
     assert "cannot be read" in refused(attend, str(folder)).what
@@ -304,7 +304,7 @@ def test_files_that_are_no_stage_are_refused(dumped, tmp_path):
 
 def test_a_stage_that_is_left_out_cannot_be_edited(dumped, tmp_path):
     folder = changed(dumped, tmp_path, attend, "dce", ("0.5)", "0.25)"))
-    assert "_strips.txt, 90_kernels.txt" in refused(attend, folder, disable="dce").why
+    assert "_gemm_chain_split.txt, 90_kernels.txt" in refused(attend, folder, disable="dce").why
 
 
 def test_folders_are_looked_at_before_anything_compiles(tmp_path):

@@ -316,7 +316,7 @@ def test_dials(tmp_path, capfd):
             anyshape.compile(lambda x: x, **setting)
 
 
-@pytest.mark.parametrize("name", ["regimes", "rooms", "door"])
+@pytest.mark.parametrize("name", ["regimes", "output_reuse", "fast_dispatch"])
 def test_a_technique_that_is_left_out_changes_the_program_and_no_number(name):
     def program(x, y):
         return torch.softmax(x, -1) @ torch.relu(y) + 1
@@ -324,8 +324,8 @@ def test_a_technique_that_is_left_out_changes_the_program_and_no_number(name):
     def facts(fast):
         plan = fast.programs[0].executable.plan
         return {"regimes": max(len(step.regimes) for step in plan.steps if isinstance(step, KernelStep)) > 1,
-                "rooms": sum(buffer.home == "arena" for buffer in plan.buffers) < 3,
-                "door": fast._anyshape.oblivious.door is not None}[name]
+                "output_reuse": sum(buffer.home == "arena" for buffer in plan.buffers) < 3,
+                "fast_dispatch": fast._anyshape.oblivious.door is not None}[name]
 
     x, y = torch.randn(64, 96), torch.randn(96, 80)
     with torch.no_grad():

@@ -378,12 +378,13 @@ def test_stages_are_shown_and_dumped(tmp_path: object, capsys: pytest.CaptureFix
     graph = parse(CASES["attention"])
     after = pipeline.run(pipeline.ROAD, graph, Config(show="fold,dce", dump=str(tmp_path)))
     printed = capsys.readouterr().err
-    assert "# attention: fold\n" in printed and "# attention: cse" not in printed and show(after) in printed
+    assert "# attention: constant_folding\n" in printed and "# attention: cse" not in printed and show(after) in printed
     folder = tmp_path / "attention"  # type: ignore[operator]
     names = sorted(path.name for path in folder.iterdir())
-    assert names == ["00_capture.txt", "01_fold.txt", "02_simplify.txt", "03_channels_last.txt",
-                     "04_views.txt", "05_cse.txt", "06_onto.txt", "07_pieces.txt", "08_causal.txt", "09_products.txt",
-                     "10_addends.txt", "11_strips.txt", "12_dce.txt"]
+    assert names == ["00_capture.txt", "01_constant_folding.txt", "02_simplify.txt", "03_channels_last.txt",
+                     "04_views.txt", "05_cse.txt", "06_scatter_accumulate.txt", "07_concat_elimination.txt",
+                     "08_causal_mask.txt", "09_cast_into_gemm.txt",
+                     "10_gemm_accumulate.txt", "11_gemm_chain_split.txt", "12_dce.txt"]
     assert show(parse((folder / "12_dce.txt").read_text())) == show(after)
 
 
