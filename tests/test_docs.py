@@ -202,6 +202,14 @@ def test_the_architecture_names_every_package() -> None:
         assert f"`{path.name}`" in text, f"ARCHITECTURE.md does not say what {path.name} is"
 
 
+def test_every_package_has_a_page_whose_files_exist() -> None:
+    for folder in sorted(path.parent for path in SOURCE.glob("*/__init__.py")):
+        text = (folder / "README.md").read_text("utf-8")
+        for word in re.findall(r"`([\w./]+\.py)`", text):
+            assert (folder / word).exists() or (SOURCE / word).exists() or any(folder.rglob(word)), \
+                f"{folder.name}/README.md names {word}, which is not there"
+
+
 def test_decisions_are_listed_and_their_evidence_exists() -> None:
     listed = _LINK.findall((ROOT / "docs" / "adr" / "README.md").read_text("utf-8"))
     assert listed == [path.name for path in DECISIONS if path.name != "README.md"]
@@ -242,7 +250,7 @@ def test_the_table_of_settings_is_that_of_config(request: pytest.FixtureRequest)
     if request.config.getoption("--update"):
         path.write_text(part.sub(lambda _: settings_table(), text), encoding="utf-8")
         return
-    assert part.findall(text) == [settings_table()], "the settings in docs/settings.md are out of date; run pytest --update"
+    assert part.findall(text) == [settings_table()], "docs/settings.md is out of date; run pytest --update"
 
 
 def test_ci_runs_the_command_of_the_readme() -> None:
