@@ -1,9 +1,11 @@
 """Promises to users, tried with hostile use: nothing is wrong, nothing is silent, nothing is left behind."""
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import pickle
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -188,6 +190,8 @@ def plain(x: torch.Tensor) -> torch.Tensor:
 
 MISUSE: dict[str, Callable[[], Any]] = {
     r"compile\(Linear\(\.\.\.\)\)": lambda: anyshape.compile(nn.Linear),
+    "cannot compile a NoneType": lambda: anyshape.compile(None),
+    "settings are passed by name": lambda: anyshape.compile(plain, True),
     "it is torch.compile's": lambda: anyshape.compile(plain, mode="max-autotune"),
     "perhaps memory_limit": lambda: anyshape.compile(plain, memory_limt=1),
     "memory_limit is nan": lambda: anyshape.compile(plain, memory_limit=float("nan")),
@@ -232,3 +236,130 @@ def test_compiled_objects_are_sliced_copied_and_pickled_as_what_they_are() -> No
             torch.testing.assert_close(again(x), wanted)
     assert pickle.loads(pickle.dumps(decorated)) is decorated
     assert pickle.loads(pickle.dumps(once))._anyshape.compilation.config.strict
+
+
+def test_what_eager_refuses_of_a_loss_is_refused_and_what_it_takes_is_taken() -> None:
+    """torch's own traces of these are not what its operators do."""
+    loss = anyshape.compile(torch.nn.BCELoss())
+    assert loss(torch.tensor([0.5, 1.0]), torch.tensor([1.0, 1.0])).isfinite()
+    with pytest.raises(RuntimeError, match="between 0 and 1"):
+        loss(torch.tensor([0.5, 1.5]), torch.tensor([1.0, 1.0]))
+    norm = torch.nn.BatchNorm1d(3)
+    flat = anyshape.compile(lambda x: norm(x.transpose(1, 2)).view(x.shape[0], -1), strict=True)
+    for n in (4, 7):
+        assert flat(torch.rand(n, 5, 3)).shape == (n, 15)
+
+
+class Cut(nn.Module):
+    """A model that says how far it is, which PyTorch's tracer cuts in parts there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> types.SimpleNamespace:
+        hidden = self.norm(self.first(x)).relu()
+        print(end="")
+        holder = types.SimpleNamespace(hidden=hidden, rows=x.shape[0])
+        print(end="")
+        return types.SimpleNamespace(out=self.last(holder.hidden) * holder.rows, rows=holder.rows)
+
+
+def test_a_graph_break_costs_no_program_for_a_batch_of_one() -> None:
+    model = Cut()
+    fast = anyshape.compile(copy.deepcopy(model), defer=False)
+    for rows in (1, 4, 0, 7, 1, 13):
+        x = torch.randn(rows, 8)
+        wanted, found = model(x), fast(x)
+        wanted.out.sum().backward(), found.out.sum().backward()
+        torch.testing.assert_close(found.out, wanted.out, rtol=1e-4, atol=1e-4)
+        assert found.rows == rows
+        for mine, theirs in zip(fast.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-3)
+        assert sum(program.name.endswith("forward") for program in fast.programs) == 2, fast.explain()
+
+
+def test_an_empty_batch_leaves_the_statistics_of_a_batch_norm() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    fast = anyshape.compile(copy.deepcopy(model), defer=False)
+    for rows in (4, 0, 5):
+        x = torch.randn(rows, 4)
+        for one in (model, fast):
+            one.zero_grad()
+            one(x).square().sum().backward()
+        torch.testing.assert_close(fast[1].running_var, model[1].running_var)
+        torch.testing.assert_close(fast[1].weight.grad, model[1].weight.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_compiled_says_so_and_runs_as_it_is() -> None:
+    """TorchScript, generators and `async` functions run as they are, are counted, and are refused under `strict`."""
+    async def waits(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def yields(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield x * 2
+
+    x = torch.ones(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted, traced = torch.jit.script(nn.Linear(4, 2)), torch.jit.trace(nn.Linear(4, 2), (x,))
+    kinds = {waits: "`async`", yields: "generator", scripted: "TorchScript", traced: "TorchScript"}
+    for target, words in kinds.items():
+        with pytest.raises(AnyShapeError, match=words):
+            anyshape.compile(target, strict=True)(x)
+        fast = anyshape.compile(target)
+        anyshape.reset_stats()
+        with pytest.warns(UserWarning, match=words):
+            found, wanted = fast(x), target(x)
+        assert anyshape.stats()["eager_calls"] == 1
+        if target is waits:
+            found, wanted = asyncio.run(found), asyncio.run(wanted)
+        elif target is yields:
+            found, wanted = next(found), next(wanted)
+        torch.testing.assert_close(found, wanted)
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu() + weight.triu(1).mT
+
+
+@pytest.mark.parametrize("whose", ["compiled", "module"])
+def test_a_parametrisation_is_seen_by_the_module_and_by_the_compiled_one(whose: str) -> None:
+    module, x = nn.Linear(4, 4), torch.randn(3, 4)
+    fast = anyshape.compile(module)
+    changed = fast if whose == "compiled" else module
+    nn.utils.parametrize.register_parametrization(changed, "weight", Symmetric())
+    assert torch.equal(fast.weight, fast.weight.mT)
+    torch.testing.assert_close(fast(x), nn.functional.linear(x, fast.weight, fast.bias))
+    torch.testing.assert_close(module(x), fast(x))
+    nn.utils.parametrize.remove_parametrizations(changed, "weight")
+    torch.testing.assert_close(module(x), fast(x))
+    assert isinstance(fast.weight, nn.Parameter) and fast.weight is module.weight
+
+
+def test_an_object_that_is_called_keeps_its_attributes() -> None:
+    class Scale:
+        def __init__(self) -> None:
+            self.by = 2.0
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.by
+
+    scale, x = Scale(), torch.ones(3)
+    fast = anyshape.compile(scale)
+    for by in (2.0, 3.0):
+        scale.by = by
+        assert fast.by == by and torch.equal(fast(x), x * by)
+    fast.by = 4.0
+    assert scale.by == 4.0 and torch.equal(fast(x), x * 4)
+
+
+def test_exported_programs_are_copied_and_pickled() -> None:
+    model, x = nn.Linear(8, 4), torch.randn(3, 8)
+    exported = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=1, max=64)},))
+    fast = anyshape.compile(exported)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own trees
+        for other in (copy.copy(fast), copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+            torch.testing.assert_close(other(x[:2]), model(x[:2]))

@@ -27,7 +27,7 @@ runtime/inspect  runtime
 compiler
 frontend/symbols  frontend/aten  frontend/messages  frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/train_step  frontend/capture  frontend
-.  tools  tools/demo  tools/bench
+.  tools  tools/demo
 """.split())
 RANK = {name: rank for rank, name in enumerate(ORDER)}
 STRANGERS = ("sym torch_compat", "ops passes kernel plan")  # rooms that know nothing of each other
@@ -36,14 +36,18 @@ TORCH_ROOMS = ("frontend", "runtime", "route", "tools", "torch_compat")
 TORCH_FILES = ("backend/cpu/machine/torch_libs.py",)
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
 BORDERS = ("frontend/", "tools/", "runtime/context/process_context.py", "runtime/call/executable.py")
-# base/config.py reads every knob; the disk cache asks for the user's cache folder; the bench starts processes
-ENVIRONMENT = ("base/config.py", "base/disk_cache.py", "tools/bench/runner.py")
+# base/config.py reads every knob; the disk cache asks for the user's cache folder
+ENVIRONMENT = ("base/config.py", "base/disk_cache.py")
 # private names of torch: the package that looks them up; the files of `run` that patch what it finds have their
 # attributes too; benchmarks look into the compilers that they measure
 PRIVATE, PATCHING, MEASURING = "torch_compat", "run/torch_", "tools/"
 # attributes that are used only where torch has the names of TRAIN_STEP in torch_compat/names.py
 ASKED_FOR = ("_growth_tracker", "_lazy_init_scale_growth_tracker", "_opt_called", "_post_accumulate_grad_hooks",
              "_scale")
+
+
+# files whose imports for type checkers still close a circle; no other may
+TYPE_CIRCLES = ("runtime/budget/footprint.py", "runtime/budget/order_selection.py", "runtime/budget/greedy_search.py")
 
 
 @cache
@@ -90,8 +94,9 @@ def room(module: str) -> str:
     return parts[1] if len(parts) > 1 and package(module) != "." else ""
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Every module that a file imports, in functions too: (name, line). `from a import b` gives a.b if it is one."""
+def imports(path: Path, typing: bool = False) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, in functions too: (name, line). `from a import b` gives a.b if it is one.
+    typing: what is imported for type checkers, too."""
     stack: list[ast.AST] = [tree(path)]
     while stack:
         node = stack.pop()
@@ -136,8 +141,8 @@ def test_folders_are_not_too_full() -> None:
 
 
 def test_no_circles() -> None:
-    edges = {module: {name for name, _ in imports(path) if name in MODULES and name != module}
-             for module, path in MODULES.items()}
+    edges = {module: {name for name, _ in imports(path, name_of(path) not in TYPE_CIRCLES) if name in MODULES
+                      and name != module} for module, path in MODULES.items()}
     done: set[str] = set()
     trail: list[str] = []
 
@@ -248,3 +253,56 @@ def test_the_core_works_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
                           env={"PYTHONPATH": str(SOURCE.parent), "PATH": ""})
     assert "z = exp(x)" in done.stdout
+
+
+# ---- the benchmarks, a package of their own
+
+BENCH = SOURCE.parents[1] / "benchmarks" / "anyshape_bench"
+BENCH_FILES = sorted(BENCH.rglob("*.py"))
+# folders by rank: what is measured and how it is run and shown, then the experiments, then the command
+BENCH_RANK = {"models": 0, "harness": 2, "measure": 1, "experiments": 3, "command": 4, "": 5}
+
+
+def bench_module(path: Path) -> str:
+    return ".".join(["anyshape_bench", *path.relative_to(BENCH).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def bench_imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{bench_module(path)} imports relatively"
+            known = {bench_module(one) for one in BENCH_FILES}
+            yield from (inner if (inner := f"{node.module}.{alias.name}") in known else node.module or ""
+                        for alias in node.names)
+
+
+def test_the_package_asks_for_the_benchmarks_in_one_place() -> None:
+    found = [name_of(path) for path in FILES if "anyshape_bench" in path.read_text(encoding="utf-8")]
+    assert found == ["tools/bench_package.py"]
+
+
+def test_the_benchmarks_import_one_way_and_have_no_circles() -> None:
+    def rank(module: str) -> int:
+        return BENCH_RANK[(module.split(".") + [""])[1]] if module != "anyshape_bench.__main__" else BENCH_RANK[""]
+
+    edges = {bench_module(path): [one for one in bench_imports(path) if one.startswith("anyshape_bench")]
+             for path in BENCH_FILES}
+    for module, others in edges.items():
+        for other in others:
+            assert rank(other) <= rank(module) or other == "anyshape_bench", f"{module} imports {other}"
+    done: list[str] = []
+    while left := [module for module in edges if module not in done]:
+        free = [one for one in left if all(other in done or other not in edges for other in edges[one])]
+        assert free, f"a circle among {left}"
+        done += free
+
+
+@pytest.mark.parametrize("path", BENCH_FILES, ids=bench_module)
+def test_a_file_of_the_benchmarks_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(tree(path)), f"{path.name} does not say what it is for"
+    assert len([one for one in path.parent.iterdir() if one.is_file()]) <= 16, f"too many files in {path.parent}"
+    if path.relative_to(BENCH).as_posix() != "harness/runner.py":  # which starts processes
+        assert not any(isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv")
+                       for node in ast.walk(tree(path))), f"{path.name} reads the environment"

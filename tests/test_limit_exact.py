@@ -18,7 +18,7 @@ from anyshape.base.errors import LimitError
 from anyshape.runtime.budget.memory_budget import CHEAPER, MemoryBudget
 from anyshape.runtime.memory.pools import PAGE
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
-from anyshape.tools.bench.limits_calls import bound
+from anyshape_bench.experiments.memory_budget.calls import bound
 from limits import NO_LIMIT, limit_of, sizes, step
 
 pytestmark = pytest.mark.unguarded

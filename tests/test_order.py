@@ -16,6 +16,7 @@ import anyshape
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.fusion.result import FusedKernel
+from anyshape.plan.ir.liveness import caller_owned
 from anyshape.plan.ir.program import (
     Buffer,
     CopyStep,
@@ -27,7 +28,6 @@ from anyshape.plan.ir.program import (
     step_writes,
     touched,
 )
-from anyshape.plan.memory.alloc_free_steps import caller_owned
 from anyshape.plan.memory.mutation_copy_elision import hoist_mutations
 from anyshape.plan.memory.output_as_scratch import alias_buffers
 from anyshape.plan.memory.symbolic_allocator import allocate

@@ -13,7 +13,7 @@ from anyshape.frontend.capture import frame_callback
 from anyshape.frontend.capture.frame_callback import age_trace_garbage
 from anyshape.plan.ir.program import KernelStep
 from anyshape.runtime.inspect.touched_bytes import counted_peak
-from anyshape.tools.bench import launches
+from anyshape_bench.measure import launch_count
 
 
 def chained(x, y):
@@ -51,8 +51,8 @@ def test_the_host_gets_one_step():
     length = format.SERIES_HEAD + at[format.SERIES_WORDS]
     assert at[0] == format.SERIES and at[length] == format.END
     assert counted_peak(executable.ran(record).plan, record) == record.arena
-    found = launches.of_step("anyshape", fast, lambda: fast(x, y))
-    apart = launches.of_step("anyshape", fast, lambda: fast(x, y), apart=True)
+    found = launch_count.of_step("anyshape", fast, lambda: fast(x, y))
+    apart = launch_count.of_step("anyshape", fast, lambda: fast(x, y), apart=True)
     kernels = sum(isinstance(step, KernelStep) for step in executable.plan.steps)
     assert found == {"kernels": 1, "products": 0, "calls": 0, "copies": 0}
     assert apart == {**found, "kernels": kernels}

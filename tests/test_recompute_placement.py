@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from anyshape.ir.types import TensorType
-from anyshape.plan.ir.program import Buffer, CopyStep, Plan, Window, step_writes
+from anyshape.plan.ir.program import Buffer, CopyStep, Plan, Window
 from anyshape.plan.remat.recompute_placement import places
 from anyshape.sym.facts import Facts
 
@@ -23,7 +23,7 @@ def part_of(bytes_: dict[str, int], *steps: tuple[str, str]) -> Plan:
 
 def placed(part: Plan, first: dict[str, int], last: dict[str, int] | None = None,
            before: dict[str, int] | None = None, alive: list[int] = QUIET) -> list[int]:
-    return places(part, step_writes, first, last or {}, before or {}, alive, alive, int)
+    return places(part, first, last or {}, before or {}, alive, alive, int)
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(64, [5, 9, 5]), (65, [5, 5, 5])])

@@ -41,7 +41,6 @@ from anyshape.frontend.programs.compile_program import check_stages, compile_pro
 from anyshape.frontend.programs.eager_fallback import Call, Underway, counted, note, refuse, warn, watchers
 from anyshape.frontend.programs.session import LIVE, Compilation, NotCovered
 from anyshape.passes.driver.pipeline import FAST_DISPATCH
-from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat.dynamo import eager_frames, internals
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
@@ -53,8 +52,7 @@ def compile_target(target: Any, config: Config) -> Any:
     if isinstance(target, torch.export.ExportedProgram) and compat.lack():
         return compiled_module(target.module(), config)
     if isinstance(target, torch.export.ExportedProgram):
-        with context_underway(config):
-            return export.compile_exported(target, Compilation(config, compile_program))
+        return export.compile_exported(target, config)
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, config)
     if isinstance(target, type):
@@ -97,10 +95,13 @@ class TracingMode:
 
         # torch holds this function, so it must not lead to this object, with which all goes
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+            part = tracing.part(gm)
             program = compile_fx(gm, example_inputs, compilation=compilation)
             compilation.fixed.update(settings.fixed_sizes())
             if oblivious:
                 program = checked_program(gm, program, compilation)
+            elif part is not None:
+                program = part.program(program)
             program = counted(program, underway, tracing.piece())
             own.append(program)
             return program
@@ -139,15 +140,16 @@ class TracingMode:
 class CompiledCallable:
     """A callable with its two ways of tracing and their record."""
 
-    __slots__ = ("compilation", "deferral", "lack", "oblivious", "ordinary", "sharded", "target")
+    __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "target", "uncompiled")
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target
-        self.sharded = eager_frames.sharded_words(target)
         self.compilation = Compilation(config, compile_program)
         self.deferral = Deferral()
-        self.lack = compat.lack()
-        if self.lack:
+        # why no call is compiled, and what to do
+        self.uncompiled = (f"{NOT_WITH_THIS}: {compat.lack()}", WITH) if compat.lack() else \
+            eager_frames.uncompiled_words(target)
+        if self.uncompiled[0]:
             return
         self.oblivious = TracingMode(target, self.compilation, True, self.deferral)
         self.ordinary = TracingMode(target, self.compilation, False, self.deferral)
@@ -160,8 +162,8 @@ class CompiledCallable:
         """
         if torch.compiler.is_compiling():
             return self.target(*arguments, **keywords)  # part of another program
-        if self.lack:
-            return self._as_pytorch(f"{NOT_WITH_THIS}: {self.lack}", WITH, arguments, keywords)
+        if self.uncompiled[0]:
+            return self._as_pytorch(*self.uncompiled, arguments, keywords)
         if watched():
             return self._as_pytorch(*watchers(), arguments, keywords)
         # Dynamo's guards ask nested tensors for strides, which ends the process
@@ -180,7 +182,7 @@ class CompiledCallable:
                     known = self.deferral.known(arguments, keywords)
                     if known is not None:
                         raise Deferred(known, self.deferral.waiting[known].reason)
-                if not (failed_before and ordinary.door is not None):
+                if not failed_before or (ordinary.door is None and oblivious.own):
                     return self._run(oblivious, arguments, keywords)
             except NotCovered:
                 pass
@@ -188,7 +190,7 @@ class CompiledCallable:
                 result = ordinary.door(arguments, keywords)
                 if result is not MISS:
                     return result
-            if failed_before and ordinary.door is not None:
+            if failed_before and ordinary.door is not None and oblivious.own:
                 try:
                     return self._run(oblivious, arguments, keywords)
                 except NotCovered:
@@ -228,7 +230,7 @@ class CompiledCallable:
     def _run(self, way: TracingMode, arguments: tuple[Any, ...], keywords: dict[str, Any],
              call: Call | None = None) -> Any:
         """A call through Dynamo. It is counted if some of it, or all, has run as PyTorch."""
-        off, do = self.sharded if self.sharded[0] else eager_frames.switched_off()
+        off, do = eager_frames.switched_off()
         if off:
             return self._as_pytorch(off, do, arguments, keywords)
         call = call or Call()
@@ -253,6 +255,7 @@ class CompiledCallable:
         plain, tracing = call.plain, self.oblivious.tracing
         self.ordinary.tracing.general = not failed_before
         where = f" ({tracing.where})" if tracing.where else ""
+        self.ordinary.tracing.broken = tracing.broken and internals.can_add_guards()
         self.ordinary.tracing.forced = f"{tracing.failure}{where}" if tracing.failure else ""
         started = time.perf_counter()
         try:
@@ -292,12 +295,29 @@ class CompiledCallable:
         report([Path(path) for path in paths], name, self.compilation, sizes)
 
 
+ROUTINES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType,
+            functools.partial)
+
+
 class CompiledFunction:
-    """A compiled function; also works as a method of a class."""
+    """A compiled function; also works as a method of a class. Of an object that is called, it has the attributes."""
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
-        functools.update_wrapper(self, target)
+        own = functools.WRAPPER_UPDATES if isinstance(target, ROUTINES) else ()
+        functools.update_wrapper(self, target, updated=own)
         self._anyshape = CompiledCallable(target, config)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_anyshape" or isinstance(self._anyshape.target, ROUTINES):
+            raise AttributeError(f"a compiled function has no attribute {name!r}", name=name, obj=self)
+        return getattr(self._anyshape.target, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        made = self.__dict__.get("_anyshape")
+        if made is None or isinstance(made.target, ROUTINES):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(made.target, name, value)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self._anyshape.call(arguments, keywords)
@@ -360,16 +380,29 @@ def compiled_module(module: torch.nn.Module, config: Config) -> torch.nn.Module:
 
     Parameters, buffers, hooks, train and eval, state_dict: everything is the module's own, under the same names. A
     copy is compiled anew; a pickle holds the plain module. What the module's own class makes of itself, as a slice of a
-    Sequential, is a plain one.
+    Sequential, is a plain one. Attributes, `__class__` too, are read and set as the module's: a parametrisation gives
+    it another class, with properties for its weights.
     """
     base = type(module)
 
     def make(cls: type, *arguments: Any, **keywords: Any) -> Any:
         return base(*arguments, **keywords)  # so Python does not call __init__ of the subclass
 
+    def missing(self: Any, name: str) -> Any:
+        if name == "_anyshape":
+            raise AttributeError(name)
+        return getattr(self._anyshape.target, name)
+
+    def set_class(self: Any, kind: type) -> None:
+        self._anyshape.target.__class__ = kind
+
     namespace = {
         "__slots__": ("_anyshape",),
         "__new__": make,
+        "__class__": property(lambda self: type(self._anyshape.target), set_class),
+        "__getattr__": missing,
+        "__setattr__": lambda self, name, value: setattr(self._anyshape.target, name, value),
+        "__delattr__": lambda self, name: delattr(self._anyshape.target, name),
         "__copy__": lambda self: compiled_module(
             copy.copy(self._anyshape.target), self._anyshape.compilation.config),
         "__module__": type(module).__module__,

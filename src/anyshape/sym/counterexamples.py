@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterable
 
 from anyshape.sym.expr import Size, evaluate, symbols_of
-from anyshape.sym.prover_protocol import Prover
+from anyshape.sym.facts import Facts
 
 _FAR = (256, 500, 4096, 1 << 24)  # how far above its least value a symbol is tried
 
@@ -27,7 +27,7 @@ def signs(size: Size, points: Iterable[dict[str, int]]) -> tuple[bool, bool]:
     return above, below
 
 
-def allowed_points(facts: Prover, names: Iterable[str], most: int | None = None) -> list[dict[str, int]]:
+def allowed_points(facts: Facts, names: Iterable[str], most: int | None = None) -> list[dict[str, int]]:
     """A few values of the symbols that the facts allow, of at most `most` that are tried."""
     wanted = sorted(names)
     every = list(dict.fromkeys([*wanted, *sorted(name for size in _conditions(facts) for name in symbols_of(size))]))
@@ -47,11 +47,11 @@ def allowed_points(facts: Prover, names: Iterable[str], most: int | None = None)
     return [point for point in itertools.islice(itertools.chain(bases, mixed), most) if _allowed(facts, point)]
 
 
-def _conditions(facts: Prover) -> list[Size]:
+def _conditions(facts: Facts) -> list[Size]:
     return [*facts.known, *(size for size, _ in facts.divisible)]
 
 
-def _allowed(facts: Prover, point: dict[str, int]) -> bool:
+def _allowed(facts: Facts, point: dict[str, int]) -> bool:
     try:
         return (all(low <= point[name] and (high is None or point[name] <= high)
                     for name, low, high in facts.ranges if name in point)

@@ -19,6 +19,7 @@ from anyshape.sym.case_split import weight
 from anyshape.sym.counterexamples import allowed_points, value_at
 from anyshape.sym.expr import Size, symbols_of
 from anyshape.sym.facts import Facts
+from anyshape.sym.prover import prove_at_most
 
 _WEIGHTY = 12  # calls in a size beyond which no proof is looked for
 
@@ -58,7 +59,7 @@ def compared(sizes: Iterable[Size], facts: Facts) -> Compared:
         ways = [(a, b)] if signs == {True} else [(b, a)] if signs == {False} else [(a, b), (b, a)]
         if len(signs) == 2:
             either += times
-        elif max(weights[a], weights[b]) <= _WEIGHTY and any(facts.prove_at_most(*way) for way in ways):
+        elif max(weights[a], weights[b]) <= _WEIGHTY and any(prove_at_most(facts, *way) for way in ways):
             ordered += times
         else:
             undecided.append((a, b, times))

@@ -95,6 +95,9 @@ TRACING = {
     f"{DYNAMO}guards": Name("spares a trace to time its guards", SLOW_TRACE),
     f"{DYNAMO}guards.profile_guard_manager": Name("spares a trace to time its guards", SLOW_TRACE, quiet=True),
     # torch 2.11 lacks one of these
+    f"{DYNAMO}convert_frame": Name("parts after a graph break whose tensors are in objects", FEWER, quiet=True),
+    f"{DYNAMO}convert_frame.has_tensor_in_frame": Name("parts after a graph break whose tensors are in objects", FEWER,
+                                                       quiet=True),
     **{f"{DYNAMO}{name}": Name("holders of values that are traced as classes of the user's own", FEWER, quiet=True)
        for name in (
         "variables.UserDefinedClassVariable", "variables.ConstDictVariable", "variables.DunderDictVariable",
@@ -131,6 +134,8 @@ TRACING = {
     "torch.utils._python_dispatch._disable_current_modes": Name("whether a program serves sizes of 1", ONE_SIZE),
     "torch._C._nn": Name("whether a program serves sizes of 1", "it is found out more slowly"),
     "torch._C._DisableTorchDispatch": Name("whether a program serves sizes of 1", ONE_SIZE),
+    "torch._decomp.decomposition_table": Name("results of some operators of two operands",
+                                              "they may lie otherwise than in eager"),
     "torch._decomp.decompositions": Name("resizing to the nearest pixel", "some pixels are others than in eager"),
     "torch._decomp.get_decompositions": Name("operators that are taken apart", "they run as PyTorch"),
     "torch._decomp.core_aten_decompositions": Name("operators that are taken apart", "the table of torch.export"),
@@ -138,6 +143,7 @@ TRACING = {
                                                               quiet=True),
     "torch.amp.autocast_mode._enter_autocast": Name("autocast inside of a program", FEWER),
     "torch.amp.autocast_mode._exit_autocast": Name("autocast inside of a program", FEWER),
+    "torch.nn._reduction.get_enum": Name("whether binary cross entropy is given probabilities", FEWER),
     "torch.nn._reduction.legacy_get_string": Name("size_average= and reduce= of losses", FEWER),
     "torch._check": Name("checks in functions that are traced as ours", FEWER),
     "torch._assert_async": Name("checks in functions that are traced as ours", FEWER),
@@ -162,6 +168,8 @@ TRACING = {
 
 CALLS = {
     f"{DYNAMO}eval_frame._debug_get_cache_entry_list": Name("calls without torch's wrappers", WRAPPED),
+    f"{GUARDS}RootGuardManager.add_epilogue_lambda_guard": Name("programs for all sizes, of parts between graph breaks",
+                                                                ONE_SIZE),
     f"{DYNAMO}eval_frame.cached_backends": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.GuardManagerWrapper": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.DeletedGuardManagerWrapper": Name("lets go of what was compiled", KEPT),

@@ -231,6 +231,19 @@ class Plan:
     whole: bool = False
 
 
+def step_writes(step: object) -> list[Window]:
+    """The windows that a step writes."""
+    if isinstance(step, KernelStep):
+        return [*(step.params[k] for k in step.outputs), *step.handed]
+    if isinstance(step, TiledGemmStep):
+        return [step.band, *step_writes(step.kernel)]
+    if isinstance(step, CopyStep):
+        return [step.target]
+    if isinstance(step, MemoryStep):
+        return []
+    return [w for w in step.outputs if w is not None]  # type: ignore[attr-defined]
+
+
 def touched(step: Step) -> list[Window]:
     """The windows that a step reads or writes."""
     if isinstance(step, KernelStep):
@@ -249,16 +262,3 @@ def touched(step: Step) -> list[Window]:
 def parts_of(step: Step) -> tuple[Step, ...]:
     """The steps that a step is made of: itself, or a product and a kernel."""
     return (step.product, step.kernel) if isinstance(step, TiledGemmStep) else (step,)
-
-
-def step_writes(step: object) -> list[Window]:
-    """The windows that a step writes."""
-    if isinstance(step, KernelStep):
-        return [*(step.params[k] for k in step.outputs), *step.handed]
-    if isinstance(step, TiledGemmStep):
-        return [step.band, *step_writes(step.kernel)]
-    if isinstance(step, CopyStep):
-        return [step.target]
-    if isinstance(step, MemoryStep):
-        return []
-    return [w for w in step.outputs if w is not None]  # type: ignore[attr-defined]

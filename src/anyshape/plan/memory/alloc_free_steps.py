@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 
 from anyshape.plan.ir.launch_groups import unbroken
-from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Step, Window
+from anyshape.plan.ir.liveness import caller_owned
+from anyshape.plan.ir.program import MemoryStep, Plan, Step, Window
 from anyshape.sym.expr import symbols_of
 
 WORTH = 262144  # bytes at the hints below which a buffer is not worth a step of its own
@@ -54,35 +55,3 @@ def insert_alloc_free(plan: Plan, forward: Plan | None, limited: bool = False) -
                                optional=tuple(moved[position] for position in plan.optional))
 
 
-def first_writes(plan: Plan) -> dict[str, int]:
-    """Results, and what PyTorch makes, with the step that allocates each; 0 for what is there from the start."""
-    taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
-    return {b.name: b.first if b.home == "extern" or b.name in taken else 0 for b in plan.buffers
-            if b.home in ("extern", "output")}
-
-
-def escaping(plan: Plan) -> list[Buffer]:
-    """Tensors that the caller gets."""
-    results = {entry.buffer for entry in plan.outputs if isinstance(entry, Window)}
-    return [b for b in plan.buffers if b.home == "output" or (b.home == "extern" and b.name in results)]
-
-
-def saved_external(plan: Plan) -> list[Buffer]:
-    """Tensors made by PyTorch that nobody but the tape of this forward keeps after the call."""
-    saved = {entry.buffer for entry in plan.saved if isinstance(entry, Window)}
-    given = escaping(plan)
-    return [b for b in plan.buffers if b.home == "extern" and b.name in saved and b not in given]
-
-
-def caller_owned(plan: Plan, forward: Plan | None) -> set[str]:
-    """Tensors outside the arena that nobody but the call need hold: what PyTorch made, a gradient that comes in, or a
-    result that only the tape kept."""
-    homes = {b.name: b.home for b in forward.buffers} if forward is not None else {}
-    gradients = forward is not None and not forward.whole
-    found = set()
-    for buffer in plan.buffers:
-        saved = forward.saved[buffer.index] if forward is not None and buffer.home == "tape" else None
-        if buffer.home == "extern" or (buffer.home == "input" and gradients) or (
-                isinstance(saved, Window) and homes.get(saved.buffer) in ("output", "extern")):
-            found.add(buffer.name)
-    return found

@@ -8,9 +8,9 @@ The input may also be a tensor that PyTorch made, such as the result of a convol
 from __future__ import annotations
 
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.liveness import tape_entry
 from anyshape.plan.ir.program import ExternStep, KernelStep, LibraryStep, Plan, Step, TiledGemmStep, Window, touched
 from anyshape.plan.ir.renaming import dtypes_of, united
-from anyshape.plan.memory.symbolic_allocator import tape_entry
 from anyshape.sym.expr import Size
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from anyshape.plan.ir.program import Plan, Step, Window, touched
+from anyshape.plan.ir.program import Plan, step_writes, touched
 from anyshape.sym.expr import Size
 
 LATEST = 1 << 40  # of a step that nothing in the backward needs: it comes with the last that is needed
@@ -22,20 +22,18 @@ BACK = 24  # steps of the backward, at most, that some do not wait which hold mu
 Touches = Sequence[tuple[frozenset[str], frozenset[str]]]  # by step, the buffers that it writes and touches
 
 
-def places(part: Plan, written: Callable[[Step], Sequence[Window]], first: Mapping[str, int], last: Mapping[str, int],
-           before: Mapping[str, int], alive: Sequence[int], across: Sequence[int],
-           hint: Callable[[Size], int]) -> list[int]:
+def places(part: Plan, first: Mapping[str, int], last: Mapping[str, int], before: Mapping[str, int],
+           alive: Sequence[int], across: Sequence[int], hint: Callable[[Size], int]) -> list[int]:
     """By step of `part`, the step of the backward that it stands in front of.
 
     Args:
-        written: the windows that a step writes.
         first: by buffer of the part that is a result of it, the backward's first step that needs it.
         last: by buffer that the backward has from the forward's tape, or needs itself, the last step that needs it;
             other inputs are there all the time.
         before: by buffer, the backward's first step that writes it.
         alive, across: by step of the backward, bytes that its own values take there, and in front of it.
     """
-    touches = [(frozenset(w.buffer for w in written(step)), frozenset(w.buffer for w in touched(step)))
+    touches = [(frozenset(w.buffer for w in step_writes(step)), frozenset(w.buffer for w in touched(step)))
                for step in part.steps]
     bytes_ = {b.name: hint(b.bytes) for b in part.buffers}
     inputs = {b.name for b in part.buffers if b.home == "input"}

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from anyshape.plan.ir.liveness import saved_entry
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Window
 from anyshape.plan.ir.renaming import renamed_step
-from anyshape.plan.memory.symbolic_allocator import saved_entry
 from anyshape.plan.schedule.beam_search import Problem
 from anyshape.plan.schedule.reorder import problem_of
 

@@ -21,18 +21,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anyshape.plan.ir.launch_groups import kernels_from
-from anyshape.plan.ir.program import Buffer, ExternStep, KernelStep, Plan, Step, Window, step_writes, touched
-from anyshape.plan.memory.alloc_free_steps import caller_owned
+from anyshape.plan.ir.liveness import arena_ranges, caller_owned, live_bytes, outside_ranges, tape_entry
+from anyshape.plan.ir.program import ExternStep, KernelStep, Plan, Step, Window, step_writes, touched
 from anyshape.plan.memory.inplace_reuse import pairs
 from anyshape.plan.memory.mutation_copy_elision import hoist_mutations, permuted
 from anyshape.plan.memory.output_as_scratch import alias_buffers
-from anyshape.plan.memory.symbolic_allocator import kept_regions, tape_entry
 from anyshape.plan.schedule.beam_search import Problem, search
 from anyshape.plan.schedule.divide_and_conquer import order_by_parts
 from anyshape.plan.schedule.ilp import improved
 from anyshape.plan.schedule.launch_grouping import group_launches
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
+from anyshape.sym.prover import prove_at_most
 
 WORTH = 0.97  # of the bytes that the program's order needs at the hints, those that another may need at most
 WORTH_PARTING = 0.9  # the same for one that parts products which would run side by side
@@ -214,39 +214,13 @@ def _values(plan: Plan, forward: Plan | None) -> list[_Value]:
 def _totals(plan: Plan, forward: Plan | None) -> tuple[list[Size], list[Size]]:
     """Formulas of the bytes alive at each step: in the arena, and beside it."""
     end = len(plan.steps)
-    inside: list[tuple[Size, int, int]] = [(b.bytes, b.first, end if b.home == "saved" else b.last)
-                                           for b in plan.buffers if b.home in ("arena", "saved")]
-    held: list[Size] = []
-    if forward is not None:
-        inside += [(region.bytes, 0, region.last) for region in kept_regions(plan, forward)]
-        held.append(forward.kept)
-    elsewhere = caller_owned(plan, forward)
-    beside = [b for b in plan.buffers if b.home == "output" or b.name in elsewhere]
-    return [*held, *_alive(inside, end)], _alive([(b.bytes, _first(b), b.last) for b in beside], end)
-
-
-def _first(buffer: Buffer) -> int:
-    return 0 if buffer.home in ("tape", "input") else buffer.first
-
-
-def _alive(lives: Sequence[tuple[Size, int, int]], end: int) -> list[Size]:
-    born: list[list[Size]] = [[] for _ in range(end + 2)]
-    gone: list[list[Size]] = [[] for _ in range(end + 2)]
-    for size, first, last in lives:
-        if first <= last:
-            born[first].append(size)
-            gone[min(last, end) + 1].append(size)
-    now: Size = 0
-    found = []
-    for come, go in zip(born, gone, strict=True):
-        now = now + sum(come, start=0) - sum(go, start=0)
-        found.append(now)
-    return found
+    held = [] if forward is None else [forward.kept]
+    return [*held, *live_bytes(arena_ranges(plan, forward), end)], live_bytes(outside_ranges(plan, forward), end)
 
 
 def no_more(new: Sequence[Size], old: Sequence[Size], facts: Facts) -> bool:
     """Is the largest of `new` proved to be at most the largest of `old`, at every size: each at most one of those?"""
     fullest = sorted(dict.fromkeys(old), key=lambda size: -facts.hint(size))[:TRIED]
     here = set(fullest)
-    return all(size in here or any(facts.prove_at_most(size, other) for other in fullest)
+    return all(size in here or any(prove_at_most(facts, size, other) for other in fullest)
                for size in sorted(dict.fromkeys(new), key=lambda size: -facts.hint(size)))

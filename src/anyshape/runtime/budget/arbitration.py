@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from anyshape.base.align import align
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, LimitError, StoreError
 from anyshape.plan.ir.program import Window
@@ -314,7 +315,7 @@ def _with(limit: MemoryBudget, keeping: SavePolicy, dropped: frozenset[str]) -> 
 def _sizes(limit: MemoryBudget, values: dict[str, int]) -> tuple[list[int], dict[str, int]]:
     """Bytes of what a forward saves in the arena, padded, and outside it."""
     keeps = limit.program.maker.keeps
-    return ([-(-evaluate(b.bytes, values) // 64) * 64 for b in keeps.kept_buffers],
+    return ([align(evaluate(b.bytes, values)) for b in keeps.kept_buffers],
             {b.name: evaluate(b.bytes, values) for b in keeps.outside})
 
 

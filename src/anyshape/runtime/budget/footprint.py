@@ -19,11 +19,12 @@ import numpy as np
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.encode_plan import NO_REGIME, layout_of
+from anyshape.base.align import align
+from anyshape.plan.ir.liveness import LiveRange, arena_ranges, first_writes
 from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, TiledGemmStep, parts_of
-from anyshape.plan.memory.alloc_free_steps import first_writes
 from anyshape.runtime.cost.library_workspace import taken_by
 from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, WORD
-from anyshape.runtime.memory.size_vectors import LiveRanges, SizeTable
+from anyshape.runtime.memory.size_vectors import LiveBytes, SizeTable
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.runtime.specialize.specialization import Specialization
 
@@ -54,15 +55,9 @@ class FootprintEstimator:
         self.maker = maker = program.maker
         self.context, self.functions = program.context, program.functions
         plan = program.plan
-        # with everything kept: what lies in the arena
-        some = [*maker.saved, *maker.moving]
-        regions = [region for region in maker.regions if region.last >= 0]
-        buffers = [*maker.homes.values()]
-        self.lives = LiveRanges([*(maker.lives[i] for i in some), *((0, region.last) for region in regions)],
-                           len(plan.steps))
         self.sizes = SizeTable([plan.kept, plan.arena, *plan.nonnegative], f"blocks of {plan.name}")
-        self.inside = SizeTable([*(buffers[i].bytes for i in some), *(region.bytes for region in regions)],
-                            f"values of {plan.name}")
+        # with everything kept: what lies in the arena
+        self.inside = LiveBytes(arena_ranges(plan, maker.keeps.forward), len(plan.steps), f"values of {plan.name}")
         entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(program.kernels)}
         kinds: dict[Hashable, int] = {}
         steps: list[Step] = []
@@ -95,10 +90,9 @@ class FootprintEstimator:
             return maker.made(values, keeping)
         most = max(int(scratch[self.always].max(initial=0)),
                    int(scratch[self.kind_of[maker.keeps.numbers_of(keeping).steps]].max(initial=0)))
-        most = -(-most // 64) * 64
+        most = align(most)
         if keeping == SAVE_ALL and (maker.joined is None or maker.joined.of(maker, values) is None):
-            inside = self.inside(values)
-            bound = max(self.lives.most(-(-inside // 64) * 64), kept)
+            bound = max(self.inside.peak(values), kept)
             if arena <= GOOD_ENOUGH * bound or not maker.moving:
                 return Blocks(kept, arena - kept, most)
         place = maker.places(values, keeping)
@@ -120,7 +114,9 @@ class FootprintEstimator:
             if steps[at] == NO_REGIME:
                 return None
             at += steps[at + 1]
-        words = array("q", [0, 0, host.HEAD_WORDS, self.maker.workspace, 0, 0, 0, *steps, host.END])
+        head = host.HEAD(kept=0, scratch=0, first=host.HEAD_WORDS, workspace=self.maker.workspace, given=0, empty=0,
+                         placed=0, pairs=())
+        words = array("q", [*head, *steps, host.END])
         room = (WORD * max(self.maker.workspace_words, 1))()
         self.context.measure(words.buffer_info()[0], ctypes.addressof(self.functions), ctypes.addressof(room))
         found = [0] * self.count
@@ -145,19 +141,17 @@ class ExternalBytes:
         buffers = [b for b in plan.buffers if b.name in first]
         self.names = {b.name: i for i, b in enumerate(buffers)}
         taken = [(number, bytes_) for number, step in enumerate(plan.steps) if (bytes_ := taken_by(step)) != 0]
-        self.lives = LiveRanges([*((first[b.name], b.last) for b in buffers), *((number, number) for number,
-                                                                                _ in taken)],
-                           len(plan.steps))
-        self.sizes = SizeTable([*(b.bytes for b in buffers), *(bytes_ for _, bytes_ in taken)],
-                               f"results of {plan.name}")
+        self.live = LiveBytes([*(LiveRange(b.bytes, first[b.name], b.last) for b in buffers),
+                               *(LiveRange(bytes_, number, number) for number, bytes_ in taken)],
+                              len(plan.steps), f"results of {plan.name}")
 
     def most(self, values: dict[str, int], dropped: frozenset[str], ends: dict[str, int]) -> int:
         """The most bytes that a call holds of them at once; `ends`: steps with which those go that are dropped."""
-        lives = self.lives
+        ranges = self.live.ranges
         some = {i: ends[name] for name, i in self.names.items() if name in dropped}
         if some:
-            lives = lives.ending(some)
-        return lives.most(self.sizes(values))
+            ranges = ranges.ending(some)
+        return ranges.peak(self.live.sizes(values))
 
 
 def _kind(step: Step) -> Hashable:

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from anyshape.base.errors import LimitError, StoreError
+from anyshape.plan.ir.liveness import LiveRange, live_bytes
 from anyshape.plan.ir.program import MemoryStep
 from anyshape.runtime.budget.footprint import FootprintEstimator
 from anyshape.runtime.budget.greedy_search import TradeoffPoint
@@ -24,7 +26,7 @@ from anyshape.runtime.cost.step_cost import USUAL, Speeds
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.offload_store import HostStore
 from anyshape.runtime.memory.pools import LiveTapes, whole
-from anyshape.runtime.memory.size_vectors import LiveRanges, SizeTable
+from anyshape.runtime.memory.size_vectors import LiveBytes
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.sym.expr import Size, evaluate
 
@@ -84,11 +86,10 @@ class MemoryBudget:
         # tensors that are not in the arena while the backward runs, with their first and last steps there; some are
         # there only if they are needed to compute something again
         lives = [] if self.ladders is None else self.ladders.elsewhere
-        self.sizes = SizeTable([self.ladders.bytes[life.number] for life in lives] if self.ladders is not None else [],
-                           f"results of {program.name}")
-        self.elsewhere = LiveRanges([(max(life.first - self.ladders.border, 0), life.last - self.ladders.border)
-                                for life in lives] if self.ladders is not None else [],
-                               0 if backward is None else len(backward.plan.steps))
+        self.elsewhere = LiveBytes([
+            LiveRange(self.ladders.bytes[life.number], max(life.first - self.ladders.border, 0),
+                      life.last - self.ladders.border) for life in lives] if self.ladders is not None else [],
+            0 if backward is None else len(backward.plan.steps), f"results of {program.name}")
         self.only = [(i, life.name) for i, life in enumerate(lives)
                      if backward is not None and life.name in backward.maker.keeps.made]
         self.library = None if backward is None else LibraryWorkspace(backward.plan)
@@ -254,11 +255,10 @@ class MemoryBudget:
         values = self.later(values)
         blocks = self.later_sizing.at(values, keeping)
         end = len(later.plan.steps)
-        there = self.sizes(values)
+        there = self.elsewhere.sizes(values)
         if self.only:
             used = later.keeps.used(keeping)
             there[[i for i, name in self.only if name not in used]] = 0
-        curve = self.elsewhere.curve(there)
         begins = later.keeps.begins
         lives = [(evaluate(b.bytes, values), begins[b.name] if b.name in keeping.dropped else 0, last)
                  for b, last in self.ladders.beside]
@@ -270,8 +270,7 @@ class MemoryBudget:
             lives += [(size, 0, self.gone.get(chunk, end + 1) - 1) for chunk, size in enumerate(blocks.chunks)]
         else:
             lives.append((whole(blocks.kept), 0, end))
-        for size, first, last in lives:
-            curve[first:last + 1] += size
+        curve = self.elsewhere.ranges.live_bytes(there) + np.array(live_bytes(lives, end), np.int64)
         # the backward takes the forward's temporary block, if that is large enough
         upper = whole(blocks.temporary + blocks.scratch * threads)
         phases = [whole(bytes_) for bytes_ in blocks.phases]

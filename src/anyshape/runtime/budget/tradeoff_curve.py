@@ -22,8 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from anyshape.base.align import align
+from anyshape.plan.ir.liveness import live_bytes
 from anyshape.runtime.budget.greedy_search import GreedySearch, SearchTables, TradeoffPoint
-from anyshape.runtime.budget.peak_breakdown import named
 from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem
 from anyshape.runtime.cost.step_cost import USUAL as USUAL_SPEEDS
 from anyshape.runtime.cost.step_cost import Speeds
@@ -142,39 +143,33 @@ class TradeoffCurve:
         ladders = self.ladders
         curve = self.curve(keeping)
         at = int(curve.argmax())
-        found = [(life.name, int(self.bytes[life.number])) for life in ladders.fixed if life.first <= at <= life.last]
-        homes = {b.name: b for b in ladders.forward.buffers}
+        found = [(life.label, int(self.bytes[life.number])) for life in ladders.fixed if life.first <= at <= life.last]
         gaps = {name: gap for name, gap in zip(ladders.names, ladders.gaps, strict=True)
                 if name in keeping.dropped}
         gaps |= {move.saved: (move.gone + 1, ladders.border + move.back) for move in keeping.moved}
         for name, life in ladders.held.items():
             gone = name in gaps and gaps[name][0] <= at < gaps[name][1]
             if life.first <= at <= life.last and not gone:
-                found.append((named(homes[name], ladders.forward), self.kept(name)))
+                found.append((life.label, self.kept(name)))
         return sorted(found, key=lambda one: -one[1])
 
     def curve(self, keeping: SavePolicy) -> np.ndarray:
         """Bytes alive at each step of the forward, then of the backward."""
         ladders = self.ladders
         used = ladders.keeps.used(keeping)
-        lives = [(life.first, life.last + 1, int(self.bytes[life.number]))
+        lives = [(int(self.bytes[life.number]), life.first, life.last)
                  for life in (*ladders.fixed, *(life for life in ladders.temporaries if life.name in used))]
-        lives += [(life.first, life.last + 1, self.kept(name)) for name, life in ladders.held.items()]
-        lives += [(*gap, -self.kept(name)) for name, gap in zip(ladders.names, ladders.gaps, strict=True)
-                  if name in keeping.dropped]
-        lives += [(move.gone + 1, ladders.border + move.back, -self.kept(move.saved)) for move in keeping.moved]
-        change = np.zeros(ladders.length + 1, np.int64)
-        for first, end, size in lives:
-            if first < end:
-                change[first] += size
-                change[end] -= size
-        curve = np.cumsum(change[:-1])
+        lives += [(self.kept(name), life.first, life.last) for name, life in ladders.held.items()]
+        lives += [(-self.kept(name), first, end - 1)
+                  for name, (first, end) in zip(ladders.names, ladders.gaps, strict=True) if name in keeping.dropped]
+        lives += [(-self.kept(move.saved), move.gone + 1, ladders.border + move.back - 1) for move in keeping.moved]
+        curve = np.array(live_bytes(lives, ladders.length - 1), np.int64)
         curve[:ladders.border] += self.scratch[0]
         curve[ladders.border:] += self.scratch[1]
         return curve
 
     def kept(self, name: str) -> int:
         """Bytes of a saved value, as the kept block has it."""
-        return -(-int(self.bytes[self.ladders.held[name].number]) // 64) * 64
+        return align(int(self.bytes[self.ladders.held[name].number]))
 
 

@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from anyshape.plan.ir.liveness import escaping, first_writes, saved_entry
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan
-from anyshape.plan.memory.alloc_free_steps import escaping, first_writes
-from anyshape.plan.memory.symbolic_allocator import saved_entry
-from anyshape.runtime.budget.peak_breakdown import named
+from anyshape.runtime.budget.peak_breakdown import source_of
 from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.cost.step_cost import Speeds, Work
 from anyshape.runtime.memory.offload_store import HostStore
@@ -22,14 +21,25 @@ from anyshape.sym.expr import Size
 
 @dataclass(frozen=True, slots=True)
 class LiveRange:
-    """A buffer alive from step `first` to step `last` of a forward and its backward, in the upper block of the arena
-    (`inside`) or elsewhere; `number`: of its bytes."""
+    """A buffer alive from step `first` to step `last` of a forward and its backward. number: of its bytes; home: see
+    `Buffer`; where: the line of the model that makes it, if it is known."""
 
     name: str
     number: int
     first: int
     last: int
-    inside: bool = False
+    home: str
+    where: str
+
+    @property
+    def inside(self) -> bool:
+        """Whether it lies in the upper block of the arena."""
+        return self.home in ("arena", "again")
+
+    @property
+    def label(self) -> str:
+        """What reports and errors call it."""
+        return f"{self.name} ({self.where})" if self.where else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class TradeoffProblem:
         # from its last use in the forward to its first use in the backward a value is not there, if it is dropped
         self.gaps = [(program.maker.keeps.ends[one.saved] + 1, self.border + self.keeps.begins.get(
             one.saved, homes[one.buffer].first)) for one in self.again]
-        self.temporaries = [self._life(homes[name], name, self.border) for name in sorted(self.keeps.made)]
+        self.temporaries = [self._life(homes[name], self.plan) for name in sorted(self.keeps.made)]
         # not in the arena, while the backward runs
         self.elsewhere = [life for life in (*self.fixed, *self.temporaries)
                           if not life.inside and life.last >= self.border]
@@ -95,10 +105,10 @@ class TradeoffProblem:
         self.bytes.append(size)
         return len(self.bytes) - 1
 
-    def _life(self, buffer: Buffer, name: str, start: int = 0, last: int | None = None,
-              first: int | None = None) -> LiveRange:
-        return LiveRange(name, self._size(buffer.bytes), start + (buffer.first if first is None else first),
-                    start + (buffer.last if last is None else last), buffer.home in ("arena", "again"))
+    def _life(self, buffer: Buffer, plan: Plan, last: int | None = None, first: int | None = None) -> LiveRange:
+        start = self.border if plan is self.plan else 0
+        return LiveRange(buffer.name, self._size(buffer.bytes), start + (buffer.first if first is None else first),
+                    start + (buffer.last if last is None else last), buffer.home, source_of(buffer, plan))
 
     def _chunk_ends(self) -> dict[str, int]:
         """Saved buffer -> the last step that its chunk is there."""
@@ -111,18 +121,18 @@ class TradeoffProblem:
     def _fixed(self) -> list[LiveRange]:
         end = self.length - 1
         given, first, later = escaping(self.forward), first_writes(self.forward), first_writes(self.plan)
-        found = [self._life(b, named(b, self.forward), 0, end if b in given else None, first.get(b.name)) for b in
+        found = [self._life(b, self.forward, end if b in given else None, first.get(b.name)) for b in
                  self.forward.buffers if b.home in ("arena", "extern", "output") and b.name not in self.outside]
         for b in self.plan.buffers:
             if b.home in ("arena", "extern", "output") and b.name not in self.keeps.made:
                 last = len(self.plan.steps) if b.home == "output" else None
-                found.append(self._life(b, named(b, self.plan), self.border, last, later.get(b.name)))
+                found.append(self._life(b, self.plan, last, later.get(b.name)))
         return found
 
     def _held(self) -> dict[str, LiveRange]:
         saved = [b for b in self.forward.buffers if b.home == "saved"]
         lasts = [(b, region.last) for b, region in zip(saved, self.backward.maker.regions, strict=True)]
-        return {b.name: self._life(b, b.name, 0, self.border + max(last, -1)) for b, last in (*lasts, *self.beside)}
+        return {b.name: self._life(b, self.forward, self.border + max(last, -1)) for b, last in (*lasts, *self.beside)}
 
     def _segments(self) -> list[TapeSegment]:
         members: dict[int, list[int]] = {}

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyshape.backend.cpu.bytecode.encode_plan import PlanEncoding
+from anyshape.plan.ir.liveness import first_writes, peak_bytes, saved_external
 from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, Window, step_writes, touched
-from anyshape.plan.memory.alloc_free_steps import first_writes, saved_external
-from anyshape.plan.memory.symbolic_allocator import live_bytes
 from anyshape.runtime.memory.packed_weights import PackedWeights
 from anyshape.runtime.specialize.specialization import Specialization
 from anyshape.runtime.torch_ops.convolution import Convolution
@@ -104,9 +103,9 @@ def held_bytes(plan: Plan, values: dict[str, int], ends: Mapping[str, int] | Non
     """The most bytes of results and of tensors made by PyTorch that a call holds at once. `ends`: the steps with which
     some of them go before their time."""
     first = first_writes(plan)
-    held = [b for b in plan.buffers if b.name in first]
-    lives = [(first[b.name], (ends or {}).get(b.name, b.last)) for b in held]
-    return live_bytes([evaluate(b.bytes, values) for b in held], lives, len(plan.steps))
+    ranges = [(evaluate(b.bytes, values), first[b.name], (ends or {}).get(b.name, b.last)) for b in plan.buffers
+              if b.name in first]
+    return peak_bytes(ranges, len(plan.steps))
 
 
 def _written(plan: Plan) -> set[str]:

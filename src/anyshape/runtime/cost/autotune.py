@@ -41,6 +41,7 @@ from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.machine import target as limits
 from anyshape.backend.cpu.machine.target import Target
 from anyshape.backend.cpu.machine.torch_libs import alone, library
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.runtime.context.process_context import WORD, Context
 from anyshape.runtime.cost.measurements import Measurements
@@ -210,7 +211,7 @@ def _native(context: Context, words: Sequence[int], tensors: list[torch.Tensor],
     scratch = torch.empty(program[host.HEAD_SCRATCH] + 64, dtype=torch.uint8)
     block = array("q", bytes(8 * (host.SLOTS + 1 + len(tensors))))
     block[host.FUNCTIONS], block[host.PROGRAM], block[host.THREADS] = ctypes.addressof(functions), address, 1
-    block[host.SCRATCH] = -(-scratch.data_ptr() // 64) * 64
+    block[host.SCRATCH] = align(scratch.data_ptr())
     for slot, tensor in enumerate(tensors, 1):
         block[host.SLOTS + slot] = tensor.data_ptr()
     alive = functions, program, scratch, tensors

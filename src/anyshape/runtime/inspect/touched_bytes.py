@@ -2,10 +2,10 @@
 counterparts of what a record and a limit predict."""
 from __future__ import annotations
 
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
+from anyshape.plan.ir.liveness import saved_entry, saved_external
 from anyshape.plan.ir.program import Plan, Window, touched
-from anyshape.plan.memory.alloc_free_steps import saved_external
-from anyshape.plan.memory.symbolic_allocator import saved_entry
 from anyshape.runtime.call.call_frame import Call
 from anyshape.runtime.specialize.specialization import Specialization
 from anyshape.sym.expr import evaluate
@@ -20,7 +20,7 @@ def counted_peak(plan: Plan, record: Specialization) -> int:
         for window in touched(step):
             if homes.get(window.buffer) in ("arena", "saved"):
                 top = max(top, record.offsets[window.buffer] + _extent(window, record.values))
-    return -(-top // 64) * 64 - (record.kept if record.room >= 0 else 0)
+    return align(top) - (record.kept if record.room >= 0 else 0)
 
 
 def counted_outside(call: Call, forward: Plan | None = None) -> int:

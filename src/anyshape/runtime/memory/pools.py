@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from anyshape.base import counters
+from anyshape.base.align import align
 from anyshape.base.errors import AnyShapeError
 from anyshape.runtime.memory.huge_pages import prefer_large
 from anyshape.runtime.memory.offload_store import StoreReservation
@@ -35,7 +36,7 @@ VIEWS = 64  # records whose views of a block are remembered
 
 def whole(bytes_: int) -> int:
     """The bytes of a block for so many."""
-    return -(-bytes_ // PAGE) * PAGE
+    return align(bytes_, PAGE)
 
 
 class Block:

@@ -24,14 +24,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from anyshape.backend.cpu.bytecode.encode_plan import PlanEncoding
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
+from anyshape.plan.ir.liveness import LiveRanges, Region, first_writes, saved_external, tape_entry
 from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, step_writes, touched
-from anyshape.plan.memory.alloc_free_steps import first_writes, saved_external
-from anyshape.plan.memory.symbolic_allocator import Region, tape_entry
 from anyshape.runtime.context.process_context import Context
 from anyshape.runtime.memory.offset_assignment import ArenaLayout, assign_offsets
 from anyshape.runtime.memory.pools import PAGE
-from anyshape.runtime.memory.size_vectors import LiveRanges, SizeTable
+from anyshape.runtime.memory.size_vectors import SizeTable
 from anyshape.sym.expr import Size, evaluate
 from anyshape.sym.python_codegen import function_of
 
@@ -189,8 +189,8 @@ class SavedLayout:
         self.chunk_of: tuple[Sequence[Sequence[str]], np.ndarray, int] | None = None
         self.reads = self._reads()
         # the optional steps from the last on, with what they write and touch; none: a memory step
-        self.repeats = [(number, None if isinstance(step, MemoryStep)
-                         else frozenset(w.buffer for w in step_writes(step)),
+        self.repeats = [(number,
+                         None if isinstance(step, MemoryStep) else frozenset(w.buffer for w in step_writes(step)),
                          frozenset(w.buffer for w in touched(step)))
                         for number in sorted(self.optional, reverse=True) for step in (plan.steps[number],)]
         # by optional step, what PyTorch makes that does not only serve others
@@ -303,7 +303,7 @@ class SavedLayout:
                 if name not in away:
                     places[name] = border
                     border += padded[name]
-            starts.append(-(-border // PAGE) * PAGE if keeping.apart else border)
+            starts.append(align(border, PAGE) if keeping.apart else border)
         return places, starts
 
     def starts(self, sizes: np.ndarray, away: np.ndarray) -> list[int]:
@@ -319,12 +319,12 @@ class SavedLayout:
         there[away] = 0
         totals = np.zeros(count + 1, np.int64)
         np.add.at(totals, chunk_of, there)
-        return [0, *np.cumsum(-(-totals[:count] // PAGE) * PAGE).tolist()]
+        return [0, *np.cumsum(align(totals[:count], PAGE)).tolist()]
 
     def places(self, sizes: np.ndarray, values: Mapping[str, int], keeping: SavePolicy) -> ArenaLayout:
         """The layout of a forward that does not keep everything, or not in one piece, or of its backward, but for the
         offsets (`complete`). sizes: of the buffers that have a place."""
-        padded = -(-sizes // 64) * 64
+        padded = align(sizes)
         lives = self.life_table.copy()
         numbers = self.numbers_of(keeping)
         moving = [*self.moving]
@@ -337,7 +337,7 @@ class SavedLayout:
             moving += np.sort(away).tolist()
             firsts, lasts = lives[self.saved].T
         else:
-            bytes_ = -(-self.region_bytes(values) // 64) * 64
+            bytes_ = align(self.region_bytes(values))
             moving += numbers.places.tolist()
             firsts, lasts = np.zeros(len(bytes_), np.int64), self.region_lasts
         back = keeping.moved if self.forward is not None else ()
@@ -357,7 +357,7 @@ class SavedLayout:
         free[len(moving):, 1] = [one.back for one in back]
         free[len(moving):, 2] = lasts[returned]
         items = np.concatenate((fixed, free))
-        bound = max(LiveRanges(items[:, 1:3], len(self.plan.steps)).most(items[:, 0]), border)
+        bound = max(LiveRanges(items[:, 1:3], len(self.plan.steps)).peak(items[:, 0]), border)
         top, placed = assign_offsets(self.context, items, len(fixed), border, bound, sys.maxsize)
         layout = ArenaLayout([], border, max(top, border), bound, starts=starts if keeping.apart else [], moving=moving,
                         placed=placed)
@@ -369,10 +369,10 @@ class SavedLayout:
         """Puts a backward's upper block in phases where its fullest step is less full then. items: the chunks, then
         what moves, the last `back` of it brought back."""
         end = len(self.plan.steps)
-        rest = self._rest(found.starts, values)[:end + 1]
+        rest = self._rest(found.starts, values)
         size, first, last = items[1:, 0], items[1:, 1], items[1:, 2]
-        live = found.border + LiveRanges(items[1:, 1:3], end).curve(size)[:end + 1]
-        across = LiveRanges(np.stack((first + 1, last), axis=1), end).curve(size)
+        live = found.border + LiveRanges(items[1:, 1:3], end).live_bytes(size)
+        across = LiveRanges(np.stack((first + 1, last), axis=1), end).live_bytes(size)
         turns = np.array(self.turns, np.int64)
         least = WORTH * (int(rest.max()) + found.top)
         phases = [0, end + 1]
@@ -401,7 +401,7 @@ class SavedLayout:
         below[len(items) - back:] = True
         below[0] = True  # the chunks
         fixed = items[below]
-        bound = max(LiveRanges(fixed[:, 1:3], end).most(fixed[:, 0]), border)
+        bound = max(LiveRanges(fixed[:, 1:3], end).peak(fixed[:, 0]), border)
         middle, placed = assign_offsets(self.context, fixed, 1, border, bound, sys.maxsize)
         middle = max(middle, border)
         fixed[1:, 3] = placed
@@ -410,7 +410,7 @@ class SavedLayout:
         for phase in range(1, len(phases)):
             own = ~below & (number == phase)
             some = np.concatenate((fixed, items[own]))
-            bound = max(LiveRanges(some[:, 1:3], end).most(some[:, 0]), middle)
+            bound = max(LiveRanges(some[:, 1:3], end).peak(some[:, 0]), middle)
             top, placed = assign_offsets(self.context, some, len(fixed), middle, bound, sys.maxsize)
             offsets = np.array(placed, np.int64)
             items[own, 3] = np.where(offsets >= middle, offsets + sum(sizes), offsets)
@@ -428,12 +428,12 @@ class SavedLayout:
             steps += [(there.get(b.name, b.first), end if b.home == "output" else b.last) for b in some]
             self.others = SizeTable([b.bytes for b in some], f"results of {self.plan.name}"), LiveRanges(steps, end)
         sizes, lives = self.others
-        return lives.curve(np.concatenate((np.diff(starts), sizes(values)))) - starts[-1]
+        return lives.live_bytes(np.concatenate((np.diff(starts), sizes(values)))) - starts[-1]
 
     def complete(self, found: ArenaLayout, sizes: np.ndarray, values: Mapping[str, int], keeping: SavePolicy) -> None:
         """Fills in the offsets of a layout. What no step touches lies where the upper block begins."""
         bytes_ = sizes[self.saved] if self.forward is None else self.region_bytes(values)
-        padded = (-(-bytes_ // 64) * 64).tolist()
+        padded = align(bytes_).tolist()
         places, _ = self.kept(padded, keeping)
         if self.forward is not None:
             places |= zip([one.saved for one in keeping.moved], found.placed[len(found.moving):], strict=True)
