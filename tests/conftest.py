@@ -80,7 +80,8 @@ def quick_collections() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frame_callback, "settle", lambda: None)  # it would count what is frozen after every trace
+        # it would count what is frozen after every trace
+        patch.setattr(frame_callback, "age_trace_garbage", lambda: None)
         yield
     gc.unfreeze()
 

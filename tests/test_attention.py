@@ -225,8 +225,8 @@ graph one(q: f32[2, 6, m, 4], k: f32[2, 2, n, 4], v: f32[2, 2, n, 4], w: f32[1, 
   r = permute(y | dims=[0, 2, 1, 3])                      f32[2, 6, m, 4]
   z = mul(r, g)                                           f32[2, 6, m, 4]
   p = sum(z | dims=[3], keep=False)                       f32[2, 6, m]
-  dq, dk, dv = attention_backward(g, q, k, v, l, p, w | causal=True, scale=None)  f32[2, m, 6, 4], f32[2, n, 2, 4],
-  f32[2, n, 2, 4] return y, l, dq, dk, dv
+  dq, dk, dv = attention_backward(g, q, k, v, l, p, w | causal=True, scale=None)  f32[2, m, 6, 4], f32[2, n, 2, 4], f32[2, n, 2, 4]
+  return y, l, dq, dk, dv
 """  # noqa: E501
 
 

@@ -52,14 +52,13 @@ def test_many_programs_stay_in_their_memory(width, threads):
 
 SHORT = """
 import bounding, sys
-from anyshape.backend import host_words
-from anyshape.run import words
-whole = words.by_panels
+from anyshape.backend.cpu.bytecode import encode_gemm, format
+whole = encode_gemm.by_panels
 def short(*arguments):
     found = whole(*arguments)
-    found[host_words.PackedProduct.index("scratch")] -= 8 << 10
+    found[format.PackedProduct.index("scratch")] -= 8 << 10
     return found
-words.by_panels = short
+encode_gemm.by_panels = short
 bounding.main()
 """
 

@@ -109,8 +109,9 @@ def test_many_threads_write_one_entry(folder):
 
 PROGRAM = """
 import ctypes, resource, sys, warnings
-from anyshape.backend import limits, llvm_build
-from anyshape.base import events
+from anyshape.backend.cpu.llvm import jit
+from anyshape.backend.cpu.machine import target
+from anyshape.base import counters
 from anyshape.base.disk_cache import DiskCache
 warnings.simplefilter("always")
 if len(sys.argv) > 2:
@@ -118,9 +119,9 @@ if len(sys.argv) > 2:
 cache = DiskCache(sys.argv[1])
 for n in range(12):
     text = f"define i64 @f(i64 %x) {{ %y = add i64 %x, {n}\\n ret i64 %y }}"
-    made = llvm_build.load(text, ("f",), limits.host(), cache)
+    made = jit.load(text, ("f",), target.host(), cache)
     assert ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(made.address["f"])(30) == 30 + n
-stats = events.stats()
+stats = counters.stats()
 print(stats["cache_hits"], stats["cache_misses"])
 """
 

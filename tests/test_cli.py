@@ -112,7 +112,7 @@ def test_repro_reports_what_still_fails(monkeypatch, capsys):
     (["repro", "none.repro"], "cannot read none.repro"),
     (["repro", "some_net.py"], "some_net.py"),
     (["opt", "none.txt"], "cannot read none.txt"),
-    (["opt", "graph.txt", "--passes", "fold,melt"], "there is no pass melt"),
+    (["opt", "graph.txt", "--passes", "constant_folding,melt"], "there is no pass melt"),
     (["explain", "nothing"], "neither a .pt2 file nor module:function"),
     (["explain", "none.pt2"], "there is no file none.pt2"),
     (["explain", "some_net:none"], "cannot load some_net:none"),

@@ -96,6 +96,6 @@ def test_what_a_trace_leaves_is_old_for_the_garbage_collector(monkeypatch):
         age_trace_garbage()
         old.append(any(one is left for one in gc.get_objects(generation=2)))
 
-    monkeypatch.setattr(frame_callback, "settle", looking)
+    monkeypatch.setattr(frame_callback, "age_trace_garbage", looking)
     anyshape.compile(chained, strict=True)(torch.randn(3, 4), torch.randn(3, 4))
     assert old and all(old) and gc.get_freeze_count() == 0

@@ -376,7 +376,7 @@ def test_a_wrong_name_to_disable_is_an_error() -> None:
 
 def test_stages_are_shown_and_dumped(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     graph = parse(CASES["attention"])
-    after = pipeline.run(pipeline.ROAD, graph, Config(show="fold,dce", dump=str(tmp_path)))
+    after = pipeline.run(pipeline.ROAD, graph, Config(show="constant_folding,dce", dump=str(tmp_path)))
     printed = capsys.readouterr().err
     assert "# attention: constant_folding\n" in printed and "# attention: cse" not in printed and show(after) in printed
     folder = tmp_path / "attention"  # type: ignore[operator]

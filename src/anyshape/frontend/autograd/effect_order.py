@@ -11,6 +11,7 @@ saved state of the generator: a mask is a byte an element, and calls that save t
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 
 import torch
@@ -43,7 +44,9 @@ def pin(joint: Graph, num_fwd_outputs: int) -> None:
         node.meta[PLACE] = place
         later = later or node in given or (noted and node.meta.get(TAG) != "is_forward" and node not in needed)
         if node.meta.get(RECOMPUTED) is not None and torch.Tag.nondeterministic_seeded in node.target.tags:
-            node.meta[RECOMPUTED] = CheckpointPolicy.MUST_SAVE
+            results = [user for user in node.users if user.target is operator.getitem]  # of several: tensors are saved
+            for one in results or [node]:
+                one.meta[RECOMPUTED] = CheckpointPolicy.MUST_SAVE
         elif node.meta.get(RECOMPUTED) is None and not (later and node in needed):
             node.meta[TAG] = "must_be_in_backward" if later else "must_be_in_forward"
 

@@ -35,7 +35,7 @@ def has_effect(target: Any) -> bool:
     PyTorch's own or made of others, so that this is not known."""
     if not isinstance(target, compat.OpOverload):
         return isinstance(target, compat.need("torch._ops.HigherOrderOperator"))
-    random = torch.Tag.nondeterministic_seeded in target.tags
+    random = torch.Tag.nondeterministic_seeded in target.tags and f"torch.ops.{target}" != ATTENTION
     return random or str(target) in _EFFECTS or target.namespace not in OWN
 
 
