@@ -60,7 +60,7 @@ def test_both_halves_lie_in_one_block_where_that_takes_less(monkeypatch: pytest.
     theirs = copy.deepcopy(ours)
     one = stepped(ours, **options)
     with monkeypatch.context() as patch:
-        patch.setattr(compile_program, "join", lambda *_: None)
+        patch.setattr(compile_program, "attach_joint_layout", lambda *_: None)
         two = stepped(theirs, **options)
         two(words(2))
     one(words(2))
