@@ -92,6 +92,8 @@ TRACING = {
     f"{DYNAMO}utils": Name("the graph's call in the code that torch makes of a frame", WRAPPED),
     f"{DYNAMO}symbolic_convert": Name("spares a trace to read source files", SLOW_TRACE),
     f"{DYNAMO}symbolic_convert.get_funcname": Name("spares a trace to read source files", SLOW_TRACE),
+    f"{DYNAMO}guards": Name("spares a trace to time its guards", SLOW_TRACE),
+    f"{DYNAMO}guards.profile_guard_manager": Name("spares a trace to time its guards", SLOW_TRACE, quiet=True),
     # torch 2.11 lacks one of these
     **{f"{DYNAMO}{name}": Name("holders of values that are traced as classes of the user's own", FEWER, quiet=True)
        for name in (
