@@ -198,11 +198,15 @@ _OF_EVERY_SIZE = re.compile(r"0 <= [^\s#*/%+-]+\.size\(\)\[\d+\]\s*(#.*)?", re.D
 
 @contextlib.contextmanager
 def _no_empty_guards() -> Iterator[None]:
-    """Inside, there are no guards that a size of a tensor is 0 or more, which every call would ask in Python."""
+    """Inside, there are no guards that a size of a tensor is 0 or more, which every call would ask in Python. At the
+    end the environments of sizes whose guards are made let go of the traced inputs: these hold their environment
+    through C++, where Python's collector does not see the circle, and every trace would stay for ever."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
     method = ShapeEnv.produce_guards_verbose
+    done: list[Any] = []
 
     def produce(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        done.append(self)
         found = method(self, *arguments, **keywords)
         for one in found:
             one.exprs[:] = [text for text in one.exprs if not _OF_EVERY_SIZE.fullmatch(text)]
@@ -213,6 +217,8 @@ def _no_empty_guards() -> Iterator[None]:
         yield
     finally:
         ShapeEnv.produce_guards_verbose = method  # type: ignore[method-assign]
+        for environment in done:
+            environment.tracked_fakes = None
 
 
 @contextlib.contextmanager
