@@ -8,14 +8,16 @@ a folder of the session, not in the user's cache, unless ANYSHAPE_CACHE_DIR says
 """
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from anyshape.frontend import tracing
 from anyshape.run.arena import Block, Pool
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -68,6 +70,18 @@ def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Pool, "take", take_guarded)
     monkeypatch.setattr(Pool, "give", give_guarded)
+
+
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """For files whose tests collect garbage often: `gc.collect()` looks only at what has been made since, not at all
+    of torch, pytest and the tests of before, which takes a second late in a run."""
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing, "settle", lambda: None)  # it would count what is frozen after every trace
+        yield
+    gc.unfreeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,7 +16,7 @@ from anyshape.tools import cli
 from anyshape.tools.bench import limits, limits_options, limits_report, limits_worker, order_search, runner
 from anyshape.tools.bench.limits import Call, Choice, Epoch, Laid, Limits, Order, Ours, Row
 
-pytestmark = pytest.mark.unguarded
+pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
 MODEL = """
 import torch
 from torch import nn

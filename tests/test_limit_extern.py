@@ -33,7 +33,7 @@ from anyshape.sym.expr import evaluate
 from anyshape.tools.bench.memory import build_counter
 from limits import limit_of, same, sizes, under
 
-pytestmark = pytest.mark.unguarded
+pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
 NO_LIMIT = 1 << 40
 
 

@@ -23,6 +23,7 @@ from anyshape.frontend.compilation import LIVE
 from anyshape.run import arena, idle
 from anyshape.run.context import shared_context
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
 PREFIXES = ("__compiled_fn", "__anyshape", "__resume_at", "__builtins_dict")
 
 

@@ -7,7 +7,9 @@ import warnings
 import pytest
 import torch
 from torch.nn import functional
+from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo import core
 from torch.utils import _pytree as pytree
 
 import anyshape
@@ -64,7 +66,10 @@ def compare(function, arguments, keywords):
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: f"{op.name}.{op.variant_test_name}".rstrip("."))
-def test_operators_give_what_the_processor_gives(op):
+def test_operators_give_what_the_processor_gives(op, monkeypatch):
+    # to name the test that asks for samples, torch reads the source of the whole stack: most of the time
+    for module in (common_utils, core):
+        monkeypatch.setattr(module, "extract_test_fn", lambda: None)
     name = op.name.split(".")[-1]
     rooms = [getattr(room, name, None) for room in ROOMS]
     functions = [name, *(one for one in rooms if callable(one) and one in ANYWHERE)]
