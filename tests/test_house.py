@@ -4,7 +4,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -37,6 +37,21 @@ def tree(path: Path) -> ast.Module:
 
 def name_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
+
+
+def each_file(check: Callable[[Path], None]) -> Callable[[], None]:
+    """One test over all files, which names each that breaks the rule: a test for each file would be thousands."""
+    def test() -> None:
+        broken = []
+        for path in FILES:
+            try:
+                check(path)
+            except (AssertionError, pytest.fail.Exception) as fault:
+                broken.append(str(fault).splitlines()[0])
+        assert not broken, "\n".join(broken)
+
+    test.__name__, test.__doc__ = check.__name__, check.__doc__
+    return test
 
 
 def module_of(path: Path) -> str:
@@ -82,7 +97,7 @@ def test_every_room_has_a_rank() -> None:
     assert {room(module) for module in MODULES} <= RANK.keys()
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_imports_run_one_way(path: Path) -> None:
     own = room(module_of(path))
     for module, line in imports(path):
@@ -113,7 +128,7 @@ def test_no_circles() -> None:
         visit(module)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_torch_stays_in_its_rooms(path: Path) -> None:
     if room(module_of(path)) in TORCH_ROOMS or name_of(path) in TORCH_FILES:
         return
@@ -141,7 +156,7 @@ def own_names() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_private_names_of_torch_are_looked_up_in_one_package(path: Path) -> None:
     if room(module_of(path)) == PRIVATE or name_of(path).startswith(MEASURING):
         return
@@ -160,7 +175,7 @@ def test_private_names_of_torch_are_looked_up_in_one_package(path: Path) -> None
             f"{name_of(path)}:{node.lineno} reads {ast.unparse(node)}: {say}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_nothing_is_caught_broadly(path: Path) -> None:
     if name_of(path).startswith(BORDERS):
         return
@@ -171,7 +186,7 @@ def test_nothing_is_caught_broadly(path: Path) -> None:
             assert not broad, f"{name_of(path)}:{node.lineno} catches {broad}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_the_environment_is_read_in_one_place(path: Path) -> None:
     if name_of(path) in ENVIRONMENT:
         return
@@ -180,7 +195,7 @@ def test_the_environment_is_read_in_one_place(path: Path) -> None:
             pytest.fail(f"{name_of(path)}:{node.lineno} reads the environment; make it a field of Config")
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_a_file_says_what_it_is_for_in_readable_lines(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert not lines or ast.get_docstring(tree(path)), f"{name_of(path)} does not say what it is for"
