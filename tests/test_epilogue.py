@@ -55,7 +55,7 @@ def test_to_the_bit_as_one_after_the_other(by, function, dtype):
     try:
         for rows, inner, columns in SIZES:
             x, w, b = (torch.randn(*shape).to(dtype) for shape in ((rows, inner), (inner, columns), (columns,)))
-            for threads in (1, 2, 5):
+            for threads in (1, 3):  # torch's tracer makes new programs for each
                 torch.set_num_threads(threads)
                 one, other = fast(x, w, b), apart(x, w, b)
                 ours = dtype is torch.bfloat16 or (by == "panels" and words.ours_do(lambda _: True, rows, columns,
