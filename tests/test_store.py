@@ -371,7 +371,7 @@ memory = ctypes.create_string_buffer(64 << 20)
 space.put(0, ctypes.addressof(memory), 64 << 20, memory)
 print("done")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300,
                           env={**os.environ, "PYTHONPATH": str(SOURCE)})
     assert done.returncode == 0 and done.stdout == "done\n" and done.stderr == "" and not list(tmp_path.iterdir())
 
