@@ -19,17 +19,11 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.plan.plan import Buffer, Plan, Window
-from anyshape.sym.expr import Size, floordiv, maximum
+from anyshape.sym.expr import Size, maximum
 from anyshape.sym.facts import Facts
-
-ALIGNMENT = 64
-
-
-def aligned(size: Size) -> Size:
-    """`size` rounded up to the alignment."""
-    return floordiv(size + (ALIGNMENT - 1), ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +63,7 @@ def allocate(plan: Plan, forward: Plan | None = None) -> Plan:
     for buffer in saved:
         offsets[buffer.name] = kept
         slots.append(_Slot(buffer.bytes, plan.facts.hint(buffer.bytes), [(buffer.first, end)], [], kept))
-        kept = kept + aligned(buffer.bytes)
+        kept = kept + align(buffer.bytes)
     if forward is not None:
         assert not saved, "a backward program saves nothing"
         offsets.update(tape_offsets(plan, forward))
@@ -86,7 +80,7 @@ def allocate(plan: Plan, forward: Plan | None = None) -> Plan:
         start = slot.offset
         if start is None:
             start = top
-            top = top + aligned(slot.size)
+            top = top + align(slot.size)
         for name in slot.members:
             offsets[name] = start
     return dataclasses.replace(plan, offsets=tuple(offsets.items()), arena=top, kept=kept)

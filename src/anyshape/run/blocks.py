@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyshape.backend import host_words as host
+from anyshape.base.align import align
 from anyshape.plan.hold import births
 from anyshape.plan.plan import BandStep, KernelStep, LibraryStep, Plan, Step, parts_of
 from anyshape.run.keeping import EVERYTHING, Keeping
@@ -94,10 +95,10 @@ class Sizing:
             return maker.made(values, keeping)
         most = max(int(scratch[self.always].max(initial=0)),
                    int(scratch[self.kind_of[maker.keeps.numbers_of(keeping).steps]].max(initial=0)))
-        most = -(-most // 64) * 64
+        most = align(most)
         if keeping == EVERYTHING and (maker.joined is None or maker.joined.of(maker, values) is None):
             inside = self.inside(values)
-            bound = max(self.lives.most(-(-inside // 64) * 64), kept)
+            bound = max(self.lives.most(align(inside)), kept)
             if arena <= GOOD_ENOUGH * bound or not maker.moving:
                 return Blocks(kept, arena - kept, most)
         place = maker.places(values, keeping)

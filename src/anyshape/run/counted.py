@@ -2,6 +2,7 @@
 and a limit predict."""
 from __future__ import annotations
 
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.plan.alloc import saved_entry
 from anyshape.plan.hold import kept_outside
@@ -20,7 +21,7 @@ def counted_peak(plan: Plan, record: Record) -> int:
         for window in touched(step):
             if homes.get(window.buffer) in ("arena", "saved"):
                 top = max(top, record.offsets[window.buffer] + _extent(window, record.values))
-    return -(-top // 64) * 64 - (record.kept if record.room >= 0 else 0)
+    return align(top) - (record.kept if record.room >= 0 else 0)
 
 
 def counted_outside(call: Call, forward: Plan | None = None) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from anyshape.base.align import align
 from anyshape.run.placement import GOOD_ENOUGH, Places, best
 from anyshape.run.record import Records
 from anyshape.run.sizes import Lives, Sizes
@@ -41,7 +42,7 @@ class Half:
 
     def quick(self, values: Mapping[str, int]) -> tuple[int, int]:
         """Bytes of the plan's arena, and the most that are alive at a step."""
-        return int(self.arena(values)[0]), self.lives.most(-(-self.sizes(values) // 64) * 64)
+        return int(self.arena(values)[0]), self.lives.most(align(self.sizes(values)))
 
 
 class Joined:
@@ -89,7 +90,7 @@ class Joined:
         most = max(forward.top, backward.top)
         if most <= GOOD_ENOUGH * bound:
             return forward, backward
-        sizes = -(-self.sizes(values) // 64) * 64
+        sizes = align(self.sizes(values))
         items = np.column_stack((sizes, self.lives, np.zeros(len(sizes), np.int64)))
         top, offsets = best(self.forward.context, items, 0, 0, bound, most)
         if top > WORTH * most:

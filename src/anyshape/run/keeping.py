@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.plan.again import written
 from anyshape.plan.alloc import Region, tape_entry
@@ -302,7 +303,7 @@ class Keeps:
                 if name not in away:
                     places[name] = border
                     border += padded[name]
-            starts.append(-(-border // PAGE) * PAGE if keeping.apart else border)
+            starts.append(align(border, PAGE) if keeping.apart else border)
         return places, starts
 
     def starts(self, sizes: np.ndarray, away: np.ndarray) -> list[int]:
@@ -318,12 +319,12 @@ class Keeps:
         there[away] = 0
         totals = np.zeros(count + 1, np.int64)
         np.add.at(totals, chunk_of, there)
-        return [0, *np.cumsum(-(-totals[:count] // PAGE) * PAGE).tolist()]
+        return [0, *np.cumsum(align(totals[:count], PAGE)).tolist()]
 
     def places(self, sizes: np.ndarray, values: Mapping[str, int], keeping: Keeping) -> Places:
         """The layout of a forward that does not keep everything, or not in one piece, or of its backward, but for the
         offsets (`complete`). sizes: of the buffers that have a place."""
-        padded = -(-sizes // 64) * 64
+        padded = align(sizes)
         lives = self.life_table.copy()
         numbers = self.numbers_of(keeping)
         moving = [*self.moving]
@@ -336,7 +337,7 @@ class Keeps:
             moving += np.sort(away).tolist()
             firsts, lasts = lives[self.saved].T
         else:
-            bytes_ = -(-self.region_bytes(values) // 64) * 64
+            bytes_ = align(self.region_bytes(values))
             moving += numbers.places.tolist()
             firsts, lasts = np.zeros(len(bytes_), np.int64), self.region_lasts
         back = keeping.moved if self.forward is not None else ()
@@ -432,7 +433,7 @@ class Keeps:
     def complete(self, found: Places, sizes: np.ndarray, values: Mapping[str, int], keeping: Keeping) -> None:
         """Fills in the offsets of a layout. What no step touches lies where the upper block begins."""
         bytes_ = sizes[self.saved] if self.forward is None else self.region_bytes(values)
-        padded = (-(-bytes_ // 64) * 64).tolist()
+        padded = align(bytes_).tolist()
         places, _ = self.kept(padded, keeping)
         if self.forward is not None:
             places |= zip([one.saved for one in keeping.moved], found.placed[len(found.moving):], strict=True)

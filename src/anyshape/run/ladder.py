@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from anyshape.base.align import align
 from anyshape.plan.alloc import saved_entry
 from anyshape.plan.hold import births, given_away
 from anyshape.plan.plan import Buffer, MemoryStep, Plan
@@ -296,7 +297,7 @@ class Ladder:
 
     def kept(self, name: str) -> int:
         """Bytes of a saved value, as the kept block has it."""
-        return -(-int(self.bytes[self.ladders.held[name].number]) // 64) * 64
+        return align(int(self.bytes[self.ladders.held[name].number]))
 
 
 def _beside(program: Executable, plan: Plan) -> list[tuple[Buffer, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from anyshape.base.align import align
 from anyshape.plan.alloc import live_bytes
 from anyshape.plan.cut import order_by_parts
 from anyshape.plan.search import Problem
@@ -57,6 +58,6 @@ def lives(problem: Problem, order: Sequence[int], aligned: int = ALIGNMENT) -> l
     for value in first:
         whole = piece.get(value, [value])
         pieces.setdefault(whole[0], whole)
-    return [((-(-max(problem.sizes[value] for value in whole) // aligned) * aligned,
+    return [((align(max(problem.sizes[value] for value in whole), aligned),
               min(first[value] for value in whole), max(last[value] for value in whole)), whole)
             for whole in pieces.values()]

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from anyshape.base.align import align
 from anyshape.plan.again import written
 from anyshape.plan.plan import Plan
 from anyshape.run.alive import named
@@ -20,7 +21,7 @@ from anyshape.run.executable import Executable
 from anyshape.run.keeping import Keeping, Move
 from anyshape.run.ladder import Ladders
 from anyshape.run.limit import Limit
-from anyshape.sym.expr import Size, ceildiv, evaluate
+from anyshape.sym.expr import Size, evaluate
 
 KINDS = {"arena": "temporary", "again": "temporary", "saved": "saved", "output": "result", "extern": "made by PyTorch",
          "tape": "made by PyTorch"}
@@ -111,7 +112,7 @@ def timeline(limit: Limit) -> Timeline:
             if first < last}
     sources = _sources(forward)
     for name, life in ladders.held.items():
-        size = 64 * ceildiv(ladders.bytes[life.number], 64)
+        size = align(ladders.bytes[life.number])
         lives.append(Life(name, "saved", size, life.first, life.last, sources[name], gaps.get(name)))
     sources = _sources(backward)
     for life in ladders.temporaries:
