@@ -20,8 +20,7 @@ import numpy as np
 
 from anyshape.backend import host_climb_words as native
 from anyshape.base.align import align
-from anyshape.plan.again import written
-from anyshape.plan.plan import touched
+from anyshape.plan.plan import touched, written
 from anyshape.run.keeping import Keeping, Move
 from anyshape.run.moving import Clock
 

@@ -27,7 +27,7 @@ from anyshape.base import events
 from anyshape.base.align import ALIGNMENT, align
 from anyshape.base.errors import Unsupported, VerifyError
 from anyshape.ir.types import size_of
-from anyshape.plan.alloc import kept_regions, live_bytes
+from anyshape.plan.liveness import kept_regions, peak_bytes
 from anyshape.plan.plan import Buffer, KernelStep, MemoryStep, Plan, Window, parts_of
 from anyshape.run import pages
 from anyshape.run.bind import check_inside, renamed
@@ -436,7 +436,7 @@ class Records:
         return rows is not None and rows.home == "arena" and rows.last == words[at + 2]
 
     def _live(self, items: Sequence[Item]) -> int:
-        return live_bytes([i[0] for i in items], [i[1:3] for i in items], len(self.plan.steps))
+        return peak_bytes([item[:3] for item in items], len(self.plan.steps))
 
     def _peak(self, values: dict[str, int], blocks: list[Life], taken: int) -> int:
         """The most bytes of results, tensors of PyTorch and `blocks` at one step; the room is there from step `taken`
@@ -445,7 +445,7 @@ class Records:
         lives = [*blocks]
         lives += [(evaluate(b.bytes, values), max(taken, 0) if b is self.room else b.first, end) for b in self.outputs]
         lives += [(evaluate(b.bytes, values), b.first, b.last) for b in self.beside]
-        return live_bytes([one[0] for one in lives], [one[1:] for one in lives], end)
+        return peak_bytes(lives, end)
 
     def _improved(self, items: list[Item], fixed: int, found: Places) -> Places:
         """`found`, with the moving buffers placed for these sizes if that is lower."""
