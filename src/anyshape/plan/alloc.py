@@ -24,6 +24,7 @@ from anyshape.plan.liveness import kept_regions, tape_entry
 from anyshape.plan.plan import Buffer, Plan
 from anyshape.sym.expr import Size, maximum
 from anyshape.sym.facts import Facts
+from anyshape.sym.prover import prove_at_most
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ class _Prover:
             return True
         answer = self.known.get((a, b))
         if answer is None:
-            answer = self.facts.prove_at_most(a, b) is True
+            answer = prove_at_most(self.facts, a, b) is True
             self.known[a, b] = answer
         return answer
 

@@ -31,6 +31,7 @@ from anyshape.plan.search import Problem, search
 from anyshape.plan.together import kernels_from, together
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
+from anyshape.sym.prover import prove_at_most
 
 WORTH = 0.97  # of the bytes that the program's order needs at the hints, those that another may need at most
 WORTH_PARTING = 0.9  # the same for one that parts products which would run side by side
@@ -219,5 +220,5 @@ def no_more(new: Sequence[Size], old: Sequence[Size], facts: Facts) -> bool:
     """Is the largest of `new` proved to be at most the largest of `old`, at every size: each at most one of those?"""
     fullest = sorted(dict.fromkeys(old), key=lambda size: -facts.hint(size))[:TRIED]
     here = set(fullest)
-    return all(size in here or any(facts.prove_at_most(size, other) for other in fullest)
+    return all(size in here or any(prove_at_most(facts, size, other) for other in fullest)
                for size in sorted(dict.fromkeys(new), key=lambda size: -facts.hint(size)))

@@ -16,6 +16,7 @@ from anyshape.plan.inplace import in_place, written_over
 from anyshape.plan.liveness import arena_bytes_at_hints, hints, live_bytes, outside_ranges
 from anyshape.plan.merge import dtypes_of, merged
 from anyshape.plan.plan import Buffer, Plan
+from anyshape.sym.prover import prove_at_most
 
 LEAST = 4096  # bytes at the hints below which a buffer is not worth the search
 
@@ -122,7 +123,7 @@ class _Search:
         if any(self.beside[step] + room.hint > self.cap for step in self.longer(value.first, last, room)):
             return False
         return value.bytes == room.buffer.bytes or \
-            self.plan.facts.prove_at_most(value.bytes, room.buffer.bytes) is True
+            prove_at_most(self.plan.facts, value.bytes, room.buffer.bytes) is True
 
     def longer(self, begin: int, end: int, room: _Room) -> list[int]:
         """Steps in which the room would have to exist, and does not yet."""
