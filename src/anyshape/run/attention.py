@@ -7,6 +7,7 @@ from typing import Any
 
 from anyshape.backend import host_words as host
 from anyshape.backend import limits, llvm_attention, llvm_half, llvm_packed, llvm_thin
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import wide
 from anyshape.run.words import (
@@ -20,7 +21,6 @@ from anyshape.run.words import (
     at_slots,
     bits,
     native,
-    up,
 )
 
 OPS = {  # the operands of each op, without the mask, and its results
@@ -100,10 +100,10 @@ def _words(by_panels: bool, op: str, dtype: str, causal: bool, scale: float | No
     tile = min(most, SCORES // (item * max(columns, 1)), columns // CAUSAL_TILES if causal else most)
     tile = max(tile, FEWEST)
     if half:  # whole panels
-        tile = up(tile, 3 * llvm_packed.grain(limits.host(), dtype))
+        tile = align(tile, 3 * llvm_packed.grain(limits.host(), dtype))
     tile = max(min(tile, rows), 1)
     # rows of scores begin at different places of the cache's lines
-    step = -(-columns * item // 64) * 64
+    step = align(columns * item, 64)
     step += 64 if step % 1024 == 0 else 0
     few = 0 < rows <= FEW and not backward and not half
     dot, spread = (THIN[llvm_thin.routine(way, dtype, rows)] if few else 0 for way in ("dot", "spread"))
@@ -126,7 +126,7 @@ def _panels(dtype: str, backward: bool, tile: int, step: int, columns: int,
 
     def panels(size: int, count: int, top: int, least: int) -> int:
         """Bytes of panels of `size` lanes by `count` elements."""
-        return 4 * up(size, least) * up(-(-count // per_word), lanes) + host.PACKED_PAD * -(-size // top)
+        return 4 * align(size, least) * align(-(-count // per_word), lanes) + host.PACKED_PAD * -(-size // top)
 
     def of_columns(size: int, count: int) -> int:
         return panels(size, count, 2 * lanes, lanes)
@@ -134,9 +134,9 @@ def _panels(dtype: str, backward: bool, tile: int, step: int, columns: int,
     def of_rows(size: int, count: int) -> int:
         return panels(size, count, 3 * grain, grain)
 
-    scores = up(tile, grain) * step
-    keys = 4 * up(columns, grain) * up(depth, lanes) * backward  # sums of the gradients of keys, or of values
-    sums = 4 * (3 * grain * 2 * lanes if backward else up(tile, grain) * up(depth, lanes))
+    scores = align(tile, grain) * step
+    keys = 4 * align(columns, grain) * align(depth, lanes) * backward  # sums of the gradients of keys, or of values
+    sums = 4 * (3 * grain * 2 * lanes if backward else align(tile, grain) * align(depth, lanes))
     parts = [scores, scores * backward, of_columns(columns, depth),
              of_columns(columns, depth) if backward else of_columns(depth, columns),
              of_columns(depth, columns) * backward,
@@ -144,7 +144,7 @@ def _panels(dtype: str, backward: bool, tile: int, step: int, columns: int,
              of_columns(depth, tile) * backward, keys, keys, sums, 0 if backward else 8 * (tile + 1)]
     places = [0]
     for part in parts:
-        places.append(up(places[-1] + part, 64))
+        places.append(align(places[-1] + part, 64))
     return places.pop(), (lanes, grain, per_word, *places[1:])
 
 

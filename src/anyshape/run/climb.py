@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyshape.backend import host_climb_words as native
-from anyshape.plan.again import written
-from anyshape.plan.plan import touched
+from anyshape.base.align import align
+from anyshape.plan.plan import touched, written
 from anyshape.run.keeping import Keeping, Move
 from anyshape.run.moving import Clock
 
@@ -215,7 +215,7 @@ class Climb:
         self.address = frame.ctypes.data
         self.context = ladders.program.context
         bytes_ = ladder.bytes[choices.numbers]
-        bytes_[choices.padded] = -(-bytes_[choices.padded] // 64) * 64
+        bytes_[choices.padded] = align(bytes_[choices.padded])
         self.block[:len(bytes_)] = bytes_
         self.at(native.WORK)[:] = np.rint(ladder.seconds[choices.work] * PICO)
         sizes = self.at(native.BYTES)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from anyshape.plan.alloc import live_bytes
+from anyshape.base.align import align
 from anyshape.plan.cut import order_by_parts
+from anyshape.plan.liveness import peak_bytes
 from anyshape.plan.search import Problem
 from anyshape.plan.solution import ALIGNMENT, Solution
 from anyshape.run.context import Context
@@ -24,7 +25,7 @@ def solve(problem: Problem, context: Context) -> Solution:
 def placed(problem: Problem, order: Sequence[int], context: Context) -> Solution:
     """The solution with that order, and the layout that is best for it."""
     items = lives(problem, order)
-    bound = live_bytes([one[0] for one, _ in items], [one[1:] for one, _ in items], len(order))
+    bound = peak_bytes([one for one, _ in items], len(order))
     top, places = best(context, [(*one, 0) for one, _ in items], 0, 0, bound, sys.maxsize) if items else (0, [])
     offsets = [-1] * len(problem.sizes)
     for (_, values), place in zip(items, places, strict=True):
@@ -57,6 +58,6 @@ def lives(problem: Problem, order: Sequence[int], aligned: int = ALIGNMENT) -> l
     for value in first:
         whole = piece.get(value, [value])
         pieces.setdefault(whole[0], whole)
-    return [((-(-max(problem.sizes[value] for value in whole) // aligned) * aligned,
+    return [((align(max(problem.sizes[value] for value in whole), aligned),
               min(first[value] for value in whole), max(last[value] for value in whole)), whole)
             for whole in pieces.values()]

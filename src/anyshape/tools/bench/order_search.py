@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anyshape.plan.alloc import kept_regions, live_bytes
-from anyshape.plan.hold import owned_elsewhere
+from anyshape.plan.liveness import arena_ranges, outside_ranges, peak_bytes
 from anyshape.plan.order import permuted, problem_of
 from anyshape.plan.plan import Plan
 from anyshape.plan.rooms import share
@@ -84,18 +83,9 @@ def at(plan: Plan, values: Mapping[str, int]) -> Plan:
 def alive(plan: Plan, forward: Plan | None, values: Mapping[str, int]) -> int:
     """The most bytes of a plan, not allocated, that are alive at one step: in the arena, and beside it."""
     plan = together(share(plan, forward))
-    end = len(plan.steps)
-    inside = [(b.bytes, b.first, end if b.home == "saved" else b.last) for b in plan.buffers
-              if b.home in ("arena", "saved")]
-    kept = 0
-    if forward is not None:
-        inside += [(region.bytes, 0, region.last) for region in kept_regions(plan, forward)]
-        kept = evaluate(forward.kept, values)
-    elsewhere = owned_elsewhere(plan, forward)
-    beside = [(b.bytes, 0 if b.home in ("tape", "input") else b.first, b.last) for b in plan.buffers
-              if b.home == "output" or b.name in elsewhere]
-    arena, others = (live_bytes([evaluate(size, values) for size, _, _ in some],
-                                [(first, last) for _, first, last in some], end) for some in (inside, beside))
+    kept = 0 if forward is None else evaluate(forward.kept, values)
+    arena, others = (peak_bytes([(evaluate(size, values), first, last) for size, first, last in some], len(plan.steps))
+                     for some in (arena_ranges(plan, forward), outside_ranges(plan, forward)))
     return max(arena, kept) + others
 
 
