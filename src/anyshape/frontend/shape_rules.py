@@ -84,7 +84,18 @@ def _not_over_nothing(what: str) -> Callable[..., Any]:
     return rule
 
 
+def _as(operator: Any) -> Callable[..., Any]:
+    """Of two operands, laid out as `operator` lays them out; torch's own rule asks one of them only."""
+    def rule(new_size: Unknown, a: Any, b: Any) -> Any:
+        return operator(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else NotImplemented
+
+    return rule
+
+
 RULES: dict[Any, Callable[..., Any]] = {
+    **{operator: _as(aten.add.Tensor) for operator in (
+        aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default)},
+    **{operator: _as(aten.div.Tensor) for operator in (aten.special_xlog1py.default, aten.xlogy.Tensor)},
     **{overload: _not_over_nothing(name) for name in ("max", "min")
        for overload in (getattr(aten, name).default, getattr(aten, name).dim)},
     aten.linalg_lstsq.default: _lstsq,
