@@ -186,7 +186,8 @@ def _laid_out_in_order(torchs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _laid_out_as_images(torchs: Callable[..., Any]) -> Callable[..., Any]:
-    """The first result is in order, or with channels last where `x` is; torch's has the strides of `x`, or none."""
+    """The first result is in order, or with channels last where `x` is so; torch's lies as `x` does, whatever its
+    strides, or is in order with channels last, too."""
     def forward(x: torch.Tensor, *rest: Any, **more: Any) -> Any:
         found = torchs(x, *rest, **more)
         first, *others = found if isinstance(found, tuple) else (found,)
@@ -197,20 +198,26 @@ def _laid_out_as_images(torchs: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-BATCH_NORMS = (
+_BATCH_NORMS = (
     "_batch_norm_no_update", "_batch_norm_with_update", "_batch_norm_with_update_functional",
     "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
     "native_batch_norm",
 )
 
-# operator -> torch's decomposition of it -> ours
-AROUND: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+# operator -> torch's decomposition of it -> ours, which lays the result out as the operator does
+LAYOUTS: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     **{getattr(packet, overload): _laid_out_as_images
-       for packet in filter(is_there, (getattr(aten, name) for name in BATCH_NORMS))
+       for packet in filter(is_there, (getattr(aten, name) for name in _BATCH_NORMS))
        for overload in packet.overloads() if overload in ("default", "no_stats")},
-    aten.huber_loss_backward.default: _loss_backward,
+    aten.channel_shuffle.default: _laid_out_as_images,
     aten.log_sigmoid_forward.default: _laid_out_in_order,
     aten.max_unpool2d.default: _laid_out_as_images,
+}
+
+# operator -> torch's decomposition of it -> ours
+AROUND: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    **LAYOUTS,
+    aten.huber_loss_backward.default: _loss_backward,
     aten.mish_backward.default: _like_the_input,
     aten.mse_loss_backward.default: lambda torchs: _like_the_input(_loss_backward(torchs)),
     aten.native_group_norm_backward.default: _group_norm_backward,
