@@ -67,8 +67,8 @@ FAULTS = (
           "leaves it out", _TRACED),
     Fault("probabilities", TAKEN_APART, "2.13", "`binary_cross_entropy` takes what is no probability; the operator "
           "refuses it", _TRACED),
-    Fault("select_scatter out of range", TAKEN_APART, "2.13", "`select_scatter` at an index out of range changes nothing; "
-          "the operator refuses it", _TRACED),
+    Fault("select_scatter out of range", TAKEN_APART, "2.13", "`select_scatter` at an index out of range changes "
+          "nothing; the operator refuses it", _TRACED),
     Fault("pixels of upsample_nearest", TAKEN_APART, "2.13", "other pixels than eager's, or an index out of range, "
           "where a factor is no whole number", "`run/torch_kernels.py` finds the pixels"),
     Fault("gradient of softshrink", TAKEN_APART, "2.13", "NaN where the operator's gradient is 0 and what comes from "
