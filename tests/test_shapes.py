@@ -13,7 +13,7 @@ from torch.testing._internal.opinfo import core
 from torch.utils import _pytree as pytree
 
 import anyshape
-from anyshape.frontend.shape_rules import RULES
+from anyshape.frontend.shape_rules import rules
 from anyshape.run import torch_shapes
 from anyshape.run.torch_shapes import ANYWHERE, ANYWHERE_NAMES, shapes_only
 from anyshape.run.torch_sizes import embedding_bag
@@ -47,7 +47,7 @@ def compare(function, arguments, keywords):
     """Whether a call was the same on shapes alone, twice (the second time it is remembered); False for one that the
     processor refuses, or whose result depends on the data."""
     known = torch_shapes.unknown_results()
-    with shapes_only(RULES) as shapes, torch.inference_mode(False):
+    with shapes_only(rules()) as shapes, torch.inference_mode(False):
         given = pytree.tree_map_only(torch.Tensor, shapes.of, (arguments, keywords))
         versions = [one._version for one in tensors((arguments, keywords))]
         try:
@@ -112,7 +112,7 @@ def test_methods_give_what_the_processor_gives(shape):
 
 def test_views_of_one_memory_stay_views_of_one_memory():
     x = torch.randn(4, 5)
-    with shapes_only(RULES) as shapes:
+    with shapes_only(rules()) as shapes:
         whole, part, other = shapes.of(x), shapes.of(x[1:, 2:]), shapes.of(torch.randn(4, 5))
         keys = [one.untyped_storage()._cdata for one in (whole, part, other)]
         assert keys[0] == keys[1] != keys[2] and part.storage_offset() == 7
@@ -127,7 +127,7 @@ def test_what_repeats_is_asked_once(monkeypatch):
     original = torch_shapes.Shapes._found
     monkeypatch.setattr(torch_shapes.Shapes, "_found",
                         lambda self, function, *more: asked.append(function) or original(self, function, *more))
-    with shapes_only(RULES) as shapes:
+    with shapes_only(rules()) as shapes:
         x, y = (shapes.of(torch.randn(3, 4)) for _ in range(2))
         for one, keywords in ((x, {}), (y, {}), (x.t(), {}), (x, {"memory_format": torch.preserve_format}), (y, {})):
             shapes.call("clone", (one,), keywords)

@@ -111,12 +111,15 @@ def nothing_left_behind(names: dict[str, Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def shape_rules(rules: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """Inside, fake tensors know the shapes of more operators. A rule is called with a function that makes an unknown
-    size, and the operator's arguments. Without effect where another thread traces."""
+    size, and the operator's arguments; torch's decompositions of these operators, which it asks first where a size is a
+    symbol, are set aside. Without effect where another thread traces."""
     table = compat.get("torch._subclasses.fake_impls.op_implementations_dict")
     if table is None or any(getattr(table.get(op), "func", None) is _by_rule for op in rules):
         yield
         return
     before = {op: table[op] for op in rules if op in table}
+    decompositions = compat.get("torch._decomp.decomposition_table") or {}
+    set_aside = {op: decompositions.pop(op) for op in rules if op in decompositions}
     table.update({op: functools.partial(_by_rule, rule, before.get(op)) for op, rule in rules.items()})
     try:
         yield
@@ -124,6 +127,7 @@ def shape_rules(rules: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
         for op in rules:
             table.pop(op, None)
         table.update(before)
+        decompositions.update(set_aside)
 
 
 @contextlib.contextmanager
@@ -341,6 +345,14 @@ def _stand_in(original: Any, ours: Any) -> Any:
 def has_size_0(x: torch.Tensor) -> bool:
     """Whether a traced tensor is known to have no elements; asks for no guard."""
     return any(type(size) is int and size == 0 for size in x.shape)
+
+
+def channels_last_format(x: torch.Tensor) -> torch.memory_format | None:
+    """The memory format of a traced tensor [N, C, *S] of 4 or 5 dims whose channels are known to lie side by side, None
+    for others; asks for no guard."""
+    if x.dim() not in (4, 5) or type(x.stride(1)) is not int or x.stride(1) != 1 or type(x.stride(-1)) is int:
+        return None
+    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
 
 
 def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
