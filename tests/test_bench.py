@@ -19,29 +19,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import anyshape
 from anyshape.base.errors import AnyShapeError
 from anyshape.tools import cli
-from anyshape.tools.bench import (
-    charts,
-    dlrm,
-    launches,
-    memory,
-    models,
-    own,
-    padding,
-    reach,
-    report,
-    roofline,
-    roofline_report,
-    roofline_results,
-    runner,
-    single,
-    suite,
-    techniques,
-    worker,
-)
-from anyshape.tools.bench.functions import FUNCTIONS, LEAST, Function
-from anyshape.tools.bench.results import Results, cell, failed, geometric_mean, load, single_gap, speedup
+from anyshape_bench.experiments.ablation import worker as techniques
+from anyshape_bench.experiments.roofline import report as roofline_report
+from anyshape_bench.experiments.roofline import results as roofline_results
+from anyshape_bench.experiments.roofline import worker as roofline
+from anyshape_bench.experiments.roofline.functions import FUNCTIONS, LEAST, Function
+from anyshape_bench.experiments.speed import charts, report, targets, worker
+from anyshape_bench.experiments.speed.results import Results, cell, failed, geometric_mean, load, single_gap, speedup
+from anyshape_bench.harness import runner
+from anyshape_bench.measure import launch_count, memory_counter, static_shape_baseline
+from anyshape_bench.models import bench_models, custom_model, dlrm, padding, suite
 
-SOURCES = str(Path(suite.__file__).resolve().parents[3])
+SOURCES = os.pathsep.join(runner.ROOTS)
 
 
 # ---- shapes ----
@@ -96,7 +85,7 @@ def test_small_ranges_have_shapes(ranges: tuple[tuple[int, int], ...]) -> None:
 
 
 def test_shapes_are_the_same_in_every_process() -> None:
-    text = "from anyshape.tools.bench import suite; print(" \
+    text = "from anyshape_bench.models import suite; print(" \
            "suite.SUITE['bert'].shapes)"
     answers = {subprocess.run([sys.executable, "-c", text], env=os.environ | {"PYTHONPATH": SOURCES,
                "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout for seed in "12"}
@@ -190,7 +179,7 @@ print("counted")
 
 @pytest.fixture(scope="module")
 def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    library, why = memory.build_counter(tmp_path_factory.mktemp("counter"))
+    library, why = memory_counter.build_counter(tmp_path_factory.mktemp("counter"))
     if library is None:
         pytest.skip(why)
     return library
@@ -230,10 +219,10 @@ def test_counter_survives_threads_and_forks(counter: Path) -> None:
 
 def test_without_a_compiler_resident_memory_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    library, why = memory.build_counter(tmp_path)
+    library, why = memory_counter.build_counter(tmp_path)
     assert library is None
     assert "compiler" in why
-    meter = memory.ResidentMeter()
+    meter = memory_counter.ResidentMeter()
     meter.reset()
     before = meter.live()
     # pages of its own: what malloc gives may be resident already
@@ -256,7 +245,7 @@ def test_differences_are_found_and_told() -> None:
 
 @pytest.mark.parametrize("name", ["demo-llama", "bert", "mixtral"])
 def test_padding_into_a_bucket_changes_no_result(name: str) -> None:
-    model = models.load(name)
+    model = bench_models.load(name)
     step, padded = model.make(lambda module: module), worker.Padded(model.make(lambda module: module), model)
     shape = (3, 17)
     inputs = model.inputs(shape)
@@ -291,7 +280,7 @@ def test_making_moments_moves_no_parameter() -> None:
     linear = torch.nn.Linear(8, 8)
     before = linear.weight.detach().clone()
     optimizer = torch.optim.AdamW(linear.parameters(), lr=0.1, weight_decay=0.1, fused=True)
-    models.make_moments(optimizer)
+    bench_models.make_moments(optimizer)
     assert torch.equal(linear.weight, before)
     assert linear.weight.grad is None
     assert optimizer.param_groups[0]["lr"] == 0.1
@@ -299,7 +288,7 @@ def test_making_moments_moves_no_parameter() -> None:
 
 
 def test_train_step_checks_gradients_and_updates() -> None:
-    model = models.load("demo-llama")
+    model = bench_models.load("demo-llama")
     step = model.make(lambda module: module)
     inputs = model.inputs((2, 7))
     found = step.check(inputs)
@@ -311,7 +300,7 @@ def test_train_step_checks_gradients_and_updates() -> None:
 
 
 def test_decoding_gives_a_longer_cache() -> None:
-    model = models.load("gpt2-decode")
+    model = bench_models.load("gpt2-decode")
     logits, keys, values = model.make(lambda module: module)(model.inputs((5,)))
     assert logits.shape == (1, 1, 8192)
     assert keys.shape == values.shape == (6, 1, 8, 6, 64)
@@ -325,15 +314,15 @@ def test_decoding_gives_a_longer_cache() -> None:
     ("mixtral", (2, 5), [(2, 5, 8192)]),
 ])
 def test_networks_give_what_they_say(name: str, shape: suite.Shape, wanted: list[tuple[int, ...]]) -> None:
-    model = models.load(name)
+    model = bench_models.load(name)
     assert len(model.dims) == len(shape)
-    found = models.flatten(model.make(lambda module: module)(model.inputs(shape)))
+    found = bench_models.flatten(model.make(lambda module: module)(model.inputs(shape)))
     assert [tuple(tensor.shape) for tensor in found] == wanted
     assert all(bool(tensor.isfinite().all()) for tensor in found)
 
 
 def test_a_conformer_hears_each_example_alone() -> None:
-    model = models.load("conformer")
+    model = bench_models.load("conformer")
     step = model.make(lambda module: module)
     (spectrum,) = model.inputs((3, 41))
     whole, alone = step((spectrum,)), step((spectrum[1:2],))
@@ -477,7 +466,7 @@ def test_backends_alternate() -> None:
 
 OWN = """
 import time, torch
-from anyshape.tools.bench.models import BenchModel, InferenceStep
+from anyshape_bench.models.bench_models import BenchModel, InferenceStep
 
 class Net(torch.nn.Module):
     calls = 0
@@ -494,7 +483,7 @@ def bench(folder: Path, body: str, *options: str) -> tuple[int, Results, str]:
     """Runs the command in a fresh process on a user's own model whose forward is `body`."""
     (folder / "own_model.py").write_text(OWN.format(body=body))
     done = subprocess.run(
-        [sys.executable, "-m", "anyshape.tools.bench", "own_model:model", "--threads", "1", "--rounds", "1", "--out",
+        [sys.executable, "-m", "anyshape_bench", "own_model:model", "--threads", "1", "--rounds", "1", "--out",
          "out", *options], cwd=folder, env=os.environ | {"PYTHONPATH": SOURCES, "COLUMNS": "200"}, capture_output=True,
         text=True, check=False, timeout=120)
     return done.returncode, load(folder / "out"), done.stdout + done.stderr
@@ -546,7 +535,7 @@ def test_a_users_own_model_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine.py").write_text(TAGGER.replace("{wrong}", "None"))
     done = subprocess.run(
-        [sys.executable, "-m", "anyshape.tools.bench", "folder/mine.py:tagger", "--threads", "1", "--rounds", "1",
+        [sys.executable, "-m", "anyshape_bench", "folder/mine.py:tagger", "--threads", "1", "--rounds", "1",
          "--shapes", "5", "--backends", "eager,anyshape", "--out", "out", "--markdown"], cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": SOURCES, "COLUMNS": "200"}, capture_output=True, text=True, check=False,
         timeout=240)
@@ -566,9 +555,9 @@ def test_a_users_own_model_from_a_file(tmp_path: Path) -> None:
 def test_a_function_is_a_model_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "plain.py").write_text(TAGGER.replace("{wrong}", "None"))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    model = own.load("plain:softmax")
+    model = custom_model.load("plain:softmax")
     assert model.shapes == ((2,), (1,), (3,)) and not model.trains
-    again = own.load("plain:softmax")
+    again = custom_model.load("plain:softmax")
     assert torch.equal(model.inputs((3,))[0], again.inputs((3,))[0])
     step = model.make(lambda module: module)
     assert step(model.inputs((3,))).shape == (3, 7)  # type: ignore[attr-defined]
@@ -586,11 +575,11 @@ def test_an_own_model_that_breaks_the_contract_is_told(tmp_path: Path, returned:
     path = tmp_path / "wrong_model.py"
     path.write_text(TAGGER.replace("{wrong}", returned))
     with pytest.raises(AnyShapeError) as caught:
-        own.load(f"{path}:wrong")
+        custom_model.load(f"{path}:wrong")
     assert why in str(caught.value) and "do:" in str(caught.value)
     for name in (f"{path}:absent", f"{tmp_path / 'absent.py'}:model", "no_such_module:model"):
         with pytest.raises(AnyShapeError, match="cannot load"):
-            own.load(name)
+            custom_model.load(name)
 
 
 def test_wrong_results_fail_loudly(tmp_path: Path) -> None:
@@ -638,7 +627,7 @@ def test_interrupt_keeps_what_finished_and_ends_the_child(tmp_path: Path, monkey
 def test_a_signal_ends_the_command_and_its_child(tmp_path: Path, number: int) -> None:
     body = "import os; open('pid', 'w').write(f'{os.getpid()} '); time.sleep(1000)"
     (tmp_path / "own_model.py").write_text(OWN.format(body=body))
-    command = subprocess.Popen([sys.executable, "-m", "anyshape.tools.bench", "own_model:model", "--backends", "eager",
+    command = subprocess.Popen([sys.executable, "-m", "anyshape_bench", "own_model:model", "--backends", "eager",
                                 "--out", "out"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": SOURCES},
                                stdout=subprocess.DEVNULL,
                                # where the tests run in the background, SIGINT is ignored, and children inherit that
@@ -667,7 +656,7 @@ def test_a_process_over_its_limit_is_ended(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["mlp", "--backends", ""], ["--show", "no-such-folder"]])
 def test_wrong_arguments_are_explained(tmp_path: Path, arguments: list[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", "anyshape.tools.bench", *arguments], cwd=tmp_path, check=False,
+    done = subprocess.run([sys.executable, "-m", "anyshape_bench", *arguments], cwd=tmp_path, check=False,
                           env=os.environ | {"PYTHONPATH": SOURCES}, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "do:" in done.stderr
@@ -710,14 +699,14 @@ def benchmark_compiled_module():
 
 
 def test_launches_of_inductors_code() -> None:
-    assert launches.in_wrapper(WRAPPER) == launches.Launches(kernels=2, products=2, calls=1, copies=1)
+    assert launch_count.in_wrapper(WRAPPER) == launch_count.Launches(kernels=2, products=2, calls=1, copies=1)
 
 
 @pytest.mark.full
 def test_launches_of_inductor_are_counted_forward_and_backward() -> None:
     x, w = torch.randn(5, 7, requires_grad=True), torch.randn(7, 3, requires_grad=True)
     fast = torch.compile(lambda x, w: torch.relu(x @ w).cumsum(0), dynamic=True)
-    found = launches.of_step("inductor", None, lambda: fast(x, w).sum().backward())
+    found = launch_count.of_step("inductor", None, lambda: fast(x, w).sum().backward())
     # a product, relu, cumsum, which is PyTorch's; backward a flip, cumsum, a flip with relu's mask, two products
     assert found == {"kernels": 3, "products": 3, "calls": 2, "copies": 0}
 
@@ -730,22 +719,22 @@ def test_our_launches_are_those_that_ran() -> None:
     one, two = anyshape.compile(program), anyshape.compile(lambda x, w: x @ w)
     with torch.no_grad():
         one(x, w), two(x, w)
-        with launches.counted([*one.programs, *two.programs]) as seen:
+        with launch_count.counted([*one.programs, *two.programs]) as seen:
             one(x, w), one(x[:2], w)
-        alone = launches.of_step("anyshape", two, lambda: two(x, w))
-        with launches.counted(one.programs, apart=True) as apart:
+        alone = launch_count.of_step("anyshape", two, lambda: two(x, w))
+        with launch_count.counted(one.programs, apart=True) as apart:
             one(x, w)
-    assert seen == {"0.inference": launches.Launches(products=2, calls=2)}  # kernels run with the products before them
-    assert apart == {"0.inference": launches.Launches(kernels=1, products=1, calls=1)}
+    assert seen == {"0.inference": launch_count.Launches(products=2, calls=2)}  # kernels run with products
+    assert apart == {"0.inference": launch_count.Launches(kernels=1, products=1, calls=1)}
     assert alone == {"kernels": 0, "products": 1, "calls": 0, "copies": 0}
     assert all(program.executable.profiles is None for program in one.programs)
-    assert launches.of_step("eager", None, lambda: None) is None
+    assert launch_count.of_step("eager", None, lambda: None) is None
 
 
 def test_launches_of_training_are_of_both_programs() -> None:
     fast = anyshape.compile(lambda x, w: torch.relu(x @ w).sum())
     x, w = torch.randn(5, 7, requires_grad=True), torch.randn(7, 3, requires_grad=True)
-    found = launches.of_step("anyshape", fast, lambda: fast(x, w).backward(), apart=True)
+    found = launch_count.of_step("anyshape", fast, lambda: fast(x, w).backward(), apart=True)
     assert found is not None and found["products"] == 3 and found["kernels"] >= 2 and found["calls"] == 0
 
 
@@ -753,7 +742,7 @@ def test_launches_of_training_are_of_both_programs() -> None:
 
 def test_single_has_a_program_of_numbers_for_each_shape() -> None:
     linear = torch.nn.Linear(8, 4)
-    one = single.Single(linear)
+    one = static_shape_baseline.Single(linear)
     with torch.no_grad():
         for rows in (3, 5, 3):
             x = torch.randn(rows, 8)
@@ -765,11 +754,11 @@ def test_single_has_a_program_of_numbers_for_each_shape() -> None:
 
 
 def test_the_gap_is_between_one_program_and_several() -> None:
-    model = models.load("mlp")
-    step = model.make(single.Single)
+    model = bench_models.load("mlp")
+    step = model.make(static_shape_baseline.Single)
     done: list[int] = []
     shapes = [(3,), (5,)]
-    rows = single.gap(model, step, lambda call: call, shapes, 1, lambda number, total: done.append(number))
+    rows = static_shape_baseline.gap(model, step, lambda call: call, shapes, 1, lambda number, _: done.append(number))
     assert [row[0] for row in rows] == [[3], [5]] and done == [1, 2]
     assert all(0 < seconds < 60 for row in rows for seconds in row[1:])
 
@@ -788,7 +777,7 @@ def test_ratios_are_over_the_shapes_that_both_ran() -> None:
 # ---- what is aimed at ----
 
 def reached(results: Results, lines: roofline_results.Roofline | None = None) -> dict[tuple[str, str], str]:
-    return {(one.name, one.note): one.verdict() for one in reach.measures(results, lines)}
+    return {(one.name, one.note): one.verdict() for one in targets.measures(results, lines)}
 
 
 def test_what_is_short_is_said() -> None:
@@ -799,7 +788,7 @@ def test_what_is_short_is_said() -> None:
         record("inductor", 3, "memory", memory=[900, 100], memory_method="heap",
                launches={"kernels": 6, "products": 4, "calls": 0, "copies": 0})]
     results.records[7] |= {"launches": {"kernels": 3, "products": 4, "calls": 1, "copies": 0}}
-    found = {(one.name, one.note): one for one in reach.measures(results)}
+    found = {(one.name, one.note): one for one in targets.measures(results)}
     mean, worst, least = "geometric mean of 1 model", "the greatest: `bert`", "the least: `bert`"
     assert found["cold first step, of Inductor's", mean].value == pytest.approx(0.3)
     assert found["cold first step, of Inductor's", mean].verdict() == "short"
@@ -852,11 +841,11 @@ def test_functions_of_the_roofline_move_more_than_caches_hold(name: str) -> None
     torch.manual_seed(0)
     if name == "embedding":
         inputs = one.inputs(*one.large)
-        results = models.flatten(one.call(*inputs))
+        results = bench_models.flatten(one.call(*inputs))
     else:
         with FakeTensorMode():
             inputs = one.inputs(*one.large)
-            results = models.flatten(one.call(*inputs))
+            results = bench_models.flatten(one.call(*inputs))
     assert one.moved(inputs, results, ()) >= LEAST
     asking = [value for value in inputs if value.requires_grad]
     assert bool(asking) == one.backward or name == "embedding"

@@ -13,8 +13,13 @@ from rich.console import Console
 
 from anyshape.plan.search import Problem
 from anyshape.tools import cli
-from anyshape.tools.bench import limits, limits_options, limits_report, limits_worker, order_search, runner
-from anyshape.tools.bench.limits import Call, Choice, Epoch, Laid, Limits, Order, Ours, Row
+from anyshape_bench.experiments.memory_budget import options as limits_options
+from anyshape_bench.experiments.memory_budget import report as limits_report
+from anyshape_bench.experiments.memory_budget import results as limits
+from anyshape_bench.experiments.memory_budget import worker as limits_worker
+from anyshape_bench.experiments.memory_budget.results import Call, Choice, Epoch, Laid, Limits, Order, Ours, Row
+from anyshape_bench.experiments.planning import order_search
+from anyshape_bench.harness import runner
 
 pytestmark = pytest.mark.unguarded
 MODEL = """

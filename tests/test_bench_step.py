@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 
 from anyshape.tools import cli
-from anyshape.tools.bench import add_arguments, models, runner, step, step_command, step_report, step_worker
-from anyshape.tools.bench.runner import empty_record
-from anyshape.tools.bench.step import Options, Steps
+from anyshape_bench import add_arguments
+from anyshape_bench.experiments.train_step import experiment as step_command
+from anyshape_bench.experiments.train_step import report as step_report
+from anyshape_bench.experiments.train_step import results as step
+from anyshape_bench.experiments.train_step import worker as step_worker
+from anyshape_bench.experiments.train_step.results import Options, Steps
+from anyshape_bench.harness import runner
+from anyshape_bench.harness.runner import empty_record
+from anyshape_bench.models import bench_models
 
 pytestmark = pytest.mark.unguarded
 MODEL = """
@@ -80,7 +86,7 @@ def test_a_model_that_does_not_train_is_refused(net: str) -> None:
 @pytest.mark.parametrize("name", ["vit-train", "bert-train"])
 def test_models_of_inference_have_one_that_trains(name: str) -> None:
     assert step.training(name.removesuffix("-train")) == step.training(name) == name
-    model = models.load(name)
+    model = bench_models.load(name)
     made = model.make(lambda module: module)
     inputs = model.inputs(tuple(map(min, zip(*model.shapes, strict=True))))
     first, second, third = (float(made(inputs)) for _ in range(3))

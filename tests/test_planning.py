@@ -26,10 +26,15 @@ from anyshape.plan.solution import (
     show_solution,
 )
 from anyshape.run.context import shared_context
-from anyshape.run.solve import placed, solve
 from anyshape.sym.expr import evaluate
-from anyshape.tools.bench.plan_graphs import plans_of
-from anyshape.tools.bench.plan_ways import CachingAllocator, least_cost, long_lived_first, with_caching
+from anyshape_bench.experiments.planning.plan_solver import placed, solve
+from anyshape_bench.experiments.planning.planner_baselines import (
+    CachingAllocator,
+    least_cost,
+    long_lived_first,
+    with_caching,
+)
+from anyshape_bench.experiments.planning.train_step_problems import plans_of
 from roads import compilation_of
 
 FOLDER = Path(__file__).parent / "corpus" / "plan"

@@ -7,19 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from anyshape.tools.bench import (
-    limits,
-    limits_report,
-    plan,
-    plan_report,
-    report,
-    results,
-    roofline_results,
-    step,
-    step_report,
-    techniques,
-    techniques_report,
-)
+from anyshape_bench.experiments.ablation import report as techniques_report
+from anyshape_bench.experiments.ablation import worker as techniques
+from anyshape_bench.experiments.memory_budget import report as limits_report
+from anyshape_bench.experiments.memory_budget import results as limits
+from anyshape_bench.experiments.planning import comparison as plan
+from anyshape_bench.experiments.planning import report as plan_report
+from anyshape_bench.experiments.roofline import results as roofline_results
+from anyshape_bench.experiments.speed import report, results
+from anyshape_bench.experiments.train_step import report as step_report
+from anyshape_bench.experiments.train_step import results as step
 
 DOCS = Path(__file__).parents[1] / "docs"
 STORED = DOCS / "results"
