@@ -49,6 +49,16 @@ def test_every_command_has_help(command, capsys):
     assert ended.value.code == 0 and f"anyshape {command}" in capsys.readouterr().out
 
 
+def test_without_the_benchmarks_it_is_said_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "anyshape_bench", None)
+    assert cli.main(["bench", "mlp"]) == 1
+    told = capsys.readouterr().err
+    assert "benchmarks are not installed" in told and all(part in told for part in ("where:", "why:", "do:"))
+    assert "pip install 'anyshape[bench]'" in told
+    with pytest.raises(SystemExit):
+        cli.main(["explain", "--help"])  # the others do without
+
+
 def test_explain(capsys):
     assert cli.main(["explain", "some_net:make", "--size", "input0_0=1024"]) == 0
     told = capsys.readouterr().out

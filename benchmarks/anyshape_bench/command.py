@@ -1,34 +1,16 @@
-"""The command line of the benchmark: arguments, progress bars, and what is written at the end."""
+"""The command line of the benchmarks: its arguments, and the experiment that they ask for."""
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from anyshape.base.errors import AnyShapeError
-from anyshape_bench.experiments.memory_budget import options as limits_options
-from anyshape_bench.experiments.roofline import results as roofline_results
-from anyshape_bench.experiments.speed import charts, report
-from anyshape_bench.experiments.speed.results import Results, failed, load, machine
-from anyshape_bench.harness import runner
-from anyshape_bench.models.suite import (
-    AUTOCAST,
-    BACKENDS,
-    QUICK_SHAPES,
-    SUITE,
-    check_name,
-    default_names,
-    named_backends,
-)
-
-INTERRUPTED = 130
+from anyshape_bench.experiments.memory_budget.results import PARTS
+from anyshape_bench.harness import driver
+from anyshape_bench.harness.experiment import Experiment
+from anyshape_bench.models.suite import AUTOCAST, BACKENDS, QUICK_SHAPES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "anyshape bench plan NAME ...)")
     parser.add_argument("--program-seconds", type=float, default=20.0, metavar="SECONDS",
                         help="time of the integer program for each problem of --plan; 0: leave it out (default: 20)")
-    limits_options.add_arguments(parser)
+    _add_memory_arguments(parser)
     parser.add_argument("--list", action="store_true", help="list the models and end")
     parser.add_argument("--show", type=Path, default=None, metavar="FOLDER", help="show stored results, run nothing")
     parser.add_argument("--markdown", action="store_true", help="also print the table in Markdown")
@@ -91,118 +73,56 @@ def _positive(text: str) -> int:
     return value
 
 
-def main(arguments: argparse.Namespace) -> int:
-    """Runs the command.
-
-    Returns:
-        0; 1 when a process failed or a result differs from eager's; 2 for wrong arguments; 130 after Ctrl-C.
-    """
-    console = Console()
+def experiment_of(arguments: argparse.Namespace) -> Experiment[Any]:
+    """The experiment that is asked for. Modules are imported when they are: some need torch, which takes seconds."""
+    word = next(iter(arguments.names), "")
     if arguments.roofline:
-        from anyshape_bench.experiments.roofline import experiment as roofline_command  # needs torch: seconds
-        return roofline_command.main(arguments, console)
+        from anyshape_bench.experiments.roofline.experiment import MemoryBound
+        return MemoryBound()
     if arguments.techniques:
-        from anyshape_bench.experiments.ablation import experiment as techniques_command
-        return techniques_command.main(arguments, console)
-    if arguments.memory or arguments.names[:1] == ["memory"]:
-        from anyshape_bench.experiments.memory_budget import experiment as limits_command
-        return limits_command.main(arguments, console)
-    if arguments.step or arguments.names[:1] == ["step"]:
-        from anyshape_bench.experiments.train_step import experiment as step_command
-        return step_command.main(arguments, console)
-    if arguments.plan or arguments.names[:1] == ["plan"]:
-        from anyshape_bench.experiments.planning import experiment as plan_command
-        return plan_command.main(arguments, console)
-    try:
-        if arguments.list:
-            console.print(listing())
-            return 0
-        if arguments.chart is not None:
-            charts.check_chart()
-        if arguments.show is not None:
-            results, finished = load(arguments.show), True
-            out = arguments.show if arguments.show.is_dir() else arguments.show.parent
-        else:
-            plan = make_plan(arguments)
-            out = arguments.out or Path(time.strftime("bench-%Y%m%d-%H%M%S"))
-            results, finished = measure(plan, out, console)
-        roofline = roofline_results.beside(out)
-        report.show(results, console, roofline)
-        if arguments.chart is not None:
-            beside = arguments.chart.parent == Path()
-            path = charts.chart(results, out / arguments.chart if beside else arguments.chart)
-            console.print(f"Drew {path}" if path else "Drew no chart: no model was measured on eager too", markup=False)
-    except AnyShapeError as error:
-        print(error, file=sys.stderr)
-        return 2
-    if arguments.markdown:
-        print(report.markdown(results))
-    if arguments.write_document is not None:
-        report.write_document(results, arguments.write_document, roofline)
-        console.print(f"Wrote {arguments.write_document}", markup=False)
-    if not finished:
-        return INTERRUPTED
-    return 1 if failed(results) else 0
+        from anyshape_bench.experiments.ablation.experiment import Ablation
+        return Ablation()
+    if arguments.memory or word == "memory":
+        from anyshape_bench.experiments.memory_budget.experiment import MemoryBudget
+        return MemoryBudget()
+    if arguments.step or word == "step":
+        from anyshape_bench.experiments.train_step.experiment import TrainSteps
+        return TrainSteps()
+    if arguments.plan or word == "plan":
+        from anyshape_bench.experiments.planning.experiment import Planning
+        return Planning()
+    from anyshape_bench.experiments.speed.experiment import Speed
+    return Speed()
 
 
-def listing() -> Table:
-    """The suite, for `--list`."""
-    shown = Table(title="models of anyshape bench")
-    for name in ("name", "what", "sizes", "shapes", "when no name is given"):
-        shown.add_column(name)
-    for entry in SUITE.values():
-        ranges = ", ".join(f"{dim} {min(column)}-{max(column)}" if min(column) < max(column) else f"{dim} {min(column)}"
-                           for dim, column in zip(entry.dims, zip(*entry.shapes, strict=True), strict=True))
-        shown.add_row(entry.name, entry.summary, ranges, str(len(entry.shapes)), "yes" if entry.in_default else "no")
-    return shown
+def main(arguments: argparse.Namespace) -> int:
+    """Runs the experiment that is asked for; `driver.main` says what it returns."""
+    return driver.main(experiment_of(arguments), arguments, Console())
 
 
-def make_plan(arguments: argparse.Namespace) -> runner.Plan:
-    """The plan of the arguments.
+def _add_memory_arguments(parser: argparse.ArgumentParser) -> None:
+    """The parts of `anyshape bench memory`."""
+    group = parser.add_argument_group("parts of `anyshape bench memory`", "those that are named are measured, without "
+                                      "any all but --orders; a number of 0 leaves one out")
+    group.add_argument("--ways", action="store_true", help="peaks and times, of ours and of PyTorch's ways to save "
+                                                          "memory")
+    group.add_argument("--calls", type=_number, nargs="?", default=None, const=PARTS["calls"], metavar="N",
+                       help="random shapes that are run under six limits each (default: 200 of a small model, 6 of "
+                            "most)")
+    group.add_argument("--epochs", type=_number, nargs="?", default=None, const=PARTS["epochs"], metavar="N",
+                       help="batches of each of three counts of sentences (default: %(const)s)")
+    group.add_argument("--planning", type=_number, nargs="?", default=None, const=PARTS["planning"], metavar="N",
+                       help="shapes never seen for which it is chosen what to keep (default: %(const)s)")
+    group.add_argument("--layouts", type=_number, nargs="?", default=None, const=PARTS["layouts"], metavar="N",
+                       help="random shapes at which arenas are compared with the bytes alive, for inference too "
+                            "(default: %(const)s)")
+    group.add_argument("--orders", type=_number, nargs="?", default=None, const=PARTS["orders"], metavar="SECONDS",
+                       help="of processor time for each of four searches of an order of steps, for inference too "
+                            "(default: %(const)s)")
 
-    Raises:
-        ConfigError: a name is not in the suite, or no backend is given.
-    """
-    names = tuple(dict.fromkeys([*arguments.names, *filter(None, arguments.models.split(","))]))
-    for name in names:
-        check_name(name)
-    backends = named_backends(arguments.backends, BACKENDS)
-    quick = arguments.quick
-    return runner.Plan(
-        models=names or default_names(quick), backends=backends,
-        rounds=arguments.rounds or (1 if quick else 2),
-        shapes=arguments.shapes or (QUICK_SHAPES if quick else 0),
-        repeats=arguments.repeats, threads=arguments.threads, autocast=arguments.autocast,
-        memory=not arguments.no_memory, limit=arguments.limit,
-    )
 
-
-def measure(plan: runner.Plan, out: Path, console: Console) -> tuple[Results, bool]:
-    """Runs the plan under a progress bar and stores results and charts in `out`. False: Ctrl-C came first."""
-    results = Results(machine=machine())
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                  console=console, transient=False) as bars:
-        whole = bars.add_task("processes", total=plan.total())
-        inner = bars.add_task("", total=1)
-        begun = 0
-
-        def progress(job: dict[str, Any]) -> runner.Progress:
-            nonlocal begun
-            name = f"{job['model']} on {job['backend']}, " + (
-                f"round {job['number'] + 1}" if job["mode"] == "time" else "memory and results")
-            bars.update(whole, completed=begun)
-            begun += 1
-            bars.reset(inner, description=name, total=1)
-
-            def tell(event: str, done: int, total: int) -> None:
-                bars.update(inner, description=f"{name}: {event}", completed=done, total=total)
-
-            return tell
-
-        # asked to end by another program is the same as Ctrl-C: the child is ended, what is finished is kept
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        finished = runner.run(plan, results, out, progress)
-        bars.update(whole, completed=len(results.records))
-    pictures = charts.charts(results, out)
-    console.print(f"Results and {len(pictures)} charts are in {out}", markup=False)
-    return results, finished
+def _number(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is below 0")
+    return value

@@ -1,4 +1,4 @@
-"""Runs the cells of the benchmark, each in a fresh process, the backends in turn, and keeps what is finished."""
+"""Worker processes: a job each, in a fresh environment with caches of its own, ended when it takes too long."""
 from __future__ import annotations
 
 import json
@@ -6,15 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import anyshape
-from anyshape_bench.experiments.speed.results import Results
 from anyshape_bench.measure.memory_counter import build_counter
 
 Progress = Callable[[str, int, int], None]
@@ -31,54 +28,11 @@ def in_turns(backends: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
             yield number, backend
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to run.
-
-    Attributes:
-        models, backends: names.
-        rounds: timed processes per cell; the first has empty caches.
-        shapes: shapes per model, 0 for all.
-        repeats: passes over repeated shapes, 0 for each model's own.
-        threads: of torch, 0 for its default.
-        autocast: the dtype of a torch.autocast around every call of a model; empty for none.
-        memory: also count memory and compare with eager, in one more process per cell.
-        limit: seconds until a process is ended.
-    """
-
-    models: tuple[str, ...]
-    backends: tuple[str, ...]
-    rounds: int = 2
-    shapes: int = 0
-    repeats: int = 0
-    threads: int = 0
-    autocast: str = ""
-    memory: bool = True
-    limit: float = 900.0
-
-    def jobs(self) -> Iterator[dict[str, Any]]:
-        """The processes in order."""
-        for model in self.models:
-            for number, backend in in_turns(self.backends, self.rounds):
-                yield self._job(model, backend, number, "time")
-            if self.memory:
-                for backend in self.backends:
-                    yield self._job(model, backend, self.rounds, "memory")
-
-    def _job(self, model: str, backend: str, number: int, mode: str) -> dict[str, Any]:
-        return {"model": model, "backend": backend, "number": number, "mode": mode, "shapes": self.shapes,
-                "repeats": self.repeats, "threads": self.threads, "autocast": self.autocast}
-
-    def total(self) -> int:
-        return sum(1 for _ in self.jobs())
-
-
 class Runner:
     """Holds the temporary folder of a run: cache folders per cell, the counter, jobs and logs. module: what a process
     runs."""
 
-    def __init__(self, folder: Path, out: Path, limit: float, threads: int,
-                 module: str = "anyshape_bench.experiments.speed.worker") -> None:
+    def __init__(self, folder: Path, out: Path, limit: float, threads: int, module: str) -> None:
         self.folder = folder
         self.module = module
         self.logs = out / "logs"
@@ -118,11 +72,11 @@ class Runner:
         with log_path.open("w") as log:
             late, status = self._watch(job, [str(request), str(answer)], log, progress)
         found = self.found(job)
-        if found and found.get("finished", True):
+        if found.get("finished"):
             return found
         why = f"took longer than {self.limit:g} s" if late else f"process ended with status {status}"
         tail = " | ".join(log_path.read_text().strip().splitlines()[-3:])
-        return found | {"error": f"{why}; see {log_path}. {tail}"[:1000]}
+        return found | {"error": f"{why}; see {log_path}. {tail}"[:1000], "finished": True}
 
     def answer(self, job: dict[str, Any]) -> Path:
         """The file that a job's process writes."""
@@ -135,8 +89,8 @@ class Runner:
 
     def _watch(self, job: dict[str, Any], files: list[str], log: TextIO, progress: Progress) -> tuple[bool, int]:
         child = subprocess.Popen(
-            [sys.executable, "-m", self.module, *files], stdout=subprocess.PIPE, stderr=log,
-            text=True, env=self.environment(job), start_new_session=True,
+            [sys.executable, "-m", "anyshape_bench.harness.worker", self.module, *files],
+            stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment(job), start_new_session=True,
         )
         late = threading.Event()
 
@@ -187,35 +141,3 @@ def _name(job: dict[str, Any]) -> str:
 
 def _file_name(model: str) -> str:
     return "".join(c if c.isalnum() or c in "-_" else "_" for c in model)
-
-
-def empty_record(job: dict[str, Any]) -> dict[str, Any]:
-    """A record of nothing measured, with every field a worker's record has."""
-    return {
-        "model": job["model"], "backend": job["backend"], "number": job["number"], "mode": job["mode"], "trains": False,
-        "dims": [], "shapes": [], "first_step": None, "second_step": None, "fresh": [], "repeated": [], "apart": [],
-        "apart_times": [], "p50": None, "p99": None, "programs": None,
-        "memory_shapes": [], "memory": [], "idle": None, "baseline": None,
-        "memory_method": "", "launches": None, "checked": [], "mismatches": [], "arena": [], "gap": [], "stats": {},
-        "threads": job["threads"], "error": "",
-    }
-
-
-def run(plan: Plan, results: Results, out: Path, progress: Callable[[dict[str, Any]], Progress]) -> bool:
-    """Runs the whole plan, saving after every process. False if Ctrl-C ended it early; `results` keep what finished.
-
-    `progress(job)` is called before each process and returns what is told its events.
-    """
-    results.options = asdict(plan) | results.options
-    with tempfile.TemporaryDirectory(prefix="anyshape-bench-", ignore_cleanup_errors=True) as folder:
-        runner = Runner(Path(folder), out, plan.limit, plan.threads)
-        results.options["memory_note"] = runner.why_no_counter
-        try:
-            for job in plan.jobs():
-                results.records.append(empty_record(job) | runner.run(job, progress(job)))
-                results.save(out)
-        except KeyboardInterrupt:
-            results.options["interrupted"] = True
-            results.save(out)
-            return False
-    return True

@@ -6,18 +6,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from anyshape.run.watch import watched
-from anyshape_bench.experiments.speed.results import Row
 from anyshape_bench.models.bench_models import Inputs, Step
 from anyshape_bench.models.suite import Shape
 
 
 def predicted_and_counted(step: Step, inputs: Callable[[Shape], Inputs], shapes: Sequence[Shape],
-                          programs: Sequence[Any]) -> list[Row]:
+                          programs: Sequence[Any]) -> list[list[Any]]:
     """One row per shape and program that ran at it; in training the forward's and the backward's.
 
     Predicted is what `memory()` says at these sizes, from the plan's formulas; counted is what the run wrote.
     """
-    rows: list[Row] = []
+    rows: list[list[Any]] = []
     for shape in shapes:
         arguments = inputs(shape)
         with contextlib.ExitStack() as stack:

@@ -13,14 +13,13 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape_bench.experiments.speed.results import median
+from anyshape_bench.measure.statistics import median
 from anyshape_bench.models.bench_models import BenchModel, Step, flatten
 from anyshape_bench.models.suite import Shape
 
 BACKEND = "anyshape-single"
 SHAPES = 4  # each costs a compilation
 PASSES = 5  # of the comparison, at least
-GapRow = list[Any]  # shape, seconds of the program for all sizes, seconds of the one for this shape
 
 
 class Single:
@@ -46,19 +45,19 @@ class Single:
 
 
 def gap(model: BenchModel, single: Step, around: Callable[[Any], Any], shapes: Sequence[Shape], passes: int,
-        progress: Callable[[int, int], None]) -> list[GapRow]:
+        progress: Callable[[int, int], None]) -> list[list[Any]]:
     """Times the program for all sizes and those for one in turn, at shapes that `single` has seen.
 
     Args:
         around: puts what a call needs around a compiled module: torch.autocast.
 
     Returns:
-        a row per shape, with medians.
+        a row per shape: the shape, medians of the program for all sizes and of the one for this shape.
     """
     torch._dynamo.pgo.reset_code_state()
     step = model.make(lambda module: around(anyshape.compile(module)))
     step.load(single.state())
-    rows: list[GapRow] = []
+    rows: list[list[Any]] = []
     for number, shape in enumerate(shapes):
         inputs = model.inputs(shape)
         times: tuple[list[float], list[float]] = ([], [])

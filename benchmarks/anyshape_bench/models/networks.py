@@ -15,18 +15,18 @@ DECODE_VOCABULARY, DECODE_POSITIONS = 8192, 1024
 CLASSES = 100  # of images
 
 
-def _transformers() -> ModuleType:
+def transformers_package() -> ModuleType:
     try:
         import transformers
     except ImportError as error:
         raise ConfigError("this benchmark needs the package transformers", why=str(error),
-                          do="pip install transformers, or choose other models (see --list)") from error
+                          do="pip install 'anyshape[bench]', or choose other models (see --list)") from error
     return transformers
 
 
 def llama(width: int, layers: int, heads: int, inner: int, vocabulary: int) -> nn.Module:
     """LlamaForCausalLM with random weights; call with input_ids and labels, int64[batch, length]."""
-    package = _transformers()
+    package = transformers_package()
     config = package.LlamaConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
         intermediate_size=inner, vocab_size=vocabulary, max_position_embeddings=512, use_cache=False,
@@ -36,7 +36,7 @@ def llama(width: int, layers: int, heads: int, inner: int, vocabulary: int) -> n
 
 def bert(width: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
     """BertModel with random weights; call with input_ids, int64[batch, length]."""
-    package = _transformers()
+    package = transformers_package()
     config = package.BertConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width,
         vocab_size=vocabulary,
@@ -47,7 +47,7 @@ def bert(width: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
 def masked_bert(width: int, layers: int, heads: int, vocabulary: int) -> nn.Module:
     """BertForMaskedLM with random weights, without dropout, so that backends can be compared; call with input_ids and
     labels, int64[batch, length]."""
-    package = _transformers()
+    package = transformers_package()
     config = package.BertConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * width,
         vocab_size=vocabulary, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
@@ -57,7 +57,7 @@ def masked_bert(width: int, layers: int, heads: int, vocabulary: int) -> nn.Modu
 
 def t5(width: int, layers: int, heads: int, inner: int, vocabulary: int) -> nn.Module:
     """T5ForConditionalGeneration with random weights; call with input_ids and decoder_input_ids, int64[batch, n]."""
-    package = _transformers()
+    package = transformers_package()
     config = package.T5Config(
         d_model=width, num_layers=layers, num_heads=heads, d_kv=width // heads, d_ff=inner, vocab_size=vocabulary,
         feed_forward_proj="gated-gelu", use_cache=False, decoder_start_token_id=0,
@@ -67,7 +67,7 @@ def t5(width: int, layers: int, heads: int, inner: int, vocabulary: int) -> nn.M
 
 def mixtral(width: int, layers: int, heads: int, inner: int, experts: int, vocabulary: int) -> nn.Module:
     """MixtralForCausalLM with random weights, two experts per token; call with input_ids, int64[batch, length]."""
-    package = _transformers()
+    package = transformers_package()
     config = package.MixtralConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads // 2,
         intermediate_size=inner, num_local_experts=experts, num_experts_per_tok=2, vocab_size=vocabulary,

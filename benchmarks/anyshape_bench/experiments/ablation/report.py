@@ -1,13 +1,10 @@
 """Shows what techniques give: a table per model for the terminal and in Markdown, and the document."""
 from __future__ import annotations
 
-from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
-
-from anyshape_bench.experiments.ablation.worker import AGAIN, ALL, EAGER, TECHNIQUES, Row, Techniques, slower
-from anyshape_bench.experiments.speed.report import MISSING, facts, ratio, seconds, size
+from anyshape_bench.experiments.ablation.results import AGAIN, ALL, EAGER, TECHNIQUES, Row, Techniques, slower
+from anyshape_bench.harness.experiment import Report
+from anyshape_bench.harness.machine import facts
+from anyshape_bench.harness.tables import MISSING, Table, bullets, ratio, seconds, size
 
 NAMES = {ALL: "nothing", AGAIN: "nothing, again", EAGER: "all (eager PyTorch)"}
 HEAD = ("left out", "what it is", "step takes", "steps", "launches", "arena")
@@ -45,29 +42,21 @@ def problems(found: Techniques) -> list[str]:
     return [f"FAILED: {row.model} without {row.name}: {row.error}" for row in found.rows if row.error]
 
 
-def show(found: Techniques, console: Console) -> None:
-    """Prints a table per model, and what failed."""
-    for model in models_of(found):
-        shown = Table(title=f"{model} at {shapes(found, model)}", title_justify="left")
-        for i, name in enumerate(HEAD):
-            shown.add_column(name, justify="left" if i < 2 else "right")
-        for cells in lines(found, model):
-            shown.add_row(*cells)
-        console.print(shown)
-    if found.options.get("interrupted"):
-        console.print("Interrupted: only models that had finished are shown.", style="yellow")
-    for text in problems(found):
-        console.print(text, style="bold red", markup=False, highlight=False)
+def table(found: Techniques, model: str) -> Table:
+    return Table(f"{model} at {shapes(found, model)}", HEAD, lines(found, model), words=(0, 1))
+
+
+def report(found: Techniques) -> Report:
+    """A table per model, and what failed."""
+    notes = ["Interrupted: only models that had finished are shown."] if found.options.get("interrupted") else []
+    return Report([table(found, model) for model in models_of(found)], markdown(found), document(found),
+                  problems(found), notes=notes)
 
 
 def markdown(found: Techniques) -> str:
     """A section with a table per model."""
-    parts = []
-    for model in models_of(found):
-        parts += [f"## `{model}`\n\nShapes {shapes(found, model)}.\n\n", "| " + " | ".join(HEAD) + " |\n",
-                  "|---|---|" + "---:|" * (len(HEAD) - 2) + "\n",
-                  *("| " + " | ".join(cells) + " |\n" for cells in lines(found, model)), "\n"]
-    return "".join(parts)
+    return "".join(f"## `{model}`\n\nShapes {shapes(found, model)}.\n\n{table(found, model).markdown()}\n"
+                   for model in models_of(found))
 
 
 INTRODUCTION = """\
@@ -95,11 +84,5 @@ def document(found: Techniques) -> str:
              f"Every model runs under `torch.autocast` to {autocast}.\n\n" if autocast else "", markdown(found)]
     wrong = problems(found)
     if wrong:
-        parts.append("## What went wrong\n\n" + "".join(f"- {' '.join(text.split())}\n" for text in wrong))
+        parts.append(f"## What went wrong\n\n{bullets(wrong)}")
     return "".join(parts).rstrip() + "\n"
-
-
-def write_document(found: Techniques, path: Path) -> None:
-    """Writes the document, for example to docs/techniques.md."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(found))

@@ -11,8 +11,9 @@ from anyshape.run.limit import Limit
 from anyshape.run.timeline import scratch, timeline, used
 from anyshape.run.watch import watched
 from anyshape_bench.experiments.memory_budget.results import CALL_SHARES, COUNTS, EPOCH_SHARE, EPOCHS, Call, Epoch, Ours
-from anyshape_bench.experiments.memory_budget.switch import NEVER, Switch, Tell, Train, need, needed, random_shapes
-from anyshape_bench.experiments.speed.worker import timed
+from anyshape_bench.experiments.memory_budget.switch import NEVER, Switch, Train, need, needed, random_shapes
+from anyshape_bench.harness.worker import Tell
+from anyshape_bench.measure.compiler import timed
 from anyshape_bench.measure.memory_counter import Meter, settled
 from anyshape_bench.models import padding
 from anyshape_bench.models.bench_models import BenchModel, Inputs

@@ -25,8 +25,9 @@ from anyshape.run.limit import Limit
 from anyshape.run.record import Record
 from anyshape_bench.experiments.memory_budget.calls import started
 from anyshape_bench.experiments.memory_budget.results import PLANNED_SHARES, Choice, Laid, Order, Ours
-from anyshape_bench.experiments.memory_budget.switch import FREE, Switch, Tell, Train, random_shapes
+from anyshape_bench.experiments.memory_budget.switch import FREE, Switch, Train, random_shapes
 from anyshape_bench.experiments.planning import order_search
+from anyshape_bench.harness.worker import Tell
 from anyshape_bench.models.bench_models import BenchModel
 from anyshape_bench.models.suite import WARM_UP_CALLS, Shape
 

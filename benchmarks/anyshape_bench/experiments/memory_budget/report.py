@@ -2,10 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from anyshape_bench.experiments.memory_budget.results import (
     CALL_SHARES,
@@ -19,8 +15,10 @@ from anyshape_bench.experiments.memory_budget.results import (
     Ours,
     Row,
 )
-from anyshape_bench.experiments.speed.report import MISSING, facts, ratio, seconds, size
-from anyshape_bench.experiments.speed.results import geometric_mean, median
+from anyshape_bench.harness.experiment import Report
+from anyshape_bench.harness.machine import facts
+from anyshape_bench.harness.tables import MISSING, Table, bullets, ratio, seconds, size
+from anyshape_bench.measure.statistics import geometric_mean, median
 
 HEAD = ("way", "peak", "of eager's", "limit", "again", "step", "of eager's")
 EPOCHS_HEAD = ("program", "sentences", "how", "fits", "peak", "words a second")
@@ -234,39 +232,32 @@ def problems(found: Limits) -> list[str]:
     return said
 
 
-def show(found: Limits, console: Console) -> None:
-    """Prints two tables per model, and what failed."""
-    for model in models_of(found):
-        at = shapes(found, model)
-        for title, head, rows in ((f"{model} at {at}" if at else model, HEAD, lines(found, model)),
-                                  (f"{model}: aims", aims_head(found, model), aims(found, model)),
-                                  (f"{model}: batches of sentences", EPOCHS_HEAD, epochs(found, model))):
-            if not rows:
-                continue
-            shown = Table(title=title, title_justify="left")
-            for i, name in enumerate(head):
-                shown.add_column(name, justify="left" if i == 0 else "right")
-            for cells in rows:
-                shown.add_row(*cells)
-            console.print(shown)
+def tables(found: Limits, model: str) -> list[Table]:
+    """Ways, aims and batches of sentences of a model; only those that have a line."""
+    at = shapes(found, model)
+    every = (Table(f"{model} at {at}" if at else model, HEAD, lines(found, model)),
+             Table(f"{model}: aims", aims_head(found, model), aims(found, model)),
+             Table(f"{model}: batches of sentences", EPOCHS_HEAD, epochs(found, model)))
+    return [one for one in every if one.rows]
+
+
+def report(found: Limits) -> Report:
+    """The tables of each model, and what failed."""
+    notes = []
     if found.options.get("interrupted"):
         part = ", ".join(found.options["unfinished"])
-        console.print(f"Interrupted: what was known by then is shown (a part of {part}).", style="yellow", markup=False)
-    for text in problems(found):
-        console.print(text, style="bold red", markup=False, highlight=False)
+        notes.append(f"Interrupted: what was known by then is shown (a part of {part}).")
+    shown = [table for model in models_of(found) for table in tables(found, model)]
+    return Report(shown, markdown(found), document(found), problems(found), notes=notes)
 
 
 def markdown(found: Limits) -> str:
-    """A section with two tables per model."""
+    """A section with the tables of each model."""
     parts = []
     for model in models_of(found):
         at = shapes(found, model)
-        parts.append(f"## `{model}`\n\n" + (f"Shapes {at}.\n\n" if at else ""))
-        for head, rows in ((HEAD, lines(found, model)), (aims_head(found, model), aims(found, model)),
-                           (EPOCHS_HEAD, epochs(found, model))):
-            if rows:
-                parts += ["| " + " | ".join(head) + " |\n", "|---|" + "---:|" * (len(head) - 1) + "\n",
-                          *("| " + " | ".join(cells) + " |\n" for cells in rows), "\n"]
+        parts += [f"## `{model}`\n\n" + (f"Shapes {at}.\n\n" if at else ""),
+                  *(f"{table.markdown()}\n" for table in tables(found, model))]
     return "".join(parts)
 
 
@@ -308,11 +299,5 @@ def document(found: Limits) -> str:
              facts(found.machine, str(found.options.get("threads") or MISSING)), "\n", markdown(found)]
     wrong = problems(found)
     if wrong:
-        parts.append("## What went wrong\n\n" + "".join(f"- {' '.join(text.split())}\n" for text in wrong))
+        parts.append(f"## What went wrong\n\n{bullets(wrong)}")
     return "".join(parts).rstrip() + "\n"
-
-
-def write_document(found: Limits, path: Path) -> None:
-    """Writes the document, for example to docs/benchmarks-memory.md."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(found))

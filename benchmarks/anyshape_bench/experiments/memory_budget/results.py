@@ -1,27 +1,12 @@
-"""Train steps under a limit in bytes, beside PyTorch's ways to save memory: what is measured, and what was found.
-
-    anyshape bench memory llama t5-train unet
-    anyshape bench memory llama-32 --planning
-
-The *ways* are timed, and their peaks counted by the C library's blocks (memory.py), above parameters and optimiser
-state, at the same shapes: PyTorch's, then ours without a limit, at shares of what it takes then, at what each other
-way took, and at the least that works. The other parts are of ours alone: calls at many shapes with six limits each,
-epochs of batches of sentences, planning, layouts and orders. Ours are two: forward and backward compiled, with the
-optimiser of PyTorch, and the whole step as one program. Each way and each part of each is a process.
-"""
+"""Results of the memory-budget experiment: ways to save memory, and what is known of our programs under limits."""
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from anyshape_bench.experiments.train_step.results import OURS, WHOLE
-from anyshape_bench.harness import result_files
-from anyshape_bench.models.suite import SUITE
+from anyshape_bench.harness.result_files import StoredRun, made
 
-FILE = "memory.json"
-MODULE = "anyshape_bench.experiments.memory_budget.worker"
 PROGRAMS = (OURS, WHOLE)
 OWN = -1  # as many as the suite has for the model
 # part -> how much of it there is where nothing is said: random shapes, batches of each count of sentences, shapes never
@@ -181,22 +166,35 @@ class Ours:
             getattr(self, name).extend(getattr(more, name))
 
 
-KINDS: dict[str, Any] = {"calls": Call, "epochs": Epoch, "planning": Choice, "layouts": Laid, "orders": Order}
-LISTS = ("least", "unlimited", *KINDS)
+LISTS = ("least", "unlimited", "calls", "epochs", "planning", "layouts", "orders")
 
 
 @dataclass(slots=True)
-class Limits:
-    """A run: where and how, its rows in order, and what else is known of ours."""
+class Answer:
+    """What a worker found: rows, and what else is known of ours; None of PyTorch's ways."""
 
-    machine: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    ours: Ours | None = None
+    error: str = ""
+
+    def row(self, model: str, way: str, program: str = OURS) -> Row:
+        """The row of a way, which is there from the first time that it is asked for."""
+        found = next((row for row in self.rows if row.way == way), None)
+        if found is None:
+            found = Row(model, way, program=program)
+            self.rows.append(found)
+        return found
+
+
+@dataclass(slots=True)
+class Limits(StoredRun):
+    """A run, with its rows in order, and what else is known of ours."""
+
+    FILE = "memory.json"
+    WHAT = "measurements under limits"
+    COMMAND = "anyshape bench memory"
     rows: list[Row] = field(default_factory=list)
     ours: list[Ours] = field(default_factory=list)
-
-    def save(self, folder: Path) -> Path:
-        """Writes `memory.json`; another process never sees half a file."""
-        return result_files.write(self, folder, FILE)
 
     def of(self, model: str, way: str, program: str = OURS) -> Row | None:
         """The row of a model that was measured in that way, by that program if it is one of ours."""
@@ -211,8 +209,8 @@ class Limits:
         """Puts what a process found in the place of what was known of its job; of one that died, or was ended, what it
         had by then."""
         self._forget(job)
-        rows = [Row(**row) for row in answer.get("rows", ())]
-        if "error" in answer:
+        rows = made(list[Row], answer.get("rows", ()))
+        if answer.get("error"):
             row = next((row for row in rows if row.way == job["way"]), None) or Row(
                 job["model"], job["way"], program=OURS if job["way"] in WAYS else job["backend"])
             row.error = answer["error"]
@@ -221,7 +219,7 @@ class Limits:
             self.options["unfinished"].append(name_of(job))
         self.rows += rows
         if answer.get("ours") is not None:
-            more = _ours(answer["ours"])
+            more = made(Ours, answer["ours"])
             known = self.known(more.model, more.program)
             if known is None:
                 self.ours.append(more)
@@ -241,67 +239,7 @@ class Limits:
         self.options["unfinished"] = [name for name in unfinished if name != name_of(job)]
 
 
-def _ours(data: dict[str, Any]) -> Ours:
-    return Ours(**data | {name: [kind(**one) for one in data[name]] for name, kind in KINDS.items()})
-
-
-def load(path: Path) -> Limits:
-    """Reads what `save` wrote, from the folder or the file.
-
-    Raises:
-        InputError: there is no such file, or it is another one.
-    """
-    return result_files.read(path, FILE, lambda data: Limits(data["machine"], data["options"],
-                                                       [Row(**row) for row in data["rows"]],
-                                                       [_ours(one) for one in data["ours"]]),
-                       "measurements under limits", "anyshape bench memory")
-
-
 def name_of(job: dict[str, Any]) -> str:
     """What a job is called where it is shown."""
     program = f"{job['backend']}, " if job["backend"] in PROGRAMS else ""
     return f"{job['model']}: {program}{job['way']}"
-
-
-def jobs(models: list[str], options: dict[str, Any], found: Limits) -> Iterator[dict[str, Any]]:
-    """The processes in order; those of our ways are told what the others, by then in `found`, took."""
-    for model in models:
-        for way in ways_of(options):
-            yield {"model": model, "backend": WAYS[way].backend, "way": way, "settings": asdict(WAYS[way])} | options
-        for program in programs_of(model, options):
-            if options["ways"]:
-                peaks = {row.way: row.peaks for row in found.rows
-                         if row.model == model and row.way in WAYS and row.peaks}
-                yield {"model": model, "backend": program, "way": LIMITED, "peaks": peaks} | options
-            for part in parts_of(options):
-                number = options[part]
-                if number == OWN:
-                    number = SUITE[model].calls if model in SUITE else CALLS
-                yield {"model": model, "backend": program, "way": part} | options | {part: number}
-
-
-def ways_of(options: dict[str, Any]) -> list[str]:
-    """PyTorch's, on the backends that are named."""
-    return [way for way in WAYS if options["ways"] and WAYS[way].backend in options["backends"]]
-
-
-def programs_of(model: str, options: dict[str, Any]) -> list[str]:
-    """Ours that are named; a model that does not train has no whole step."""
-    trains = model not in SUITE or SUITE[model].trains
-    return [program for program in PROGRAMS if program in options["backends"] and (trains or program != WHOLE)]
-
-
-def parts_of(options: dict[str, Any]) -> list[str]:
-    """Those that are measured beside the ways: the ones that have a number."""
-    return [part for part in PARTS if options[part] is not None]
-
-
-def processes(model: str, options: dict[str, Any]) -> int:
-    """How many there are for a model."""
-    each = len(parts_of(options)) + (1 if options["ways"] else 0)
-    return len(ways_of(options)) + len(programs_of(model, options)) * each
-
-
-def seconds_of(options: dict[str, Any], job: dict[str, Any], limit: float) -> float:
-    """After which time a process is ended: `limit`, beside the time that searches are given, of two programs."""
-    return limit + (2 * SEARCHES * options["shapes"] * job["orders"] if job["way"] == "orders" else 0)

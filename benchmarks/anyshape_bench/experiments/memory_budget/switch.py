@@ -12,16 +12,15 @@ import anyshape
 from anyshape.run.executable import Executable
 from anyshape.run.limit import Limit
 from anyshape.run.record import Record
-from anyshape_bench.experiments.speed.worker import Compiler, under
 from anyshape_bench.experiments.train_step.results import WHOLE
 from anyshape_bench.experiments.train_step.worker import loss_of, trained
+from anyshape_bench.measure.compiler import Compiler, under
 from anyshape_bench.measure.memory_counter import Meter
 from anyshape_bench.models.bench_models import BenchModel, Inputs
 from anyshape_bench.models.suite import Shape
 
 NEVER = 1 << 50  # a limit that is never reached
 FREE, FIXED = "without", "with"  # programs that know no limit, and those that do
-Tell = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 Train = Callable[[Inputs], object]  # a step
 
 

@@ -1,29 +1,24 @@
-"""One process of `anyshape bench memory`: a model run in one way, or one part of what is measured of ours."""
+"""A worker of the memory-budget experiment: a model run in one way, or one part of what is measured of ours."""
 from __future__ import annotations
 
 import functools
 import gc
-import json
 import random
-import sys
 import time
-import traceback
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import checkpoint as checkpointing
 
-from anyshape.base.errors import AnyShapeError, LimitError
-from anyshape_bench.experiments.memory_budget import calls as limits_calls
-from anyshape_bench.experiments.memory_budget import decisions as limits_plans
-from anyshape_bench.experiments.memory_budget.results import LIMITED, SHARES, WAYS, Ours, Row, Way
-from anyshape_bench.experiments.memory_budget.switch import FIXED, FREE, NEVER, Switch, Tell, Train, need, record_of
-from anyshape_bench.experiments.speed.results import median
-from anyshape_bench.experiments.speed.worker import Compiler, report, step_peak, timed
+from anyshape.base.errors import LimitError
+from anyshape_bench.experiments.memory_budget import calls, decisions
+from anyshape_bench.experiments.memory_budget.results import LIMITED, SHARES, WAYS, Answer, Ours, Way
+from anyshape_bench.experiments.memory_budget.switch import FIXED, FREE, NEVER, Switch, Train, need, record_of
+from anyshape_bench.harness.worker import Tell
+from anyshape_bench.measure.compiler import Compiler, step_peak, timed
 from anyshape_bench.measure.memory_counter import Meter, meter, settled
+from anyshape_bench.measure.statistics import median_of
 from anyshape_bench.models.bench_models import BenchModel, Inputs
 from anyshape_bench.models.custom_model import load_by_name
 from anyshape_bench.models.suite import Shape
@@ -49,13 +44,13 @@ def checkpointed(module: nn.Module, keep: str) -> nn.Module:
     return module
 
 
-def other_way(model: BenchModel, job: dict[str, Any], rows: dict[str, Row], counter: Meter, tell: Tell) -> None:
+def other_way(model: BenchModel, job: dict[str, Any], answer: Answer, counter: Meter, tell: Tell) -> None:
     """Fills the row of one of PyTorch's ways."""
     way = Way(**job["settings"])
     torch._functorch.config.activation_memory_budget = way.budget
     compiler = Compiler(way.backend, job["autocast"], counter)
     step = model.make(lambda module: compiler(checkpointed(module, way.checkpoint) if way.checkpoint else module))
-    row = rows[job["way"]] = Row(model.name, job["way"])
+    row = answer.row(model.name, job["way"])
     shapes = shapes_of(model, job["shapes"])
     for number, shape in enumerate(shapes):
         inputs = model.inputs(shape)
@@ -67,18 +62,13 @@ def other_way(model: BenchModel, job: dict[str, Any], rows: dict[str, Row], coun
         for turn in range(job["rounds"]):
             tell(f"{shape}", number * job["rounds"] + turn, len(shapes) * job["rounds"])
             times.append(timed(step, inputs))
-        row.seconds.append(middle(times))
+        row.seconds.append(median_of(times))
 
 
-def middle(times: list[float]) -> float:
-    found = median(times)
-    assert found is not None
-    return found
-
-
-def ours(model: BenchModel, job: dict[str, Any], rows: dict[str, Row], found: Ours, counter: Meter,
-         tell: Tell) -> None:
+def ours(model: BenchModel, job: dict[str, Any], answer: Answer, counter: Meter, tell: Tell) -> None:
     """Fills the rows of one of ours. A model of several programs is held to each limit by each of them."""
+    assert answer.ours is not None
+    found = answer.ours
     switch = Switch(job["backend"], job["autocast"], counter)
     step = switch.step(model)
     shapes = shapes_of(model, job["shapes"])
@@ -96,7 +86,7 @@ def ours(model: BenchModel, job: dict[str, Any], rows: dict[str, Row], found: Ou
         fits = {}
         for name, bytes_ in limits.items():
             tell(f"{shape}: {name}", place, len(shapes))
-            row = rows.setdefault(name, Row(model.name, name, program=job["backend"]))
+            row = answer.row(model.name, name, job["backend"])
             switch.set(bytes_)
             try:
                 step(inputs)
@@ -119,7 +109,7 @@ def ours(model: BenchModel, job: dict[str, Any], rows: dict[str, Row], found: Ou
                 step(inputs)
                 times[name].append(timed(step, inputs))
         for name in fits:
-            rows[name].seconds.append(middle(times[name]))
+            answer.row(model.name, name).seconds.append(median_of(times[name]))
         tell(f"{shape}: with a limit, and without", place, len(shapes))
         found.unlimited.append(_cost(switch, step, inputs, job["rounds"]))
 
@@ -138,58 +128,28 @@ def _cost(switch: Switch, step: Train, inputs: Inputs, rounds: int) -> list[floa
             times[switch.current].append(timed(step, inputs))
         turn += 1
     switch.current = FIXED
-    return [middle(times[FIXED]), middle(times[FREE])]
+    return [median_of(times[FIXED]), median_of(times[FREE])]
 
 
-def run(job: dict[str, Any], answer: Path | None = None) -> dict[str, Any]:
-    """Does the job. An error of the model or the backend is recorded: one broken process must not end the run. What is
-    known is written to `answer` again and again, for one who ends the process."""
-    if job["threads"]:
-        torch.set_num_threads(job["threads"])
-    rows: dict[str, Row] = {}
-    known = Ours(job["model"], program=job["backend"])
-    found: dict[str, Any] = {}
+def answer(job: dict[str, Any]) -> Answer:
+    """Nothing found yet."""
+    return Answer(ours=None if job["way"] in WAYS else Ours(job["model"], program=job["backend"]))
 
-    def write(finished: bool) -> dict[str, Any]:
-        found.update(rows=[asdict(row) for row in rows.values()], finished=finished,
-                     ours=None if job["way"] in WAYS else asdict(known))
-        if answer is not None:
-            half = answer.with_suffix(".half")
-            half.write_text(json.dumps(found))
-            half.replace(answer)
-        return found
 
-    def tell(event: str, done: int, total: int) -> None:
-        report(event, done, total)
-        write(False)
-
-    try:
-        model = load_by_name(job["model"])
-        known.model = model.name
-        counter = meter()
-        settled(counter)
-        if job["way"] in WAYS:
-            other_way(model, job, rows, counter, tell)
-        elif job["way"] == LIMITED:
-            ours(model, job, rows, known, counter, tell)
-        elif job["way"] in ("calls", "epochs"):
-            getattr(limits_calls, job["way"])(model, job, known, counter, tell)
-        else:
-            getattr(limits_plans, job["way"])(model, job, known, tell)
-    except AnyShapeError as error:
-        found["error"] = str(error)
-    except Exception as error:
-        traceback.print_exc()
-        found["error"] = f"{type(error).__name__}: {error}"[:2000]
+def measure(job: dict[str, Any], found: Answer, tell: Tell) -> None:
+    """Does a way of PyTorch's, all limits of one of our programs, or a part of what is measured of it."""
+    model = load_by_name(job["model"])
+    counter = meter()
+    settled(counter)
+    if job["way"] in WAYS:
+        other_way(model, job, found, counter, tell)
+        return
+    assert found.ours is not None
+    found.ours.model = model.name
+    if job["way"] == LIMITED:
+        ours(model, job, found, counter, tell)
+    elif job["way"] in ("calls", "epochs"):
+        getattr(calls, job["way"])(model, job, found.ours, counter, tell)
+    else:
+        getattr(decisions, job["way"])(model, job, found.ours, tell)
     gc.collect()
-    return write(True)
-
-
-def main(arguments: list[str]) -> int:
-    """Reads the job from the first file and writes what was found to the second."""
-    found = run(json.loads(Path(arguments[0]).read_text()), Path(arguments[1]))
-    return 1 if "error" in found else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -2,17 +2,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from anyshape_bench.experiments.planning.comparison import DEEP, WHOLE_PROGRAM, WINDOW, Plans
+from anyshape_bench.experiments.planning.results import DEEP, Plans
 from anyshape_bench.experiments.planning.train_step_problems import NETWORKS, TRACED
-from anyshape_bench.experiments.speed import targets
-from anyshape_bench.experiments.speed.report import facts
-from anyshape_bench.experiments.speed.targets import Measure
+from anyshape_bench.experiments.planning.worker import WHOLE_PROGRAM, WINDOW
+from anyshape_bench.harness import targets
+from anyshape_bench.harness.experiment import Report
+from anyshape_bench.harness.machine import facts
+from anyshape_bench.harness.tables import Table, bullets
+from anyshape_bench.harness.targets import Measure, worst
 
 Rows = list[tuple[str, ...]]
 HEAD = ("network", "batch", "steps", "program order, PyTorch's allocator", "greedy", "our plan", "bound",
@@ -50,8 +49,13 @@ def _compared(found: Plans) -> list[dict[str, Any]]:
     return [one for one in found.planned if one["model"] != DEEP]
 
 
-def tables(found: Plans) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
-    """(title, head, rows) of each table that has rows."""
+def tables(found: Plans) -> list[Table]:
+    """Those that have rows."""
+    return [Table(*one) for one in _tables(found) if one[-1]]
+
+
+def _tables(found: Plans) -> Iterator[tuple[str, tuple[str, ...], Rows]]:
+    """(title, head, rows) of each table."""
     yield "Bytes of a train step", HEAD, [
         (one["model"], str(one["batch"]), str(one["steps"]), _bytes(one["reserved"]), _bytes(one["greedy"]),
          _bytes(one["ours"]), _bytes(one["bound"]), _share(less(one["ours"], one["reserved"])),
@@ -81,6 +85,7 @@ def measures(found: Plans) -> list[Measure]:
     """What is aimed at."""
     some = _compared(found)
     windows = {f"{one['model']} {one['batch']}": one["window"] for one in some if one["window"]}
+    solved = {name: w["ours"] / w["theirs"] for name, w in windows.items() if w["theirs"] > 0}
     free = [one for one in some if one["greedy"] > one["bound"] * (1 + FREE)]
     deep = found.graphs.get(DEEP, {})
     count = f"mean of {len(some)} problems"
@@ -93,9 +98,9 @@ def measures(found: Plans) -> list[Measure]:
                 _mean(some, lambda one: less(one["needed"], one["reserved"])), count, "%"),
         Measure("less than greedy, where that is 1 % above the bound", LESS_GREEDY, False,
                 _mean(free, lambda one: less(one["ours"], one["greedy"])), f"mean of {len(free)} problems", "%"),
-        _worst("peak, of the integer program's best", SAME, True, {name: w["ours"] / w["theirs"] for name, w in
-                                                                  windows.items() if w["theirs"] > 0}),
-        _worst("times as fast to the same peak", FASTER, False, {name: _times(w) for name, w in windows.items()}),
+        worst("peak, of the integer program's best", SAME, True, solved, f" of {len(solved)}"),
+        worst("times as fast to the same peak", FASTER, False, {name: _times(w) for name, w in windows.items()},
+              f" of {len(windows)}"),
         Measure(f"seconds to plan `{DEEP}`, as part of compiling it, of {LONGEST:.0f}", 1.0, True,
                 deep["planned"] / LONGEST if deep.get("planned") else None,
                 f"{deep.get('nodes', 0)} operators", "%"),
@@ -106,42 +111,20 @@ def _mean(some: list[dict[str, Any]], value: Callable[[dict[str, Any]], float]) 
     return sum(map(value, some)) / len(some) if some else None
 
 
-def _worst(name: str, aim: float, most: bool, values: dict[str, float]) -> Measure:
-    if not values:
-        return Measure(name, aim, most, None)
-    worst = (max if most else min)(values, key=values.__getitem__)
-    return Measure(name, aim, most, values[worst],
-                   f"the {'greatest' if most else 'least'} of {len(values)}: `{worst}`")
-
-
 def problems(found: Plans) -> list[str]:
     """What went wrong."""
     return [f"{name}: {graph['error']}" for name, graph in found.graphs.items() if graph.get("error")]
 
 
-def show(found: Plans, console: Console) -> None:
-    """Prints the tables."""
-    for title, head, rows in tables(found):
-        if rows:
-            shown = Table(title=title, title_justify="left")
-            for place, name in enumerate(head):
-                shown.add_column(name, justify="left" if place == 0 else "right")
-            for row in rows:
-                shown.add_row(*row)
-            console.print(shown)
-    console.print(targets.table(measures(found)))
-    for text in problems(found):
-        console.print(text, markup=False, style="red")
+def report(found: Plans) -> Report:
+    """The tables, and what is aimed at."""
+    return Report([*tables(found), targets.table(measures(found))], markdown(found), document(found), problems(found))
 
 
 def markdown(found: Plans) -> str:
     """The tables and the aims in Markdown."""
-    parts = []
-    for title, head, rows in tables(found):
-        if rows:
-            parts += [f"## {title}\n\n| " + " | ".join(head) + " |\n", "|---|" + "---:|" * (len(head) - 1) + "\n",
-                      *("| " + " | ".join(cells) + " |\n" for cells in rows), "\n"]
-    return "".join(parts) + "## What is aimed at\n\n" + targets.markdown(measures(found))
+    parts = [f"## {table.title}\n\n{table.markdown()}\n" for table in tables(found)]
+    return "".join(parts) + "## What is aimed at\n\n" + targets.table(measures(found)).markdown()
 
 
 INTRODUCTION = """\
@@ -189,7 +172,7 @@ def document(found: Plans) -> str:
              markdown(found)]
     wrong = problems(found)
     if wrong:
-        parts.append("\n## What went wrong\n\n" + "".join(f"- {' '.join(text.split())}\n" for text in wrong))
+        parts.append("\n## What went wrong\n\n" + bullets(wrong))
     if found.options.get("interrupted"):
         parts.append("\nThe last run was interrupted; only what had finished is shown.\n")
     parts.append("\n## Networks\n\n" + "".join(f"- `{name}`: {NETWORKS[name].summary}, {_classes(name)}\n"
@@ -199,9 +182,3 @@ def document(found: Plans) -> str:
 
 def _classes(name: str) -> str:
     return "of transformers" if name in ("vit", "bert", "gpt2", DEEP) else "with 1000 classes"
-
-
-def write_document(found: Plans, path: Path) -> None:
-    """Writes the document, for example to docs/benchmarks-plan.md."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(found))

@@ -8,8 +8,6 @@ its first reader.
 """
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ from anyshape.road import fused, named
 from anyshape.run.keeping import EVERYTHING
 from anyshape_bench.experiments.planning.order_search import at
 from anyshape_bench.models import convnets
-from anyshape_bench.models.networks import Classifier
+from anyshape_bench.models.networks import Classifier, transformers_package
 
 TRACED = 3  # the batch that is traced
 IMAGE, TOKENS, CLASSES = 224, 128, 1000
@@ -69,20 +67,20 @@ class Labelled(nn.Module):
 
 
 def _vit() -> nn.Module:
-    import transformers
-    return Labelled(transformers.ViTForImageClassification(transformers.ViTConfig(
+    package = transformers_package()
+    return Labelled(package.ViTForImageClassification(package.ViTConfig(
         num_labels=CLASSES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)))
 
 
 def _bert() -> nn.Module:
-    import transformers
-    return Labelled(transformers.BertForMaskedLM(transformers.BertConfig(
+    package = transformers_package()
+    return Labelled(package.BertForMaskedLM(package.BertConfig(
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)))
 
 
 def _gpt2(**sizes: Any) -> nn.Module:
-    import transformers
-    return Labelled(transformers.GPT2LMHeadModel(transformers.GPT2Config(
+    package = transformers_package()
+    return Labelled(package.GPT2LMHeadModel(package.GPT2Config(
         use_cache=False, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **sizes)))
 
 
@@ -103,14 +101,9 @@ NETWORKS = {one.name: one for one in (
 )}
 
 
-def main(arguments: list[str]) -> int:
-    """Reads the job from the first file, writes the record to the second, and the problems beside it."""
-    job = json.loads(Path(arguments[0]).read_text())
-    if job["threads"]:
-        torch.set_num_threads(job["threads"])
-    record = written(NETWORKS[job["model"]], job["batches"], Path(job["folder"]))
-    Path(arguments[1]).write_text(json.dumps(record))
-    return 0
+def file_of(folder: Path, name: str, batch: int) -> Path:
+    """Where the text of a network's problem at a batch size is."""
+    return folder / f"{name}-{batch}.txt"
 
 
 def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str, Any]:
@@ -135,8 +128,8 @@ def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str,
         problem = step_problem(*(at(plan, values) for plan in plans))
         chosen = [place[id(one)] for one in (*reorder(at(plans[0], values), None).steps,
                                              *orders(at(plans[1], values), first)[-1].steps)]
-        name = f"{network.name}-{batch}"
-        (folder / f"{name}.txt").write_text(show_problem(problem, name))
+        path = file_of(folder, network.name, batch)
+        path.write_text(show_problem(problem, path.stem))
         called = unused | values
         record["problems"][str(batch)] = {
             "order": chosen, "needed": limit_at(limit, called).needed(called, EVERYTHING)}
@@ -156,7 +149,3 @@ def plans_of(step: Any) -> list[Plan]:
 def sizes_at(plan: Plan, batch: int) -> dict[str, int]:
     """The hints of a plan, with another batch size."""
     return {name: batch if hint == TRACED else hint for name, hint in plan.facts.hints}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -2,20 +2,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from anyshape_bench.experiments.roofline.results import LEAST_SHARE, SHARE, Line, Roofline
-from anyshape_bench.experiments.speed.report import MISSING, facts, seconds
-from anyshape_bench.experiments.speed.results import geometric_mean, median
+from anyshape_bench.harness.experiment import Report
+from anyshape_bench.harness.machine import facts
+from anyshape_bench.harness.tables import MISSING, Table, bullets, seconds, share
+from anyshape_bench.measure.statistics import geometric_mean, median
 
 Column = tuple[str, Callable[[Line], str]]
-
-
-def share(value: float | None) -> str:
-    return MISSING if value is None else f"{value * 100:.0f} %"
 
 
 def rate(value: float | None) -> str:
@@ -59,22 +53,11 @@ WORDS = (0, 1, 2, 9, 10, 11)  # columns of words, which stand on the left
 
 
 def table(found: Roofline) -> Table:
-    """The lines for a terminal; headers break at their spaces, to leave room for the numbers."""
-    shown = Table(title="Functions bound by memory, against a copy measured in turn", title_justify="left")
-    for i, (name, _) in enumerate(COLUMNS):
-        shown.add_column(name.replace(" ", "\n"), justify="left" if i in WORDS else "right")
-    for line in found.lines:
-        style = "bold red" if line.error or line.wrong else "yellow" if reached(line).startswith("short") else None
-        shown.add_row(*(read(line) for _, read in COLUMNS), style=style)
-    return shown
-
-
-def markdown(found: Roofline) -> str:
-    """The lines as a Markdown table."""
-    head = "| " + " | ".join(name for name, _ in COLUMNS) + " |"
-    rule = "|" + "|".join("---" if i in WORDS else "---:" for i in range(len(COLUMNS))) + "|"
-    rows = ["| " + " | ".join(read(line) for _, read in COLUMNS) + " |" for line in found.lines]
-    return "\n".join([head, rule, *rows]) + "\n"
+    """A line for each function and way."""
+    styles = ["bold red" if line.error or line.wrong else "yellow" if reached(line).startswith("short") else None
+              for line in found.lines]
+    return Table("Functions bound by memory, against a copy measured in turn", [name for name, _ in COLUMNS],
+                 [[read(line) for _, read in COLUMNS] for line in found.lines], words=WORDS, styles=styles, narrow=True)
 
 
 def summary(found: Roofline) -> str:
@@ -97,14 +80,10 @@ def problems(found: Roofline) -> list[str]:
             f"WRONG RESULT: {line.name} {line.way}: {line.wrong}" for line in found.lines if line.error or line.wrong]
 
 
-def show(found: Roofline, console: Console) -> None:
-    """Prints table, summary and problems."""
-    console.print(table(found))
-    console.print(summary(found), markup=False, highlight=False)
-    if found.options.get("interrupted"):
-        console.print("Interrupted: only what had finished is shown.", style="yellow")
-    for text in problems(found):
-        console.print(text, style="bold red", markup=False, highlight=False)
+def report(found: Roofline) -> Report:
+    """Table, summary and problems."""
+    notes = ["Interrupted: only what had finished is shown."] if found.options.get("interrupted") else []
+    return Report([table(found)], table(found).markdown(), document(found), problems(found), [summary(found)], notes)
 
 
 INTRODUCTION = """\
@@ -140,20 +119,14 @@ NOT_KEPT = "The C library gives freed memory back, so each result's pages are fa
 def document(found: Roofline) -> str:
     """The text of docs/roofline.md."""
     threads = found.options.get("threads", MISSING)
-    lines = [INTRODUCTION, "## Machine\n\n", facts(found.machine, str(threads)), "\n## Results\n\n", markdown(found),
-             "\n", summary(found)]
+    lines = [INTRODUCTION, "## Machine\n\n", facts(found.machine, str(threads)), "\n## Results\n\n",
+             table(found).markdown(), "\n", summary(found)]
     if found.options.get("interrupted"):
         lines.append("\nThe run was interrupted; only what had finished is shown.\n")
     wrong = problems(found)
     if wrong:
-        lines.append("\n### What went wrong\n\n" + "".join(f"- {' '.join(text.split())}\n" for text in wrong))
+        lines.append("\n### What went wrong\n\n" + bullets(wrong))
     lines += ["\n", METHOD.format(threads=threads, rounds=found.options.get("rounds", MISSING),
                                   most=share(SHARE), least=share(LEAST_SHARE),
                                   kept=KEPT if found.options.get("kept") else NOT_KEPT)]
     return "".join(lines)
-
-
-def write_document(found: Roofline, path: Path) -> None:
-    """Writes the document, for example to docs/roofline.md."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(found))

@@ -3,11 +3,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from anyshape_bench.harness import result_files
+from anyshape_bench.harness.result_files import StoredRun
 
-FILE = "roofline.json"
 SHARE, LEAST_SHARE = 0.8, 0.5  # of the copy's rate: what is asked for, and what none may be under
 
 
@@ -53,34 +51,25 @@ class Line:
 
 
 @dataclass(slots=True)
-class Roofline:
-    """A run: where and how, and its lines in order."""
+class Roofline(StoredRun):
+    """A run, with its lines in order."""
 
-    machine: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
+    FILE = "roofline.json"
+    WHAT = "a roofline"
+    COMMAND = "anyshape bench --roofline"
     lines: list[Line] = field(default_factory=list)
 
-    def save(self, folder: Path) -> Path:
-        """Writes `roofline.json`; another process never sees half a file."""
-        return result_files.write(self, folder, FILE)
 
+@dataclass(slots=True)
+class Answer:
+    """What a worker found: its lines; threads: of torch; kept: whether freed memory stayed with the process."""
 
-def load(path: Path) -> Roofline:
-    """Reads what `save` wrote, from the folder or the file.
-
-    Raises:
-        InputError: there is no such file, or it is no roofline.
-    """
-    return result_files.read(path, FILE, lambda data: Roofline(data["machine"], data["options"],
-                                                         [Line(**line) for line in data["lines"]]),
-                       "a roofline", "anyshape bench --roofline")
+    threads: int
+    kept: bool = False
+    lines: list[Line] = field(default_factory=list)
+    error: str = ""
 
 
 def beside(folder: Path) -> Roofline | None:
     """The roofline that is stored in the folder of other results, if there is one."""
-    return load(folder) if (folder / FILE).exists() else None
-
-
-def failed(found: Roofline) -> bool:
-    """Has a function failed, or given other numbers than eager's?"""
-    return any(line.error or line.wrong for line in found.lines)
+    return Roofline.load(folder) if (folder / Roofline.FILE).exists() else None

@@ -10,18 +10,17 @@ import ctypes
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import anyshape
-from anyshape.base.errors import ConfigError
 from anyshape_bench.experiments.roofline.functions import FUNCTIONS, Arguments, Function
-from anyshape_bench.experiments.roofline.results import Line, Roofline
-from anyshape_bench.experiments.speed.results import machine, median
+from anyshape_bench.experiments.roofline.results import Answer, Line
+from anyshape_bench.harness.worker import Tell
 from anyshape_bench.measure.launch_count import Launches, counted
+from anyshape_bench.measure.statistics import median
 from anyshape_bench.models.bench_models import flatten
 
 COPIED = 64 << 20  # bytes of the tensor that is copied; twice that are moved
@@ -29,20 +28,6 @@ WARM_UP = 2
 TOLERANCE = 1e-3
 BUSY = 4.0  # seconds after which a function gets no further round, if it had LEAST_ROUNDS
 LEAST_ROUNDS = 3
-Progress = Callable[[str, int, int], None]
-
-
-def chosen(names: Sequence[str]) -> list[Function]:
-    """The functions of these names; all without any.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    unknown = [name for name in names if name not in FUNCTIONS]
-    if unknown:
-        raise ConfigError(f"the roofline has no function {', '.join(unknown)}", why=f"it has {', '.join(FUNCTIONS)}",
-                          do="name one of these")
-    return [FUNCTIONS[name] for name in names or FUNCTIONS]
 
 
 def keep_freed() -> bool:
@@ -101,20 +86,20 @@ def asking(inputs: Arguments) -> list[Tensor]:
     return [one for one in inputs if one.requires_grad]
 
 
-def measure(function: Function, rounds: int, copy: Copy, progress: Progress) -> list[Line]:
+def lines_of(function: Function, rounds: int, copy: Copy) -> list[Line]:
     """The lines of one function: forward, and backward where it has one. An error of the compiler or of PyTorch is
     recorded in them: one function that fails must not end the run."""
     ways = ("forward", "backward") if function.backward else ("forward",)
     lines = [Line(function.name, way, list(function.large), list(function.small)) for way in ways]
     try:
-        _measure(function, rounds, copy, progress, lines)
+        _measure(function, rounds, copy, lines)
     except Exception as error:
         for line in lines:
             line.error = f"{type(error).__name__}: {error}"[:1000]
     return lines
 
 
-def _measure(function: Function, rounds: int, copy: Copy, progress: Progress, lines: list[Line]) -> None:
+def _measure(function: Function, rounds: int, copy: Copy, lines: list[Line]) -> None:
     torch.manual_seed(0)
     small, large = function.inputs(*function.small), function.inputs(*function.large)
     compiled = anyshape.compile(function.call)
@@ -144,7 +129,6 @@ def _measure(function: Function, rounds: int, copy: Copy, progress: Progress, li
         times.append(copy())
         for side in (ours, eager):
             side.run(function.backward)
-        progress(function.name, number + 1, rounds)
     for line in lines:
         line.copied, line.copy, line.rounds = copy.moved, median(times), len(times)
         line.ours, line.eager = median(getattr(ours, line.way)), median(getattr(eager, line.way))
@@ -176,24 +160,16 @@ def differs(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:
     return ""
 
 
-def run(functions: Sequence[Function], rounds: int, threads: int, out: Path, progress: Progress) -> tuple[Roofline,
-                                                                                                          bool]:
-    """Measures all of them, and saves after each. False if Ctrl-C came first: then what had finished is kept."""
-    before = torch.get_num_threads()
-    if threads:
-        torch.set_num_threads(threads)
-    found = Roofline(machine(), {"rounds": rounds, "threads": torch.get_num_threads(), "kept": keep_freed()})
-    try:
-        copy = Copy()
-        for _ in range(WARM_UP):
-            copy()
-        for function in functions:
-            found.lines += measure(function, rounds, copy, progress)
-            found.save(out)
-    except KeyboardInterrupt:
-        found.options["interrupted"] = True
-        found.save(out)
-        return found, False
-    finally:
-        torch.set_num_threads(before)
-    return found, True
+def answer(job: dict[str, Any]) -> Answer:
+    """No lines yet."""
+    return Answer(torch.get_num_threads(), keep_freed())
+
+
+def measure(job: dict[str, Any], found: Answer, tell: Tell) -> None:
+    """Measures the functions one after another, beside one copy."""
+    copy = Copy()
+    for _ in range(WARM_UP):
+        copy()
+    for place, name in enumerate(job["functions"]):
+        tell(name, place, len(job["functions"]))
+        found.lines += lines_of(FUNCTIONS[name], job["rounds"], copy)

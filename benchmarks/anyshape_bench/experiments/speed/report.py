@@ -1,45 +1,17 @@
-"""Shows results: a table for the terminal, a table in Markdown, and the document; charts.py draws them."""
+"""Report of the speed experiment: tables, targets, and the document; charts.py draws it."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from anyshape_bench.experiments.roofline.results import Roofline
-from anyshape_bench.experiments.speed import targets
-from anyshape_bench.experiments.speed.results import (
-    Cell,
-    Results,
-    backends_of,
-    cells,
-    geometric_mean,
-    models_of,
-)
+from anyshape_bench.experiments.speed.results import Cell, Results, backends_of, cells, models_of
+from anyshape_bench.experiments.speed.targets import measures
+from anyshape_bench.harness import targets
+from anyshape_bench.harness.experiment import Report
+from anyshape_bench.harness.machine import facts
+from anyshape_bench.harness.tables import MISSING, Table, bullets, ratio, seconds, size
+from anyshape_bench.measure.statistics import geometric_mean
 from anyshape_bench.models.suite import SUITE, said_of
-
-MISSING = "-"
-
-
-def seconds(value: float | None) -> str:
-    """A duration with its unit: 3 us, 1.20 ms, 4.1 s."""
-    if value is None:
-        return MISSING
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e-6:.3g} us"
-
-
-def size(value: float | None) -> str:
-    """Bytes in MB (10^6)."""
-    return MISSING if value is None else f"{value / 1e6:.1f} MB"
-
-
-def ratio(value: float | None) -> str:
-    return MISSING if value is None else f"{value:.2f}x"
 
 
 def programs(cell: Cell) -> str:
@@ -95,22 +67,15 @@ MEMORY: tuple[Column, ...] = (
     ("arena predicted", arena),
     ("same as eager", verdict),
 )
-COLUMNS = NAMES + SPEED + MEMORY
 
 
 def table(results: Results, title: str, columns: tuple[Column, ...]) -> Table:
-    """One part of the summary for a terminal; headers break at their spaces, to leave room for the numbers."""
-    shown = Table(title=title, title_justify="left")
-    for i, (name, _) in enumerate(NAMES + columns):
-        shown.add_column(name.replace(" ", "\n"), justify="left" if i < len(NAMES) else "right")
-    before = ""
-    for cell in cells(results):
-        if before and cell.model != before:
-            shown.add_section()
-        before = cell.model
-        style = "bold red" if cell.errors or cell.mismatches else None
-        shown.add_row(*(read(cell) for _, read in NAMES + columns), style=style)
-    return shown
+    """A line for each model and backend."""
+    found = cells(results)
+    columns = NAMES + columns
+    return Table(title, [name for name, _ in columns], [[read(cell) for _, read in columns] for cell in found],
+                 words=(0, 1), narrow=True, grouped=True,
+                 styles=["bold red" if cell.errors or cell.mismatches else None for cell in found])
 
 
 def problems(results: Results) -> list[str]:
@@ -124,31 +89,24 @@ def problems(results: Results) -> list[str]:
     return found
 
 
-def show(results: Results, console: Console, roofline: Roofline | None = None) -> None:
-    """Prints the tables, what is reached of what is aimed at, notes and problems."""
-    console.print(table(results, "Time; throughput relative to eager (more is faster)", SPEED))
-    console.print(table(results, "Programs, memory above parameters and optimiser state, results", MEMORY))
-    found = targets.measures(results, roofline)
+def report(results: Results, roofline: Roofline | None = None) -> Report:
+    """Tables, what is reached of what is aimed at, notes and problems."""
+    tables = [table(results, "Time; throughput relative to eager (more is faster)", SPEED),
+              table(results, "Programs, memory above parameters and optimiser state, results", MEMORY)]
+    found = measures(results, roofline)
     if any(one.value is not None for one in found):
-        console.print(targets.table(found))
-    autocast = results.options.get("autocast")
-    if autocast:
-        console.print(f"Every model ran under torch.autocast to {autocast}.", markup=False)
-    note = results.options.get("memory_note")
-    if note:
-        console.print(f"Peak memory is resident memory, which is coarse: {note}.", style="yellow", markup=False)
+        tables.append(targets.table(found))
+    autocast, note = results.options.get("autocast"), results.options.get("memory_note")
+    said = [f"Every model ran under torch.autocast to {autocast}."] if autocast else []
+    notes = [f"Peak memory is resident memory, which is coarse: {note}."] if note else []
     if results.options.get("interrupted"):
-        console.print("Interrupted: only what had finished is shown.", style="yellow")
-    for text in problems(results):
-        console.print(text, style="bold red", markup=False, highlight=False)
+        notes.append("Interrupted: only what had finished is shown.")
+    return Report(tables, markdown(results), document(results, roofline), problems(results), said, notes)
 
 
 def markdown(results: Results) -> str:
     """The summary as a Markdown table, ready for a README."""
-    head = "| " + " | ".join(name for name, _ in COLUMNS) + " |"
-    rule = "|" + "|".join("---" if i < 2 else "---:" for i in range(len(COLUMNS))) + "|"
-    rows = ["| " + " | ".join(read(cell) for _, read in COLUMNS) + " |" for cell in cells(results)]
-    return "\n".join([head, rule, *rows]) + "\n"
+    return table(results, "", SPEED + MEMORY).markdown()
 
 
 def averages(results: Results) -> str:
@@ -157,7 +115,7 @@ def averages(results: Results) -> str:
     by_name = {(c.model, c.backend): c for c in cells(results)}
     wanted: tuple[tuple[str, str], ...] = (("new shapes", "fresh"), ("seen shapes", "repeated"),
                                            ("peak memory of eager's", "peak_ratio"))
-    lines = ["| backend | " + " | ".join(name for name, _ in wanted) + " |", "|---|" + "---:|" * len(wanted)]
+    rows = []
     for backend in backends:
         row = [backend]
         for _, field in wanted:
@@ -165,8 +123,8 @@ def averages(results: Results) -> str:
                       if all((m, b) in by_name and getattr(by_name[m, b], field) for b in backends)]
             mean = geometric_mean(getattr(by_name[m, backend], field) for m in common)
             row.append(f"{ratio(mean)} ({len(common)} model{'s' if len(common) > 1 else ''})" if common else MISSING)
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append(row)
+    return Table("", ["backend", *(name for name, _ in wanted)], rows).markdown()
 
 
 INTRODUCTION = """\
@@ -230,19 +188,6 @@ def memory_words(results: Results) -> str:
             "(`benchmarks/anyshape_bench/measure/heapcount.c`).")
 
 
-def facts(machine: dict[str, Any], threads: str) -> str:
-    """What the numbers depend on, as a list in Markdown."""
-    memory = machine.get("memory_bytes")
-    known: list[tuple[str, Any]] = [
-        ("processor", machine.get("processor")), ("cores", machine.get("cores")),
-        ("memory", f"{memory / 1e9:.0f} GB" if memory else "unknown"), ("threads of torch", threads),
-        ("system", machine.get("system")), ("torch", machine.get("torch")),
-        ("transformers", machine.get("transformers")), ("python", machine.get("python")), ("date", machine.get("date")),
-        ("commit", machine.get("commit") or "not kept"), ("load before the run", machine.get("load", "not kept")),
-    ]
-    return "".join(f"- {name}: {value}\n" for name, value in known)
-
-
 def document(results: Results, roofline: Roofline | None = None) -> str:
     """The text of docs/benchmarks.md."""
     threads = sorted({r["threads"] for r in results.records if not r["error"]})
@@ -251,10 +196,10 @@ def document(results: Results, roofline: Roofline | None = None) -> str:
     if autocast:
         lines.append(f"\nEvery model runs under `torch.autocast` to {autocast}.\n")
     lines += ["\n## Results\n\n", markdown(results), "\n### Geometric means\n\n", averages(results), "\n",
-              REACH, targets.markdown(targets.measures(results, roofline)), "\n"]
+              REACH, targets.table(measures(results, roofline)).markdown(), "\n"]
     wrong = problems(results)
     if wrong:
-        lines.append("### What went wrong\n\n" + "".join(f"- {' '.join(text.split())}\n" for text in wrong) + "\n")
+        lines.append(f"### What went wrong\n\n{bullets(wrong)}\n")
     if results.options.get("interrupted"):
         lines.append("The run was interrupted; only what had finished is shown.\n\n")
     lines.append("## Models\n\n" + "".join(f"- `{m}`: {describe(results, m)}\n" for m in models_of(results)) + "\n")
@@ -275,9 +220,3 @@ def describe(results: Results, model: str) -> str:
     ranges = (f"{name} {min(column)}-{max(column)}" if min(column) != max(column) else f"{name} {min(column)}"
               for name, column in zip(names, zip(*shapes, strict=True), strict=True))
     return f"{text}; {', '.join(ranges)}; {said_of(tuple(shapes))}"
-
-
-def write_document(results: Results, path: Path, roofline: Roofline | None = None) -> None:
-    """Writes the document, and what it shows, for example to docs/benchmarks.md."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(results, roofline))

@@ -1,112 +1,77 @@
-"""Results on disk, and the numbers that are read off them: ratios of medians within one run."""
+"""Results of the speed experiment, and the numbers that are read off them: ratios of medians within one run."""
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import math
-import os
-import platform
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from anyshape_bench.harness import result_files
+from anyshape_bench.harness.result_files import StoredRun
+from anyshape_bench.measure.statistics import median
+from anyshape_bench.models.suite import Shape
 
-FILE = "results.json"
+GapRow = list[Any]  # shape, seconds of the program for all sizes, seconds of the one for this shape
 Row = list[Any]  # of the arena: shape, name of the program, bytes predicted, bytes counted
 
 
 @dataclass(slots=True)
-class Results:
-    """A run: where it ran, how, and the record of every process, in the order they ended."""
+class Record:
+    """What a worker found. Seconds and bytes; lists follow `shapes`.
 
-    machine: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    records: list[dict[str, Any]] = field(default_factory=list)
-
-    def save(self, folder: Path) -> Path:
-        """Writes `results.json`; another process never sees half a file."""
-        return result_files.write(self, folder, FILE)
-
-
-def load(path: Path) -> Results:
-    """Reads the results of a folder or file.
-
-    Raises:
-        InputError: there is no such file, or it is no result of this benchmark.
+    Attributes:
+        first_step: from before compile to the first result.
+        second_step: the other warm-up call.
+        fresh: one time per shape after the warm-up calls, seen for the first time.
+        repeated: per shape, the median of the passes.
+        apart: shapes with a size of 1 that the others do not have, run once after them, each in `apart_times`.
+        p50, p99: of all repeated steps.
+        programs: compiled programs or graphs; None where the backend has no such number.
+        memory: per shape of `memory_shapes`, the peak above parameters and optimiser state.
+        idle: bytes kept between steps, at the end.
+        launches: what one step at the first shape launches, by kind; None where nobody can say.
+        gap: per shape, seconds of a program for all sizes and of the one for this shape, measured in turn.
+        mismatches: differences from eager's results, each in words.
     """
-    return result_files.read(path, FILE, lambda data: Results(data["machine"], data["options"], data["records"]),
-                       "benchmark results", "anyshape bench")
+
+    model: str
+    backend: str
+    number: int = 0
+    mode: str = "time"
+    trains: bool = False
+    dims: list[str] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
+    first_step: float | None = None
+    second_step: float | None = None
+    fresh: list[float] = field(default_factory=list)
+    repeated: list[float] = field(default_factory=list)
+    apart: list[Shape] = field(default_factory=list)
+    apart_times: list[float] = field(default_factory=list)
+    p50: float | None = None
+    p99: float | None = None
+    programs: int | None = None
+    memory_shapes: list[Shape] = field(default_factory=list)
+    memory: list[int] = field(default_factory=list)
+    idle: int | None = None
+    baseline: int | None = None
+    memory_method: str = ""
+    launches: dict[str, int] | None = None
+    checked: list[Shape] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
+    arena: list[Row] = field(default_factory=list)
+    gap: list[GapRow] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+    threads: int = 0
+    error: str = ""
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers depend on: processor, cores, memory, versions, the tree, date, and what ran beside."""
-    return {
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_bytes": _memory(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": _version("torch"),
-        "transformers": _version("transformers"),
-        "anyshape": _version("anyshape"),
-        "commit": commit(),
-        "load": round(os.getloadavg()[0], 2),
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-    }
+@dataclass(slots=True)
+class Results(StoredRun):
+    """A run, with the record of every process, in the order they ended."""
 
-
-def commit() -> str:
-    """The commit of the tree that is measured, with "+" where files differ from it; empty outside of a checkout."""
-    here = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        try:
-            done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True)
-        except (OSError, subprocess.CalledProcessError):
-            return ""
-        return done.stdout.strip()
-
-    if not git("ls-files", __file__):  # the package is installed inside of somebody else's checkout
-        return ""
-    changed = git("status", "--porcelain", "--", ":(top)src", ":(top)benchmarks")
-    return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed as a package"
-
-
-def median(values: Iterable[float]) -> float | None:
-    """The middle value; None of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    FILE = "results.json"
+    WHAT = "benchmark results"
+    COMMAND = "anyshape bench"
+    records: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,14 +229,3 @@ def cells(results: Results) -> list[Cell]:
     """Every summary, models in the order they ran, backends likewise."""
     return [cell(results, model, backend) for model in models_of(results) for backend in backends_of(results)
             if records_of(results, model, backend)]
-
-
-def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """The mean of ratios; None of nothing."""
-    logs = [math.log(v) for v in values if v]
-    return math.exp(math.fsum(logs) / len(logs)) if logs else None
-
-
-def failed(results: Results) -> bool:
-    """Did a process fail, a result differ from eager's, or a predicted peak from the counted one?"""
-    return any(r["error"] or r["mismatches"] or disagreement(r.get("arena", ())) for r in results.records)

@@ -1,56 +1,26 @@
 """What is aimed at, beside what was measured: one line per measure, with "short" where the aim is not reached."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-from rich.table import Table
+from collections.abc import Mapping
 
 from anyshape_bench.experiments.roofline.results import LEAST_SHARE, SHARE, Roofline
 from anyshape_bench.experiments.speed.results import (
     Cell,
     Results,
     cells,
-    geometric_mean,
     models_of,
     per_inductor,
     single_gap,
     speedup,
 )
+from anyshape_bench.harness.targets import Measure, worst
+from anyshape_bench.measure.statistics import geometric_mean
 from anyshape_bench.models.padding import BACKEND as PADDED
 
 OURS, INDUCTOR, EAGER = "anyshape", "inductor", "eager"
 CALL = "mlp"  # the model whose step is hardly more than a call
-NOT_MEASURED = "not measured"
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One line. value: as a ratio, or seconds where `unit` is "us"; None: not in the results. most: the aim is an upper
-    bound. note: of which models it is, or which is the worst."""
-
-    name: str
-    aim: float
-    most: bool
-    value: float | None
-    note: str = ""
-    unit: str = "x"
-
-    def said(self, value: float) -> str:
-        return {"x": f"{value:.2f}x", "%": f"{value * 100:.0f} %", "us": f"{value * 1e6:.1f} us"}[self.unit]
-
-    def verdict(self) -> str:
-        if self.value is None:
-            return NOT_MEASURED
-        return "reached" if (self.value <= self.aim if self.most else self.value >= self.aim) else "short"
-
-    def cells(self) -> tuple[str, ...]:
-        """The columns of HEAD."""
-        return (self.name, ("at most " if self.most else "at least ") + self.said(self.aim),
-                "-" if self.value is None else self.said(self.value), self.note, self.verdict())
-
-
-HEAD = ("measure", "aim", "measured", "of", "")
 Values = Mapping[str, float | None]
 
 
@@ -119,12 +89,7 @@ def _mean(name: str, aim: float, most: bool, values: Values) -> Measure:
 
 
 def _worst(name: str, aim: float, most: bool, values: Values) -> Measure:
-    known = _known(values)
-    if not known:
-        return Measure(name, aim, most, None)
-    pick: Callable[..., str] = max if most else min
-    model = pick(known, key=known.__getitem__)
-    return Measure(name, aim, most, known[model], f"the {'greatest' if most else 'least'}: `{model}`")
+    return worst(name, aim, most, _known(values))
 
 
 def _both(name: str, aim: float, most: bool, values: Values) -> list[Measure]:
@@ -146,19 +111,3 @@ def _of_roofline(roofline: Roofline | None) -> list[Measure]:
     return [Measure(name, SHARE, False, geometric_mean(known.values()),
                     f"geometric mean; {reached} of {len(known)} lines reach it", "%"),
             Measure(name, LEAST_SHARE, False, known[last], f"the least: `{last}`", "%")]
-
-
-def table(found: list[Measure]) -> Table:
-    """For a terminal."""
-    shown = Table(title="What is aimed at", title_justify="left")
-    for i, name in enumerate(HEAD):
-        shown.add_column(name, justify="right" if i in (1, 2) else "left")
-    for one in found:
-        shown.add_row(*one.cells(), style="yellow" if one.verdict() == "short" else None)
-    return shown
-
-
-def markdown(found: list[Measure]) -> str:
-    """A table in Markdown."""
-    return "\n".join(["| " + " | ".join(HEAD) + " |", "|---|---:|---:|---|---|",
-                      *("| " + " | ".join(one.cells()) + " |" for one in found)]) + "\n"

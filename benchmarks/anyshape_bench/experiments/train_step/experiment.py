@@ -1,123 +1,114 @@
-"""`anyshape bench step`: whole train steps, each backend in fresh processes, under a progress bar; Ctrl-C keeps what is
-finished."""
+"""The train-step experiment, `anyshape bench step`: whole train steps on each backend.
+
+    anyshape bench step llama bert vit --shapes 14 --rounds 1 --out steps
+    anyshape bench step llama --autocast bfloat16 --out steps
+
+One process per backend and round takes the time, another one counts memory and notes the losses, which are compared
+with eager's; one more counts a step of several batches. Runs add up in a folder.
+"""
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
-import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from anyshape.base.errors import AnyShapeError
+from anyshape.base.errors import ConfigError
 from anyshape_bench.experiments.speed import charts
-from anyshape_bench.experiments.speed.results import machine
-from anyshape_bench.experiments.train_step import report as step_report
-from anyshape_bench.experiments.train_step import results as step
-from anyshape_bench.harness.runner import Runner
-from anyshape_bench.models.suite import check_name
+from anyshape_bench.experiments.train_step.report import chart, report
+from anyshape_bench.experiments.train_step.results import BACKENDS, EXACT, WHOLE, Steps
+from anyshape_bench.harness.experiment import Experiment, Job, Report, named_models
+from anyshape_bench.harness.runner import in_turns
+from anyshape_bench.models.suite import SUITE, named_backends
 
-INTERRUPTED = 130
+DEFAULT = ("llama", "bert-train", "vit-train")
+QUICK = "demo-llama"
+SHAPES, QUICK_SHAPES, ROUNDS, ACCUMULATE = 14, 5, 1, 8
+MEMORY_SHAPES, QUICK_MEMORY_SHAPES = 4, 2
 CHART = Path("step.png")
 
 
-def main(arguments: argparse.Namespace, console: Console) -> int:
-    """Runs the command, or shows what one has stored.
+class TrainSteps(Experiment[Steps]):
+    """Each model on each backend, as in the module's head."""
 
-    Returns:
-        0; 1 when a process failed or losses are not eager's; 2 for wrong arguments; 130 after Ctrl-C.
-    """
-    try:
-        if arguments.chart is not None:
-            charts.check_chart()
-        if arguments.show is not None:
-            found, finished = step.load(arguments.show), True
-            out = arguments.show if arguments.show.is_dir() else arguments.show.parent
-        else:
-            out = arguments.out or Path(time.strftime("step-%Y%m%d-%H%M%S"))
-            found, finished = measure(options(arguments), out, arguments.limit, console)
-        step_report.show(found, console)
-        _draw(found, arguments, out, console)
-    except AnyShapeError as error:
-        print(error, file=sys.stderr)
-        return 2
-    if arguments.markdown:
-        print(step_report.markdown(found))
-    if arguments.write_document is not None:
-        step_report.write_document(found, arguments.write_document)
-        console.print(f"Wrote {arguments.write_document}", markup=False)
-    return INTERRUPTED if not finished else 1 if step_report.problems(found) else 0
+    name = "step"
+    worker = "anyshape_bench.experiments.train_step.worker"
+    results = Steps
+    adds_up = True
+
+    def options(self, arguments: argparse.Namespace) -> dict[str, Any]:
+        """accumulate: batches of one step whose memory is counted too; 1: none. memory: count it, and compare losses.
+        shapes, repeats, threads: 0 for the usual number."""
+        models = tuple(dict.fromkeys(map(training, named_models(arguments, self.name))))
+        quick = arguments.quick
+        return {
+            "models": list(models or ((QUICK,) if quick else DEFAULT)),
+            "backends": list(step_backends(arguments.backends)), "rounds": arguments.rounds or ROUNDS,
+            "shapes": arguments.shapes or (QUICK_SHAPES if quick else SHAPES),
+            "memory_shapes": QUICK_MEMORY_SHAPES if quick else MEMORY_SHAPES, "repeats": arguments.repeats,
+            "threads": arguments.threads, "autocast": arguments.autocast,
+            "accumulate": ACCUMULATE if arguments.accumulate is None else arguments.accumulate,
+            "memory": not arguments.no_memory}
+
+    def jobs(self, options: dict[str, Any], found: Steps, out: Path) -> Iterator[Job]:
+        rounds, backends = options["rounds"], options["backends"]
+        shared = {key: options[key] for key in ("shapes", "memory_shapes", "repeats", "threads", "autocast")}
+
+        def job(model: str, backend: str, number: int, mode: str, accumulate: int = 1) -> Job:
+            return {"model": model, "backend": backend, "number": number, "mode": mode, "accumulate": accumulate,
+                    "way": f"{options['autocast'] or EXACT}-{accumulate}"} | shared
+
+        for model in options["models"]:
+            for number, backend in in_turns(backends, rounds):
+                yield job(model, backend, number, "time")
+            if options["memory"]:
+                for backend in backends:
+                    yield job(model, backend, rounds, "memory")
+                if WHOLE in backends and options["accumulate"] > 1:
+                    yield job(model, WHOLE, rounds, "memory", options["accumulate"])
+
+    def total(self, options: dict[str, Any]) -> int:
+        return sum(1 for _ in self.jobs(options, Steps(), Path()))
+
+    def label(self, job: Job) -> str:
+        what = f"round {job['number'] + 1}" if job["mode"] == "time" else "memory and losses" \
+            if job["accumulate"] == 1 else f"memory of {job['accumulate']} batches a step"
+        return f"{job['model']} on {job['backend']}, {what}"
+
+    def take(self, found: Steps, job: Job, answer: dict[str, Any]) -> None:
+        if answer.pop("finished", True):
+            found.take(job, answer)
+
+    def report(self, found: Steps, folder: Path) -> Report:
+        return report(found)
+
+    def check_chart(self) -> None:
+        charts.check_chart()
+
+    def draw(self, found: Steps, path: Path | None, out: Path, measured: bool) -> list[str]:
+        if path is None and (not measured or not charts.can_draw()):
+            return []
+        path = path or CHART
+        drawn = chart(found, out / path if path.parent == Path() else path)
+        return [f"Drew {drawn}" if drawn else "Drew no chart: no model was measured on eager too"]
 
 
-def _draw(found: step.Steps, arguments: argparse.Namespace, out: Path, console: Console) -> None:
-    """The chart, beside the results unless it names a folder; after a run without being asked, where it can be."""
-    path = arguments.chart
-    if path is None and (arguments.show is not None or not charts.can_draw()):
-        return
-    path = path or CHART
-    drawn = step_report.chart(found, out / path if path.parent == Path() else path)
-    console.print(f"Drew {drawn}" if drawn else "Drew no chart: no model was measured on eager too", markup=False)
-
-
-def options(arguments: argparse.Namespace) -> step.Options:
-    """What the arguments ask for.
+def step_backends(text: str | None) -> tuple[str, ...]:
+    """The backends of a list with commas; all, where none is given.
 
     Raises:
-        ConfigError: a model or a backend is not there.
+        ConfigError: the list is empty, or names one on which no train step is measured.
     """
-    named = [name for name in (*arguments.names, *filter(None, arguments.models.split(","))) if name != "step"]
-    for name in named:
-        check_name(name)
-    quick = arguments.quick
-    return step.Options(
-        models=tuple(dict.fromkeys(map(step.training, named))) or ((step.QUICK,) if quick else step.DEFAULT),
-        backends=step.named(arguments.backends), rounds=arguments.rounds or step.ROUNDS,
-        shapes=arguments.shapes or (step.QUICK_SHAPES if quick else step.SHAPES),
-        memory_shapes=step.QUICK_MEMORY_SHAPES if quick else step.MEMORY_SHAPES, repeats=arguments.repeats,
-        threads=arguments.threads, autocast=arguments.autocast,
-        accumulate=step.ACCUMULATE if arguments.accumulate is None else arguments.accumulate,
-        memory=not arguments.no_memory)
+    found = named_backends(text, BACKENDS)
+    for backend in found:
+        if backend not in BACKENDS:
+            raise ConfigError(f"no train step is measured on {backend!r}", why="its step would not be comparable",
+                              do=f"choose from {', '.join(BACKENDS)}")
+    return found
 
 
-def measure(chosen: step.Options, out: Path, limit: float, console: Console) -> tuple[step.Steps, bool]:
-    """Runs the processes and stores what each found; False: Ctrl-C came first. What the folder has of other models,
-    backends and dtypes stays."""
-    found = step.load(out) if (out / step.FILE).exists() else step.Steps()
-    found.machine = machine()
-    found.options = step.options_of(chosen) | {"interrupted": False}
-    jobs = list(chosen.jobs())
-    with (Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                   console=console) as bars, tempfile.TemporaryDirectory(prefix="anyshape-bench-",
-                                                                         ignore_cleanup_errors=True) as folder):
-        whole, inner = bars.add_task("processes", total=len(jobs)), bars.add_task("", total=1)
-        runner = Runner(Path(folder), out, limit, chosen.threads, step.MODULE)
-        found.options["memory_note"] = runner.why_no_counter
-        # asked to end by another program is the same as Ctrl-C
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            for job in jobs:
-                name = f"{job['model']} on {job['backend']}, {_what(job)}"
-
-                def tell(event: str, done: int, total: int, name: str = name) -> None:
-                    bars.update(inner, description=f"{name}: {event}", completed=done, total=total)
-
-                bars.reset(inner, description=name, total=1)
-                found.take(job, runner.run(job, tell))
-                found.save(out)
-                bars.advance(whole)
-        except KeyboardInterrupt:
-            found.options["interrupted"] = True
-            found.save(out)
-            return found, False
-    console.print(f"Results are in {out}", markup=False)
-    return found, True
-
-
-def _what(job: dict[str, Any]) -> str:
-    if job["mode"] == "time":
-        return f"round {job['number'] + 1}"
-    return "memory and losses" if job["accumulate"] == 1 else f"memory of {job['accumulate']} batches a step"
+def training(name: str) -> str:
+    """The entry of the suite that trains the model of this name; any other name as it is."""
+    entry = SUITE.get(name)
+    other = f"{name}-train"
+    return other if entry is not None and not entry.trains and other in SUITE else name

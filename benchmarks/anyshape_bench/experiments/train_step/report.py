@@ -5,13 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from anyshape_bench.experiments.speed import charts, report, targets
-from anyshape_bench.experiments.speed.report import MISSING, facts, ratio, seconds, size
-from anyshape_bench.experiments.speed.results import Cell, Results, backends_of, cell, median, models_of, records_of
-from anyshape_bench.experiments.speed.targets import Measure
+from anyshape_bench.experiments.speed import charts
+from anyshape_bench.experiments.speed.report import describe, programs, verdict
+from anyshape_bench.experiments.speed.results import Cell, Results, backends_of, cell, models_of, records_of
 from anyshape_bench.experiments.train_step.results import (
     EAGER,
     EXACT,
@@ -23,6 +19,12 @@ from anyshape_bench.experiments.train_step.results import (
     WHOLE,
     Steps,
 )
+from anyshape_bench.harness import targets
+from anyshape_bench.harness.experiment import Report
+from anyshape_bench.harness.machine import facts
+from anyshape_bench.harness.tables import MISSING, Table, bullets, ratio, seconds, size
+from anyshape_bench.harness.targets import Measure
+from anyshape_bench.measure.statistics import median
 
 HEAD = ("backend", "first step", "new shapes", "of Inductor's", "median shape, of Inductor's", "seen shapes",
         "of Inductor's", "p50", "p99")
@@ -33,11 +35,9 @@ PEAK = 0.6  # of Inductor's
 REST = 1.01  # of what a step of several batches takes beside one set of gradients, against a step of one
 
 
-Lines = list[tuple[str, ...]]
 
-
-def tables(found: Steps) -> Iterator[tuple[str, Lines, Lines]]:
-    """A title, and the lines of both tables, of each model under each autocast."""
+def tables(found: Steps) -> Iterator[tuple[Table, Table]]:
+    """Times and memory of each model under each autocast."""
     for autocast in found.dtypes():
         part = found.part(autocast)
         for model in models_of(part):
@@ -46,7 +46,10 @@ def tables(found: Steps) -> Iterator[tuple[str, Lines, Lines]]:
             several = found.accumulated(model, autocast)
             if several is not None:
                 memory.append(_several(part, several))
-            yield f"{model}, {autocast or EXACT}", [_times(part, one) for one in cells], memory
+            title = f"{model}, {autocast or EXACT}"
+            styles = ["bold red" if line[-1] in ("failed", "WRONG") else None for line in memory]
+            yield (Table(title, HEAD, [_times(part, one) for one in cells], narrow=True),
+                   Table(title, MEMORY_HEAD, memory, narrow=True, styles=styles))
 
 
 def _times(part: Results, mean: Cell) -> tuple[str, ...]:
@@ -62,9 +65,9 @@ def _memory(part: Results, mean: Cell) -> tuple[str, ...]:
     greatest, theirs = (_greatest(part, mean.model, name) for name in (mean.backend, INDUCTOR))
     against = cell(part, mean.model, mean.backend, INDUCTOR)
     idle = max((r["idle"] for r in _counted(part, mean.model, mean.backend) if r["idle"] is not None), default=None)
-    return (mean.backend, report.programs(mean), size(greatest),
+    return (mean.backend, programs(mean), size(greatest),
             ratio(greatest / theirs if greatest and theirs else None), size(mean.peak), ratio(against.peak_ratio),
-            size(idle), report.verdict(mean))
+            size(idle), verdict(mean))
 
 
 def _several(part: Results, several: dict[str, Any]) -> tuple[str, ...]:
@@ -133,38 +136,22 @@ def problems(found: Steps) -> list[str]:
     return said
 
 
-def show(found: Steps, console: Console) -> None:
-    """Prints two tables for each model and autocast, what is aimed at, and what failed."""
-    for title, *parts in tables(found):
-        for head, rows in zip((HEAD, MEMORY_HEAD), parts, strict=True):
-            shown = Table(title=title, title_justify="left")
-            for place, name in enumerate(head):
-                shown.add_column(name.replace(" ", "\n"), justify="left" if place == 0 else "right",
-                                 no_wrap=place == 0)
-            for cells in rows:
-                shown.add_row(*cells, style="bold red" if cells[-1] in ("failed", "WRONG") else None)
-            console.print(shown)
+def report(found: Steps) -> Report:
+    """Two tables for each model and autocast, what is aimed at, and what failed."""
     aims = measures(found)
-    if aims:
-        console.print(targets.table(aims))
-    if found.options.get("memory_note"):
-        console.print(f"Resident memory, not counted blocks: {found.options['memory_note']}", markup=False)
+    shown = [table for pair in tables(found) for table in pair] + ([targets.table(aims)] if aims else [])
+    notes = [f"Resident memory, not counted blocks: {found.options['memory_note']}"] \
+        if found.options.get("memory_note") else []
     if found.options.get("interrupted"):
-        console.print("Interrupted: what had finished is shown.", style="yellow")
-    for text in problems(found):
-        console.print(text, style="bold red", markup=False, highlight=False)
+        notes.append("Interrupted: what had finished is shown.")
+    return Report(shown, markdown(found), document(found), problems(found), notes=notes)
 
 
 def markdown(found: Steps) -> str:
     """A section with two tables for each model and autocast, and one of what is aimed at."""
-    parts = []
-    for title, *both in tables(found):
-        parts.append(f"## {title}\n\n")
-        for head, rows in zip((HEAD, MEMORY_HEAD), both, strict=True):
-            parts += ["| " + " | ".join(head) + " |\n", "|---|" + "---:|" * (len(head) - 1) + "\n",
-                      *("| " + " | ".join(cells) + " |\n" for cells in rows), "\n"]
+    parts = [f"## {times.title}\n\n{times.markdown()}\n{memory.markdown()}\n" for times, memory in tables(found)]
     aims = measures(found)
-    return "".join(parts) + ("## What is aimed at\n\n" + targets.markdown(aims) if aims else "")
+    return "".join(parts) + ("## What is aimed at\n\n" + targets.table(aims).markdown() if aims else "")
 
 
 def chart(found: Steps, path: Path) -> Path | None:
@@ -221,16 +208,10 @@ def document(found: Steps) -> str:
              "## Machine\n\n", facts(found.machine, ", ".join(map(str, threads)) or MISSING), "\n", markdown(found)]
     wrong = problems(found)
     if wrong:
-        parts.append("\n## What went wrong\n\n" + "".join(f"- {' '.join(text.split())}\n" for text in wrong))
+        parts.append("\n## What went wrong\n\n" + bullets(wrong))
     if found.options.get("interrupted"):
         parts.append("\nThe last run was interrupted; only what had finished is shown.\n")
     part = [(model, autocast) for autocast in found.dtypes() for model in models_of(found.part(autocast))]
-    models = {model: report.describe(found.part(autocast), model) for model, autocast in reversed(part)}
+    models = {model: describe(found.part(autocast), model) for model, autocast in reversed(part)}
     parts.append("\n## Models\n\n" + "".join(f"- `{model}`: {text}\n" for model, text in sorted(models.items())))
     return "".join(parts)
-
-
-def write_document(found: Steps, path: Path) -> None:
-    """Writes the document, for example to docs/benchmarks-step.md."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(document(found))

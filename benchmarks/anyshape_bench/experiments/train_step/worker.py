@@ -1,51 +1,26 @@
-"""One process of `anyshape bench step`: train steps of one model on one backend, timed, or with their memory counted
-and their losses noted; writes one JSON record."""
+"""A worker of the train-step experiment: train steps of one model on one backend, timed, or with their memory counted
+and their losses noted."""
 from __future__ import annotations
 
 import functools
-import json
 import math
-import sys
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import anyshape
-from anyshape.base.errors import AnyShapeError, ConfigError
-from anyshape_bench.experiments.speed.worker import (
-    Compiler,
-    Record,
-    median,
-    peak_of,
-    plain,
-    programs,
-    quantile,
-    report,
-    timed,
-)
-from anyshape_bench.experiments.train_step.results import EAGER, OURS, WHOLE
+from anyshape.base.errors import ConfigError
+from anyshape_bench.experiments.speed.worker import time_shapes
+from anyshape_bench.experiments.train_step.results import EAGER, OURS, WHOLE, StepRecord, empty
+from anyshape_bench.harness.worker import Tell
+from anyshape_bench.measure.compiler import Compiler, peak_of, programs
 from anyshape_bench.measure.memory_counter import Meter, meter, settled
 from anyshape_bench.models.bench_models import BenchModel, Inputs, Step, TrainStep
 from anyshape_bench.models.custom_model import load_by_name
-from anyshape_bench.models.suite import WARM_UP_CALLS, Shape, pick
-
-
-@dataclass(slots=True)
-class StepRecord(Record):
-    """What is found of train steps; see `step.Steps`."""
-
-    autocast: str = ""
-    accumulate: int = 1
-    gradients: int = 0
-    losses: list[float] = field(default_factory=list)
-    exact: list[float] = field(default_factory=list)
-    moved: float = 0.0
+from anyshape_bench.models.suite import WARM_UP_CALLS, pick
 
 
 class WholeStep:
@@ -96,9 +71,10 @@ def trained(step: Step, model: BenchModel) -> TrainStep:
     return step
 
 
-def started(model: BenchModel, job: dict[str, Any], record: StepRecord, compiler: Compiler) -> TrainStep | WholeStep:
+def started(model: BenchModel, job: dict[str, Any], record: StepRecord, compiler: Compiler,
+            tell: Tell) -> TrainStep | WholeStep:
     """The step, after two warm-up calls."""
-    report("compiling", 0, 1)
+    tell("compiling", 0, 1)
     inputs = [model.inputs(shape) for shape in record.shapes[:WARM_UP_CALLS]]
     step = made(model, compiler, job["accumulate"])
     record.losses.append(_number(step(inputs[0])))
@@ -115,26 +91,15 @@ def _number(loss: object) -> float:
     return float(loss)
 
 
-def measure_time(model: BenchModel, job: dict[str, Any], record: StepRecord, compiler: Compiler) -> None:
+def measure_time(model: BenchModel, job: dict[str, Any], record: StepRecord, compiler: Compiler,
+                 tell: Tell) -> None:
     """First step, shapes seen for the first time, and seen again."""
-    step = started(model, job, record, compiler)
-    fresh = record.shapes[WARM_UP_CALLS:]
-    for place, shape in enumerate(fresh):
-        record.fresh.append(timed(step, model.inputs(shape)))
-        report("new shapes", place + 1, len(fresh))
-    repeats = job["repeats"] or model.repeats
-    times: dict[Shape, list[float]] = {shape: [] for shape in record.shapes}
-    for turn in range(repeats):
-        for shape in record.shapes:
-            times[shape].append(timed(step, model.inputs(shape)))
-        report("seen shapes", turn + 1, repeats)
-    record.repeated = [median(times[shape]) for shape in record.shapes]
-    every = [seconds for of_shape in times.values() for seconds in of_shape]
-    record.p50, record.p99 = quantile(every, 0.5), quantile(every, 0.99)
+    step = started(model, job, record, compiler, tell)
+    time_shapes(step, model, record, job["repeats"] or model.repeats, tell)
 
 
 def measure_memory(model: BenchModel, job: dict[str, Any], record: StepRecord, compiler: Compiler,
-                   counter: Meter) -> None:
+                   counter: Meter, tell: Tell) -> None:
     """The peak of a step above parameters and optimiser state: at the greatest shape, when only the warm-up calls came
     before, then at others, and at the greatest again. With several batches a step, that of the whole step, at the
     greatest shape alone. Every loss on the way, and how far the weights went."""
@@ -142,7 +107,7 @@ def measure_memory(model: BenchModel, job: dict[str, Any], record: StepRecord, c
     greatest = record.shapes[-1]
     others = [shape for shape in pick(tuple(record.shapes), WARM_UP_CALLS + job["memory_shapes"])[WARM_UP_CALLS:]
               if shape != greatest]
-    step = started(model, job, record, compiler)
+    step = started(model, job, record, compiler, tell)
     for _ in range(-len(record.losses) % job["accumulate"]):
         step(model.inputs(record.shapes[0]))  # until the step ends that the warm-up calls began
 
@@ -154,13 +119,13 @@ def measure_memory(model: BenchModel, job: dict[str, Any], record: StepRecord, c
     for place, shape in enumerate(record.memory_shapes):
         batches(model.inputs(shape))  # so that what is made once for this shape is not counted
         record.memory.append(peak_of(batches, functools.partial(model.inputs, shape), counter, compiler.held))
-        report("memory", place + 1, len(record.memory_shapes))
+        tell("memory", place + 1, len(record.memory_shapes))
     record.idle = max(0, settled(counter)[1] - compiler.held)
     record.baseline = compiler.held
     record.gradients = sum(one.numel() * one.element_size() for one in step.module.parameters() if one.requires_grad)
     if counter.note():
         record.stats["memory_note"] = counter.note()
-    report("results", 0, 1)
+    tell("results", 0, 1)
     start = trained(model.make(lambda module: module), model)
     record.moved = math.sqrt(math.fsum(float((one.detach().double() - other.detach().double()).square().sum())
                                        for one, other in zip(step.module.parameters(), start.module.parameters(),
@@ -170,42 +135,23 @@ def measure_memory(model: BenchModel, job: dict[str, Any], record: StepRecord, c
         record.exact = [_number(start(model.inputs(shape))) for shape in (*record.shapes[:WARM_UP_CALLS], *twice)]
 
 
-def run(job: dict[str, Any]) -> StepRecord:
-    """Does the job. An error of the model or the backend is recorded: one broken cell must not end the run."""
-    if job["threads"]:
-        torch.set_num_threads(job["threads"])
-    record = StepRecord(job["model"], job["backend"], job["number"], job["mode"], threads=torch.get_num_threads(),
-                        autocast=job["autocast"], accumulate=job["accumulate"])
-    try:
-        model = load_by_name(job["model"])
-        record.shapes = list(pick(tuple(model.shapes), job["shapes"]))
-        record.dims, record.trains = list(model.dims), True
-        counter = meter() if job["mode"] == "memory" else None
-        compiler = Compiler(job["backend"], job["autocast"], counter)
-        if counter is None:
-            measure_time(model, job, record, compiler)
-        else:
-            measure_memory(model, job, record, compiler, counter)
-        ours = job["backend"] in (OURS, WHOLE)
-        record.programs = programs(OURS if ours else job["backend"])
-        if ours:
-            record.stats |= plain(anyshape.stats())
-            record.stats["uncompiled"] = compiler.uncompiled()
-            print(compiler.explain(), file=sys.stderr)
-    except AnyShapeError as error:
-        record.error = str(error)
-    except Exception as error:
-        traceback.print_exc()
-        record.error = f"{type(error).__name__}: {error}"[:2000]
-    return record
+def answer(job: dict[str, Any]) -> StepRecord:
+    """An empty record."""
+    return empty(job, torch.get_num_threads())
 
 
-def main(arguments: list[str]) -> int:
-    """Reads the job from the first file and writes the record to the second."""
-    record = run(json.loads(Path(arguments[0]).read_text()))
-    Path(arguments[1]).write_text(json.dumps(asdict(record)))
-    return 1 if record.error else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def measure(job: dict[str, Any], record: StepRecord, tell: Tell) -> None:
+    """Fills the record: times, or in mode "memory" what is counted, and the losses."""
+    model = load_by_name(job["model"])
+    record.shapes = list(pick(tuple(model.shapes), job["shapes"]))
+    record.dims, record.trains = list(model.dims), True
+    counter = meter() if job["mode"] == "memory" else None
+    compiler = Compiler(job["backend"], job["autocast"], counter)
+    if counter is None:
+        measure_time(model, job, record, compiler, tell)
+    else:
+        measure_memory(model, job, record, compiler, counter, tell)
+    ours = job["backend"] in (OURS, WHOLE)
+    record.programs = programs(OURS if ours else job["backend"])
+    if ours:
+        record.stats |= compiler.stats()
