@@ -35,6 +35,7 @@ def _here(tmp_path, monkeypatch):
 
 def test_help_needs_no_torch():
     code = "import sys\nfrom anyshape.tools import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n" \
+           "cli.main(['bench', '--list'])\n" \
            "assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           env={"PYTHONPATH": ":".join(sys.path)})

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from anyshape.base.errors import ConfigError
+from anyshape_bench.models.suite import PADDED as BACKEND
 from anyshape_bench.models.suite import Shape
 
-BACKEND = "inductor-padded"
 LENGTH = 128  # a bucket's length is a multiple of this
 IGNORED = -100  # a label that losses leave out
 Inputs = tuple[Tensor, ...]

@@ -14,6 +14,7 @@ QUICK_SHAPES = 8
 WARM_UP_CALLS = 2
 TRIES = 20  # draws until a shape is not a corner; a small box may have nothing else
 BACKENDS = ("eager", "inductor", "anyshape")
+PADDED = "inductor-padded"  # models/padding.py
 AUTOCAST = ("bfloat16", "float16")
 
 

@@ -15,7 +15,7 @@ from anyshape_bench.experiments.speed.results import (
 )
 from anyshape_bench.harness.targets import Measure, worst
 from anyshape_bench.measure.statistics import geometric_mean
-from anyshape_bench.models.padding import BACKEND as PADDED
+from anyshape_bench.models.suite import PADDED
 
 OURS, INDUCTOR, EAGER = "anyshape", "inductor", "eager"
 CALL = "mlp"  # the model whose step is hardly more than a call
