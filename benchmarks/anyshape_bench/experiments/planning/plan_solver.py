@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from anyshape.plan.alloc import live_bytes
 from anyshape.plan.cut import order_by_parts
 from anyshape.plan.search import Problem
-from anyshape.plan.solution import ALIGNMENT, Solution
 from anyshape.run.context import Context
 from anyshape.run.placement import Life, best
+from anyshape_bench.experiments.planning.problem_text import ALIGNMENT, Solution
 
 
 def solve(problem: Problem, context: Context) -> Solution:

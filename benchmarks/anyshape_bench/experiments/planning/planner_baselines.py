@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from anyshape.plan.search import Problem
-from anyshape.plan.solution import Solution
 from anyshape_bench.experiments.planning.plan_solver import lives
+from anyshape_bench.experiments.planning.problem_text import Solution
 
 LEAST_BLOCK = 512  # kMinBlockSize
 SMALL = 1 << 20  # kSmallSize

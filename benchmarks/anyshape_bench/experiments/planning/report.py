@@ -148,7 +148,7 @@ kernel can make in the place of another that dies there is made there in every w
 - *Our plan* (`plan/cut.py`, `benchmarks/anyshape_bench/experiments/planning/plan_solver.py`) is made for the one batch
   size: the problem is cut into parts, which are searched one by one, equal ones once; then the layout of a call's
   record (`run/placement.py`). A judge that shares no code with it recomputes the peak from the texts
-  (`plan/solution.py`).
+  (`benchmarks/anyshape_bench/experiments/planning/problem_text.py`).
 - *The bound*: no order needs less, as far as the fullest steps show.
 - *The integer program* has the form of MODeL's order, without addresses and under HiGHS on one thread; a problem of
   at most {whole} steps is given whole, of others {window} steps about the fullest one of our plan. Both plan the same

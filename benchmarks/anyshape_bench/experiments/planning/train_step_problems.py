@@ -25,10 +25,10 @@ from anyshape.plan.join import step_problem
 from anyshape.plan.order import orders, reorder
 from anyshape.plan.plan import Plan
 from anyshape.plan.receive import late, received
-from anyshape.plan.solution import show_problem
 from anyshape.road import fused, named
 from anyshape.run.keeping import EVERYTHING
 from anyshape_bench.experiments.planning.order_search import at
+from anyshape_bench.experiments.planning.problem_text import show_problem
 from anyshape_bench.models import convnets
 from anyshape_bench.models.networks import Classifier, transformers_package
 

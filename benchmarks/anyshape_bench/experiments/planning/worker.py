@@ -13,10 +13,10 @@ from typing import Any
 from anyshape.plan.cut import order_by_parts, part_of
 from anyshape.plan.integer_program import WINDOW, plain, solved
 from anyshape.plan.search import Problem
-from anyshape.plan.solution import Solution, judge_solution, parse_problem, show_solution
 from anyshape.run.context import Context, shared_context
 from anyshape_bench.experiments.planning.plan_solver import placed
 from anyshape_bench.experiments.planning.planner_baselines import least_cost, long_lived_first, with_caching
+from anyshape_bench.experiments.planning.problem_text import Solution, judge_solution, parse_problem, show_solution
 from anyshape_bench.experiments.planning.results import Answer, Planned, Window
 from anyshape_bench.experiments.planning.train_step_problems import NETWORKS, file_of, written
 from anyshape_bench.harness.worker import Tell

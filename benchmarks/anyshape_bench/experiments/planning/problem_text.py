@@ -64,7 +64,7 @@ def parse_problem(text: str) -> Problem:
             _read(problem, line)
         except (ValueError, IndexError) as error:
             raise ParseError(f"line {number} of a planning problem cannot be read", where=line, why=str(error),
-                             do="see the head of plan/solution.py for the form") from None
+                             do="see the head of planning/problem_text.py for the form") from None
     problem.after += [[] for _ in problem.before]
     for step, before in enumerate(problem.before):
         for other in range(step):
@@ -131,7 +131,7 @@ def parse_solution(text: str) -> Solution:
                 raise ValueError("it begins with neither solution, order, place nor peak")
         except ValueError as error:
             raise ParseError(f"line {number} of a solution cannot be read", where=line, why=str(error),
-                             do="see the head of plan/solution.py for the form") from None
+                             do="see the head of planning/problem_text.py for the form") from None
     return Solution(tuple(order), tuple(places.get(value, -1) for value in range(max(places, default=-1) + 1)), peak)
 
 
