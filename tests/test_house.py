@@ -20,8 +20,8 @@ TORCH_ROOMS = ("frontend", "run", "route", "tools", "torch_compat")
 TORCH_FILES = ("backend/torchlib.py",)
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
 BORDERS = ("frontend/", "tools/", "run/context.py", "run/executable.py")
-# base/config.py reads every knob; the disk cache asks for the user's cache folder; the bench starts processes
-ENVIRONMENT = ("base/config.py", "run/cache.py", "tools/bench/runner.py")
+# base/config.py reads every knob; the disk cache asks for the user's cache folder
+ENVIRONMENT = ("base/config.py", "run/cache.py")
 # private names of torch: the package that looks them up; the files of `run` that patch what it finds have their
 # attributes too; benchmarks look into the compilers that they measure
 PRIVATE, PATCHING, MEASURING = "torch_compat", "run/torch_", "tools/"
@@ -226,3 +226,56 @@ def test_the_core_works_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
                           env={"PYTHONPATH": str(SOURCE.parent), "PATH": ""})
     assert "z = exp(x)" in done.stdout
+
+
+# ---- the benchmarks, a package of their own
+
+BENCH = SOURCE.parents[1] / "benchmarks" / "anyshape_bench"
+BENCH_FILES = sorted(BENCH.rglob("*.py"))
+# folders by rank: what is measured and how it is run and shown, then the experiments, then the command
+BENCH_RANK = {"models": 0, "harness": 2, "measure": 1, "experiments": 3, "command": 4, "": 5}
+
+
+def bench_module(path: Path) -> str:
+    return ".".join(["anyshape_bench", *path.relative_to(BENCH).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def bench_imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{bench_module(path)} imports relatively"
+            known = {bench_module(one) for one in BENCH_FILES}
+            yield from (inner if (inner := f"{node.module}.{alias.name}") in known else node.module or ""
+                        for alias in node.names)
+
+
+def test_the_package_asks_for_the_benchmarks_in_one_place() -> None:
+    found = [name_of(path) for path in FILES if "anyshape_bench" in path.read_text(encoding="utf-8")]
+    assert found == ["tools/bench_package.py"]
+
+
+def test_the_benchmarks_import_one_way_and_have_no_circles() -> None:
+    def rank(module: str) -> int:
+        return BENCH_RANK[(module.split(".") + [""])[1]] if module != "anyshape_bench.__main__" else BENCH_RANK[""]
+
+    edges = {bench_module(path): [one for one in bench_imports(path) if one.startswith("anyshape_bench")]
+             for path in BENCH_FILES}
+    for module, others in edges.items():
+        for other in others:
+            assert rank(other) <= rank(module) or other == "anyshape_bench", f"{module} imports {other}"
+    done: list[str] = []
+    while left := [module for module in edges if module not in done]:
+        free = [one for one in left if all(other in done or other not in edges for other in edges[one])]
+        assert free, f"a circle among {left}"
+        done += free
+
+
+@pytest.mark.parametrize("path", BENCH_FILES, ids=bench_module)
+def test_a_file_of_the_benchmarks_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(tree(path)), f"{path.name} does not say what it is for"
+    assert len([one for one in path.parent.iterdir() if one.is_file()]) <= 16, f"too many files in {path.parent}"
+    if path.relative_to(BENCH).as_posix() != "harness/runner.py":  # which starts processes
+        assert not any(isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv")
+                       for node in ast.walk(tree(path))), f"{path.name} reads the environment"

@@ -30,7 +30,7 @@ from anyshape.run.counted import counted_outside
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.library import taken_by
 from anyshape.sym.expr import evaluate
-from anyshape.tools.bench.memory import build_counter
+from anyshape_bench.measure.memory_counter import build_counter
 from limits import limit_of, same, sizes, under
 
 pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
@@ -383,7 +383,7 @@ import ctypes, gc, sys
 import torch
 from torch import nn
 import anyshape
-from anyshape.tools.bench.memory import HeapMeter
+from anyshape_bench.measure.memory_counter import HeapMeter
 from limits import NO_LIMIT, limit_of
 
 meter = HeapMeter(ctypes.CDLL(sys.argv[1]))
