@@ -160,6 +160,8 @@ TRACING = {
 
 CALLS = {
     f"{DYNAMO}eval_frame._debug_get_cache_entry_list": Name("calls without torch's wrappers", WRAPPED),
+    f"{GUARDS}RootGuardManager.add_epilogue_lambda_guard": Name("programs for all sizes, of parts between graph breaks",
+                                                                ONE_SIZE),
     f"{DYNAMO}eval_frame.cached_backends": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.GuardManagerWrapper": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.DeletedGuardManagerWrapper": Name("lets go of what was compiled", KEPT),
