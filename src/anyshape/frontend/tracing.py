@@ -238,7 +238,7 @@ class Tracing:
         """
         code = arguments[0].f_code
         try:
-            answer = self._trace(arguments, replace(told, way="parts"), all_sizes=True)
+            return self._trace(arguments, replace(told, way="parts"), all_sizes=True)
         except Exception as error:  # the border to torch's tracer
             inner = getattr(error, "inner_exception", error)
             if isinstance(inner, AnyShapeError):
@@ -247,10 +247,6 @@ class Tracing:
                 self.single.add(code)
                 self.compilation.record("trace", "a part for all sizes", torch_eager.error_words(error))
             return None
-        if torch_api.made_program(answer) or not torch_eager.is_left(code, answer):
-            return answer
-        self.single.add(code)
-        return None
 
     def part(self, gm: torch.fx.GraphModule) -> PartCoverage | None:
         """Asked in the trace that is going on, before its graph is compiled: what says which sizes the program of a
