@@ -179,7 +179,7 @@ class Compiled:
                     known = self.deferral.known(arguments, keywords)
                     if known is not None:
                         raise Deferred(known, self.deferral.waiting[known].reason)
-                if not (failed_before and ordinary.door is not None):
+                if not failed_before or (ordinary.door is None and oblivious.own):
                     return self._run(oblivious, arguments, keywords)
             except NotCovered:
                 pass
@@ -187,7 +187,7 @@ class Compiled:
                 result = ordinary.door(arguments, keywords)
                 if result is not MISS:
                     return result
-            if failed_before and ordinary.door is not None:
+            if failed_before and ordinary.door is not None and oblivious.own:
                 try:
                     return self._run(oblivious, arguments, keywords)
                 except NotCovered:

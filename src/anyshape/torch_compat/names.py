@@ -93,6 +93,9 @@ TRACING = {
     f"{DYNAMO}symbolic_convert": Name("spares a trace to read source files", SLOW_TRACE),
     f"{DYNAMO}symbolic_convert.get_funcname": Name("spares a trace to read source files", SLOW_TRACE),
     # torch 2.11 lacks one of these
+    f"{DYNAMO}convert_frame": Name("parts after a graph break whose tensors are in objects", FEWER, quiet=True),
+    f"{DYNAMO}convert_frame.has_tensor_in_frame": Name("parts after a graph break whose tensors are in objects", FEWER,
+                                                       quiet=True),
     **{f"{DYNAMO}{name}": Name("holders of values that are traced as classes of the user's own", FEWER, quiet=True)
        for name in (
         "variables.UserDefinedClassVariable", "variables.ConstDictVariable", "variables.DunderDictVariable",
