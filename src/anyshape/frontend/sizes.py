@@ -7,6 +7,8 @@ time, the captured graph is run on shapes alone, at the real sizes. Every interm
 predicted, and what the caller can see must share memory as predicted. Otherwise the ordinary trace takes the call.
 The same is done for each new order of strides where an input has strides of its own: a general trace cannot compare
 them, and takes results to be dense.
+
+A whole program refuses such a call itself. Of a part between graph breaks, Dynamo's guards ask it.
 """
 from __future__ import annotations
 
@@ -28,6 +30,8 @@ from anyshape.run.bind import renamed
 from anyshape.torch_compat import tree as pytree
 
 SMALL = 2
+BATCH_NORM = (torch.batch_norm, torch.nn.functional.batch_norm)
+TRAINING = 5  # the place of its argument that says so
 CTC = (torch.ctc_loss, torch.nn.functional.ctc_loss)
 FORESEEN = 6  # different sizes up to which patterns are judged before a call has them
 COMBINED = 3  # sizes up to which that is done for all combinations
@@ -403,6 +407,9 @@ class _Compare:
             wanted = arguments[1] if isinstance(arguments[1], (list, tuple)) else (arguments[1],)
             return tuple(None if expected is None else self.shapes.empty(list(one.shape), one)
                          for one, expected in zip(wanted, node.meta["example_value"], strict=True))
+        if target in BATCH_NORM and any(not value.numel() for _, value in operands[:1]) \
+                and (*arguments[TRAINING:TRAINING + 1], keywords.get("training", False))[0]:
+            raise _Differs(f"{node.name} has statistics of nothing, which eager PyTorch does not take")
         try:
             found, changed = self.shapes.call(target, arguments, keywords)
         except self.unknown:
