@@ -540,21 +540,18 @@ class Outer(nn.Module):
 
 
 def test_parts_between_graph_breaks_are_one_program_each_for_all_sizes():
-    for first in ((4, 3, 6, 5), (1, 3, 6, 5), (3, 3, 1, 1)):
-        model = Outer()
-        fast = anyshape.compile(copy.deepcopy(model), defer=False)
-        seen = set()
-        for shape in (first, (4, 3, 6, 5), (1, 3, 6, 5), (0, 3, 6, 5), (7, 3, 11, 2), (1, 3, 1, 9), (2, 3, 1, 1)):
-            x = leaf(*shape)
-            y = x.detach().clone().requires_grad_()
-            wanted, found = model(x), fast(y)
-            close(found, wanted, 1e-4)
-            found.square().sum().backward(), wanted.square().sum().backward()
-            close(y.grad, x.grad, 1e-4)
-            seen.add(graphs(fast))
-        assert seen == {5}, fast.explain()
-        for mine, theirs in zip(fast.parameters(), model.parameters(), strict=True):
-            close(mine.grad, theirs.grad, 1e-3)
+    model = Outer()
+    fast = anyshape.compile(copy.deepcopy(model), defer=False)
+    for shape in ((4, 3, 6, 5), (1, 3, 6, 5), (0, 3, 6, 5), (7, 3, 11, 2), (1, 3, 1, 9), (2, 3, 1, 1)):
+        x = leaf(*shape)
+        y = x.detach().clone().requires_grad_()
+        wanted, found = model(x), fast(y)
+        close(found, wanted, 1e-4)
+        found.square().sum().backward(), wanted.square().sum().backward()
+        close(y.grad, x.grad, 1e-4)
+        assert graphs(fast) == 5, fast.explain()
+    for mine, theirs in zip(fast.parameters(), model.parameters(), strict=True):
+        close(mine.grad, theirs.grad, 1e-3)
 
 
 def test_a_part_that_other_sizes_make_another_program_is_refused_by_its_guards():
