@@ -508,6 +508,96 @@ def test_graph_breaks():
         anyshape.compile(f, fullgraph=True)(torch.randn(3, 4))
 
 
+def mark(*values) -> None:
+    print(end="")  # torch's tracer cuts a program here
+
+
+class Cut(nn.Module):
+    """A convolution, cut in its middle, that is called by a module that is cut too, and gives an object back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x):
+        y = self.inner(x.relu())
+        mark()
+        return y.sigmoid() * x
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut, self.norm = Cut(), nn.GroupNorm(1, 3)
+
+    def forward(self, x):
+        y = self.norm(self.cut(x))
+        holder = types.SimpleNamespace(y=y, n=x.shape[0])
+        mark()
+        holder.y = holder.y * holder.n
+        mark()
+        return holder.y.flatten(1).mean(1)
+
+
+def test_parts_between_graph_breaks_are_one_program_each_for_all_sizes():
+    model = Outer()
+    fast = anyshape.compile(copy.deepcopy(model), defer=False)
+    for shape in ((4, 3, 6, 5), (1, 3, 6, 5), (0, 3, 6, 5), (7, 3, 11, 2), (1, 3, 1, 9), (2, 3, 1, 1)):
+        x = leaf(*shape)
+        y = x.detach().clone().requires_grad_()
+        wanted, found = model(x), fast(y)
+        close(found, wanted, 1e-4)
+        found.square().sum().backward(), wanted.square().sum().backward()
+        close(y.grad, x.grad, 1e-4)
+        assert graphs(fast) == 5, fast.explain()
+    for mine, theirs in zip(fast.parameters(), model.parameters(), strict=True):
+        close(mine.grad, theirs.grad, 1e-3)
+
+
+def test_a_part_that_other_sizes_make_another_program_is_refused_by_its_guards():
+    def squeezes(x):
+        y = x.sin()
+        mark()
+        return y.squeeze(0) * x.shape[0]
+
+    def shares(x):  # a copy, but where a size is 1
+        y = x.t()
+        mark()
+        y.reshape(-1).add_(1)
+        mark()
+        return y * 2
+
+    for function, parts, others in ((squeezes, 2, 1), (shares, 3, 2)):
+        fast = anyshape.compile(function, defer=False)
+        for rows, more in ((4, 0), (1, 1), (0, others), (5, others), (1, others), (2, others)):
+            x = torch.randn(rows, 3)
+            y = x.clone()
+            close(fast(y), function(x))
+            close(y, x)
+            assert graphs(fast) <= parts + more, fast.explain()
+        assert "dim" in fast.explain().fallbacks[-1].reason
+
+
+def test_a_part_that_cannot_be_traced_for_all_sizes_is_traced_as_before(monkeypatch):
+    from anyshape.frontend import tracing
+
+    def f(x):
+        y = x.exp()
+        mark()
+        return y * x.shape[0]
+
+    def fail(*arguments):
+        raise RuntimeError("no coverage, on purpose")
+
+    monkeypatch.setattr(tracing, "PartCoverage", fail)
+    fast = anyshape.compile(f, defer=False)
+    for rows in (4, 1, 5):
+        x = torch.randn(rows, 3)
+        close(fast(x), f(x))
+    assert graphs(fast) == 4 and "on purpose" in str(fast.explain())
+    assert [one.stage for one in fast.explain().fallbacks].count("a part for all sizes") == 2
+
+
 def test_fullgraph():
     check(Block(), (3, 8), (5, 8), fullgraph=True)
 

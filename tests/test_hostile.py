@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -244,3 +245,44 @@ def test_what_eager_refuses_of_a_loss_is_refused_and_what_it_takes_is_taken() ->
     flat = anyshape.compile(lambda x: norm(x.transpose(1, 2)).view(x.shape[0], -1), strict=True)
     for n in (4, 7):
         assert flat(torch.rand(n, 5, 3)).shape == (n, 15)
+
+
+class Cut(nn.Module):
+    """A model that says how far it is, which PyTorch's tracer cuts in parts there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> types.SimpleNamespace:
+        hidden = self.norm(self.first(x)).relu()
+        print(end="")
+        holder = types.SimpleNamespace(hidden=hidden, rows=x.shape[0])
+        print(end="")
+        return types.SimpleNamespace(out=self.last(holder.hidden) * holder.rows, rows=holder.rows)
+
+
+def test_a_graph_break_costs_no_program_for_a_batch_of_one() -> None:
+    model = Cut()
+    fast = anyshape.compile(copy.deepcopy(model), defer=False)
+    for rows in (1, 4, 0, 7, 1, 13):
+        x = torch.randn(rows, 8)
+        wanted, found = model(x), fast(x)
+        wanted.out.sum().backward(), found.out.sum().backward()
+        torch.testing.assert_close(found.out, wanted.out, rtol=1e-4, atol=1e-4)
+        assert found.rows == rows
+        for mine, theirs in zip(fast.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-3)
+        assert sum(program.name.endswith("forward") for program in fast.programs) == 2, fast.explain()
+
+
+def test_an_empty_batch_leaves_the_statistics_of_a_batch_norm() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    fast = anyshape.compile(copy.deepcopy(model), defer=False)
+    for rows in (4, 0, 5):
+        x = torch.randn(rows, 4)
+        for one in (model, fast):
+            one.zero_grad()
+            one(x).square().sum().backward()
+        torch.testing.assert_close(fast[1].running_var, model[1].running_var)
+        torch.testing.assert_close(fast[1].weight.grad, model[1].weight.grad, rtol=1e-4, atol=1e-4)

@@ -117,3 +117,15 @@ def test_gradients() -> None:
         x = torch.randn(shape, requires_grad=True)
         (wanted,), (found,) = (torch.autograd.grad(one(x).sum(), x) for one in (function, fast))
         torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.repeat(2, 1).flip(0), lambda x: (torch.cat([x, x], 0) * 2 + 1).repeat(2, 1).flip(0),
+    lambda x: x.repeat(3, 2).flip(0, 1), lambda x: x.reshape(-1).flip(0).reshape(x.shape[1], x.shape[0]),
+    lambda x: x.repeat_interleave(2, 0).flip(0), lambda x: x.repeat(2, 1).flip(0).cumsum(0)])
+def test_what_is_repeated_may_be_turned_around(function):
+    """An index that counts down through a division: loops of negative length wrote anywhere in memory."""
+    fast = anyshape.compile(function, strict=True)
+    for rows, columns in ((4, 4), (3, 5), (2, 7), (13, 1), (1, 9)):
+        x = torch.randn(rows, columns)
+        torch.testing.assert_close(fast(x), function(x), rtol=1e-5, atol=1e-6)

@@ -95,10 +95,13 @@ class Way:
 
         # torch holds this function, so it must not lead to this object, with which all goes
         def backend(gm: torch.fx.GraphModule, example_inputs: Any) -> Callable[..., Any]:
+            part = tracing.part(gm)
             program = compile_fx(gm, example_inputs, compilation=compilation)
             compilation.fixed.update(torch_trace.fixed_sizes())
             if oblivious:
                 program = checked_program(gm, program, compilation)
+            elif part is not None:
+                program = part.program(program)
             program = counted(program, underway, tracing.piece())
             own.append(program)
             return program
@@ -177,7 +180,7 @@ class Compiled:
                     known = self.deferral.known(arguments, keywords)
                     if known is not None:
                         raise Deferred(known, self.deferral.waiting[known].reason)
-                if not (failed_before and ordinary.door is not None):
+                if not failed_before or (ordinary.door is None and oblivious.own):
                     return self._run(oblivious, arguments, keywords)
             except NotCovered:
                 pass
@@ -185,7 +188,7 @@ class Compiled:
                 result = ordinary.door(arguments, keywords)
                 if result is not MISS:
                     return result
-            if failed_before and ordinary.door is not None:
+            if failed_before and ordinary.door is not None and oblivious.own:
                 try:
                     return self._run(oblivious, arguments, keywords)
                 except NotCovered:
@@ -249,6 +252,7 @@ class Compiled:
         plain, tracing = call.plain, self.oblivious.tracing
         self.ordinary.tracing.general = not failed_before
         where = f" ({tracing.where})" if tracing.where else ""
+        self.ordinary.tracing.broken = tracing.broken and torch_door.can_add_guards()
         self.ordinary.tracing.forced = f"{tracing.failure}{where}" if tracing.failure else ""
         started = time.perf_counter()
         try:

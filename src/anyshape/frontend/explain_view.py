@@ -100,7 +100,8 @@ def _program(program: ProgramNote, explanation: Explanation) -> Any:
     from rich.text import Text
     lines = [f"why:    {program.why or 'the first call'}"]
     if program.where:
-        ways = {"all sizes": "one program for all sizes", "one graph": "traced for fixed sizes",
+        ways = {"all sizes": "one program for all sizes", "parts": "one program for all sizes of this part",
+                "one graph": "traced for fixed sizes",
                 "ordinary": "traced for sizes of 2 and more, or fixed ones"}
         lines.append(f"traced: {program.where}" + (f"; {ways[program.way]}" if program.way in ways else ""))
     sizes = [f"{name} ({place})" for name, place in program.sizes]

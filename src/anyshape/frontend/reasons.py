@@ -28,7 +28,8 @@ _KIND = re.compile(r"GLOBAL_STATE|_parameters\[|_buffers\[|(?:rank|dtype|device|
                    r"check_type_id|expected type of| (?:==|is) (?:True|False|None|'.*'|\".*\"|torch\.\w+)$|^not |hooks|"
                    r"keys\(|CodeGuardAccessor|hasattr|isinstance")
 _NUMBER = re.compile(r"(?<![\w'\[])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
-_OF_SMALL = re.compile(r"\.size\(\)\[\d+\] == [01]$|size mismatch at index \d+\. expected [01],")
+UNCOVERED = "sizes are 0 or 1, or strides in an order, that the program for all sizes does not serve"
+_OF_SMALL = re.compile(rf"{UNCOVERED}|" r"\.size\(\)\[\d+\] == [01]$|size mismatch at index \d+\. expected [01],")
 _COUNTER = re.compile(r"(L\['\w+'\](?:\.\w+|\['\w+'\])+) == -?\d+$")
 _CODE = re.compile(r"#\s*(.*?)\s*#\s*(\S+:\d+)")
 _LOCAL = re.compile(r"^L\['(\w+)'\] (==|is) (.+)$")
@@ -152,6 +153,8 @@ def _value(text: str, values: Mapping[str, Any]) -> Any:
 def _part_words(part: str, values: Mapping[str, Any]) -> str:
     condition, _, _ = part.partition("  #")
     condition = _ADVICE.sub("", condition.strip())
+    if condition == UNCOVERED:
+        return condition
     for pattern, words in ((_GRADIENT, _gradient_words), (_KEYS, _keys_words), (_TYPE, _type_words),
                            (_MISMATCH, _mismatch_words)):
         mismatch = pattern.match(condition)

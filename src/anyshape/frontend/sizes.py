@@ -7,6 +7,8 @@ time, the captured graph is run on shapes alone, at the real sizes. Every interm
 predicted, and what the caller can see must share memory as predicted. Otherwise the ordinary trace takes the call.
 The same is done for each new order of strides where an input has strides of its own: a general trace cannot compare
 them, and takes results to be dense.
+
+A whole program refuses such a call itself. Of a part between graph breaks, Dynamo's guards ask it.
 """
 from __future__ import annotations
 
@@ -28,6 +30,8 @@ from anyshape.run.bind import renamed
 from anyshape.torch_compat import tree as pytree
 
 SMALL = 2
+BATCH_NORM = (torch.batch_norm, torch.nn.functional.batch_norm)
+TRAINING = 5  # the place of its argument that says so
 CTC = (torch.ctc_loss, torch.nn.functional.ctc_loss)
 FORESEEN = 6  # different sizes up to which patterns are judged before a call has them
 COMBINED = 3  # sizes up to which that is done for all combinations
@@ -35,72 +39,170 @@ COMBINED = 3  # sizes up to which that is done for all combinations
 
 def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: Compilation) -> Callable[..., Any]:
     """`program`, which refuses a call (NotCovered) whose sizes 0 and 1 would make eager PyTorch take another path."""
-    predicted = PredictedShapes(gm)
-    examples = predicted.placeholders
-    symbolic = [index for index, value in enumerate(examples) if _has_symbols(value)]
-    places = _size_texts(examples, symbolic)
-    strided = _strided(examples)
-    if not places and not strided:
+    coverage = Coverage(gm, compilation)
+    names = [f"i{index}" for index in range(coverage.inputs)]
+    asked = coverage.questions(names)
+    if asked is None:
         return program
-    words = {symbol: text for symbol, text, _ in size_names(gm)}
-    names = [words.get(str(expression), str(expression)) for expression in places]
-    for expression, text in predicted.small_texts(places).items():
-        places[expression] = text
-        names.append(renamed(str(expression), words))
-    sizes = list(places.values())
-    covered: dict[tuple[int, ...], bool] = {}
+    when, pattern = asked
 
     def judge(pattern: tuple[int, ...], inputs: tuple[Any, ...]) -> None:
-        answer = covered.get(pattern)
-        if answer is None:
-            reason = predicted.differs(inputs, bool(strided))
-            answer = covered[pattern] = not reason
-            if reason:
-                small = [f"{name} was {size}" for name, size in zip(names, pattern, strict=False) if size < SMALL]
-                compilation.record("trace", "small sizes" if small else "strides",
-                                   f"{', '.join(small)}: {reason}" if small else reason)
-        if not answer:
+        if not coverage.serves(pattern, inputs):
             raise NotCovered("sizes 0 or 1 need another program")
 
     def refuse(pattern: tuple[int, ...], error: InputError) -> None:
-        # the trace took two sizes as equal, in broadcasting, and here one of them is 1; nothing has run yet
-        covered[pattern] = False
-        compilation.record("trace", "sizes that the general program takes as equal", error.why)
+        coverage.close(pattern, error)
         raise NotCovered("sizes need another program") from error
 
     # generated, because this runs at every call: one comparison for each size, nothing else
     boxed = getattr(program, "boxed", None)  # the same over a list
     program, run = (program, "program({})") if boxed is None else (boxed, "program([{}])")
-    given = ", ".join(f"i{index}" for index in range(len(examples)))
-    pattern = ", ".join([*(f"{size} if {size} < {SMALL} else {SMALL}" for size in sizes),
-                         *(f"order(i{index}.stride())" for index in strided)])
-    when = "True" if strided else " or ".join(f"{size} < {SMALL}" for size in sizes)
+    given = ", ".join(names)
     lines = [f"def run({given}):", f"    if {when}:",
-             f"        pattern = ({pattern},)", "        if not covered.get(pattern):",
+             f"        pattern = {pattern}", "        if not covered.get(pattern):",
              f"            judge(pattern, ({given},))",
              "        try:", f"            return {run.format(given)}",
              "        except InputError as error:", "            refuse(pattern, error)",
              f"    return {run.format(given)}"]
-    if not strided:
-        covered.update(predicted.foreseen(list(places)))
-    space: dict[str, Any] = {"covered": covered, "judge": judge, "program": program, "refuse": refuse, "order": _order,
-                             "InputError": InputError}
+    space: dict[str, Any] = {"covered": coverage.covered, "judge": judge, "program": program, "refuse": refuse,
+                             "order": _order, "InputError": InputError}
     exec(compile("\n".join(lines), "<sizes of a program>", "exec"), space)
     return space["run"]  # type: ignore[no-any-return]
 
 
-def _size_texts(examples: Sequence[Any], symbolic: Sequence[int]) -> dict[Any, str]:
-    """Symbolic size -> where it is read, as Python text over i0, i1, ...; equal sizes once, whole numbers first.
-    Sizes that the trace made constants are not among them."""
+class PartCoverage:
+    """The same for a part of a program. What came before it has run, so a call that its program does not serve has to
+    be refused by Dynamo's guards, which then ask for another program of this part.
+
+    Args:
+        gm: the part's graph.
+        names: the globals of its frame.
+
+    Raises:
+        NotCovered: its guards cannot ask that.
+    """
+
+    def __init__(self, gm: GraphModule, compilation: Compilation, names: dict[str, Any]) -> None:
+        self.gm = gm
+        self.coverage = Coverage(gm, compilation)
+        self.sources = [torch_api.source_of(node) for node in gm.graph.nodes if node.op == "placeholder"]
+        if self.coverage.predicted.asks_data():
+            raise NotCovered("sizes that only the data tell, between parts of a program")
+        asked = self.coverage.questions(self.sources)
+        self.guard: Callable[[Mapping[str, Any]], bool] | None = None
+        if asked is None:
+            return
+        when, pattern = asked
+        if any(not self.sources[index] for index in self.coverage.read):
+            raise NotCovered("an input of a part of the program has no place that a guard could ask")
+        space: dict[str, Any] = {"covered": self.coverage.covered, "judge": self._judge, "order": _order, "G": names}
+        lines = ["def guard(L):", f"    if {when}:", f"        pattern = {pattern}",
+                 "        return covered[pattern] if pattern in covered else judge(pattern, L, G)",
+                 "    return True"]
+        exec(compile("\n".join(lines), "<sizes of a part>", "exec"), space)
+        self.guard = space["guard"]
+
+    def _judge(self, pattern: tuple[int, ...], local: Mapping[str, Any], names: dict[str, Any]) -> bool:
+        inputs = list(self.coverage.predicted.placeholders)
+        for index in self.coverage.read:
+            inputs[index] = eval(self.sources[index], {"L": local, "G": names})
+        return self.coverage.serves(pattern, inputs)
+
+    def program(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """`program`, which runs as PyTorch where it took sizes as equal of which one is 1; the next such call is
+        refused by the guard."""
+        names = [f"i{index}" for index in range(self.coverage.inputs)]
+        asked = self.coverage.questions(names)
+        if asked is None:
+            return program
+        when, pattern = asked
+        space: dict[str, Any] = {"order": _order}
+        given = ", ".join(names)
+        exec(compile(f"def small({given}):\n    return {pattern} if {when} else None", "<sizes of a part>", "exec"),
+             space)
+
+        def run(*inputs: Any) -> Any:
+            try:
+                return program(*inputs)
+            except InputError as error:
+                found = space["small"](*inputs)
+                if found is None:
+                    raise
+                self.coverage.close(found, error)
+                return self.gm.forward(*inputs)
+
+        return run
+
+
+class Coverage:
+    """Which patterns of small sizes the program of a trace serves.
+
+    Attributes:
+        predicted: the trace.
+        covered: what is known, by pattern: each size, or 2 where it is more; and orders of strides.
+        inputs: how many the graph has.
+        read: those of them that have symbolic sizes or strides.
+    """
+
+    def __init__(self, gm: GraphModule, compilation: Compilation) -> None:
+        self.predicted = PredictedShapes(gm)
+        self.compilation = compilation
+        examples = self.predicted.placeholders
+        self.inputs = len(examples)
+        self.strided = _strided(examples)
+        self.read = [index for index, value in enumerate(examples) if index in self.strided or _has_symbols(value)]
+        self.covered: dict[tuple[int, ...], bool] = {}
+        self.names: list[str] | None = None
+        self.words = {symbol: text for symbol, text, _ in size_names(gm)}
+
+    def questions(self, texts: Sequence[str]) -> tuple[str, str] | None:
+        """What asks whether a call is to be looked at, and its pattern, as Python over the `texts` of the inputs; None
+        where no size is symbolic."""
+        places = _size_texts(self.predicted.placeholders, self.read, texts)
+        if not places and not self.strided:
+            return None
+        inner = self.predicted.small_texts(places)
+        if self.names is None:
+            self.names = [self.words.get(str(expression), str(expression)) for expression in places]
+            self.names += [renamed(str(expression), self.words) for expression in inner]
+            if not self.strided:
+                self.covered.update(self.predicted.foreseen([*places, *inner]))
+        sizes = [*places.values(), *inner.values()]
+        pattern = ", ".join([*(f"{size} if {size} < {SMALL} else {SMALL}" for size in sizes),
+                             *(f"order({texts[index]}.stride())" for index in self.strided)])
+        return "True" if self.strided else " or ".join(f"{size} < {SMALL}" for size in sizes), f"({pattern},)"
+
+    def serves(self, pattern: tuple[int, ...], inputs: Sequence[Any]) -> bool:
+        """Whether the program gives what eager PyTorch does for calls of this pattern, of which one is at hand."""
+        answer = self.covered.get(pattern)
+        if answer is None:
+            reason = self.predicted.differs(inputs, bool(self.strided))
+            answer = self.covered[pattern] = not reason
+            if reason:
+                small = [f"{name} was {size}" for name, size in zip(self.names or (), pattern, strict=False)
+                         if size < SMALL]
+                self.compilation.record("trace", "small sizes" if small else "strides",
+                                        f"{', '.join(small)}: {reason}" if small else reason)
+        return answer
+
+    def close(self, pattern: tuple[int, ...], error: InputError) -> None:
+        """The trace took two sizes as equal, in broadcasting, and here one of them is 1; nothing has run yet."""
+        self.covered[pattern] = False
+        self.compilation.record("trace", "sizes that the general program takes as equal", error.why)
+
+
+def _size_texts(examples: Sequence[Any], symbolic: Sequence[int], texts: Sequence[str]) -> dict[Any, str]:
+    """Symbolic size -> where it is read, as Python over the `texts` of the inputs; equal sizes once, whole numbers
+    first. Sizes that the trace made constants are not among them."""
     found: dict[Any, str] = {}
     for index in symbolic:
         if isinstance(examples[index], torch.SymInt) and examples[index].node.expr.free_symbols:
-            found.setdefault(examples[index].node.expr, f"i{index}")
+            found.setdefault(examples[index].node.expr, texts[index])
     for index in symbolic:
         if isinstance(examples[index], torch.Tensor):
             for dim, size in enumerate(examples[index].shape):
                 if isinstance(size, torch.SymInt) and size.node.expr.free_symbols:
-                    found.setdefault(size.node.expr, f"i{index}.shape[{dim}]")
+                    found.setdefault(size.node.expr, f"{texts[index]}.shape[{dim}]")
     return found
 
 
@@ -137,6 +239,12 @@ class PredictedShapes:
         targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
         self.plain = all(torch_shapes.is_plain(value) for value in (*self.placeholders, *self.inner))
         self.switches = [target for target in targets if torch_api.changes_mode(target)]
+
+    def asks_data(self) -> bool:
+        """Whether some size is only known from the data."""
+        return any(torch_trace.found_later(size) for value in (*self.placeholders, *self.inner)
+                   for size in (value.shape if isinstance(value, torch.Tensor) else (value,))
+                   if isinstance(size, torch.SymInt))
 
     def small_texts(self, places: Mapping[Any, str]) -> dict[Any, str]:
         """Sizes of intermediate values that may be 0 or 1 although those of the inputs are not, as formulas and as
@@ -299,6 +407,9 @@ class _Compare:
             wanted = arguments[1] if isinstance(arguments[1], (list, tuple)) else (arguments[1],)
             return tuple(None if expected is None else self.shapes.empty(list(one.shape), one)
                          for one, expected in zip(wanted, node.meta["example_value"], strict=True))
+        if target in BATCH_NORM and any(not value.numel() for _, value in operands[:1]) \
+                and (*arguments[TRAINING:TRAINING + 1], keywords.get("training", False))[0]:
+            raise _Differs(f"{node.name} has statistics of nothing, which eager PyTorch does not take")
         try:
             found, changed = self.shapes.call(target, arguments, keywords)
         except self.unknown:

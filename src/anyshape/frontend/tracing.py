@@ -4,7 +4,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ from anyshape.frontend.beside import Beside
 from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.deferral import Deferral, Deferred, small_sizes
 from anyshape.frontend.eager import UNKNOWN, Call, Underway, refuse
-from anyshape.frontend.reasons import counters, fixed_at, miss_words, singled_out, varying
+from anyshape.frontend.reasons import UNCOVERED, counters, fixed_at, miss_words, singled_out, varying
 from anyshape.frontend.shape_rules import tracing_settings
+from anyshape.frontend.sizes import PartCoverage
 from anyshape.run import torch_api, torch_door, torch_eager, torch_trace
 from anyshape.run.context import context_underway
 from anyshape.torch_compat import tree as pytree
@@ -35,7 +36,8 @@ class Told:
     """Of one trace: `where` it is, the `reason` that forces it, the `way` it goes (see Capture), and the sizes of 1
     that the programs do not take and that it takes as `numbers`. changing: places of buffers whose sizes change from
     trace to trace. cause: what of the call is another number than programs took it for; None without a program. piece:
-    why the frame is not all of what the user has called; empty where it is."""
+    why the frame is not all of what the user has called; empty where it is. uncovered: a program for all sizes refuses
+    the call's sizes."""
     where: str
     reason: str
     way: str
@@ -43,6 +45,7 @@ class Told:
     changing: frozenset[str]
     cause: str | None
     piece: str
+    uncovered: bool
 
 
 class Tracing:
@@ -61,6 +64,10 @@ class Tracing:
     empty: some frame that is all of what the user has called has nothing to compute.
     refusals: per code object, how many calls that PyTorch takes it has refused.
     set_up: a call has run as PyTorch does for what only a first call does.
+    broken: the failure is a graph break; set by the caller, for the ordinary way, which then traces each part of the
+        program for all sizes.
+    single: code objects of parts that cannot be traced so.
+    all_sizes: the trace that is going on is one for all sizes.
     """
 
     def __init__(self, compilation: Compilation, inner: torch_api.FrameCallback, oblivious: bool,
@@ -84,7 +91,13 @@ class Tracing:
         self.empty = False
         self.refusals: dict[Any, int] = {}
         self.set_up = False
-        self._piece, self._breaks = "", 0  # of the trace that is going on, of which there is one at a time
+        self.broken = False
+        self.single: set[Any] = set()
+        self.all_sizes = oblivious
+        # of the trace that is going on, of which there is one at a time
+        self._piece, self._breaks = "", 0
+        self._frame: Any = None
+        self._part: PartCoverage | None = None
 
     def __call__(self, frame: Any, *others: Any) -> Any:
         """Traces one frame.
@@ -113,15 +126,19 @@ class Tracing:
         told = self._told(frame, piece)
         pattern = small_sizes(list(frame.f_locals.values()))
         config = self.compilation.config
-        if pattern is None or not (told.numbers or self.general):
+        if pattern is None or not (told.numbers or told.uncovered or self.general):
             pattern = None if told.cause is None or not config.dynamic else \
                 self.deferral.pattern_of(frame.f_code, told.cause)
         if pattern is not None and config.waits \
                 and self.deferral.holds_back(pattern, told.reason or NO_REASON):
             return self._later(pattern, self.deferral.waiting[pattern].reason, call)
 
+        in_part = self.broken and config.dynamic and code not in self.single and not told.uncovered \
+            and not any(0 in value.shape for value in tensors)
+
         def trace(kept: Any) -> Any:
-            return self._trace((kept, *others), told)
+            answer = self._trace_part((kept, *others), told) if in_part else None
+            return answer or self._trace((kept, *others), told)
 
         try:
             answer = trace(frame) if self.beside is None else self.beside.answer(frame, trace)
@@ -198,6 +215,7 @@ class Tracing:
                 self.compilation.record("trace", "first call", f"it ran as PyTorch does: {failure}")
                 raise Deferred(None, f"the first call does something under a lock: {failure}") from error
             self.failure, self.where = failure, torch_eager.line_of(error)
+            self.broken = isinstance(error, torch_api.graph_breaks())
             raise NotCovered(self.failure) from error
         failures = (*torch_api.tracer_failures(), AssertionError)  # torch's own, of what it traced; a user's is traced
         if not isinstance(error, failures) or config.strict or config.fullgraph or ours:
@@ -211,16 +229,56 @@ class Tracing:
         call.reason = call.reason or self.skipped[code]
         return torch_api.plain_frame()
 
-    def _trace(self, arguments: tuple[Any, ...], told: Told) -> Any:
+    def _trace_part(self, arguments: tuple[Any, ...], told: Told) -> Any:
+        """Dynamo's answer for a part of a program, traced for all sizes; None where it has to be traced the ordinary
+        way, for its program would not serve the call in hand, or cannot be made.
+
+        Raises:
+            AnyShapeError: the program could not be compiled, and has to be.
+        """
+        code = arguments[0].f_code
+        try:
+            return self._trace(arguments, replace(told, way="parts"), all_sizes=True)
+        except Exception as error:  # the border to torch's tracer
+            inner = getattr(error, "inner_exception", error)
+            if isinstance(inner, AnyShapeError):
+                raise
+            if not isinstance(inner, NotCovered):
+                self.single.add(code)
+                self.compilation.record("trace", "a part for all sizes", torch_eager.error_words(error))
+            return None
+
+    def part(self, gm: torch.fx.GraphModule) -> PartCoverage | None:
+        """Asked in the trace that is going on, before its graph is compiled: what says which sizes the program of a
+        part serves; None for whole programs, and for the ordinary way.
+
+        Raises:
+            NotCovered: not those of the call in hand.
+        """
+        if self.oblivious or not self.all_sizes:
+            return None
+        self._part = part = PartCoverage(gm, self.compilation, self._frame.f_globals)
+        if part.guard is not None and not part.guard(self._frame.f_locals):
+            raise NotCovered("sizes 0 or 1 need another program")
+        return part
+
+    def _trace(self, arguments: tuple[Any, ...], told: Told, all_sizes: bool | None = None) -> Any:
         config = self.compilation.config
+        all_sizes = self.oblivious if all_sizes is None else all_sizes
         programs = torch_api.programs_of_others(arguments[0].f_code, self.inner)
         started = time.perf_counter()
-        with context_underway(config), tracing_settings(config.dynamic, self.oblivious, programs, told.numbers,
+        with context_underway(config), tracing_settings(config.dynamic, all_sizes, programs, told.numbers,
                                                   told.changing), \
                 torch_trace.nothing_left_behind(arguments[0].f_globals):
             self.compilation.tracing = told.where, told.reason, told.way
             self._piece, self._breaks = told.piece, len(torch_eager.graph_breaks())
-            answer = self.inner(*arguments)
+            self.all_sizes, self._frame, self._part = all_sizes, arguments[0], None
+            try:
+                answer = self.inner(*arguments)
+                if self._part is not None and self._part.guard is not None and torch_api.made_program(answer):
+                    torch_door.add_guard(answer.guarded_code.guard_manager, self._part.guard, UNCOVERED)
+            finally:
+                self.all_sizes, self._frame, self._part = self.oblivious, None, None
             if torch_api.made_program(answer) and torch_eager.has_no_graph(answer) and not self.piece():
                 self.empty = True
         settle()
@@ -243,6 +301,8 @@ class Tracing:
         if isinstance(frame.f_locals.get("fn"), torch.nn.Module):  # a frame that torch put around a module of its own
             where = type(frame.f_locals["fn"]).__name__
         misses = torch_door.failed_guards(code, frame.f_locals, self.inner) if self.compilation.graphs else []
+        uncovered = any(UNCOVERED in parts for parts in misses)
+        misses.sort(key=lambda parts: UNCOVERED in parts)
         reason = miss_words(misses[0], frame.f_locals) if misses else ""
         reason += fixed_at(misses[0], self.compilation.fixed) if misses else ""
         if not self.oblivious and self.compilation.config.dynamic and not reason:
@@ -251,7 +311,8 @@ class Tracing:
         counted = counters(misses, frame.f_locals) - changing
         self.changing[code] |= counted  # the next program takes any number there
         cause = varying(misses, frame.f_locals) if misses and not counted else None
-        return Told(where, reason, self.way, singled_out(misses, frame.f_locals), changing | counted, cause, piece)
+        return Told(where, reason, self.way, singled_out(misses, frame.f_locals), changing | counted, cause, piece,
+                    uncovered)
 
 
 def has_nested(values: Iterable[Any]) -> bool:

@@ -164,6 +164,11 @@ def not_one_graph() -> tuple[type[BaseException], ...]:
             *too_many_graphs())
 
 
+def graph_breaks() -> tuple[type[BaseException], ...]:
+    """The exceptions by which Dynamo says, of a function that has to be one graph, that it would have to be cut."""
+    return _raised("Unsupported"), _raised("UserError")
+
+
 def too_many_graphs() -> tuple[type[BaseException], ...]:
     """The exception by which Dynamo says that a function would be traced once more, and may not."""
     return (_raised("FailOnRecompileLimitHit"),)

@@ -19,6 +19,7 @@ from anyshape.torch_compat.tensors import plain_gradient
 
 DROPPED = ("torch._dynamo.guards.GuardManagerWrapper", "torch._dynamo.guards.DeletedGuardManagerWrapper",
            "torch._dynamo.utils.CleanupManager.instance")
+GUARD = "torch._C._dynamo.guards.RootGuardManager.add_epilogue_lambda_guard"
 AOT = "torch._functorch._aot_autograd."
 
 
@@ -78,6 +79,21 @@ def _drop(entry: Any) -> None:
 def guard_check(guards: Any) -> Callable[[dict[str, Any]], bool]:
     """`guards.check`, without the function of Python around it."""
     return getattr(guards, "root", guards).check  # type: ignore[no-any-return]
+
+
+def can_add_guards() -> bool:
+    """Whether `add_guard` works with this torch."""
+    return compat.has(GUARD)
+
+
+def add_guard(guards: Any, holds: Callable[[dict[str, Any]], bool], words: str) -> None:
+    """A guard more for a program that Dynamo is about to keep, asked after all others: `holds`, of the frame's locals.
+    `words` say it where it fails (`failed_guards`)."""
+    add = guards.root.add_epilogue_lambda_guard
+    try:
+        add(holds, [words], None)
+    except TypeError:  # before torch 2.12 without the user's stack
+        add(holds, [words])
 
 
 def failed_guards(code: Any, frame_locals: dict[str, Any], callback: Any) -> list[list[str]]:

@@ -10,9 +10,9 @@ import torch
 
 from anyshape import torch_compat as compat
 from anyshape.run import torch_api, torch_trace
+from anyshape.run.torch_holders import RESUMED
 
 INSIDE = os.path.dirname(torch.__file__) + os.sep
-RESUMED = "torch_dynamo_resume_in"  # Dynamo's name for what comes after a graph break begins so
 
 
 def dispatch_mode_names() -> list[str]:

@@ -13,8 +13,11 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from anyshape import torch_compat as compat
 
+RESUMED = "torch_dynamo_resume_in"  # Dynamo's name for what comes after a graph break begins so
 VARIABLES = "torch._dynamo.variables."
 Holder = types.SimpleNamespace
 MOST_POSITIONAL = 1 if sys.version_info >= (3, 13) else 0
@@ -94,3 +97,34 @@ def holders_traced() -> Iterator[None]:
     finally:
         for owner, name, _, torchs in patches:
             setattr(owner, name, torchs)
+
+
+@contextlib.contextmanager
+def parts_of_holders_traced() -> Iterator[None]:
+    """Inside, Dynamo also looks at what comes after a graph break where its tensors are attributes of objects. It
+    passes over frames in which it sees no tensor, and looks into lists, tuples and dictionaries only."""
+    name = "torch._dynamo.convert_frame.has_tensor_in_frame"
+    sees = compat.get(name)
+    if sees is None:
+        yield
+        return
+    room = compat.need("torch._dynamo.convert_frame")
+
+    def has_tensor_in_frame(frame: Any) -> bool:
+        return bool(sees(frame)) or (frame.f_code.co_name.startswith(RESUMED)
+                                     and any(_holds_tensors(value) for value in frame.f_locals.values()))
+
+    room.has_tensor_in_frame = has_tensor_in_frame
+    try:
+        yield
+    finally:
+        room.has_tensor_in_frame = sees
+
+
+def _holds_tensors(value: Any, depth: int = 2) -> bool:
+    """Whether a tensor is among the attributes of an object, or among those of an attribute."""
+    if isinstance(value, torch.Tensor):
+        return True
+    inner = getattr(value, "__dict__", None)
+    return depth > 0 and isinstance(inner, dict) and not isinstance(value, type | types.ModuleType) and any(
+        _holds_tensors(one, depth - 1) for one in list(inner.values()))

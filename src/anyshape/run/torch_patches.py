@@ -46,6 +46,8 @@ WHILE_TRACING = {
     **{SYMPY + name: FLOATS for name in ("expr_cond_pair", "identity", "is_non_overlapping_and_dense_indicator",
                                          "modular_indexing", "piecewise", "python_mod", "trunc", "where")},
     "torch._dynamo.side_effects.SideEffects.cls_supports_mutation_side_effects": HOLDERS,
+    "torch._dynamo.convert_frame.has_tensor_in_frame":
+        "after a graph break it looks for tensors in lists, tuples and dictionaries, not in objects of users",
     VARIABLES + "dicts.DunderDictVariable.create": HOLDERS,
     VARIABLES + "tensor.TensorVariable.call_method": "methods of tensors that end a graph are traced as our functions",
     VARIABLES + "user_defined.UserDefinedClassVariable.call_function": HOLDERS,

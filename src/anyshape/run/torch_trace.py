@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from anyshape import torch_compat as compat
 from anyshape.run import torch_api
-from anyshape.run.torch_holders import holders_traced
+from anyshape.run.torch_holders import holders_traced, parts_of_holders_traced
 from anyshape.run.torch_kernels import eager_operators
 from anyshape.run.torch_older import newer_rules
 from anyshape.run.torch_quick import general_tracing, quick_tracing
@@ -85,6 +85,7 @@ def tracing_settings(dynamic: bool, oblivious: bool, rules: dict[Any, Callable[.
         stack.enter_context(shape_rules(rules))
         stack.enter_context(_replaced(in_python))
         stack.enter_context(holders_traced())
+        stack.enter_context(parts_of_holders_traced())
         yield
 
 

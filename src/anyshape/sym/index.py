@@ -160,6 +160,8 @@ def _simplify_division(a: Size, b: Size, extents: Mapping[str, Size], facts: Fac
         return q + r // b
     if in_range(r, b, extents, facts):
         return q
+    if in_range(r + b, b, extents, facts):  # what goes down from the end of a block, as flip does: n - 1 - i
+        return q - 1
     return value
 
 
@@ -227,8 +229,8 @@ def _split_for(a: Size, b: Size, extents: Mapping[str, Size]) -> tuple[str, Size
         for atom, power in mono:
             if not isinstance(atom, str) or atom not in extents or power != 1:
                 continue
-            # a = k*i + ...: i must be split where k*i crosses a multiple of b
-            stride = product([coefficient, *(symbol(x) for x, p in mono if x != atom and isinstance(x, str)
+            # a = k*i + ... or -k*i + ...: i must be split where k*i crosses a multiple of b
+            stride = product([abs(coefficient), *(symbol(x) for x, p in mono if x != atom and isinstance(x, str)
                                              for _ in range(p))])
             inner, rest = divide(b, stride)
             if rest != 0 or inner == 1 or inner == extents[atom]:

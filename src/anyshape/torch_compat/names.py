@@ -95,6 +95,9 @@ TRACING = {
     f"{DYNAMO}guards": Name("spares a trace to time its guards", SLOW_TRACE),
     f"{DYNAMO}guards.profile_guard_manager": Name("spares a trace to time its guards", SLOW_TRACE, quiet=True),
     # torch 2.11 lacks one of these
+    f"{DYNAMO}convert_frame": Name("parts after a graph break whose tensors are in objects", FEWER, quiet=True),
+    f"{DYNAMO}convert_frame.has_tensor_in_frame": Name("parts after a graph break whose tensors are in objects", FEWER,
+                                                       quiet=True),
     **{f"{DYNAMO}{name}": Name("holders of values that are traced as classes of the user's own", FEWER, quiet=True)
        for name in (
         "variables.UserDefinedClassVariable", "variables.ConstDictVariable", "variables.DunderDictVariable",
@@ -165,6 +168,8 @@ TRACING = {
 
 CALLS = {
     f"{DYNAMO}eval_frame._debug_get_cache_entry_list": Name("calls without torch's wrappers", WRAPPED),
+    f"{GUARDS}RootGuardManager.add_epilogue_lambda_guard": Name("programs for all sizes, of parts between graph breaks",
+                                                                ONE_SIZE),
     f"{DYNAMO}eval_frame.cached_backends": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.GuardManagerWrapper": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.DeletedGuardManagerWrapper": Name("lets go of what was compiled", KEPT),
