@@ -23,9 +23,10 @@ from anyshape.passes.followers import leader, lies_last
 from anyshape.run import torch_api
 from anyshape.run.call import same_strides
 from anyshape.run.context import shared_context
-from anyshape.run.convolution import PackedWeights, by_product, convolve, few_windows
+from anyshape.run.convolution import by_product, convolve, few_windows
 from anyshape.run.guarded import guarded_backward, guarded_convolution
 from anyshape.run.keeping import EVERYTHING
+from anyshape.run.packed_weights import PackedWeights
 from limits import NO_LIMIT, limit_of
 from roads import compilation_of
 

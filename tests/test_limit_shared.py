@@ -138,7 +138,7 @@ def test_a_graph_break_trains_under_a_limit(broken, monkeypatch):
             found = step(run, module, wanted[rows][0])
             assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(found, wanted[rows][1], strict=True))
     assert moved >= 3
-    monkeypatch.setattr("anyshape.run.limit.make_room", lambda limit, values, room: limit.choose(values, room))
+    monkeypatch.setattr("anyshape.run.shared.make_room", lambda limit, values, room: limit.choose(values, room))
     move(run, (most_needed + least) // 2)
     with pytest.raises(LimitError):
         step(run, module, x)

@@ -33,8 +33,9 @@ from anyshape.frontend.direct import MISS, Door, watched
 from anyshape.frontend.dynamo import NOT_WITH_THIS, WITH, compile_fx
 from anyshape.frontend.eager import Call, Underway, counted, note, refuse, warn, watchers
 from anyshape.frontend.explain import explain
-from anyshape.frontend.explanation import Explanation, MemoryNote
+from anyshape.frontend.explain_view import Explanation
 from anyshape.frontend.memory import memory
+from anyshape.frontend.memory_view import MemoryNote
 from anyshape.frontend.program import check_stages, compile_program
 from anyshape.frontend.refusal import refusal
 from anyshape.frontend.sizes import checked_program

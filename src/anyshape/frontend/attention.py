@@ -14,6 +14,7 @@ a symbolic size for its value, so no guard comes of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -23,13 +24,26 @@ from anyshape.base.errors import Unsupported
 from anyshape.frontend import attention_check, attention_write
 from anyshape.frontend.attention_forms import CHANGES, Step, in_place, number, read, traced
 from anyshape.frontend.attention_layout import Attention, Change, NoAttention, Refused, application, contraction
-from anyshape.frontend.compilation import AttentionNote
 from anyshape.frontend.fx_trace import where_of
 from anyshape.passes.pipeline import ATTENTION
 from anyshape.run import torch_api, torch_trace
 from anyshape.torch_compat import is_there
 
 _DISTANCE = 12  # steps that are looked at for a product, to say why something is no attention
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionNote:
+    """Attention that a model writes out.
+
+    Args:
+        where: the line of its softmax.
+        taken: whether the fused operator stands in its place.
+        what: what was put there, or why it was left.
+    """
+    where: str
+    taken: bool
+    what: str
 
 
 def attention(gm: GraphModule, config: Config) -> tuple[GraphModule, tuple[AttentionNote, ...]]:

@@ -11,27 +11,13 @@ from torch.fx import GraphModule
 
 from anyshape.base import events
 from anyshape.base.config import Config
+from anyshape.frontend.attention import AttentionNote
+from anyshape.frontend.partition import TapeLayout
 from anyshape.run.arena import Held
 
 MOST_REASONS = 32  # for which calls run as PyTorch, that are told apart
 Role = Literal["inference", "forward", "backward"]
 Boxed = Callable[[list[Any]], list[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class TapeLayout:
-    """How a forward and its backward share saved values.
-
-    Args:
-        size: number of saved values, symbolic sizes included.
-        checked: indices of saved tensors that users can see (inputs, outputs, views of them): their version counters
-            are compared when the backward starts.
-        borrowed: indices of saved values that are inputs of the forward as they came (parameters mostly): the tape
-            refers to them, it does not own them.
-    """
-    size: int
-    checked: tuple[int, ...]
-    borrowed: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +64,6 @@ class Fallback:
     name: str
     stage: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionNote:
-    """Attention that a model writes out.
-
-    Args:
-        where: the line of its softmax.
-        taken: whether the fused operator stands in its place.
-        what: what was put there, or why it was left.
-    """
-    where: str
-    taken: bool
-    what: str
 
 
 @dataclass(frozen=True, slots=True)

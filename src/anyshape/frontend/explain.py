@@ -7,10 +7,10 @@ from typing import Any
 
 from anyshape.base.errors import InputError
 from anyshape.frontend.compilation import Capture, Compilation, Fallback
+from anyshape.frontend.explain_view import Explanation
 from anyshape.frontend.explanation import (
     AttentionUse,
     CallNote,
-    Explanation,
     KernelNote,
     ProgramNote,
     RefusalNote,

@@ -1,18 +1,54 @@
 """How an explanation looks on a terminal. Rich is imported when something is shown, not before."""
 from __future__ import annotations
 
+import dataclasses
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from anyshape.frontend.compilation import Fallback
+from anyshape.frontend.explanation import AttentionUse, ProgramNote
 from anyshape.frontend.size_text import arena_text, number, said
-
-if TYPE_CHECKING:
-    from anyshape.frontend.explanation import Explanation, ProgramNote
+from anyshape.sym.expr import Expr, Size
 
 WIDTH = 120
 MOST_STEPS = 40  # rows of the memory curve; the longest-lived stretch is what matters
 MOST_LINES = 3
 MOST_PAIRS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Programs, fallbacks and written-out attention of one compiled object. values: the sizes given to `explain`.
+
+    eager: (reason, number) for calls that ran as PyTorch, all or a part of them, and for runs of graphs that do.
+    """
+
+    name: str
+    programs: tuple[ProgramNote, ...]
+    fallbacks: tuple[Fallback, ...]
+    graphs: int
+    values: tuple[tuple[str, int], ...] = ()
+    attentions: tuple[AttentionUse, ...] = ()
+    eager: tuple[tuple[str, int], ...] = ()
+
+    def number(self, size: Size) -> int | None:
+        """`size` in numbers, where the given sizes determine it."""
+        return number(size, dict(self.values))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, numbers and text, fit for JSON. A formula becomes its text; where the given
+        sizes determine it, {"formula": text, "value": number}."""
+        result = _plain(self, dict(self.values))
+        assert isinstance(result, dict)
+        return result
+
+    def __str__(self) -> str:
+        return text(self)
+
+    def __rich__(self) -> Any:
+        return view(self)
 
 
 def text(explanation: Explanation) -> str:
@@ -193,3 +229,14 @@ def _eager(explanation: Explanation) -> Any:
     for reason, calls in explanation.eager:
         table.add_row(str(calls), reason)
     return table
+
+
+def _plain(value: Any, values: Mapping[str, int]) -> Any:
+    if isinstance(value, Expr):
+        found = number(value, values)
+        return str(value) if found is None else {"formula": str(value), "value": found}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name), values) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item, values) for item in value]
+    return value

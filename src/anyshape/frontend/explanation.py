@@ -5,14 +5,9 @@ formulas stand as numbers too.
 """
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from anyshape.frontend.compilation import Fallback
-from anyshape.frontend.size_text import number
-from anyshape.sym.expr import Expr, Size, symbols_of
+from anyshape.sym.expr import Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,41 +116,6 @@ class AttentionUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
-    """Programs, fallbacks and written-out attention of one compiled object. values: the sizes given to `explain`.
-
-    eager: (reason, number) for calls that ran as PyTorch, all or a part of them, and for runs of graphs that do.
-    """
-
-    name: str
-    programs: tuple[ProgramNote, ...]
-    fallbacks: tuple[Fallback, ...]
-    graphs: int
-    values: tuple[tuple[str, int], ...] = ()
-    attentions: tuple[AttentionUse, ...] = ()
-    eager: tuple[tuple[str, int], ...] = ()
-
-    def number(self, size: Size) -> int | None:
-        """`size` in numbers, where the given sizes determine it."""
-        return number(size, dict(self.values))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as dicts, lists, numbers and text, fit for JSON. A formula becomes its text; where the given
-        sizes determine it, {"formula": text, "value": number}."""
-        result = _plain(self, dict(self.values))
-        assert isinstance(result, dict)
-        return result
-
-    def __str__(self) -> str:
-        from anyshape.frontend import explain_view
-        return explain_view.text(self)
-
-    def __rich__(self) -> Any:
-        from anyshape.frontend import explain_view
-        return explain_view.view(self)
-
-
-@dataclass(frozen=True, slots=True)
 class AliveNote:
     """A value in memory. kind: saved (for the backward), temporary, result, or made by PyTorch; where: the line of the
     model that makes it."""
@@ -205,56 +165,3 @@ class MemoryCurve:
     back: tuple[WayBack, ...] = ()
     seconds: float = 0.0
     refused: str = ""
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class MemoryNote:
-    """What `memory()` returns. programs: (name, arena formula, saved formula, outputs formula).
-
-    values: the sizes given. placed: per program, bytes of the arena of a call at these sizes, at most what the formula
-    says; None while a size is not given. `bytes` is the predicted peak over the programs, or None. limits: (program,
-    what a call at these sizes does to stay within the limit), where one is set. curves: of the programs whose sizes are
-    given.
-    """
-
-    programs: tuple[tuple[str, Size, Size, Size], ...]
-    values: tuple[tuple[str, int], ...]
-    placed: tuple[int | None, ...] = ()
-    limits: tuple[tuple[str, str], ...] = ()
-    curves: tuple[MemoryCurve, ...] = ()
-
-    @property
-    def bytes(self) -> int | None:
-        """The highest peak (arena and outputs) of any program at the given sizes, inputs and parameters aside."""
-        handed = [number(outputs, dict(self.values)) for _, _, _, outputs in self.programs]
-        found = [placed + outputs for placed, outputs in zip(self.placed, handed, strict=True)
-                 if placed is not None and outputs is not None]
-        return max(found) if found and len(found) == len(self.programs) else None
-
-    def missing(self) -> tuple[str, ...]:
-        """Names of sizes that the peak depends on and that were not given."""
-        names: set[str] = set()
-        for _, arena, _, outputs in self.programs:
-            names |= symbols_of(arena + outputs)
-        return tuple(sorted(names - dict(self.values).keys()))
-
-    def __str__(self) -> str:
-        from anyshape.frontend import memory_view
-        return memory_view.text(self)
-
-    __repr__ = __str__
-
-    def __rich__(self) -> Any:
-        from anyshape.frontend import memory_view
-        return memory_view.view(self)
-
-
-def _plain(value: Any, values: Mapping[str, int]) -> Any:
-    if isinstance(value, Expr):
-        found = number(value, values)
-        return str(value) if found is None else {"formula": str(value), "value": found}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name), values) for field in dataclasses.fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item, values) for item in value]
-    return value

@@ -15,8 +15,9 @@ from anyshape.frontend.direct import watched
 from anyshape.frontend.dynamo import compile_or_interpret
 from anyshape.frontend.eager import note, refuse, watchers
 from anyshape.frontend.explain import explain
-from anyshape.frontend.explanation import Explanation, MemoryNote
+from anyshape.frontend.explain_view import Explanation
 from anyshape.frontend.memory import memory
+from anyshape.frontend.memory_view import MemoryNote
 from anyshape.frontend.reasons import name_sizes
 from anyshape.torch_compat import tree as pytree
 

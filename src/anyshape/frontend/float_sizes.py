@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import sympy
 
@@ -15,8 +15,15 @@ from anyshape.sym import expr
 from anyshape.sym.expr import Expr, Size
 from anyshape.torch_compat.formulas import functions as ops
 
-if TYPE_CHECKING:
-    from anyshape.frontend.symint import Sizes
+
+class Sizes(Protocol):
+    """What reads the sizes of a trace (frontend/symint.py)."""
+
+    def from_sympy(self, value: Any) -> Size:
+        """A whole number of a trace as one of our sizes."""
+
+    def range_of(self, size: Size) -> tuple[int | None, int | None]:
+        """The least and the greatest value; None: none is known."""
 
 
 def cannot(value: Any) -> Unsupported:

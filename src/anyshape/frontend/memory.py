@@ -7,8 +7,9 @@ from typing import Any
 from anyshape.base.errors import InputError, LimitError
 from anyshape.frontend.compilation import Compilation
 from anyshape.frontend.explain import capture_of, given_values, native_programs, placed, program_note, step_text
-from anyshape.frontend.explanation import AliveNote, MemoryCurve, MemoryNote, WayBack
+from anyshape.frontend.explanation import AliveNote, MemoryCurve, WayBack
 from anyshape.frontend.fx_inputs import UNUSED
+from anyshape.frontend.memory_view import MemoryNote
 from anyshape.frontend.program import NativeProgram
 from anyshape.run.arena import Held
 from anyshape.run.executable import Executable
@@ -30,13 +31,14 @@ def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
     programs = [program_note(one, compilation) for one in native_programs(compilation)]
     values = given_values(compilation, sizes)
     notes = tuple((one.name, one.arena, one.saved, one.outputs) for one in programs)
-    says, curves = [], []
+    says: list[tuple[str, str]] = []
+    curves: list[MemoryCurve] = []
     for program, limit in pairs(compilation):
         at = known_at(program, compilation, values)
         if at is None:
             continue
         limit = limit_at(limit, at)
-        if limit.program.limit is not None:
+        if isinstance(limit.program.limit, Limit):
             says.append((program.name, limit.program.limit.says(at)))
         curve = curve_of(program, limit, at)
         curves += [] if curve is None else [curve]
@@ -76,7 +78,7 @@ def limit_at(limit: Limit, values: dict[str, int]) -> Limit:
 
 def _limit(program: Executable, later: Executable | None) -> Limit:
     """A limit that answers questions, and pushes out nothing that calls remember; of nothing, if none is set."""
-    if program.limit is not None:
+    if isinstance(program.limit, Limit):
         return program.limit.apart()
     # what is compiled in parts has backwards that read the tapes of several, or have sizes of their own
     if later is not None and (later.maker.keeps.forward is not program.plan or any(

@@ -12,12 +12,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from anyshape.frontend.size_text import arena_text, bytes_text, decimal_text, said
-
-if TYPE_CHECKING:
-    from anyshape.frontend.explanation import AliveNote, MemoryCurve, MemoryNote, WayBack
+from anyshape.frontend.explanation import AliveNote, MemoryCurve, WayBack
+from anyshape.frontend.size_text import arena_text, bytes_text, decimal_text, number, said
+from anyshape.sym.expr import Size, symbols_of
 
 WIDTH, HEIGHT = 72, 12  # of a plot, in characters
 MOST = 8  # rows of a list
@@ -40,6 +39,46 @@ class Marks:
 
 BLOCKS = Marks("▁▂▃▄▅▆▇█", "░", "─", "│", "─", "┴")
 PLAIN = Marks("#", ".", "-", "|", "-", "|")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MemoryNote:
+    """What `memory()` returns. programs: (name, arena formula, saved formula, outputs formula).
+
+    values: the sizes given. placed: per program, bytes of the arena of a call at these sizes, at most what the formula
+    says; None while a size is not given. `bytes` is the predicted peak over the programs, or None. limits: (program,
+    what a call at these sizes does to stay within the limit), where one is set. curves: of the programs whose sizes are
+    given.
+    """
+
+    programs: tuple[tuple[str, Size, Size, Size], ...]
+    values: tuple[tuple[str, int], ...]
+    placed: tuple[int | None, ...] = ()
+    limits: tuple[tuple[str, str], ...] = ()
+    curves: tuple[MemoryCurve, ...] = ()
+
+    @property
+    def bytes(self) -> int | None:
+        """The highest peak (arena and outputs) of any program at the given sizes, inputs and parameters aside."""
+        handed = [number(outputs, dict(self.values)) for _, _, _, outputs in self.programs]
+        found = [placed + outputs for placed, outputs in zip(self.placed, handed, strict=True)
+                 if placed is not None and outputs is not None]
+        return max(found) if found and len(found) == len(self.programs) else None
+
+    def missing(self) -> tuple[str, ...]:
+        """Names of sizes that the peak depends on and that were not given."""
+        names: set[str] = set()
+        for _, arena, _, outputs in self.programs:
+            names |= symbols_of(arena + outputs)
+        return tuple(sorted(names - dict(self.values).keys()))
+
+    def __str__(self) -> str:
+        return text(self)
+
+    __repr__ = __str__
+
+    def __rich__(self) -> Any:
+        return view(self)
 
 
 def text(note: MemoryNote) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from anyshape.frontend.compilation import TapeLayout
 from anyshape.frontend.duplicates import remove_duplicates
 from anyshape.frontend.effects import pin, put_in_order
 from anyshape.frontend.from_sizes import make_again
@@ -24,6 +23,22 @@ from anyshape.torch_compat import opaque
 
 TAPE_KEY = "anyshape_tape"
 COPY_KEY = "anyshape_copy"  # marks a clone that must give memory of its own
+
+
+@dataclass(frozen=True, slots=True)
+class TapeLayout:
+    """How a forward and its backward share saved values.
+
+    Args:
+        size: number of saved values, symbolic sizes included.
+        checked: indices of saved tensors that users can see (inputs, outputs, views of them): their version counters
+            are compared when the backward starts.
+        borrowed: indices of saved values that are inputs of the forward as they came (parameters mostly): the tape
+            refers to them, it does not own them.
+    """
+    size: int
+    checked: tuple[int, ...]
+    borrowed: tuple[int, ...]
 
 
 @dataclass(slots=True)

@@ -31,11 +31,11 @@ from anyshape.run.calibrate import calibration_of
 from anyshape.run.choice import offer
 from anyshape.run.executable import Executable
 from anyshape.run.joined import join
-from anyshape.run.limit import pair
+from anyshape.run.shared import pair
 from anyshape.run.store import check_folder
-from anyshape.run.tensor_kinds import plain_gradient
 from anyshape.sym.expr import Expr, Size, symbols_of
 from anyshape.torch_compat import need
+from anyshape.torch_compat.tensors import plain_gradient
 
 
 class PlainProgram:

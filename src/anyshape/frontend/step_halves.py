@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from anyshape.frontend.compilation import Boxed, TapeLayout
+from anyshape.frontend.compilation import Boxed
 from anyshape.frontend.duplicates import remove_duplicates
 from anyshape.frontend.effects import TANGENTS, pin, put_in_order, reached
 from anyshape.frontend.from_sizes import make_again
-from anyshape.frontend.partition import put_tape
+from anyshape.frontend.partition import TapeLayout, put_tape
 from anyshape.run import torch_api, torch_trace
 
 SEED = "anyshape_seed"  # marks the gradient of the loss itself

@@ -24,9 +24,10 @@ from anyshape.base.errors import InputError
 from anyshape.frontend.api import Compiled
 from anyshape.frontend.compilation import Compilation
 from anyshape.frontend.eager import FallbackWarning, refuse
-from anyshape.frontend.explanation import Explanation, MemoryNote
+from anyshape.frontend.explain_view import Explanation
 from anyshape.frontend.gradients import gradients_of
 from anyshape.frontend.held import Held
+from anyshape.frontend.memory_view import MemoryNote
 from anyshape.frontend.step_apart import StepApart
 from anyshape.frontend.step_checks import (
     StepSettings,

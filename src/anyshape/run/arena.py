@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -22,7 +22,6 @@ from anyshape.run.store import Space
 from anyshape.torch_compat import storage_id
 
 if TYPE_CHECKING:
-    from anyshape.run.limit import Limit
     from anyshape.run.tape import Tape
 
 PAGE = 4096  # blocks are whole pages
@@ -305,6 +304,21 @@ class Held:
         return len(before)
 
 
+class CallPolicy(Protocol):
+    """What decides, under a limit, which saved tensors a call keeps: run/shared.py."""
+
+    held: Held
+
+    def fit(self, record: Any) -> tuple[Any, Any]:
+        """The record of a call at the same sizes that fits, and its place in the offload store; LimitError: none."""
+
+    def begin(self, lease: Lease) -> None:
+        """A backward begins; LimitError: there is no room for it."""
+
+    def choose(self, values: dict[str, int]) -> Any:
+        """What a call at these sizes keeps."""
+
+
 class Lease:
     """The kept block of one forward run, owned by its tape; see run/tape.py.
 
@@ -316,7 +330,7 @@ class Lease:
     __slots__ = ("__weakref__", "_blocks", "begun", "beside", "bytes", "held", "limit", "number", "pool", "record",
                  "tape")
 
-    def __init__(self, pool: Pool, block: Block | Chunks, record: Any, limit: Limit | None = None) -> None:
+    def __init__(self, pool: Pool, block: Block | Chunks, record: Any, limit: CallPolicy | None = None) -> None:
         self.pool = pool
         self._blocks = [block]
         self.record = record

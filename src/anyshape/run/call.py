@@ -23,21 +23,20 @@ from anyshape.plan.plan import (
 )
 from anyshape.run.arena import Block, Chunks, Phases
 from anyshape.run.attention import OPS as ATTENTION
-from anyshape.run.attention import by_torch
 from anyshape.run.calls import OWN, Calls
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.extern import results_of
+from anyshape.run.fallbacks import by_torch, grouped_by_torch
 from anyshape.run.grouped import OPS as GROUPED
-from anyshape.run.grouped import grouped_by_torch
 from anyshape.run.interp import Interpreter
 from anyshape.run.keeping import EVERYTHING
 from anyshape.run.moving import Action
 from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, View
 from anyshape.run.store import Ticket
-from anyshape.run.tensor_kinds import in_memory
 from anyshape.sym.expr import Expr, evaluate
 from anyshape.torch_compat import storage_id
+from anyshape.torch_compat.tensors import in_memory
 
 
 def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:

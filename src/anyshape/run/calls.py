@@ -10,10 +10,11 @@ from anyshape.plan.alloc import live_bytes
 from anyshape.plan.hold import births, kept_outside
 from anyshape.plan.plan import ExternStep, MemoryStep, Plan, Window, touched
 from anyshape.run import torch_api
-from anyshape.run.convolution import Convolution, PackedWeights
+from anyshape.run.convolution import Convolution
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.extern import compile_extern
 from anyshape.run.layout import Layout
+from anyshape.run.packed_weights import PackedWeights
 from anyshape.run.record import Record
 from anyshape.sym.expr import evaluate
 

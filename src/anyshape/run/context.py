@@ -26,8 +26,8 @@ from anyshape.base.config import Config
 from anyshape.run import pages
 from anyshape.run.arena import Pool
 from anyshape.run.cache import DiskCache, cache_of
-from anyshape.run.convolution import PackedWeights
 from anyshape.run.idle import IdleRelease
+from anyshape.run.packed_weights import PackedWeights
 from anyshape.run.store import Stores
 
 WORD = ctypes.c_int64

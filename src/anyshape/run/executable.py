@@ -22,7 +22,7 @@ from anyshape.base.errors import InputError, VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.plan.plan import Plan, Window
 from anyshape.run import torch_api
-from anyshape.run.arena import Block, Chunks, Lease, Phases
+from anyshape.run.arena import Block, CallPolicy, Chunks, Lease, Phases
 from anyshape.run.autotune import autotune_of
 from anyshape.run.bind import Binder, failed_check
 from anyshape.run.call import Call, restrided
@@ -34,12 +34,11 @@ from anyshape.run.counted import counted_peak
 from anyshape.run.dtypes import TORCH_DTYPES
 from anyshape.run.entry import make_enter
 from anyshape.run.layout import layout_of
-from anyshape.run.limit import Limit
 from anyshape.run.pages import prefer_large
 from anyshape.run.record import Record, Records
-from anyshape.run.shared import begin
 from anyshape.run.tape import Tape
-from anyshape.run.tensor_kinds import in_memory, refused, without_memory
+from anyshape.run.tensor_kinds import refused, without_memory
+from anyshape.torch_compat.tensors import in_memory
 
 FIRST = 8 * (host.SLOTS + 1)  # byte of a call's block where the addresses of buffers begin
 RECORDS = 512  # shapes that one program remembers
@@ -98,7 +97,7 @@ class Executable:
         self.ordered = self.calls.order == tuple(range(len(self.dtypes)))
         self.plain = self.ordered and not plan.saved
         self.straight = self.calls.order is not None and not self.lazy  # allocated at the start, returned as they are
-        self.limit: Limit | None = None  # says what a call at given sizes does not keep
+        self.limit: CallPolicy | None = None  # says what a call at given sizes does not keep
         self.other: Executable | None = None  # the same in another order, which calls run where `choice` says so
         self.choice: Choice | None = None
         self.profiles: list[tuple[Record, list[tuple[int, float]]]] | None = None  # set to [] to receive times of steps
@@ -145,7 +144,7 @@ class Executable:
             return self._in_other_order(args)
         tape = args.pop(0)
         if lease is not None and lease.limit is not None:
-            begin(lease, lease.limit)
+            lease.limit.begin(lease)
         values = tape.open()
         origin = tape.owner.record if lease is not None else tuple(
             (v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)

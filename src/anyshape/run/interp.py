@@ -17,11 +17,10 @@ from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.run import torch_api
-from anyshape.run.attention import by_torch
 from anyshape.run.convolution import convolve
 from anyshape.run.dtypes import DTYPE_NAMES, HALVES, TORCH_DTYPES
 from anyshape.run.extern import call_extern, results_of
-from anyshape.run.grouped import grouped_by_torch
+from anyshape.run.fallbacks import by_torch, grouped_by_torch
 from anyshape.sym.expr import Expr, Size, evaluate, symbols_of
 
 Attributes = dict[str, Any]

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from anyshape.run.placement import GOOD_ENOUGH, Places, best
+from anyshape.run.record import Records
 from anyshape.run.sizes import Lives, Sizes
 from anyshape.sym.expr import evaluate
-
-if TYPE_CHECKING:
-    from anyshape.run.record import Records
 
 REMEMBERED = 32  # sizes
 WORTH = 0.99  # of two blocks, what one has to come to

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from anyshape.base.config import Config
 from anyshape.base.errors import LimitError, StoreError
 from anyshape.plan.plan import MemoryStep
 from anyshape.run import pages
@@ -23,10 +22,8 @@ from anyshape.run.climb import Rung
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.ladder import Ladder, Ladders
 from anyshape.run.library import Library
-from anyshape.run.record import Record
-from anyshape.run.shared import joined, key_of, make_room, mega
 from anyshape.run.sizes import Lives, Sizes
-from anyshape.run.store import HostStore, Space
+from anyshape.run.store import HostStore
 from anyshape.run.work import USUAL, Speeds
 from anyshape.sym.expr import Size, evaluate
 
@@ -42,6 +39,16 @@ CHEAPER = 0.97  # of what a rung that fits takes, what one before it takes that 
 CLEARLY = 1.001  # of the room, more than what a rung needs by estimate that is not laid out
 NAMED = 4  # values that an error names
 NAMED_SIZES = 8
+
+
+def key_of(values: Mapping[str, int]) -> tuple[int, ...]:
+    """By which sizes are told apart."""
+    return tuple(values[name] for name in sorted(values))
+
+
+def mega(bytes_: int) -> str:
+    """Bytes in words."""
+    return f"{bytes_ / 1e6:.1f} MB"
 
 
 class Limit:
@@ -115,48 +122,6 @@ class Limit:
         return (f"limit {limit}: {mega(all_kept)} with everything kept, "
                 f"{mega(self.needed(values, keeping))} with {len(rung.dropped)} of {saved} saved values computed "
                 f"again{moved}, some {self.seconds(rung) * 1e3:.1f} ms of work")
-
-    def fit(self, record: Record) -> tuple[Record, Space | None]:
-        """The record of a call at the same sizes that fits beside what earlier forwards keep, and its place in the
-        store if it moves values out; memory that nobody uses is given back if it would be beside the limit.
-
-        Raises:
-            LimitError: there is none.
-        """
-        with self.held.lock:
-            return self._fit(record, record.values)
-
-    def _fit(self, record: Record, values: dict[str, int]) -> tuple[Record, Space | None]:
-        made = self.program.maker.made
-        learnt = self.learnt.get((len(self.held.leases), key_of(values))) if self.learnt else None
-        if learnt is not None and self.needed(values, learnt) <= self.room():
-            record = made(values, learnt)
-        need, room = self.needed(values, record.keeping), self.room()
-        if need > room and self.total < UNLIMITED:
-            pages.give_back()
-            room = self.room()
-        if need > room:
-            record = made(values, make_room(self, values, room))
-            need, room = self.needed(values, record.keeping), self.room()
-        elif 2 * record.kept > room and record.keeping == EVERYTHING and self.ladders is not None and not self.alone \
-                and self.needed(values, APART) <= room:
-            record = made(values, APART)  # a later call may want some of it
-            need = self.needed(values, APART)
-        space = None
-        if record.stored and self.store is not None:
-            try:
-                space = self.store.reserve(record.stored)
-            except StoreError as error:
-                record = made(values, self.choose(values, room, error))
-                need = self.needed(values, record.keeping)
-        kept, temporary = self.program.context.kept, self.program.context.temporary
-        idle = kept.idle_after(0 if record.chunks else record.kept) + temporary.idle_after(
-            record.temporary + record.scratch * self.threads())
-        if idle and need + idle > room:
-            kept.release_idle()
-            temporary.release_idle()
-        joined(self.held, need)
-        return record, space
 
     def room(self) -> int:
         """Bytes that a call may take now, blocks that idle included."""
@@ -361,20 +326,3 @@ class Limit:
                 f"step there are {largest}{nowhere}",
             do=f"set {name} to {least + taken} ({mega(least + taken)}) or more, or call with smaller sizes",
             least=least + taken)
-
-
-def pair(program: Executable, backward: Executable | None, config: Config, held: Held,
-         calibration: Calibration | None, zeros: Sequence[tuple[Size, int]] = ()) -> Limit:
-    """Puts the limits of `config` on a forward and its backward, or on a program alone; the others: see `Limit`."""
-    store = None
-    if config.memory_store:
-        store = program.context.stores.at(config.memory_store, config.memory_store_limit)
-    limit = Limit(program, backward, config.memory_limit or UNLIMITED, held, config.memory_limit_total or UNLIMITED,
-                  store, calibration, zeros)
-    if backward is not None:
-        program.maker.keeps.chunks = backward.plan.chunks
-    program.limit = limit
-    return limit
-
-
-

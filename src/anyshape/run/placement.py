@@ -5,10 +5,9 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
-
-from anyshape.run.context import Context
 
 WORD = ctypes.c_int64
 GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
@@ -42,7 +41,17 @@ Life = tuple[int, int, int]  # bytes, first, last
 FEW = 128  # items among which those that are alive with one are found by looking at all
 
 
-def best(context: Context, items: Sequence[Item] | np.ndarray, fixed: int, wall: int, bound: int, top: int,
+class Searches(Protocol):
+    """The native routines of a search; both are in backend/host_offset_assignment.py."""
+
+    def search(self, *words: int | None) -> int:
+        """The lowest top of some layouts."""
+
+    def neighbours(self, *words: int | None) -> int:
+        """Which items are alive with which, and how many pairs there are."""
+
+
+def best(context: Searches, items: Sequence[Item] | np.ndarray, fixed: int, wall: int, bound: int, top: int,
          few: int = FEW) -> tuple[int, list[int]]:
     """The lowest top of some ways to place the items from `fixed` on, and their offsets; none below `top`."""
     count = len(items)

@@ -20,7 +20,7 @@ import threading
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from anyshape.backend import host_words as host
 from anyshape.base import events
@@ -31,7 +31,6 @@ from anyshape.plan.plan import Buffer, KernelStep, MemoryStep, Plan, Window, par
 from anyshape.run import pages
 from anyshape.run.bind import check_inside, renamed
 from anyshape.run.context import Context
-from anyshape.run.joined import Joined
 from anyshape.run.keeping import EVERYTHING, Keeping, Keeps, without
 from anyshape.run.layout import NO_REGIME, Layout
 from anyshape.run.moving import Action, actions, with_actions
@@ -107,6 +106,13 @@ class Record:
         return self.temporary + max(self.phases, default=0) + (self.kept if self.room < 0 else 0)
 
 
+class JointPlaces(Protocol):
+    """Layouts of a forward and its backward in one block of memory: run/joined.py."""
+
+    def of(self, maker: Records, values: dict[str, int]) -> Places | None:
+        """That of one of the two at some sizes; None: that of its plan is good."""
+
+
 class Records:
     """Makes the records of one plan."""
 
@@ -135,7 +141,7 @@ class Records:
         self.laid: dict[Any, Places] = {}
         self.latest: tuple[tuple[int, ...], tuple[Any, ...]] | None = None
         self.lock = threading.Lock()
-        self.joined: Joined | None = None  # of half of a whole step
+        self.joined: JointPlaces | None = None  # of half of a whole step
         self.is_other = False  # the plan has the second of two orders of steps (run/choice.py)
         # the largest result that is not written from the start on; of a call that a backward follows, none
         free = [] if plan.saved or forward is not None else [b for b in self.outputs if b.first > 0]

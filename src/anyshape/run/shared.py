@@ -13,23 +13,26 @@ import ctypes
 import dataclasses
 import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from anyshape.base.errors import AnyShapeError, LimitError
+from anyshape.base.config import Config
+from anyshape.base.errors import AnyShapeError, LimitError, StoreError
 from anyshape.plan.plan import Window
 from anyshape.run import pages
 from anyshape.run.arena import Block, Chunks, Held, Lease, whole
+from anyshape.run.calibrate import Calibration
 from anyshape.run.dtypes import TORCH_DTYPES
+from anyshape.run.executable import Executable
 from anyshape.run.keeping import EVERYTHING, Keeping
+from anyshape.run.limit import APART, UNLIMITED, Limit, key_of, mega
 from anyshape.run.moving import first_read
-from anyshape.sym.expr import evaluate
-
-if TYPE_CHECKING:
-    from anyshape.run.limit import Limit
+from anyshape.run.record import Record
+from anyshape.run.store import Space
+from anyshape.sym.expr import Size, evaluate
 
 REMEMBERED = 256  # choices, for the sizes met last
 SHORTEST = 1e-9  # seconds, so that nothing is for free
@@ -72,14 +75,78 @@ class Side:
                                                       if lease.number < self.lease.number))
 
 
-def key_of(values: Mapping[str, int]) -> tuple[int, ...]:
-    """By which sizes are told apart."""
-    return tuple(values[name] for name in sorted(values))
+class SharedLimit(Limit):
+    """A limit that calls keep to: what a call takes is decided when it begins, beside the tapes that wait."""
+
+    def fit(self, record: Record) -> tuple[Record, Space | None]:
+        """The record of a call at the same sizes that fits beside what earlier forwards keep, and its place in the
+        store if it moves values out; memory that nobody uses is given back if it would be beside the limit.
+
+        Raises:
+            LimitError: there is none.
+        """
+        with self.held.lock:
+            return self._fit(record, record.values)
+
+    def _fit(self, record: Record, values: dict[str, int]) -> tuple[Record, Space | None]:
+        made = self.program.maker.made
+        learnt = self.learnt.get((len(self.held.leases), key_of(values))) if self.learnt else None
+        if learnt is not None and self.needed(values, learnt) <= self.room():
+            record = made(values, learnt)
+        need, room = self.needed(values, record.keeping), self.room()
+        if need > room and self.total < UNLIMITED:
+            pages.give_back()
+            room = self.room()
+        if need > room:
+            record = made(values, make_room(self, values, room))
+            need, room = self.needed(values, record.keeping), self.room()
+        elif 2 * record.kept > room and record.keeping == EVERYTHING and self.ladders is not None and not self.alone \
+                and self.needed(values, APART) <= room:
+            record = made(values, APART)  # a later call may want some of it
+            need = self.needed(values, APART)
+        space = None
+        if record.stored and self.store is not None:
+            try:
+                space = self.store.reserve(record.stored)
+            except StoreError as error:
+                record = made(values, self.choose(values, room, error))
+                need = self.needed(values, record.keeping)
+        kept, temporary = self.program.context.kept, self.program.context.temporary
+        idle = kept.idle_after(0 if record.chunks else record.kept) + temporary.idle_after(
+            record.temporary + record.scratch * self.threads())
+        if idle and need + idle > room:
+            kept.release_idle()
+            temporary.release_idle()
+        joined(self.held, need)
+        return record, space
+
+    def begin(self, lease: Lease) -> None:
+        """A backward begins: its tape stays as it is from now on, and other tapes drop more if they would be over the
+        limit with it.
+
+        Raises:
+            LimitError: they would be whatever they drop. Other backwards may run first.
+        """
+        with self.held.lock:
+            if self.ladders is not None and not lease.begun:
+                _fit_backward(lease, self)
+                if self.alone is None and not lease.beside:
+                    self.alone = True
+            lease.begun = True
 
 
-def mega(bytes_: int) -> str:
-    """Bytes in words."""
-    return f"{bytes_ / 1e6:.1f} MB"
+def pair(program: Executable, backward: Executable | None, config: Config, held: Held,
+         calibration: Calibration | None, zeros: Sequence[tuple[Size, int]] = ()) -> SharedLimit:
+    """Puts the limits of `config` on a forward and its backward, or on a program alone; the others: see `Limit`."""
+    store = None
+    if config.memory_store:
+        store = program.context.stores.at(config.memory_store, config.memory_store_limit)
+    limit = SharedLimit(program, backward, config.memory_limit or UNLIMITED, held,
+                        config.memory_limit_total or UNLIMITED, store, calibration, zeros)
+    if backward is not None:
+        program.maker.keeps.chunks = backward.plan.chunks
+    program.limit = limit
+    return limit
 
 
 def make_room(limit: Limit, values: dict[str, int], room: int) -> Keeping:
@@ -130,27 +197,12 @@ def joined(held: Held, need: int) -> None:
     leases = held.leases
     bytes_ = sum(lease.bytes for lease in leases)
     for lease in leases:
-        if not lease.begun and lease.limit is not None:
+        if not lease.begun and isinstance(lease.limit, Limit):
             lease.limit.alone = False
             lease.beside = max(lease.beside, need + bytes_ - lease.bytes)
 
 
-def begin(lease: Lease, limit: Limit) -> None:
-    """A backward begins: its tape stays as it is from now on, and other tapes drop more if they would be over the limit
-    with it.
-
-    Raises:
-        LimitError: they would be whatever they drop. Other backwards may run first.
-    """
-    with limit.held.lock:
-        if limit.ladders is not None and not lease.begun:
-            _fit(lease, limit)
-            if limit.alone is None and not lease.beside:
-                limit.alone = True
-        lease.begun = True
-
-
-def _fit(lease: Lease, limit: Limit) -> None:
+def _fit_backward(lease: Lease, limit: Limit) -> None:
     """Has a backward fit, and gives memory back that nobody uses if it would be beside the limit."""
     values = lease.record.values
     kept, temporary = limit.program.context.kept, limit.program.context.temporary
@@ -226,7 +278,7 @@ def _waiting(lease: Lease) -> Side:
     """A tape that waits. The seconds of each option are those that it adds; copying is left out, for it is done once.
     """
     record = lease.record
-    assert lease.limit is not None
+    assert isinstance(lease.limit, Limit)
     limit, now = lease.limit, record.keeping
     found = [Option(now, lease.bytes, 0.0)]
     if lease.begun or lease.tape is None or lease.tape() is None or limit.ladders is None:

@@ -30,25 +30,6 @@ def odd(name: str, dtype: torch.dtype) -> str:
             f" or (not {name}.data_ptr() and is_zeros({name}))")
 
 
-def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself if its numbers are what lies in its memory, else a copy of which that holds."""
-    if tensor.is_neg() or tensor.is_conj():
-        return tensor.detach().resolve_conj().resolve_neg()
-    if is_zeros(tensor):
-        return tensor.detach().clone()
-    return tensor
-
-
-def plain_gradient(gradient: torch.Tensor) -> torch.Tensor:
-    """A gradient as a plain tensor in memory: sparse ones become dense, subclasses that only add to a tensor lose what
-    they add. Subclasses that are made of other tensors stay: PyTorch says what it does with those."""
-    if type(gradient) is not torch.Tensor and type(gradient).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
-        gradient = gradient.as_subclass(torch.Tensor)
-    if gradient.layout is not torch.strided and not gradient.is_nested:
-        gradient = gradient.to_dense()
-    return in_memory(gradient) if type(gradient) is torch.Tensor else gradient
-
-
 def refused(tensor: torch.Tensor, plan: Plan, position: int) -> InputError | None:
     """The error for an input that no program takes; None where programs do."""
     if tensor.is_nested:

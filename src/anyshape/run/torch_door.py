@@ -15,7 +15,7 @@ import torch
 
 from anyshape import torch_compat as compat
 from anyshape.run import torch_api
-from anyshape.run.tensor_kinds import plain_gradient
+from anyshape.torch_compat.tensors import plain_gradient
 
 DROPPED = ("torch._dynamo.guards.GuardManagerWrapper", "torch._dynamo.guards.DeletedGuardManagerWrapper",
            "torch._dynamo.utils.CleanupManager.instance")

@@ -82,7 +82,7 @@ def planning(model: models.BenchModel, job: dict[str, Any], found: Ours, tell: T
         with _asked(switch.programs()) as seen:
             step(model.inputs(shape))
         for program, record in seen:
-            if program.limit is not None and program.limit.backward is not None:
+            if isinstance(program.limit, Limit) and program.limit.backward is not None:
                 known.append((shape, program.limit, record.values, program.limit.needed(record.values, EVERYTHING)))
     for number, (shape, limit, values, most) in enumerate(known):
         for share in PLANNED_SHARES:

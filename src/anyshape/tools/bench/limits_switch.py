@@ -80,7 +80,7 @@ class Switch:
         """Puts the limit elsewhere."""
         for limit in self.limits():
             for program in (limit.program, limit.program.other):
-                if program is not None and program.limit is not None:
+                if program is not None and isinstance(program.limit, Limit):
                     program.limit.move(bytes_)
 
 
@@ -103,7 +103,8 @@ def needed(switch: Switch) -> tuple[int, dict[Limit, dict[str, int]]]:
     for limit in switch.limits():
         if limit.program.records:
             record = record_of(limit)
-            ran[limit.program.ran(record).limit or limit] = record
+            other = limit.program.ran(record).limit
+            ran[other if isinstance(other, Limit) else limit] = record
     return sum(limit.needed(record.values, record.keeping) for limit, record in ran.items()), {
         limit: record.values for limit, record in ran.items()}
 

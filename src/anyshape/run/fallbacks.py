@@ -1,0 +1,60 @@
+"""PyTorch in place of the host's own routines, for operands that those do not take: attention and grouped products."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from anyshape.backend import llvm_attention
+from anyshape.run.attention import OPS, roles
+
+
+def by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The results of a step by PyTorch's operators, [B, M, H, D] as ours."""
+    given = dict(zip(roles(op, len(operands) + len(OPS[op][1])), operands, strict=False))
+    q, k, v, mask = given["q"], given["k"], given["v"], given.get("mask")
+    dtype = q.dtype
+    q, k, v = (x if dtype == torch.float64 else x.float() for x in (q, k, v))
+    if q.shape[1] != k.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scale = q.shape[3] ** -0.5 if attrs["scale"] is None else attrs["scale"]
+    scores = scale * (q @ k.transpose(2, 3))
+    if mask is not None:
+        scores = scores + mask
+    if attrs["causal"]:
+        scores = scores.masked_fill(~torch.ones_like(scores[0, 0], dtype=torch.bool).tril(), -torch.inf) \
+            if scores.numel() else scores
+    if op == "attention":
+        sums = scores.logsumexp(3) if scores.shape[3] else scores.new_zeros(scores.shape[:3])
+        nothing = sums == -torch.inf
+        weights = torch.where(nothing[..., None], 0.0, scores.softmax(3))
+        return (weights @ v).transpose(1, 2).to(dtype), torch.where(nothing, 0.0, sums)
+    change, sums, products = given["gradient"].to(q.dtype), given["sums"], given["products"]
+    weights = (scores - sums[..., None]).exp()
+    if scores.shape[3]:  # see backend/llvm_attention.py
+        far = sums[..., None].abs() > llvm_attention.FAR
+        weights = torch.where(far, weights / weights.sum(3, keepdim=True), weights)
+    turned = scale * weights * (change @ v.transpose(2, 3) - products[..., None])
+    dq, dk, dv = turned @ k, turned.transpose(2, 3) @ q, weights.transpose(2, 3) @ change
+    groups = given["k"].shape[1]
+    if groups != q.shape[1]:
+        dk, dv = (x.unflatten(1, (groups, q.shape[1] // groups)).sum(2) for x in (dk, dv))
+    return dq.transpose(1, 2).to(dtype), dk.transpose(1, 2).to(dtype), dv.transpose(1, 2).to(dtype)
+
+
+def grouped_by_torch(op: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The result of a step, by one product a group."""
+    x, y, ends = operands
+    begin = 0
+    if op == "grouped":
+        result = x.new_zeros(x.shape[0], y.shape[2])
+        for group, end in enumerate(ends.tolist()):
+            result[begin:end] = x[begin:end] @ y[group]
+            begin = end
+        return result
+    result = x.new_zeros(ends.shape[0], x.shape[0], y.shape[1])
+    for group, end in enumerate(ends.tolist()):
+        result[group] = x[:, begin:end] @ y[begin:end]
+        begin = end
+    return result
