@@ -55,19 +55,23 @@ class Binder:
         self.open = [i for i in range(len(plan.inputs)) if i not in closed]
         # inputs whose strides must be looked at to know the symbols
         self.strided = frozenset(source.position for source in self.sources if source.stride)
+        # of those of fixed sizes, the ones that the entry of the program does not compare (run/entry.py)
+        apart = {*plan.restored, *self.strided}
+        self.uncompared = [one for one in self.fixed if one[0] in apart or not _has_fixed_strides(plan.inputs[one[0]])]
 
-    def bind(self, arguments: Sequence[Any], known: Mapping[str, int]) -> dict[str, int]:
+    def bind(self, arguments: Sequence[Any], known: Mapping[str, int], same: bool = False) -> dict[str, int]:
         """Symbol -> value, checked against every type and range.
 
         Args:
             arguments: one per input of the plan.
             known: values that are known already (of the forward's symbols).
+            same: the entry has found the inputs that it compares to be like some that fitted.
 
         Raises:
             InputError: an argument does not fit.
         """
         rest = self.open
-        for position, dtype, shape in self.fixed:
+        for position, dtype, shape in self.uncompared if same else self.fixed:
             one = arguments[position]
             if not (isinstance(one, torch.Tensor) and one.dtype is dtype and one.shape == shape and one.is_cpu
                     and one.layout is torch.strided):
@@ -138,6 +142,10 @@ class Binder:
                          do="call the program with arguments like those it was compiled for, or compile it again")
 
 
+def _has_fixed_strides(kind: TensorType | str) -> bool:
+    return isinstance(kind, TensorType) and all(isinstance(n, int) for n in kind.strides or ())
+
+
 def renamed(text: str, names: Mapping[str, str]) -> str:
     """A text with the sizes of a trace, such as 2*s27, in the user's words: 2*ids_1."""
     return re.sub(r"\w+", lambda found: names.get(found.group(), found.group()), text) if names else text
@@ -157,6 +165,8 @@ def check_inside(plan: Plan, nonnegative: Sequence[int], selected: Sequence[int]
         raise InputError(f"{plan.name} does not take these sizes",
                          why=f"a size inside, or a difference of sizes, would be below 0: {', '.join(below)}",
                          do="compile the program again for these sizes")
+    if min(selected, default=0) >= 0:
+        return
     conditions = *(("index", where) for _, where in plan.selected), *(("divisor", where) for _, where in plan.divided)
     for (kind, where), number in zip(conditions, selected, strict=True):
         if number < 0 and kind == "divisor":

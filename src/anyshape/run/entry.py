@@ -113,10 +113,13 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
     exec(compile("\n".join(lines), f"<entry of {plan.name}>", "exec"), names)
     key = ["def key(args" + (", values, origin" if restored else "") + "):",
            f"    {_tuple(f'a{i}' for i in called) if called else '()'} = args",
-           f"    return None if {unlike or 'False'} else {_tuple(keys)}"]
+           *([f"    same = alike({given})", f"    if not same and ({unlike}):", "        return None, False"]
+             if fixed else ["    same = False"]),
+           f"    return {_tuple(keys)}, same"]
     exec(compile("\n".join(key), f"<key of {plan.name}>", "exec"), names)
     enter: Callable[..., Any] = names["enter"]
-    enter.key = names["key"]  # type: ignore[attr-defined]  # None where a fixed input has other sizes
+    # the key of a call (None where a fixed input has other sizes), and whether `alike` knows the fixed inputs
+    enter.key = names["key"]  # type: ignore[attr-defined]
     return enter
 
 

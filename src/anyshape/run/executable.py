@@ -89,6 +89,9 @@ class Executable:
         self.dtypes = tuple(TORCH_DTYPES[window.type.dtype] for window in windows if isinstance(window, Window))
         self.allocate = torch_api.allocator()
         self.takes_tape = bool(plan.restored)
+        self.places = sorted((position, index) for index, position in enumerate(plan.restored))
+        self.tensors = [i for i, kind in enumerate(plan.inputs) if isinstance(kind, TensorType)]
+        self.scalars = [i for i in self.tensors if not plan.inputs[i].shape]  # type: ignore[union-attr]
         self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes)
         self.lazy = len(self.calls.early) < len(self.dtypes)
         self.ordered = self.calls.order == tuple(range(len(self.dtypes)))
@@ -375,23 +378,21 @@ class Executable:
         if len(args) != count:
             raise InputError(f"{self.name} takes {count} arguments, {len(args)} were given",
                              do="pass one argument per input of the program")
-        given = iter(args)
-        places = {position: index for index, position in enumerate(plan.restored)}
-        arguments = tuple(self._tensor(kind, values[places[i]] if i in places else next(given))
-                          for i, kind in enumerate(plan.inputs))
+        arguments = list(args)
+        for position, index in self.places:
+            arguments.insert(position, values[index])
+        for i in self.scalars:
+            arguments[i] = self._tensor(plan.inputs[i], arguments[i])
         known = origin.values if isinstance(origin, Record) else {}
-        more = (values, origin) if plan.restored else ()
-        key = None
-        rest = [a for i, a in enumerate(arguments) if i not in places]
-        for kind, argument in zip(plan.inputs, arguments, strict=True):
-            if isinstance(kind, TensorType) and not isinstance(argument, torch.Tensor):
-                break
-        else:
-            key = self.enter.key(rest, *more)  # type: ignore[attr-defined]
+        key, same = None, False
+        if all(isinstance(arguments[i], torch.Tensor) for i in self.tensors):
+            taken = dict(self.places)
+            rest = [a for i, a in enumerate(arguments) if i not in taken] if taken else arguments
+            key, same = self.enter.key(rest, *((values, origin) if taken else ()))  # type: ignore[attr-defined]
             record = self.records.get(key)
             if record is not None:
-                return record, arguments
-        symbols = self.binder.bind(arguments, known)
+                return record, tuple(arguments)
+        symbols = self.binder.bind(arguments, known, same)
         program = self if plan.restored else self.at(symbols)
         if isinstance(origin, Record):
             record = self.maker.made(symbols, origin.keeping)
@@ -401,7 +402,7 @@ class Executable:
             record = program.maker.make(symbols)
         for one in dict.fromkeys((self, program)):  # keys are made of the inputs, which are alike
             one._remember(key, record)
-        return record, arguments
+        return record, tuple(arguments)
 
     def _remember(self, key: Any, record: Record) -> None:
         with self.lock:
