@@ -328,3 +328,29 @@ def test_the_largest_of_nothing(name: str) -> None:
             wanted, found = outcome(function, x), outcome(fast, x)
             near = wanted != "refused" and found == pytest.approx(wanted, nan_ok=True)
             assert found == wanted or near, (shape, found)
+
+
+def test_sizes_are_named_by_the_input_that_has_them():
+    """None of torch's symbols (s27) is in a message."""
+    class Two(torch.nn.Module):
+        def forward(self, x, y):
+            return x + y, torch.cat([x, y], 1)
+
+    rows = torch.export.Dim("rows", min=2, max=8)
+    exported = torch.export.export(Two(), (torch.ones(3, 4), torch.ones(3, 4)), dynamic_shapes=({0: rows}, {0: rows}))
+    program, traced = anyshape.compile(exported), anyshape.compile(lambda x, y: torch.cat([x, y], 1))
+    for fast, sizes, words in ((program, (3, 4), "as dim 0 of x, which is 3"), (program, (9, 9), "<= dim 0 of x <= 8"),
+                               (traced, (3, 5), r"dim 0 of x \(3\).* dim 0 of y \(5\)")):
+        with pytest.raises(InputError, match=words):
+            fast(*(torch.ones(size, 4) for size in sizes))
+
+
+def test_lines_are_those_that_a_person_would_point_at():
+    """Not those of our own form of a function; and an update of an optimiser, which has none, says what it is."""
+    middle = anyshape.compile(lambda x: torch.quantile(x, 0.3, dim=1))
+    middle(torch.randn(4, 5))
+    assert "in_python.py" not in str(middle.explain()) and "test_bad_input.py" in str(middle.explain())
+    model = torch.nn.Linear(4, 2)
+    step = anyshape.train_step(model, lambda model, x: model(x).sum(), torch.optim.AdamW(model.parameters()))
+    step(torch.ones(3, 4))
+    assert "the optimiser's update" in str(step.explain())

@@ -342,6 +342,24 @@ def test_a_program_for_each_number_waits_and_is_warned_of_once() -> None:
     assert "9 calls ran as PyTorch" in " ".join(str(model.explain()).split())
 
 
+def test_hooks_that_fill_a_list_take_few_programs() -> None:
+    """The list is longer at every call, and a trace takes its length for a constant."""
+    def trained(model: nn.Module, compiling: Any) -> list[float]:
+        seen: list[float] = []
+        model.register_forward_hook(lambda module, inputs, output: seen.append(float(output.detach().mean())))
+        ours = compiling(model)
+        for n in range(2, 10):
+            ours(torch.ones(n, 4)).sum().backward()
+        if ours is not model:
+            assert ours._anyshape.compilation.graphs <= 2
+        return seen
+
+    model = nn.Linear(4, 4)
+    wanted = trained(copy.deepcopy(model), lambda one: one)
+    with pytest.warns(FallbackWarning, match=r"cell_contents\) == 1"):
+        assert trained(model, lambda one: anyshape.compile(one, defer=True)) == pytest.approx(wanted)
+
+
 def test_programs_for_each_number_are_few_though_each_pays() -> None:
     model = anyshape.compile(rows, defer=True)
     for n in range(2, 30):

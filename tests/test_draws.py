@@ -194,6 +194,7 @@ def test_checkpointed_layers_draw_as_eager(train: bool) -> None:
     fast = compiled(checkpointed, strict=True)
     for rows, columns in SIZES:
         assert_same(outcome(fast, *data(rows, columns), train), outcome(checkpointed, *data(rows, columns), train))
+    assert len(fast.programs) == 1 + train  # not cut where draws are kept for the second time
 
 
 class Drawing(torch.nn.Module):

@@ -1,6 +1,7 @@
 """Promises to users, tried with hostile use: nothing is wrong, nothing is silent, nothing is left behind."""
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 import pickle
@@ -189,6 +190,8 @@ def plain(x: torch.Tensor) -> torch.Tensor:
 
 MISUSE: dict[str, Callable[[], Any]] = {
     r"compile\(Linear\(\.\.\.\)\)": lambda: anyshape.compile(nn.Linear),
+    "cannot compile a NoneType": lambda: anyshape.compile(None),
+    "settings are passed by name": lambda: anyshape.compile(plain, True),
     "it is torch.compile's": lambda: anyshape.compile(plain, mode="max-autotune"),
     "perhaps memory_limit": lambda: anyshape.compile(plain, memory_limt=1),
     "memory_limit is nan": lambda: anyshape.compile(plain, memory_limit=float("nan")),
@@ -286,3 +289,77 @@ def test_an_empty_batch_leaves_the_statistics_of_a_batch_norm() -> None:
             one(x).square().sum().backward()
         torch.testing.assert_close(fast[1].running_var, model[1].running_var)
         torch.testing.assert_close(fast[1].weight.grad, model[1].weight.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_compiled_says_so_and_runs_as_it_is() -> None:
+    """TorchScript, generators and `async` functions run as they are, are counted, and are refused under `strict`."""
+    async def waits(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def yields(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield x * 2
+
+    x = torch.ones(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted, traced = torch.jit.script(nn.Linear(4, 2)), torch.jit.trace(nn.Linear(4, 2), (x,))
+    kinds = {waits: "`async`", yields: "generator", scripted: "TorchScript", traced: "TorchScript"}
+    for target, words in kinds.items():
+        with pytest.raises(AnyShapeError, match=words):
+            anyshape.compile(target, strict=True)(x)
+        fast = anyshape.compile(target)
+        anyshape.reset_stats()
+        with pytest.warns(UserWarning, match=words):
+            found, wanted = fast(x), target(x)
+        assert anyshape.stats()["eager_calls"] == 1
+        if target is waits:
+            found, wanted = asyncio.run(found), asyncio.run(wanted)
+        elif target is yields:
+            found, wanted = next(found), next(wanted)
+        torch.testing.assert_close(found, wanted)
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.triu() + weight.triu(1).mT
+
+
+@pytest.mark.parametrize("whose", ["compiled", "module"])
+def test_a_parametrisation_is_seen_by_the_module_and_by_the_compiled_one(whose: str) -> None:
+    module, x = nn.Linear(4, 4), torch.randn(3, 4)
+    fast = anyshape.compile(module)
+    changed = fast if whose == "compiled" else module
+    nn.utils.parametrize.register_parametrization(changed, "weight", Symmetric())
+    assert torch.equal(fast.weight, fast.weight.mT)
+    torch.testing.assert_close(fast(x), nn.functional.linear(x, fast.weight, fast.bias))
+    torch.testing.assert_close(module(x), fast(x))
+    nn.utils.parametrize.remove_parametrizations(changed, "weight")
+    torch.testing.assert_close(module(x), fast(x))
+    assert isinstance(fast.weight, nn.Parameter) and fast.weight is module.weight
+
+
+def test_an_object_that_is_called_keeps_its_attributes() -> None:
+    class Scale:
+        def __init__(self) -> None:
+            self.by = 2.0
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.by
+
+    scale, x = Scale(), torch.ones(3)
+    fast = anyshape.compile(scale)
+    for by in (2.0, 3.0):
+        scale.by = by
+        assert fast.by == by and torch.equal(fast(x), x * by)
+    fast.by = 4.0
+    assert scale.by == 4.0 and torch.equal(fast(x), x * 4)
+
+
+def test_exported_programs_are_copied_and_pickled() -> None:
+    model, x = nn.Linear(8, 4), torch.randn(3, 8)
+    exported = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("rows", min=1, max=64)},))
+    fast = anyshape.compile(exported)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, of its own trees
+        for other in (copy.copy(fast), copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
+            torch.testing.assert_close(other(x[:2]), model(x[:2]))

@@ -101,3 +101,25 @@ def test_of_nothing() -> None:
 
         assert not differing(resize, shapes, torch.contiguous_format, near=1e-6)
         assert not differing(resize, shapes[1:], torch.contiguous_format, near=1e-6)
+
+
+def test_adaptive_pools_to_sizes_of_another_input_are_one_program_for_all_sizes() -> None:
+    """The positions of the largest elements, and gradients, are eager's too."""
+    def pools(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows, columns = y.shape[-2:]
+        wide = F.adaptive_max_pool2d(x, (rows, columns), return_indices=True)
+        return (*wide, F.adaptive_max_pool2d(x, (rows, columns)), F.adaptive_max_pool1d(x[0], columns),
+                F.adaptive_max_pool3d(x, (2, rows, columns)), F.adaptive_avg_pool1d(x[0], columns))
+
+    fast = anyshape.compile(pools, strict=True)
+    for k in range(1, 10):
+        y = torch.empty(k, 10 - k)
+        x = torch.randint(0, 4, (2, 3, 4 + k, 12 - k)).float()  # the first of several largest is chosen
+        results = []
+        for function in (fast, pools):
+            given = x.clone().requires_grad_()
+            found = function(given, y)
+            sum((one * torch.arange(one.numel()).view_as(one)).sum() for one in found).backward()
+            results.append((*found, given.grad))
+        torch.testing.assert_close(*results)
+    assert len(fast.programs) == 2

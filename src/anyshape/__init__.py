@@ -12,7 +12,10 @@ __version__ = "0.1.0"
 __all__ = ["AnyShapeError", "Config", "compile", "release", "reset_stats", "stats", "train_step"]
 
 
-def compile(target: Any = None, **settings: Any) -> Any:
+_LEFT_OUT: Any = object()
+
+
+def compile(target: Any = _LEFT_OUT, *others: Any, **settings: Any) -> Any:
     """Compiles a module, a function or an exported program for all sizes of its inputs.
 
     Args:
@@ -27,8 +30,12 @@ def compile(target: Any = None, **settings: Any) -> Any:
         ConfigError: an unknown setting, or a target of another kind.
     """
     from anyshape.base.config import Config
+    if others:
+        from anyshape.base.errors import ConfigError
+        raise ConfigError(f"anyshape.compile was given {others[0]!r} after what it is to compile",
+                          why="settings are passed by name", do="write anyshape.compile(target, name=value)")
     config = Config.make(**settings)
-    if target is None:
+    if target is _LEFT_OUT:
         return lambda function: compile(function, **settings)
     from anyshape.frontend import api
     return api.compile_target(target, config)

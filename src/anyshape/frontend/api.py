@@ -42,7 +42,6 @@ from anyshape.frontend.sizes import checked_program
 from anyshape.frontend.tracing import NESTED, Tracing, check_nested, has_nested
 from anyshape.passes.pipeline import DOOR
 from anyshape.run import torch_api, torch_door, torch_eager, torch_trace
-from anyshape.run.context import context_underway
 
 
 def compile_target(target: Any, config: Config) -> Any:
@@ -51,8 +50,7 @@ def compile_target(target: Any, config: Config) -> Any:
     if isinstance(target, torch.export.ExportedProgram) and compat.lack():
         return compiled_module(target.module(), config)
     if isinstance(target, torch.export.ExportedProgram):
-        with context_underway(config):
-            return export.compile_exported(target, Compilation(config, compile_program))
+        return export.compile_exported(target, config)
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, config)
     if isinstance(target, type):
@@ -139,15 +137,16 @@ class Way:
 class Compiled:
     """A callable with its two ways of tracing and their record."""
 
-    __slots__ = ("compilation", "deferral", "lack", "oblivious", "ordinary", "sharded", "target")
+    __slots__ = ("compilation", "deferral", "oblivious", "ordinary", "target", "uncompiled")
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
         self.target = target
-        self.sharded = torch_eager.sharded_words(target)
         self.compilation = Compilation(config, compile_program)
         self.deferral = Deferral()
-        self.lack = compat.lack()
-        if self.lack:
+        # why no call is compiled, and what to do
+        self.uncompiled = (f"{NOT_WITH_THIS}: {compat.lack()}", WITH) if compat.lack() else \
+            torch_eager.uncompiled_words(target)
+        if self.uncompiled[0]:
             return
         self.oblivious = Way(target, self.compilation, True, self.deferral)
         self.ordinary = Way(target, self.compilation, False, self.deferral)
@@ -160,8 +159,8 @@ class Compiled:
         """
         if torch.compiler.is_compiling():
             return self.target(*arguments, **keywords)  # part of another program
-        if self.lack:
-            return self._as_pytorch(f"{NOT_WITH_THIS}: {self.lack}", WITH, arguments, keywords)
+        if self.uncompiled[0]:
+            return self._as_pytorch(*self.uncompiled, arguments, keywords)
         if watched():
             return self._as_pytorch(*watchers(), arguments, keywords)
         # Dynamo's guards ask nested tensors for strides, which ends the process
@@ -227,7 +226,7 @@ class Compiled:
 
     def _run(self, way: Way, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call | None = None) -> Any:
         """A call through Dynamo. It is counted if some of it, or all, has run as PyTorch."""
-        off, do = self.sharded if self.sharded[0] else torch_eager.switched_off()
+        off, do = torch_eager.switched_off()
         if off:
             return self._as_pytorch(off, do, arguments, keywords)
         call = call or Call()
@@ -291,12 +290,29 @@ class Compiled:
         report([Path(path) for path in paths], name, self.compilation, sizes)
 
 
+ROUTINES = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType,
+            functools.partial)
+
+
 class CompiledFunction:
-    """A compiled function; also works as a method of a class."""
+    """A compiled function; also works as a method of a class. Of an object that is called, it has the attributes."""
 
     def __init__(self, target: Callable[..., Any], config: Config) -> None:
-        functools.update_wrapper(self, target)
+        own = functools.WRAPPER_UPDATES if isinstance(target, ROUTINES) else ()
+        functools.update_wrapper(self, target, updated=own)
         self._anyshape = Compiled(target, config)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_anyshape" or isinstance(self._anyshape.target, ROUTINES):
+            raise AttributeError(f"a compiled function has no attribute {name!r}", name=name, obj=self)
+        return getattr(self._anyshape.target, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        made = self.__dict__.get("_anyshape")
+        if made is None or isinstance(made.target, ROUTINES):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(made.target, name, value)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         return self._anyshape.call(arguments, keywords)
@@ -359,16 +375,29 @@ def compiled_module(module: torch.nn.Module, config: Config) -> torch.nn.Module:
 
     Parameters, buffers, hooks, train and eval, state_dict: everything is the module's own, under the same names. A
     copy is compiled anew; a pickle holds the plain module. What the module's own class makes of itself, as a slice of a
-    Sequential, is a plain one.
+    Sequential, is a plain one. Attributes, `__class__` too, are read and set as the module's: a parametrisation gives
+    it another class, with properties for its weights.
     """
     base = type(module)
 
     def make(cls: type, *arguments: Any, **keywords: Any) -> Any:
         return base(*arguments, **keywords)  # so Python does not call __init__ of the subclass
 
+    def missing(self: Any, name: str) -> Any:
+        if name == "_anyshape":
+            raise AttributeError(name)
+        return getattr(self._anyshape.target, name)
+
+    def set_class(self: Any, kind: type) -> None:
+        self._anyshape.target.__class__ = kind
+
     namespace = {
         "__slots__": ("_anyshape",),
         "__new__": make,
+        "__class__": property(lambda self: type(self._anyshape.target), set_class),
+        "__getattr__": missing,
+        "__setattr__": lambda self, name, value: setattr(self._anyshape.target, name, value),
+        "__delattr__": lambda self, name: delattr(self._anyshape.target, name),
         "__copy__": lambda self: compiled_module(
             copy.copy(self._anyshape.target), self._anyshape.compilation.config),
         "__module__": type(module).__module__,

@@ -5,12 +5,17 @@
 torch's partition goes by data dependencies alone: what draws in the backward and reads no gradient would be drawn in
 the forward and kept, and the backward's calls come in an order of their own. In eager PyTorch a call draws when it is
 reached.
+
+Where `torch.utils.checkpoint` computes a part a second time, in the backward, its draws are kept, not made anew from a
+saved state of the generator: a mask is a byte an element, and calls that save the state run between compiled parts.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import torch
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from anyshape.run.torch_random import has_effect
 from anyshape.torch_compat import OpOverload
@@ -37,7 +42,9 @@ def pin(joint: Graph, num_fwd_outputs: int) -> None:
     for place, node in enumerate(effects, 1):
         node.meta[PLACE] = place
         later = later or node in given or (noted and node.meta.get(TAG) != "is_forward" and node not in needed)
-        if node.meta.get(RECOMPUTED) is None and not (later and node in needed):
+        if node.meta.get(RECOMPUTED) is not None and torch.Tag.nondeterministic_seeded in node.target.tags:
+            node.meta[RECOMPUTED] = CheckpointPolicy.MUST_SAVE
+        elif node.meta.get(RECOMPUTED) is None and not (later and node in needed):
             node.meta[TAG] = "must_be_in_backward" if later else "must_be_in_forward"
 
 

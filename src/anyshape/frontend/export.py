@@ -1,6 +1,9 @@
 """The door from torch.export: an ExportedProgram becomes one inference program."""
 from __future__ import annotations
 
+import copy
+import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import torch
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Node
 
+from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend import decompositions
 from anyshape.frontend.compilation import Boxed, Compilation, ProgramRequest
@@ -18,18 +22,29 @@ from anyshape.frontend.explain import explain
 from anyshape.frontend.explain_view import Explanation
 from anyshape.frontend.memory import memory
 from anyshape.frontend.memory_view import MemoryNote
+from anyshape.frontend.program import compile_program
 from anyshape.frontend.reasons import name_sizes
+from anyshape.run.context import context_underway
 from anyshape.torch_compat import tree as pytree
 
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-def compile_exported(exported: torch.export.ExportedProgram, compilation: Compilation) -> ExportedCallable:
+def compile_exported(exported: torch.export.ExportedProgram, config: Config) -> ExportedCallable:
     """Compiles `exported` for inference; its parameters and buffers are shared, not copied.
 
     Raises:
         Unsupported: the program holds script objects or effect tokens.
     """
+    with context_underway(config):
+        return _compile(exported, Compilation(config, compile_program))
+
+
+def _compile_saved(saved: bytes, config: Config) -> ExportedCallable:
+    return compile_exported(torch.export.load(io.BytesIO(saved)), config)
+
+
+def _compile(exported: torch.export.ExportedProgram, compilation: Compilation) -> ExportedCallable:
     decomposed = exported.run_decompositions(decompositions.table())
     signature = decomposed.graph_signature
     for spec in signature.input_specs:
@@ -45,7 +60,8 @@ def compile_exported(exported: torch.export.ExportedProgram, compilation: Compil
     program = compile_or_interpret(ProgramRequest(
         gm=gm, role="inference", name=f"{number}.inference", config=compilation.config, compilation=compilation,
         static_inputs=tuple(range(len(state)))))
-    return ExportedCallable(decomposed, gm, program, state, kept, compilation)
+    ranges = {symbol: (bounds.lower, bounds.upper) for symbol, bounds in decomposed.range_constraints.items()}
+    return ExportedCallable(exported, gm, program, state, kept, ranges, compilation)
 
 
 def _state(exported: torch.export.ExportedProgram, spec: InputSpec) -> torch.Tensor:
@@ -82,14 +98,16 @@ def _write_mutations(gm: GraphModule, signature: Any) -> int:
 
 
 class ExportedCallable:
-    """Calls a compiled exported program with the arguments of the original module.
+    """Calls a compiled exported program with the arguments of the original module. A deep copy, and what is pickled,
+    are compiled anew.
 
     Raises (when called):
         InputError: wrong number or nesting of arguments, wrong dtype, rank, device or size. Nothing has run then.
     """
 
     def __init__(self, exported: torch.export.ExportedProgram, gm: GraphModule, program: Boxed,
-                 state: list[torch.Tensor], outputs: int, compilation: Compilation) -> None:
+                 state: list[torch.Tensor], outputs: int, ranges: dict[Any, tuple[Any, Any]],
+                 compilation: Compilation) -> None:
         self.exported = exported
         self.compilation = compilation
         self.in_spec = exported.call_spec.in_spec
@@ -99,7 +117,20 @@ class ExportedCallable:
         self.outputs = outputs
         placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self.inputs = [_UserInput(node) for node in placeholders[len(state):]]
-        self.ranges = {symbol: (bounds.lower, bounds.upper) for symbol, bounds in exported.range_constraints.items()}
+        self.places = {symbol: place for symbol, place, _ in name_sizes(
+            [(one.name, one.value) for one in self.inputs])}
+        self.ranges = ranges
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ExportedCallable:
+        return compile_exported(copy.deepcopy(self.exported, memo), self.compilation.config)
+
+    def __copy__(self) -> ExportedCallable:
+        return compile_exported(self.exported, self.compilation.config)
+
+    def __reduce__(self) -> Any:
+        saved = io.BytesIO()
+        torch.export.save(self.exported, saved)
+        return _compile_saved, (saved.getvalue(), self.compilation.config)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         flat, found = pytree.tree_flatten((arguments, _in_order(keywords, self.in_spec)))
@@ -121,18 +152,22 @@ class ExportedCallable:
         sizes: dict[Any, int] = {}
         derived: list[tuple[str, Any, int]] = []
         for expected, value in zip(self.inputs, flat, strict=True):
-            expected.check(value, sizes, derived)
+            expected.check(value, sizes, derived, self.places)
         for symbol, size in sizes.items():
             low, high = self.ranges.get(symbol, (0, None))
             if size < low or (high is not None and size > high):
-                raise InputError(f"size {symbol} is {size}",
-                                 why=f"the program was exported for {low} <= {symbol} <= {high}",
+                place = self._words(symbol)
+                raise InputError(f"{place} is {size}", why=f"the program was exported for {low} <= {place} <= {high}",
                                  do="export with a wider dynamic range")
         for where, formula, size in derived:
             wanted = formula.xreplace(sizes)
             if wanted.is_Integer and int(wanted) != size:
-                raise InputError(f"{where} is {size}", why=f"the program was exported with {formula} = {wanted} there",
-                                 do="pass inputs whose sizes agree")
+                raise InputError(f"{where} is {size}", do="pass inputs whose sizes agree",
+                                 why=f"the program was exported with {self._words(formula)} = {wanted} there")
+
+    def _words(self, formula: Any) -> str:
+        """A formula of sizes with the names of inputs and their dims in place of torch's symbols."""
+        return re.sub(r"\b[a-z]+\d+\b", lambda found: self.places.get(found.group(), found.group()), str(formula))
 
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; `sizes` as for a compiled module."""
@@ -155,21 +190,22 @@ class _UserInput:
         self.name = node.name
         self.value = node.meta.get("val")
 
-    def check(self, found: Any, sizes: dict[Any, int], derived: list[tuple[str, Any, int]]) -> None:
+    def check(self, found: Any, sizes: dict[Any, int], derived: list[tuple[str, Any, int]],
+              places: dict[str, str]) -> None:
         expected = self.value
         if isinstance(expected, torch.Tensor):
-            self._check_tensor(expected, found, sizes, derived)
+            self._check_tensor(expected, found, sizes, derived, places)
         elif isinstance(expected, torch.SymInt):
             if not isinstance(found, int):
                 raise InputError(f"input {self.name} is a {type(found).__name__}", why="the program takes an int there",
                                  do="pass an int")
-            self._bind(f"input {self.name}", expected, found, sizes, derived)
+            self._bind(f"input {self.name}", expected, found, sizes, derived, places)
         elif found != expected:
             raise InputError(f"input {self.name} is {found!r}", why=f"it was fixed to {expected!r} at export",
                              do="pass that value, or export again")
 
     def _check_tensor(self, expected: torch.Tensor, found: Any, sizes: dict[Any, int],
-                      derived: list[tuple[str, Any, int]]) -> None:
+                      derived: list[tuple[str, Any, int]], places: dict[str, str]) -> None:
         where = f"input {self.name}"
         if not isinstance(found, torch.Tensor):
             raise InputError(f"{where} is a {type(found).__name__}", why="the program takes a tensor there",
@@ -184,10 +220,11 @@ class _UserInput:
             raise InputError(f"{where} is on {found.device}", why=f"the program was exported for {expected.device}",
                              do=f"move it with .to({str(expected.device)!r})")
         for dim, (wanted, size) in enumerate(zip(expected.shape, found.shape, strict=True)):
-            self._bind(f"{where}, dimension {dim},", wanted, size, sizes, derived)
+            self._bind(f"{where}, dimension {dim},", wanted, size, sizes, derived, places)
 
     @staticmethod
-    def _bind(where: str, wanted: Any, size: int, sizes: dict[Any, int], derived: list[tuple[str, Any, int]]) -> None:
+    def _bind(where: str, wanted: Any, size: int, sizes: dict[Any, int], derived: list[tuple[str, Any, int]],
+              places: dict[str, str]) -> None:
         if not isinstance(wanted, torch.SymInt):
             if wanted != size:
                 raise InputError(f"{where} is {size}", why=f"the program was exported with {wanted} fixed there",
@@ -197,8 +234,8 @@ class _UserInput:
         if not formula.is_Symbol:
             derived.append((where, formula, size))
         elif sizes.setdefault(formula, size) != size:
-            raise InputError(f"{where} is {size}", why=f"{formula} is {sizes[formula]} in another input",
-                             do="pass inputs whose sizes agree")
+            raise InputError(f"{where} is {size}", do="pass inputs whose sizes agree",
+                             why=f"it is to be as {places.get(str(formula), formula)}, which is {sizes[formula]}")
 
 
 def _in_order(keywords: dict[str, Any], in_spec: Any) -> dict[str, Any]:

@@ -18,14 +18,15 @@ from anyshape.sym.expr import Expr, Size, coefficient_of, symbols_of
 from anyshape.sym.index import dense_strides
 
 _FRAME = re.compile(r'File "([^"]*)", line (\d+), in [^\n]*\n\s*([^\n]*)')
-_LIBRARY = re.compile(r"/(site-packages|dist-packages)/torch/")
+_LIBRARY = re.compile(r"/(site-packages|dist-packages)/torch/|/anyshape/(frontend|run)/")
+SOURCE = "anyshape_source"  # what stands for a line where no line of the user's made a node
 
 
 def where_of(node: Node, cache: dict[str, str]) -> str:
     """The innermost line of the user's program that the node comes from, as "file.py:12  code"."""
     trace = node.meta.get("stack_trace")
     if not trace:
-        return ""
+        return str(node.meta.get(SOURCE, ""))
     known = cache.get(trace)
     if known is None:
         frames = _FRAME.findall(trace)

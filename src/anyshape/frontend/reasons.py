@@ -27,6 +27,8 @@ OTHERS = (2, 3, 17, 1009)  # sizes that stand for all but 0 and 1
 _KIND = re.compile(r"GLOBAL_STATE|_parameters\[|_buffers\[|(?:rank|dtype|device|stride|requires_grad|key set) mismatch|"
                    r"check_type_id|expected type of| (?:==|is) (?:True|False|None|'.*'|\".*\"|torch\.\w+)$|^not |hooks|"
                    r"keys\(|CodeGuardAccessor|hasattr|isinstance")
+# a count, wherever it is found: of a list that hooks fill, but not of the hooks
+_COUNT = re.compile(r"(?!.*_(?:parameters|buffers)\[).*(?<!hooks\)) == -?\d+$")
 _NUMBER = re.compile(r"(?<![\w'\[])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
 UNCOVERED = "sizes are 0 or 1, or strides in an order, that the program for all sizes does not serve"
 _OF_SMALL = re.compile(rf"{UNCOVERED}|" r"\.size\(\)\[\d+\] == [01]$|size mismatch at index \d+\. expected [01],")
@@ -101,8 +103,8 @@ def singled_out(programs: Sequence[Sequence[str]], values: Mapping[str, Any]) ->
     found: set[str] = set()
     for condition in conditions:
         for place in dict.fromkeys(_SIZE_OF_INPUT.findall(condition)):
-            if place not in found and _value(place, values) == 1 and not _holds(condition, values) and all(
-                    _value(condition.replace(place, str(other)), values) is True for other in OTHERS):
+            if place not in found and value_of(place, values) == 1 and not _holds(condition, values) and all(
+                    value_of(condition.replace(place, str(other)), values) is True for other in OTHERS):
                 found.add(place)
     return frozenset(found)
 
@@ -115,7 +117,7 @@ def counters(programs: Sequence[Sequence[str]], values: Mapping[str, Any]) -> fr
     found = set()
     for part in (part for parts in programs for part in parts):
         equal = _COUNTER.match(part.partition("  #")[0].strip())
-        if equal and type(_value(equal.group(1), values)) is int and not _holds(equal.group(0), values):
+        if equal and type(value_of(equal.group(1), values)) is int and not _holds(equal.group(0), values):
             found.add(equal.group(1))
     return frozenset(found)
 
@@ -131,7 +133,8 @@ def varying(programs: Sequence[Sequence[str]], values: Mapping[str, Any]) -> str
     for parts in programs:
         failed = [condition for condition in (part.partition("  #")[0].strip() for part in parts)
                   if not _holds(condition, values)]
-        if failed and not any(_KIND.search(condition) or _OF_SMALL.search(condition) for condition in failed):
+        if failed and not any(_OF_SMALL.search(condition) or (_KIND.search(condition) and not _COUNT.match(condition))
+                              for condition in failed):
             first = failed[0]
             return first.partition(". expected")[0] if _MISMATCH.match(first) else _NUMBER.sub("#", first)
     return ""
@@ -139,10 +142,10 @@ def varying(programs: Sequence[Sequence[str]], values: Mapping[str, Any]) -> str
 
 def _holds(condition: str, values: Mapping[str, Any]) -> bool:
     """Whether a condition on sizes, as Dynamo writes it in Python, holds for the locals of the call."""
-    return bool(re.search(r"\.(size|stride)\(\)\[", condition)) and bool(_value(condition, values))
+    return bool(re.search(r"\.(size|stride)\(\)\[", condition)) and bool(value_of(condition, values))
 
 
-def _value(text: str, values: Mapping[str, Any]) -> Any:
+def value_of(text: str, values: Mapping[str, Any]) -> Any:
     """What a text of Dynamo's guards is for the locals of the call; None where it cannot be told."""
     try:
         return eval(text, {"__builtins__": {"min": min, "max": max}, "L": values})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from anyshape.base.errors import AnyShapeError, InputError
-from anyshape.frontend.reasons import source_words
+from anyshape.frontend.reasons import source_words, value_of
 from anyshape.run import torch_api
 from anyshape.run.dtypes import DTYPE_NAMES
 
@@ -41,9 +41,9 @@ def refusal(error: BaseException, target: Callable[..., Any], arguments: Sequenc
         return None
     message, where, sources = failure
     for symbol, source in sources.items():
-        place = source_words(source)
+        place, number = source_words(source), value_of(source, dict(named))
         message = re.sub(rf"\b{symbol}: hint = (\d+)", rf"{place} = \1", message)
-        message = re.sub(rf"\b{symbol}\b", place, message)
+        message = re.sub(rf"\b{symbol}\b", place if number is None else f"{place} ({number})", message)
     return InputError(what, where=where, why=f"{message} ({given})" if given else message,
                       do="correct the argument; if eager PyTorch takes it as it is, report that")
 

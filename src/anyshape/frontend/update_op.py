@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from anyshape.frontend import decompositions
+from anyshape.frontend.fx_trace import SOURCE
 from anyshape.frontend.updates import RULES, Choices
 from anyshape.run import torch_api
 
@@ -75,6 +76,7 @@ def _put(step: GraphModule, node: Node, formulas: GraphModule) -> None:
     given = iter([*node.args[:3], *node.args[3]])
     made: dict[Node, Any] = {}
     results: list[Any] = []
+    source = f"the optimiser's update of a weight {list(node.args[0].meta['val'].shape)}"
     with step.graph.inserting_before(node):
         for one in formulas.graph.nodes:
             if one.op == "placeholder":
@@ -83,6 +85,7 @@ def _put(step: GraphModule, node: Node, formulas: GraphModule) -> None:
                 results = [made[result] for result in one.args[0]]
             else:
                 made[one] = step.graph.node_copy(one, made.__getitem__)
+                made[one].meta[SOURCE] = source
     for user in list(node.users):
         user.replace_all_uses_with(results[user.args[1]])
         step.graph.erase_node(user)

@@ -1,6 +1,7 @@
 """What Dynamo leaves to eager PyTorch, by torch's version: graph breaks, skipped frames, stances, sharded modules."""
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -33,10 +34,13 @@ def switched_off() -> tuple[str, str]:
     return "", ""
 
 
-def sharded_words(target: Any) -> tuple[str, str]:
-    """Why a module that works with other processes is not compiled, and what to do; two empty texts for all others."""
+def uncompiled_words(target: Any) -> tuple[str, str]:
+    """Why no call of a module or function is compiled, and what to do; two empty texts where calls are."""
+    if isinstance(target, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        return ("TorchScript (torch.jit.script, torch.jit.trace) runs in an interpreter of its own and is not compiled",
+                "compile the module or function that it was made from")
     if not isinstance(target, torch.nn.Module):
-        return "", ""
+        return _suspended_words(target)
     sharded = sys.modules.get("torch.distributed.fsdp")
     kinds = [getattr(sharded, name, None) for name in ("FSDPModule", "FullyShardedDataParallel")]
     for module in target.modules():
@@ -45,6 +49,18 @@ def sharded_words(target: Any) -> tuple[str, str]:
                     "compile the module that is in it: DistributedDataParallel(anyshape.compile(module))")
         if any(kind is not None and isinstance(module, kind) for kind in kinds):
             return "modules sharded by FSDP (fully_shard) are not compiled yet", "leave it as it is"
+    return _suspended_words(target.forward)
+
+
+def _suspended_words(target: Any) -> tuple[str, str]:
+    """As `uncompiled_words`, for a function that stops half-way and goes on later."""
+    for one in (target, type(target).__call__):
+        if inspect.iscoroutinefunction(one) or inspect.isasyncgenfunction(one):
+            return ("an `async` function is not compiled: it stops where it awaits, and other code runs meanwhile",
+                    "compile the function that it calls for the computation")
+        if inspect.isgeneratorfunction(one):
+            return ("a generator is not compiled: it stops at each yield, and other code runs meanwhile",
+                    "compile the function that computes what it yields")
     return "", ""
 
 

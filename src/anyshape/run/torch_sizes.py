@@ -9,6 +9,7 @@ a number. Ours gives what torch's gives; what it was not written for it hands to
 """
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -202,6 +203,42 @@ def _max_pool1d(input: Tensor, kernel_size: Any, stride: Any = None, padding: An
     return torch.max_pool2d(input.unsqueeze(-2), *rows, ceil_mode).squeeze(-2)
 
 
+def _adaptive_max(torchs: Callable[..., Any], count: int, indices: bool = False) -> Callable[..., Any]:
+    def pool(input: Tensor, output_size: Any, return_indices: bool = indices) -> Any:
+        """The largest element of each window; its place among the last `count` dims, taken as one dim."""
+        wanted = pytree.tree_leaves(output_size)
+        if len(wanted) != count or None in wanted or not input.is_floating_point():
+            return torchs(input, output_size, return_indices)
+        places, inside = _windows(input.shape[-count:], wanted, input.device)
+        flat = input.flatten(-count)
+        # the first of the largest elements, row by row
+        chosen = flat.detach()[..., places].masked_fill(~inside, -math.inf).argmax(-1)
+        positions = places.expand(*chosen.shape, places.shape[-1]).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+        values = flat.gather(-1, positions)
+        values, positions = (one.unflatten(-1, wanted) for one in (values, positions))
+        return (values, positions) if return_indices else values
+
+    return pool
+
+
+def _windows(sizes: Sequence[Any], wanted: Sequence[Any], device: Any) -> tuple[Tensor, Tensor]:
+    """The windows of an adaptive pool, numbered row by row: places in the input, [windows, elements], and which of them
+    are in their window; windows are given as many elements as the largest may have."""
+    places, inside = torch.zeros(1, 1, dtype=torch.int64, device=device), torch.ones(1, 1, dtype=torch.bool)
+    for size, number in zip(sizes, wanted, strict=True):
+        window = torch.arange(number, device=device).unsqueeze(-1)
+        begin, end = window * size // number, -((-(window + 1) * size) // number)
+        place = begin + torch.arange((size + number - 1) // number + 1, device=device)
+        shape = (places.shape[0] * number, places.shape[1] * place.shape[1])
+        places = (places[:, None, :, None] * size + place.clamp(max=size - 1)[:, None, :]).reshape(shape)
+        inside = (inside[:, None, :, None] & (place < end)[:, None, :]).reshape(shape)
+    return places, inside
+
+
+def _adaptive_avg_pool1d(input: Tensor, output_size: Any) -> Tensor:
+    return functional.adaptive_avg_pool2d(input.unsqueeze(-2), (1, *pytree.tree_leaves(output_size))).squeeze(-2)
+
+
 # what a size among the arguments makes special, and what the shape of the first argument does
 _BY_NUMBER: dict[Any, Callable[..., Any]] = {
     operator.getitem: item_at,
@@ -212,6 +249,10 @@ _BY_NUMBER: dict[Any, Callable[..., Any]] = {
     functional.affine_grid: _affine_grid,
     torch.avg_pool1d: _average(torch.avg_pool1d, 1),
     functional.avg_pool2d: _average(functional.avg_pool2d, 2),
+    torch.adaptive_avg_pool1d: _adaptive_avg_pool1d,
+    **{getattr(functional, f"adaptive_max_pool{count}d{more}"): _adaptive_max(
+        getattr(functional, f"adaptive_max_pool{count}d"), count, bool(more))
+       for count in (1, 2, 3) for more in ("", "_with_indices")},
     torch.max_pool2d: _max_pool2d,
     functional.max_pool2d: _max_pool2d,
 }
