@@ -116,7 +116,9 @@ def test_scratch_of_products(target, dtype):
         a = words.Matrix(0, 0, item, rows, inner, inner, 1, ())
         b = words.Matrix(1, 0, item, inner, columns, columns, 1, ())
         c = words.Matrix(2, 0, item, rows, columns, columns, 1, ())
-        step = words.by_panels(0, dtype, a, b, c, columns, 1.0, 0.0, [1, 0, 0, 0, 2, 0, -1, 0, 0, 0, 1, 0])
+        step = words.by_panels(0, dtype, a, b, c, columns, 1.0, 0.0, {
+            "a": (1, 0), "b": (0, 0), "c": (2, 0), "bias": (-1, 0), "bias_row": 0, "bias_column": 0, "batches": 1,
+            "rank": 0})
         assert len(step) == host.MATMUL_DIMS
         most, deep, across = (step[host.PackedProduct.index(name)] for name in ("rows", "deep", "columns"))
         terms = min(math.ceil(inner / per_word), deep)
