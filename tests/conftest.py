@@ -8,14 +8,17 @@ a folder of the session, not in the user's cache, unless ANYSHAPE_CACHE_DIR says
 """
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from anyshape.frontend import tracing
 from anyshape.run.arena import Block, Pool
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -70,6 +73,18 @@ def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Pool, "give", give_guarded)
 
 
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """For files whose tests collect garbage often: `gc.collect()` looks only at what has been made since, not at all
+    of torch, pytest and the tests of before, which takes a second late in a run."""
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing, "settle", lambda: None)  # it would count what is frozen after every trace
+        yield
+    gc.unfreeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: takes minutes; run with -m full")
     config.addinivalue_line("markers", "unguarded: counts bytes of the arena, or calls; no guards behind its pieces")
@@ -85,6 +100,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fenced"):
         import fences
         fences.install()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under pytest-xdist each process takes a stretch of the tests, and then of what another has left: tests of a file
+    stay together, and what they share is made once."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+    return WorkStealingScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -64,11 +64,11 @@ def digests(model: str) -> str:
 def record() -> None:
     """Captures the graphs of all models, at two shapes each, as the benchmark does."""
     import anyshape
-    from anyshape.tools.bench import models
+    from anyshape_bench.models import bench_models
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in MODELS:
         with tempfile.TemporaryDirectory() as folder:
-            model = models.load(name)
+            model = bench_models.load(name)
             step = model.make(lambda module, folder=folder: anyshape.compile(module, dump=folder))
             for shape in model.shapes[:2]:
                 step(model.inputs(shape))

@@ -24,6 +24,7 @@ import anyshape
 from anyshape.base.errors import InputError
 from anyshape.run.context import shared_context
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
 SOURCE = Path(__file__).parent.parent / "src"
 
 

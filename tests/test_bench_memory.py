@@ -9,14 +9,20 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from anyshape.plan.search import Problem
 from anyshape.tools import cli
-from anyshape.tools.bench import limits, limits_options, limits_report, limits_worker, order_search, runner
-from anyshape.tools.bench.limits import Call, Choice, Epoch, Laid, Limits, Order, Ours, Row
+from anyshape_bench import add_arguments
+from anyshape_bench.experiments.memory_budget import report as limits_report
+from anyshape_bench.experiments.memory_budget import results as limits
+from anyshape_bench.experiments.memory_budget import worker as limits_worker
+from anyshape_bench.experiments.memory_budget.experiment import MemoryBudget
+from anyshape_bench.experiments.memory_budget.results import Call, Choice, Epoch, Laid, Limits, Order, Ours, Row
+from anyshape_bench.experiments.planning import order_search
+from anyshape_bench.harness import runner
+from anyshape_bench.harness import worker as process
 
-pytestmark = pytest.mark.unguarded
+pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
 MODEL = """
 import torch
 from torch import nn
@@ -53,7 +59,7 @@ def job(tmp_path: Path):
 
 def test_a_way_of_pytorch_is_measured(job) -> None:
     way = "eager, layers checkpointed"
-    [row] = limits_worker.run(job | {"way": way, "settings": asdict(limits.WAYS[way])})["rows"]
+    [row] = process.run(limits_worker, job | {"way": way, "settings": asdict(limits.WAYS[way])})["rows"]
     assert row["way"] == way and row["shapes"] == [[2000]]
     assert len(row["peaks"]) == len(row["seconds"]) == 1 and row["seconds"][0] > 0
 
@@ -62,7 +68,7 @@ def test_a_way_of_pytorch_is_measured(job) -> None:
 def test_ours_keep_to_every_limit(job, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits_worker, "COST_SECONDS", 0.0)
     job = job | {"way": limits.LIMITED, "peaks": {"eager": [1 << 40], "nothing": [1 << 10]}, "backend": program}
-    found = limits_worker.run(job)
+    found = process.run(limits_worker, job)
     taken = Limits()
     taken.take(job, found)
     rows = {row.way: row for row in taken.rows}
@@ -78,7 +84,7 @@ def test_ours_keep_to_every_limit(job, program: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("program", limits.PROGRAMS)
 def test_calls_keep_to_every_limit(job, program: str) -> None:
-    found = limits_worker.run(job | {"way": "calls", "backend": program})["ours"]
+    found = process.run(limits_worker, job | {"way": "calls", "backend": program})["ours"]
     calls = [Call(**call) for call in found["calls"]]
     assert len(calls) == 2 * len(limits.CALL_SHARES) and len({tuple(call.shape) for call in calls}) == 2
     assert all(call.refused or (call.need <= call.limit and call.arena) for call in calls)
@@ -91,7 +97,8 @@ def test_calls_keep_to_every_limit(job, program: str) -> None:
 def test_what_is_decided_before_a_call(job, tmp_path: Path) -> None:
     """Every part but the ways and epochs, in one process each; what was known on the way is in its file."""
     answer = tmp_path / "answer.record"
-    parts = {part: limits_worker.run(job | {"way": part}, answer)["ours"] for part in ("planning", "layouts", "orders")}
+    parts = {part: process.run(limits_worker, job | {"way": part}, answer)["ours"]
+             for part in ("planning", "layouts", "orders")}
     assert json.loads(answer.read_text())["finished"] is True
     choices = [Choice(**one) for one in parts["planning"]["planning"]]
     assert len(choices) == 2 * len(limits.PLANNED_SHARES) and all(one.seconds > 0 for one in choices)
@@ -117,12 +124,13 @@ def test_searches_find_a_better_order() -> None:
 
 def test_what_is_named_is_measured() -> None:
     parser = argparse.ArgumentParser()
-    limits_options.add_arguments(parser)
-    parser.add_argument("--shapes", "--rounds", "--threads", "--autocast")
+    add_arguments(parser)
+
+    def options(text: str) -> dict[str, object]:
+        return MemoryBudget().options(parser.parse_args(["memory", "demo-llama", *text.split()]))
 
     def chosen(text: str) -> dict[str, object]:
-        arguments = argparse.Namespace(shapes=0, rounds=0, threads=0, autocast="", backends=None)
-        found = limits_options.options(parser.parse_args(text.split(), arguments))
+        found = options(text)
         return {name: found[name] for name in ("ways", *limits.PARTS) if found[name]}
 
     usual = {"ways": True} | {part: number for part, number in limits.PARTS.items() if part != "orders"}
@@ -130,9 +138,7 @@ def test_what_is_named_is_measured() -> None:
     assert chosen("--calls 0") == {name: value for name, value in usual.items() if name != "calls"}
     assert chosen("--planning") == {"planning": limits.PARTS["planning"]}
     assert chosen("--ways --epochs 3 --orders") == {"ways": True, "epochs": 3, "orders": limits.PARTS["orders"]}
-    jobs = list(limits.jobs(["demo-llama"], limits_options.options(parser.parse_args(
-        ["--calls", "--layouts", "7"], argparse.Namespace(shapes=0, rounds=0, threads=0, autocast="",
-                                                             backends="eager,anyshape-step"))), Limits()))
+    jobs = list(MemoryBudget().jobs(options("--calls --layouts 7 --backends eager,anyshape-step"), Limits(), Path()))
     assert [(job["way"], job[job["way"]]) for job in jobs] == [("calls", 200), ("layouts", 7)]
     assert {job["backend"] for job in jobs} == {"anyshape-step"}
 
@@ -179,7 +185,7 @@ def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     wrong = limits_report.problems(found)
     assert [text.split(":")[0] for text in wrong] == ["FAILED", "OVER", "WRONG"]
     found.save(tmp_path)
-    assert limits.load(tmp_path) == found
+    assert Limits.load(tmp_path) == found
     found.take({"model": "net", "way": "layouts", "backend": limits.OURS},
                {"ours": asdict(Ours("net")), "finished": False})
     assert found.options["unfinished"] == ["net: anyshape, layouts"]
@@ -187,7 +193,7 @@ def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert cli.main(["bench", "memory", "--show", str(tmp_path), "--write-document", str(tmp_path / "m.md")]) == 1
     text = (tmp_path / "m.md").read_text()
     assert "anyshape, 60% of that" in text and "What went wrong" in text and "it died" in capsys.readouterr().out
-    limits_report.show(Limits(), Console(quiet=True))
+    assert not limits_report.report(Limits()).tables
 
 
 def test_the_command_refuses_what_it_cannot_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +219,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytes
     Limits(rows=[Row("llama", "eager"), Row("mlp", "eager", error="it died")]).save(out)
     monkeypatch.setattr(runner.Runner, "run", run)
     assert cli.main(["bench", "memory", "mlp", "--out", str(out)]) == 130
-    found = limits.load(out)
+    found = Limits.load(out)
     second = list(limits.WAYS)[1]
     assert [(row.model, row.way) for row in found.rows] == [("llama", "eager"), ("mlp", "eager"), ("mlp", second)]
     assert found.options["interrupted"] and found.options["unfinished"] == [f"mlp: {second}"]

@@ -4,16 +4,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anyshape.tools import cli
-from anyshape.tools.bench import add_arguments, models, runner, step, step_command, step_report, step_worker
-from anyshape.tools.bench.runner import empty_record
-from anyshape.tools.bench.step import Options, Steps
+from anyshape_bench import add_arguments
+from anyshape_bench.experiments.train_step import experiment as step_experiment
+from anyshape_bench.experiments.train_step import report as step_report
+from anyshape_bench.experiments.train_step import results as step
+from anyshape_bench.experiments.train_step import worker as step_worker
+from anyshape_bench.experiments.train_step.experiment import TrainSteps
+from anyshape_bench.experiments.train_step.results import StepRecord, Steps
+from anyshape_bench.harness import driver, runner
+from anyshape_bench.harness import worker as process
+from anyshape_bench.models import bench_models
 
 pytestmark = pytest.mark.unguarded
 MODEL = """
@@ -42,23 +48,33 @@ def net(tmp_path: Path) -> str:
     return f"{tmp_path / 'net.py'}:net"
 
 
-def measured(chosen: Options) -> Steps:
+def options(text: str = "") -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return TrainSteps().options(parser.parse_args(["step", *text.split()]))
+
+
+def jobs(chosen: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(TrainSteps().jobs(chosen, Steps(), Path()))
+
+
+def measured(**chosen: Any) -> Steps:
     """What the processes would find, in this one; as JSON has it."""
     found = Steps()
-    for job in chosen.jobs():
-        found.take(job, json.loads(json.dumps(asdict(step_worker.run(job)))))
+    for job in jobs(options() | chosen):
+        TrainSteps().take(found, job, json.loads(json.dumps(process.run(step_worker, job))))
     return found
 
 
 def test_the_time_of_a_whole_step_is_measured(net: str) -> None:
-    [timed] = measured(Options((net,), (step.WHOLE,), shapes=4, memory=False)).records
+    [timed] = measured(models=[net], backends=[step.WHOLE], shapes=4, memory=False).records
     assert not timed["error"] and timed["stats"]["uncompiled"] == 0 and timed["programs"] > 0
     assert len(timed["fresh"]) == 2 and len(timed["repeated"]) == 4 and timed["first_step"] > 0
 
 
 def test_a_whole_step_has_eagers_losses(net: str) -> None:
-    found = measured(Options((net,), (step.EAGER, step.WHOLE), 0, shapes=4, memory_shapes=2, autocast="bfloat16",
-                             accumulate=2))
+    found = measured(models=[net], backends=[step.EAGER, step.WHOLE], rounds=0, shapes=4, memory_shapes=2,
+                     autocast="bfloat16", accumulate=2)
     assert not step_report.problems(found)
     eager, whole = found.part("bfloat16").records
     for counted in (eager, whole):
@@ -73,14 +89,14 @@ def test_a_whole_step_has_eagers_losses(net: str) -> None:
 
 
 def test_a_model_that_does_not_train_is_refused(net: str) -> None:
-    job = next(Options((net.replace(":net", ":forward_only"),), (step.WHOLE,)).jobs())
-    assert "does not train" in step_worker.run(job).error
+    job = jobs(options() | {"models": [net.replace(":net", ":forward_only")], "backends": [step.WHOLE]})[0]
+    assert "does not train" in process.run(step_worker, job)["error"]
 
 
 @pytest.mark.parametrize("name", ["vit-train", "bert-train"])
 def test_models_of_inference_have_one_that_trains(name: str) -> None:
-    assert step.training(name.removesuffix("-train")) == step.training(name) == name
-    model = models.load(name)
+    assert step_experiment.training(name.removesuffix("-train")) == step_experiment.training(name) == name
+    model = bench_models.load(name)
     made = model.make(lambda module: module)
     inputs = model.inputs(tuple(map(min, zip(*model.shapes, strict=True))))
     first, second, third = (float(made(inputs)) for _ in range(3))
@@ -103,22 +119,16 @@ def test_losses_are_compared() -> None:
     assert differ([math.nan, 1.0], exact=near)
 
 
-def chosen(text: str) -> Options:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return step_command.options(parser.parse_args(text.split()))
-
-
 def test_what_is_asked_for() -> None:
-    assert chosen("step") == Options(step.DEFAULT)
-    assert chosen("step bert llama --models vit").models == ("bert-train", "llama", "vit-train")
-    assert chosen("step --quick --accumulate 1").models == (step.QUICK,)
-    one = chosen("step llama --backends inductor,anyshape-step --rounds 2 --autocast bfloat16")
-    assert [(job["backend"], job["mode"], job["accumulate"]) for job in one.jobs()] == [
+    assert options()["models"] == list(step_experiment.DEFAULT)
+    assert options("bert llama --models vit")["models"] == ["bert-train", "llama", "vit-train"]
+    assert options("--quick --accumulate 1")["models"] == [step_experiment.QUICK]
+    one = options("llama --backends inductor,anyshape-step --rounds 2 --autocast bfloat16")
+    assert [(job["backend"], job["mode"], job["accumulate"]) for job in jobs(one)] == [
         ("inductor", "time", 1), ("anyshape-step", "time", 1), ("anyshape-step", "time", 1), ("inductor", "time", 1),
         ("inductor", "memory", 1), ("anyshape-step", "memory", 1), ("anyshape-step", "memory", 8)]
-    assert len({runner._name(job) for job in one.jobs()}) == 7  # files of their own
-    assert {job["mode"] for job in chosen("step --no-memory").jobs()} == {"time"}
+    assert len({runner._name(job) for job in jobs(one)}) == 7  # files of their own
+    assert {job["mode"] for job in jobs(options("--no-memory"))} == {"time"}
 
 
 def some() -> Steps:
@@ -140,9 +150,8 @@ def some() -> Steps:
 
 
 def _jobs(backend: str, autocast: str) -> list[dict[str, Any]]:
-    every = Options(("net",), (backend,), autocast=autocast)
-    return [every._job("net", backend, 0, "time"), every._job("net", backend, 1, "memory"),
-            every._job("net", backend, 1, "memory", 8)]
+    times, bytes_, *_ = jobs(options() | {"models": ["net"], "backends": [backend], "autocast": autocast})
+    return [times, bytes_, bytes_ | {"accumulate": 8}]
 
 
 def test_what_is_aimed_at_is_reached_or_short() -> None:
@@ -173,7 +182,7 @@ def test_runs_add_up_and_the_same_again_takes_its_place() -> None:
     assert len(found.records) == number + 1  # the second round was one of the run before
     assert [text for text in step_report.problems(found) if "it died" in text] == [
         "FAILED: net on anyshape-step, bfloat16: it died"]
-    assert set(empty_record(times)) <= set(found.records[0])
+    assert set(StepRecord.__dataclass_fields__) == set(found.records[0])
 
 
 def test_stored_results_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,13 +220,13 @@ def test_end_to_end_and_interrupted(net: str, tmp_path: Path, monkeypatch: pytes
     arguments = ["bench", "step", net, "--backends", "eager", "--shapes", "3", "--threads", "1", "--out",
                  str(tmp_path / "out")]
     assert cli.main([*arguments, "--no-memory"]) == 0
-    [record] = step.load(tmp_path / "out").records
+    [record] = Steps.load(tmp_path / "out").records
     assert not record["error"] and len(record["fresh"]) == 1 and record["threads"] == 1
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner.Runner, "run", interrupted)
-    assert cli.main(arguments) == step_command.INTERRUPTED
-    stored = step.load(tmp_path / "out")
+    assert cli.main(arguments) == driver.INTERRUPTED
+    stored = Steps.load(tmp_path / "out")
     assert stored.options["interrupted"] and stored.records == [record]

@@ -17,6 +17,7 @@ from anyshape.run.watch import watched
 from limits import NO_LIMIT, counted
 from roads import compilation_of
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
 LITTLE, MUCH = 16, 600  # images: the gradient of the wide layer is made late, or early
 
 

@@ -35,6 +35,7 @@ def _here(tmp_path, monkeypatch):
 
 def test_help_needs_no_torch():
     code = "import sys\nfrom anyshape.tools import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n" \
+           "cli.main(['bench', '--list'])\n" \
            "assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           env={"PYTHONPATH": ":".join(sys.path)})
@@ -47,6 +48,16 @@ def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
     assert ended.value.code == 0 and f"anyshape {command}" in capsys.readouterr().out
+
+
+def test_without_the_benchmarks_it_is_said_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "anyshape_bench", None)
+    assert cli.main(["bench", "mlp"]) == 1
+    told = capsys.readouterr().err
+    assert "benchmarks are not installed" in told and all(part in told for part in ("where:", "why:", "do:"))
+    assert "pip install 'anyshape[bench]'" in told
+    with pytest.raises(SystemExit):
+        cli.main(["explain", "--help"])  # the others do without
 
 
 def test_explain(capsys):

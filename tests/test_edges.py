@@ -279,3 +279,96 @@ def test_dtypes_of_gradients_of_mixed_dtypes(incoming: torch.dtype) -> None:
         names = [name for name, function in table.items() if not refuses(function, given)]
         for name, one in zip(names, compiled([table[name] for name in names], 2)(*given), strict=True):
             torch.testing.assert_close(one, table[name](*given), rtol=1e-2, atol=1e-3)
+
+
+# ---- where torch's decompositions differ from the operators
+
+
+def permuted(*sizes: int) -> torch.Tensor:
+    """With the strides of dims in the other order."""
+    return torch.rand(*reversed(sizes)).permute(*reversed(range(len(sizes))))
+
+
+def test_results_lie_as_the_operators_lay_them_out() -> None:
+    """Decompositions lay a result out by the strides of one operand."""
+    rows, images = permuted(5, 3, 4), torch.rand(2, 4, 6, 6).to(memory_format=torch.channels_last)
+    wide, flat, cube = torch.rand(5, 1, 10).transpose(0, 2), torch.rand(5, 10).t(), torch.rand(5, 10, 5)
+    pooled, places = F.max_pool2d(images, 2, return_indices=True)
+    statistics = [torch.rand(3) for _ in range(4)]
+    table: list[tuple[Function, tuple[torch.Tensor, ...]]] = [
+        *((function, (wide, flat)) for function in (torch.logaddexp, torch.logaddexp2, torch.heaviside, torch.add)),
+        (torch.xlogy, (cube, flat)), (torch.special.xlog1py, (cube, flat)),
+        *((F.logsigmoid, (x,)) for x in (rows, images)),
+        *((lambda x, m, v, a, b, training=training: F.batch_norm(x, m, v, a, b, training), (rows, *statistics))
+          for training in (True, False)),
+        (lambda x, *s: F.batch_norm(x.transpose(1, 2), *s).view(-1), (torch.rand(5, 4, 3), *statistics)),
+        (lambda x: F.batch_norm(x, None, None, training=True), (images,)),
+        (lambda x: F.batch_norm(x, None, None, training=True), (permuted(2, 3, 4, 5),)),
+        (lambda x, index: F.max_unpool2d(x, index, 2), (pooled, places)),
+        (lambda x: F.channel_shuffle(x, 2), (images,)),
+        *((lambda x, mode=mode: F.interpolate(x, 7, mode=mode), (rows,)) for mode in ("nearest", "nearest-exact")),
+        (lambda x: F.one_hot(x, 10), ((permuted(4, 3, 2) * 9).long(),)),
+    ]  # fmt: skip
+    torch._dynamo.reset()
+    fast = anyshape.compile(lambda cases: [f(*given) for (f, _), given in zip(table, cases, strict=True)], strict=True)
+
+    def copies() -> list[tuple[torch.Tensor, ...]]:
+        return [tuple(x.clone(memory_format=torch.preserve_format) for x in given) for _, given in table]
+
+    for number, (one, (function, _), given) in enumerate(zip(fast(copies()), table, copies(), strict=True)):
+        wanted = function(*given)
+        torch.testing.assert_close(one, wanted, msg=lambda text, number=number: f"{number}: {text}")
+        assert one.stride() == wanted.stride(), number
+
+
+def test_margin_losses_leave_out_what_is_nan() -> None:
+    x = torch.tensor([[0.1, NAN, 0.3], [NAN, 1.0, 0.2], [1.0, 0.4, 0.0]])
+    one, many = torch.tensor([0, 0, 1]), torch.tensor([[0, -1, 1], [1, 2, -1], [2, 0, -1]])
+    table: list[Function] = [
+        *(lambda x, p=p, r=r: F.multi_margin_loss(x, one, p=p, margin=0.5, weight=x.new_tensor([1.0, 2.0, 3.0]),
+                                                  reduction=r)
+          for p in (1, 2) for r in ("none", "mean", "sum")),
+        lambda x: F.multi_margin_loss(x[2], one[2], reduction="none"),
+        *(lambda x, r=r: F.multilabel_margin_loss(x, many, reduction=r) for r in ("none", "mean", "sum")),
+    ]  # fmt: skip
+    leaf = x.clone().requires_grad_()
+    results = compiled(table, 1)(leaf)
+    for function, result in zip(table, results, strict=True):
+        other = x.clone().requires_grad_()
+        wanted = function(other)
+        torch.testing.assert_close(result, wanted, equal_nan=True)
+        torch.testing.assert_close(torch.autograd.grad(result.nansum(), leaf, retain_graph=True),
+                                   torch.autograd.grad(wanted.nansum(), other), equal_nan=True)
+    assert results[1].isfinite()  # the mean
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1e30, 1e-30], ids=str)
+def test_deviations_of_numbers_whose_squares_are_not_in_float32(dtype: torch.dtype, scale: float) -> None:
+    x = (torch.randn(30, 4) * scale).to(dtype)
+    table: list[Function] = [torch.std, lambda x: x.std(0), lambda x: torch.stack(torch.std_mean(x, 1)),
+                             lambda x: x.std(1, correction=0)]
+    for function, one in zip(table, compiled(table, 1)(x), strict=True):
+        wanted = function(x)
+        assert one.isfinite().all() and (one != 0).all()
+        torch.testing.assert_close(one / scale, wanted / scale)
+
+
+def test_what_eager_refuses_of_data_and_sizes_is_refused() -> None:
+    torch._dynamo.reset()
+    loss = anyshape.compile(F.binary_cross_entropy)
+    x, target = torch.rand(3, 4, requires_grad=True), torch.rand(3, 4)
+    torch.testing.assert_close(loss(x, target), F.binary_cross_entropy(x, target))
+    torch.testing.assert_close(torch.autograd.grad(loss(x, target), x),
+                               torch.autograd.grad(F.binary_cross_entropy(x, target), x))
+    assert loss(torch.rand(0, 4), torch.rand(0, 4)).isnan()
+    for bad in (1.5, -0.1, NAN):
+        with pytest.raises(RuntimeError, match="all elements of input should be between 0 and 1"):
+            loss(torch.tensor([[0.5, bad]]), torch.tensor([[0.5, 0.5]]))
+    scatter = anyshape.compile(lambda x: torch.select_scatter(x, x[:, 0], 1, 2))
+    for n in (4, 3, 5):
+        x = torch.randn(3, n)
+        assert torch.equal(scatter(x), torch.select_scatter(x, x[:, 0], 1, 2))
+    for n in (2, 1):
+        with pytest.raises(IndexError):
+            scatter(torch.randn(3, n))

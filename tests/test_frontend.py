@@ -833,14 +833,14 @@ def test_exported_program_writes_its_input():
 
 def test_import_is_light():
     code = "import sys, anyshape; assert 'torch' not in sys.modules; assert anyshape.compile and anyshape.Config"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_no_inductor():
     code = ("import torch, sys, anyshape\n"
             "from anyshape.frontend import api\n"
             "assert 'torch._inductor.compile_fx' not in sys.modules")
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_warning_free():

@@ -38,7 +38,7 @@ def run_seeds(first: int, count: int, shapes: int) -> list[dict[str, Any]]:
         start = first + len(found)
         left = count - len(found)
         done = subprocess.run([sys.executable, str(HERE / "fuzzing.py"), str(start), str(left), str(shapes)],
-                              capture_output=True, text=True, env=environment, timeout=60 + 10 * left)
+                              capture_output=True, text=True, env=environment, timeout=300 + 10 * left)
         told = [json.loads(line) for line in done.stdout.splitlines()]
         ended = [item for item in told if "seed" in item]
         if len(ended) < left:

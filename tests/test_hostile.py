@@ -232,3 +232,15 @@ def test_compiled_objects_are_sliced_copied_and_pickled_as_what_they_are() -> No
             torch.testing.assert_close(again(x), wanted)
     assert pickle.loads(pickle.dumps(decorated)) is decorated
     assert pickle.loads(pickle.dumps(once))._anyshape.compilation.config.strict
+
+
+def test_what_eager_refuses_of_a_loss_is_refused_and_what_it_takes_is_taken() -> None:
+    """torch's own traces of these are not what its operators do."""
+    loss = anyshape.compile(torch.nn.BCELoss())
+    assert loss(torch.tensor([0.5, 1.0]), torch.tensor([1.0, 1.0])).isfinite()
+    with pytest.raises(RuntimeError, match="between 0 and 1"):
+        loss(torch.tensor([0.5, 1.5]), torch.tensor([1.0, 1.0]))
+    norm = torch.nn.BatchNorm1d(3)
+    flat = anyshape.compile(lambda x: norm(x.transpose(1, 2)).view(x.shape[0], -1), strict=True)
+    for n in (4, 7):
+        assert flat(torch.rand(n, 5, 3)).shape == (n, 15)

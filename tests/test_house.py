@@ -4,7 +4,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -20,14 +20,18 @@ TORCH_ROOMS = ("frontend", "run", "route", "tools", "torch_compat")
 TORCH_FILES = ("backend/torchlib.py",)
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
 BORDERS = ("frontend/", "tools/", "run/context.py", "run/executable.py")
-# base/config.py reads every knob; the disk cache asks for the user's cache folder; the bench starts processes
-ENVIRONMENT = ("base/config.py", "run/cache.py", "tools/bench/runner.py")
+# base/config.py reads every knob; the disk cache asks for the user's cache folder
+ENVIRONMENT = ("base/config.py", "run/cache.py")
 # private names of torch: the package that looks them up; the files of `run` that patch what it finds have their
 # attributes too; benchmarks look into the compilers that they measure
 PRIVATE, PATCHING, MEASURING = "torch_compat", "run/torch_", "tools/"
 # attributes that are used only where torch has the names of TRAIN_STEP in torch_compat/names.py
 ASKED_FOR = ("_growth_tracker", "_lazy_init_scale_growth_tracker", "_opt_called", "_post_accumulate_grad_hooks",
              "_scale")
+
+
+# files whose imports for type checkers still close a circle; no other may
+TYPE_CIRCLES = ("run/blocks.py", "run/choice.py", "run/climb.py")
 
 
 @cache
@@ -37,6 +41,21 @@ def tree(path: Path) -> ast.Module:
 
 def name_of(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
+
+
+def each_file(check: Callable[[Path], None]) -> Callable[[], None]:
+    """One test over all files, which names each that breaks the rule: a test for each file would be thousands."""
+    def test() -> None:
+        broken = []
+        for path in FILES:
+            try:
+                check(path)
+            except (AssertionError, pytest.fail.Exception) as fault:
+                broken.append(str(fault).splitlines()[0])
+        assert not broken, "\n".join(broken)
+
+    test.__name__, test.__doc__ = check.__name__, check.__doc__
+    return test
 
 
 def module_of(path: Path) -> str:
@@ -57,12 +76,13 @@ def is_typing_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-def imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Every module that a file imports, in functions too: (name, line). `from a import b` gives a.b if it is one."""
+def imports(path: Path, typing: bool = False) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, in functions too: (name, line). `from a import b` gives a.b if it is one.
+    typing: what is imported for type checkers, too."""
     stack: list[ast.AST] = [tree(path)]
     while stack:
         node = stack.pop()
-        if is_typing_only(node):
+        if is_typing_only(node) and not typing:
             continue
         stack.extend(ast.iter_child_nodes(node))
         if isinstance(node, ast.Import):
@@ -82,7 +102,7 @@ def test_every_room_has_a_rank() -> None:
     assert {room(module) for module in MODULES} <= RANK.keys()
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_imports_run_one_way(path: Path) -> None:
     own = room(module_of(path))
     for module, line in imports(path):
@@ -94,8 +114,8 @@ def test_imports_run_one_way(path: Path) -> None:
 
 
 def test_no_circles() -> None:
-    edges = {module: {name for name, _ in imports(path) if name in MODULES and name != module}
-             for module, path in MODULES.items()}
+    edges = {module: {name for name, _ in imports(path, name_of(path) not in TYPE_CIRCLES) if name in MODULES
+                      and name != module} for module, path in MODULES.items()}
     done: set[str] = set()
     trail: list[str] = []
 
@@ -113,7 +133,7 @@ def test_no_circles() -> None:
         visit(module)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_torch_stays_in_its_rooms(path: Path) -> None:
     if room(module_of(path)) in TORCH_ROOMS or name_of(path) in TORCH_FILES:
         return
@@ -141,7 +161,7 @@ def own_names() -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_private_names_of_torch_are_looked_up_in_one_package(path: Path) -> None:
     if room(module_of(path)) == PRIVATE or name_of(path).startswith(MEASURING):
         return
@@ -160,7 +180,7 @@ def test_private_names_of_torch_are_looked_up_in_one_package(path: Path) -> None
             f"{name_of(path)}:{node.lineno} reads {ast.unparse(node)}: {say}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_nothing_is_caught_broadly(path: Path) -> None:
     if name_of(path).startswith(BORDERS):
         return
@@ -171,7 +191,7 @@ def test_nothing_is_caught_broadly(path: Path) -> None:
             assert not broad, f"{name_of(path)}:{node.lineno} catches {broad}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_the_environment_is_read_in_one_place(path: Path) -> None:
     if name_of(path) in ENVIRONMENT:
         return
@@ -180,7 +200,7 @@ def test_the_environment_is_read_in_one_place(path: Path) -> None:
             pytest.fail(f"{name_of(path)}:{node.lineno} reads the environment; make it a field of Config")
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
+@each_file
 def test_a_file_says_what_it_is_for_in_readable_lines(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert not lines or ast.get_docstring(tree(path)), f"{name_of(path)} does not say what it is for"
@@ -206,3 +226,56 @@ def test_the_core_works_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
                           env={"PYTHONPATH": str(SOURCE.parent), "PATH": ""})
     assert "z = exp(x)" in done.stdout
+
+
+# ---- the benchmarks, a package of their own
+
+BENCH = SOURCE.parents[1] / "benchmarks" / "anyshape_bench"
+BENCH_FILES = sorted(BENCH.rglob("*.py"))
+# folders by rank: what is measured and how it is run and shown, then the experiments, then the command
+BENCH_RANK = {"models": 0, "harness": 2, "measure": 1, "experiments": 3, "command": 4, "": 5}
+
+
+def bench_module(path: Path) -> str:
+    return ".".join(["anyshape_bench", *path.relative_to(BENCH).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def bench_imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{bench_module(path)} imports relatively"
+            known = {bench_module(one) for one in BENCH_FILES}
+            yield from (inner if (inner := f"{node.module}.{alias.name}") in known else node.module or ""
+                        for alias in node.names)
+
+
+def test_the_package_asks_for_the_benchmarks_in_one_place() -> None:
+    found = [name_of(path) for path in FILES if "anyshape_bench" in path.read_text(encoding="utf-8")]
+    assert found == ["tools/bench_package.py"]
+
+
+def test_the_benchmarks_import_one_way_and_have_no_circles() -> None:
+    def rank(module: str) -> int:
+        return BENCH_RANK[(module.split(".") + [""])[1]] if module != "anyshape_bench.__main__" else BENCH_RANK[""]
+
+    edges = {bench_module(path): [one for one in bench_imports(path) if one.startswith("anyshape_bench")]
+             for path in BENCH_FILES}
+    for module, others in edges.items():
+        for other in others:
+            assert rank(other) <= rank(module) or other == "anyshape_bench", f"{module} imports {other}"
+    done: list[str] = []
+    while left := [module for module in edges if module not in done]:
+        free = [one for one in left if all(other in done or other not in edges for other in edges[one])]
+        assert free, f"a circle among {left}"
+        done += free
+
+
+@pytest.mark.parametrize("path", BENCH_FILES, ids=bench_module)
+def test_a_file_of_the_benchmarks_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(tree(path)), f"{path.name} does not say what it is for"
+    assert len([one for one in path.parent.iterdir() if one.is_file()]) <= 16, f"too many files in {path.parent}"
+    if path.relative_to(BENCH).as_posix() != "harness/runner.py":  # which starts processes
+        assert not any(isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv")
+                       for node in ast.walk(tree(path))), f"{path.name} reads the environment"

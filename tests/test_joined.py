@@ -14,6 +14,8 @@ from anyshape.plan.judge import judge
 from anyshape.run.joined import WORTH
 from limits import counted
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 
 class Words(nn.Module):
     """A table that is larger than what few words keep for a backward; its gradient is as large."""

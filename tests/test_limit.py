@@ -17,7 +17,7 @@ from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.tools.demo.model import DemoConfig, DemoLlama
 from limits import NO_LIMIT, Layers, counted, limit_of, net, sizes, step, under
 
-pytestmark = pytest.mark.unguarded
+pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from anyshape.base.errors import LimitError
 from anyshape.run.arena import PAGE
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.limit import CHEAPER, Limit
-from anyshape.tools.bench.limits_calls import bound
+from anyshape_bench.experiments.memory_budget.calls import bound
 from limits import NO_LIMIT, limit_of, sizes, step
 
 pytestmark = pytest.mark.unguarded

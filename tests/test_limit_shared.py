@@ -19,7 +19,7 @@ from anyshape.run.context import shared_context
 from anyshape.run.keeping import EVERYTHING, Keeping
 from limits import NO_LIMIT, counted, net, same, step
 
-pytestmark = pytest.mark.unguarded
+pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
 
 
 class Broken(nn.Module):

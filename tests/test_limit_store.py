@@ -21,7 +21,7 @@ from anyshape.run.keeping import EVERYTHING
 from anyshape.run.store import HostStore, Ticket
 from limits import NO_LIMIT, Layers, counted, limit_of, net, same, sizes, step
 
-pytestmark = pytest.mark.unguarded
+pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
 
 
 def compiled(module, folder, limit=NO_LIMIT, **settings):

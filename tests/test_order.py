@@ -15,12 +15,11 @@ import anyshape
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.fusion import Kernel
-from anyshape.plan.again import written
 from anyshape.plan.alloc import allocate
-from anyshape.plan.hold import owned_elsewhere
 from anyshape.plan.judge import judge, lower_bound
+from anyshape.plan.liveness import caller_owned
 from anyshape.plan.order import WORTH, dependencies, no_more, orders, permuted, reorder
-from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Window, touched
+from anyshape.plan.plan import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Window, touched, written
 from anyshape.plan.receive import early
 from anyshape.plan.rooms import share
 from anyshape.plan.search import Problem, search
@@ -337,9 +336,9 @@ def test_inputs_of_a_whole_step_are_not_the_calls_to_free():
     step = anyshape.train_step(model, lambda model, x: model(x).square().sum(), torch.optim.AdamW(model.parameters()))
     step(torch.randn(300, 32))
     forward, backward = (program.compiled.plan for program in step.programs)
-    assert {b.home for b in backward.buffers if b.name in owned_elsewhere(backward, forward)} <= {"extern"}
+    assert {b.home for b in backward.buffers if b.name in caller_owned(backward, forward)} <= {"extern"}
 
     fast = anyshape.compile(model)
     fast(torch.randn(300, 32)).square().sum().backward()
     forward, backward = (program.compiled.plan for program in compilation_of(fast).programs)
-    assert "input" in {b.home for b in backward.buffers if b.name in owned_elsewhere(backward, forward)}
+    assert "input" in {b.home for b in backward.buffers if b.name in caller_owned(backward, forward)}

@@ -39,10 +39,19 @@ def modules_are_there() -> None:
     traced(lambda: None)(torch.randn(3, 8))
 
 
+@pytest.fixture(scope="module")
+def before() -> patched.Found:
+    """To look through torch takes a second."""
+    traced(lambda: None, background=True)(torch.randn(3, 8))
+    finished()
+    return patched.functions_of_torch()
+
+
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("end", [None, ValueError, KeyboardInterrupt])
 @pytest.mark.filterwarnings("ignore")
-def test_what_a_trace_changes_is_listed_and_undone(background: bool, end: type[BaseException] | None) -> None:
+def test_what_a_trace_changes_is_listed_and_undone(before: patched.Found, background: bool,
+                                                   end: type[BaseException] | None) -> None:
     seen: set[str] = set()
 
     def during() -> None:
@@ -50,7 +59,6 @@ def test_what_a_trace_changes_is_listed_and_undone(background: bool, end: type[B
         if end is not None:
             raise end("in the middle of a trace")
 
-    before = patched.functions_of_torch()
     fast = traced(during, background=background, strict=end is ValueError)
     try:
         fast(torch.randn(3, 8))

@@ -13,9 +13,10 @@ from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.loop import Instruction, LoopProgram, Param, Stage
 from anyshape.kernel.reuse import overwritable
-from anyshape.plan.alloc import allocate, live_bytes
+from anyshape.plan.alloc import allocate
 from anyshape.plan.inplace import written_over
 from anyshape.plan.judge import judge, lower_bound
+from anyshape.plan.liveness import LiveRanges, live_bytes, peak_bytes
 from anyshape.plan.plan import Buffer, CopyStep, ExternStep, Plan, Window, touched
 from anyshape.plan.rooms import share
 from anyshape.plan.show import show
@@ -23,7 +24,7 @@ from anyshape.run.context import shared_context
 from anyshape.run.layout import layout_of
 from anyshape.run.placement import best
 from anyshape.run.record import Records
-from anyshape.sym.expr import floordiv, symbol
+from anyshape.sym.expr import evaluate, floordiv, symbol
 from anyshape.sym.facts import Facts
 from counting import calls
 
@@ -158,7 +159,26 @@ def test_small_problems_against_the_optimum(seed):
     plan = allocate(problem([Buffer(f"v{i}", z, "arena", 0, *x) for i, (z, x) in enumerate(zip(sizes, lives))], 6))
     record = record_of(plan, {"b": 1, "s": 1})
     best = optimum(sizes, lives)
-    assert live_bytes(sizes, lives, 6) == lower_bound(plan, {"b": 1, "s": 1}) <= best <= record.arena <= 1.34 * best
+    bound = peak_bytes([(size, *life) for size, life in zip(sizes, lives, strict=True)], 6)
+    assert bound == lower_bound(plan, {"b": 1, "s": 1}) <= best <= record.arena <= 1.34 * best
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_live_bytes_are_the_same_of_numbers_of_formulas_and_of_arrays(seed):
+    generator = random.Random(seed)
+    steps, values = 9, {"b": generator.randrange(1, 50), "s": generator.randrange(1, 50)}
+    b, s = symbol("b"), symbol("s")
+    sizes = [generator.choice((4 * b * s, b, 3 * s + 1, 64)) for _ in range(12)]
+    lives = [(generator.randrange(steps), generator.randrange(-1, steps + 1)) for _ in sizes]  # some are empty
+    numbers = [evaluate(size, values) for size in sizes]
+    wanted = [sum(size for size, (first, last) in zip(numbers, lives, strict=True) if first <= step <= last)
+              for step in range(steps + 1)]
+    assert live_bytes([(size, *life) for size, life in zip(numbers, lives, strict=True)], steps) == wanted
+    formulas = live_bytes([(size, *life) for size, life in zip(sizes, lives, strict=True)], steps)
+    assert [evaluate(size, values) for size in formulas] == wanted
+    ranges = LiveRanges(lives, steps)
+    assert ranges.live_bytes(np.array(numbers)).tolist() == wanted and ranges.peak(np.array(numbers)) == max(wanted)
+    assert LiveRanges((), steps).peak(np.zeros(0, np.int64)) == 0 == peak_bytes([], steps)
 
 
 def test_the_judge_refuses():

@@ -17,7 +17,16 @@ from anyshape.plan.cut import Cuts, early, late, order_by_parts, reversed_proble
 from anyshape.plan.integer_program import improved, plain, solved
 from anyshape.plan.join import step_problem
 from anyshape.plan.search import Problem
-from anyshape.plan.solution import (
+from anyshape.run.context import shared_context
+from anyshape.sym.expr import evaluate
+from anyshape_bench.experiments.planning.plan_solver import placed, solve
+from anyshape_bench.experiments.planning.planner_baselines import (
+    CachingAllocator,
+    least_cost,
+    long_lived_first,
+    with_caching,
+)
+from anyshape_bench.experiments.planning.problem_text import (
     Solution,
     judge_solution,
     parse_problem,
@@ -25,11 +34,7 @@ from anyshape.plan.solution import (
     show_problem,
     show_solution,
 )
-from anyshape.run.context import shared_context
-from anyshape.run.solve import placed, solve
-from anyshape.sym.expr import evaluate
-from anyshape.tools.bench.plan_graphs import plans_of
-from anyshape.tools.bench.plan_ways import CachingAllocator, least_cost, long_lived_first, with_caching
+from anyshape_bench.experiments.planning.train_step_problems import plans_of
 from roads import compilation_of
 
 FOLDER = Path(__file__).parent / "corpus" / "plan"

@@ -83,7 +83,7 @@ def node(script: str, *arguments) -> object:
     text = f"const Curves = require({json.dumps(str(FOLDER / 'curves.js'))});\n" \
            "const given = JSON.parse(require('fs').readFileSync(0));\n" \
            f"console.log(JSON.stringify((() => {{{script}}})()));"
-    done = subprocess.run([NODE, "-e", text], input=json.dumps(arguments), capture_output=True, text=True, timeout=60)
+    done = subprocess.run([NODE, "-e", text], input=json.dumps(arguments), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -379,7 +379,7 @@ def browse(path: Path, address: str, *more: str, width: int = 1200) -> tuple[str
     done = subprocess.run(
         [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
          "--enable-logging=stderr", f"--user-data-dir={path.parent / 'profile'}", f"--window-size={width},2400",
-         "--virtual-time-budget=4000", *more, f"{path.as_uri()}{address}"], capture_output=True, text=True, timeout=120)
+         "--virtual-time-budget=4000", *more, f"{path.as_uri()}{address}"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
 

@@ -2,43 +2,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from anyshape.tools.bench import (
-    limits,
-    limits_report,
-    plan,
-    plan_report,
-    report,
-    results,
-    roofline_results,
-    step,
-    step_report,
-    techniques,
-    techniques_report,
-)
+from anyshape_bench.experiments.ablation.experiment import Ablation
+from anyshape_bench.experiments.memory_budget.experiment import MemoryBudget
+from anyshape_bench.experiments.planning.experiment import Planning
+from anyshape_bench.experiments.speed.experiment import Speed
+from anyshape_bench.experiments.train_step.experiment import TrainSteps
+from anyshape_bench.harness.experiment import Experiment
 
 DOCS = Path(__file__).parents[1] / "docs"
 STORED = DOCS / "results"
 NOT_KEPT = "its results were not kept"  # what a page without stored results says
 
 
-def models(folder: Path) -> str:
-    return report.document(results.load(folder), roofline_results.beside(folder))
+PAGES: dict[str, Experiment[Any]] = {
+    "benchmarks": Speed(), "benchmarks-bfloat16": Speed(), "benchmarks-padded": Speed(),
+    "benchmarks-memory": MemoryBudget(), "benchmarks-plan": Planning(), "benchmarks-step": TrainSteps(),
+    "techniques": Ablation()}
 
 
-PAGES: dict[str, Callable[[Path], str]] = {
-    "benchmarks": models,
-    "benchmarks-bfloat16": models,
-    "benchmarks-padded": models,
-    "benchmarks-memory": lambda folder: limits_report.document(limits.load(folder)),
-    "benchmarks-plan": lambda folder: plan_report.document(plan.load(folder)),
-    "benchmarks-step": lambda folder: step_report.document(step.load(folder)),
-    "techniques": lambda folder: techniques_report.document(techniques.load(folder)),
-}
+def page_of(experiment: Experiment[Any], folder: Path) -> str:
+    return experiment.report(experiment.results.load(folder), folder).page
 
 
 def test_every_page_of_figures_is_known():
@@ -50,7 +38,8 @@ def test_every_page_of_figures_is_known():
 def test_a_page_shows_its_stored_results(page):
     text = (DOCS / f"{page}.md").read_text()
     if (STORED / page).is_dir():
-        assert text == PAGES[page](STORED / page), f"run anyshape bench --show docs/results/{page} --write-document"
+        same = text == page_of(PAGES[page], STORED / page)
+        assert same, f"run anyshape bench --show docs/results/{page} --write-document"
     else:
         first = " ".join(text.split("\n\n")[1].split())
         assert NOT_KEPT in first, "a page without stored results says so in its first paragraph"

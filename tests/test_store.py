@@ -144,20 +144,21 @@ def test_cut_is_a_slice(pieces, at, size):
 
 
 def test_copies_run_beside(store, monkeypatch):
+    go = threading.Event()
     write = os.pwrite
 
-    def slow(*arguments):
-        time.sleep(0.2)
+    def waiting(*arguments):
+        go.wait()
         return write(*arguments)
 
     space = store.reserve(1000)
     content = Bytes(noise(1000))
-    monkeypatch.setattr(module.os, "pwrite", slow)
-    begin = time.perf_counter()
-    ticket = space.put(0, content.address, 1000, content)
-    assert time.perf_counter() - begin < 0.15
+    monkeypatch.setattr(module.os, "pwrite", waiting)
+    ticket = space.put(0, content.address, 1000, content)  # comes back, though nothing is written
+    assert not ticket.done.is_set()
+    go.set()
     ticket.wait()
-    assert time.perf_counter() - begin >= 0.2 and got(space, 0, 1000) == content.content
+    assert got(space, 0, 1000) == content.content
 
 
 def test_memory_stays_until_it_is_copied(store, monkeypatch):
@@ -184,7 +185,7 @@ def test_memory_stays_until_it_is_copied(store, monkeypatch):
     assert not Owner.gone.is_set()
     go.set()
     ticket.wait()
-    assert Owner.gone.wait(5) and got(space, 0, 100) == noise(100)
+    assert Owner.gone.wait(60) and got(space, 0, 100) == noise(100)
 
 
 def test_what_nobody_wants_ends_early(store, monkeypatch):
@@ -370,7 +371,7 @@ memory = ctypes.create_string_buffer(64 << 20)
 space.put(0, ctypes.addressof(memory), 64 << 20, memory)
 print("done")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300,
                           env={**os.environ, "PYTHONPATH": str(SOURCE)})
     assert done.returncode == 0 and done.stdout == "done\n" and done.stderr == "" and not list(tmp_path.iterdir())
 

@@ -32,6 +32,7 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.formulas import function_of
 from anyshape.sym.points import allowed_points, signs
 from anyshape.sym.positive import nonnegative
+from anyshape.sym.prover import bounds, divides, prove_at_most, prove_equal, prove_nonnegative
 from anyshape.sym.text import parse
 from counting import calls
 
@@ -184,7 +185,7 @@ def test_a_size_times_a_float_is_what_floats_give(factor: float) -> None:
     for n in (0, 1, 5, 7, 10, 999, 12345):
         assert evaluate(size, {"n": n, "a": 4}) == int(n * factor) + 8 == substitute(size, {"n": n, "a": 4})
         assert function_of([size], "size")({"n": n, "a": 4}) == (int(n * factor) + 8,)
-    assert known.bounds(size) == (int(3 * factor), int(1000 * factor))
+    assert bounds(known, size) == (int(3 * factor), int(1000 * factor))
 
 
 def test_a_whole_square_root_is_what_floats_give() -> None:
@@ -200,12 +201,12 @@ def test_a_whole_square_root_is_what_floats_give() -> None:
 
 def test_what_is_known_of_square_roots() -> None:
     facts = Facts((("n", 0, None), ("a", 0, None)))
-    assert facts.bounds(root(N)) == (0, None)
-    assert Facts((("n", 10, 1000),)).bounds(root(N)) == (3, 31)
-    assert facts.prove_at_most(root(N), N) and facts.prove_at_most(A * root(N) * root(N), A * N)
-    assert facts.prove_at_most(N, root(N) * root(N)) is None and facts.prove_at_most(N, root(N)) is None
+    assert bounds(facts, root(N)) == (0, None)
+    assert bounds(Facts((("n", 10, 1000),)), root(N)) == (3, 31)
+    assert prove_at_most(facts, root(N), N) and prove_at_most(facts, A * root(N) * root(N), A * N)
+    assert prove_at_most(facts, N, root(N) * root(N)) is None and prove_at_most(facts, N, root(N)) is None
     square = Facts((("n", 0, None),), known=(N - root(N) * root(N), root(N) * root(N) - N))
-    assert square.prove_equal(N, root(N) * root(N))
+    assert prove_equal(square, N, root(N) * root(N))
 
 
 @pytest.mark.parametrize("text", ["", "n +", "(n", "n n", "n // 0", "n ** x", "4 $ n", "max(n)", ")", "scaled(n)",
@@ -228,9 +229,9 @@ def test_quotients_by_sizes_have_bounds() -> None:
     """A divisor that may be 0 by its range is not: nothing is divided by 0."""
     rows, per_window = symbol("rows"), floordiv(symbol("h") * symbol("w"), 16)
     facts = Facts(ranges=(("rows", 0, None), ("h", 0, 64), ("w", 0, 64)))
-    assert facts.bounds(floordiv(rows, per_window)) == (0, None)
-    assert facts.prove_nonnegative(floordiv(rows * per_window + 1, per_window) - rows) is True
-    assert facts.bounds(floordiv(rows, symbol("h") - 3)) == (None, None)
+    assert bounds(facts, floordiv(rows, per_window)) == (0, None)
+    assert prove_nonnegative(facts, floordiv(rows * per_window + 1, per_window) - rows) is True
+    assert bounds(facts, floordiv(rows, symbol("h") - 3)) == (None, None)
 
 
 @settings(max_examples=400, deadline=None)
@@ -239,16 +240,16 @@ def test_proofs_are_never_wrong(first: Tree, second: Tree) -> None:
     x, y = build(first), build(second)
     at_most = [evaluate(x, values) <= evaluate(y, values) for values in IN_RANGE]
     for facts in (FACTS, HALF_OPEN):
-        answer = facts.prove_at_most(x, y)
+        answer = prove_at_most(facts, x, y)
         assert answer is None or all(truth is answer for truth in at_most), (str(x), str(y), answer)
-        equal = facts.prove_equal(x, y)
+        equal = prove_equal(facts, x, y)
         assert equal is None or all((evaluate(x, v) == evaluate(y, v)) is equal for v in IN_RANGE)
-        low, high = facts.bounds(x)
+        low, high = bounds(facts, x)
         numbers = [evaluate(x, values) for values in IN_RANGE]
         assert (low is None or low <= min(numbers)) and (high is None or high >= max(numbers))
         for k in (2, 3, 4):
-            divides = facts.divides(x, k)
-            assert divides is None or all((number % k == 0) is divides for number in numbers)
+            whole = divides(facts, x, k)
+            assert whole is None or all((number % k == 0) is whole for number in numbers)
 
 
 @settings(max_examples=200, deadline=None)
@@ -257,12 +258,12 @@ def test_proofs_with_divisibility_and_inequalities(first: Tree, second: Tree) ->
     facts = Facts(ranges=FACTS.ranges, divisible=((N, 4), (A + B, 2)), known=(N - 2 * B,))
     points = [v for v in IN_RANGE if v["n"] % 4 == 0 and (v["a"] + v["b"]) % 2 == 0 and v["n"] >= 2 * v["b"]]
     x, y = build(first), build(second)
-    answer = facts.prove_at_most(x, y)
+    answer = prove_at_most(facts, x, y)
     assert answer is None or all((evaluate(x, v) <= evaluate(y, v)) is answer for v in points)
-    equal = facts.prove_equal(x, y)
+    equal = prove_equal(facts, x, y)
     assert equal is None or all((evaluate(x, v) == evaluate(y, v)) is equal for v in points)
-    divides = facts.divides(x, 4)
-    assert divides is None or all((evaluate(x, v) % 4 == 0) is divides for v in points)
+    whole = divides(facts, x, 4)
+    assert whole is None or all((evaluate(x, v) % 4 == 0) is whole for v in points)
 
 
 @pytest.mark.parametrize(("left", "right"), [
@@ -277,7 +278,7 @@ def test_proofs_with_divisibility_and_inequalities(first: Tree, second: Tree) ->
 def test_what_can_be_proved(left: str, right: str) -> None:
     facts = Facts(ranges=(("n", 1, 4096), ("m", 1, None), ("k", 0, 7), ("b", 2, 2)), divisible=((symbol("m"), 8),),
                   known=(symbol("m") - 3 * symbol("k"),))
-    assert facts.prove_at_most(parse(left), parse(right)) is True
+    assert prove_at_most(facts, parse(left), parse(right)) is True
 
 
 @settings(max_examples=300, deadline=None)
@@ -315,9 +316,9 @@ def test_compared_is_never_wrong(several: list[Tree]) -> None:
 
 def test_what_is_known_of_a_call() -> None:
     facts = Facts(ranges=(("n", 16, None), ("b", 0, None)), known=(32 - floordiv(N, 16),))
-    assert facts.prove_at_most(1024 * floordiv(N, 16), 1 << 15) is True
-    assert facts.prove_at_most(B * floordiv(N, 16), 32 * B) is True
-    assert facts.prove_at_most(1024 * floordiv(N, 16), (1 << 15) - 1) is None
+    assert prove_at_most(facts, 1024 * floordiv(N, 16), 1 << 15) is True
+    assert prove_at_most(facts, B * floordiv(N, 16), 32 * B) is True
+    assert prove_at_most(facts, 1024 * floordiv(N, 16), (1 << 15) - 1) is None
     assert compared([1024 * floordiv(N, 16), 1 << 15, 2000], facts).undecided == ()
 
 
@@ -333,26 +334,26 @@ def test_what_points_disagree_about_costs_no_proof() -> None:
     facts = Facts(ranges=(("n", 2, None), ("rows", 0, None)), known=(8 * chunks - N - 1, 32 * rows * chunks - 2))
     either = 16 * maximum(8 * rows * chunks, N) - 256 * minimum(floordiv(N * rows + 31, 32), 32)
     assert signs(either, allowed_points(facts, ["n", "rows"])) == (True, True)
-    assert facts.prove_nonnegative(either) is None and not facts._memo.lows
+    assert prove_nonnegative(facts, either) is None and not facts.memo.proofs.lows
     never = N * rows - 16 * rows * chunks
-    assert facts.prove_nonnegative(never) is None and facts.prove_nonnegative(-never) is True
-    assert (never, 2) not in facts._memo.lows and (-never, 2) in facts._memo.lows
+    assert prove_nonnegative(facts, never) is None and prove_nonnegative(facts, -never) is True
+    assert (never, 2) not in facts.memo.proofs.lows and (-never, 2) in facts.memo.proofs.lows
 
 
 def test_unknown_is_unknown() -> None:
     facts = Facts()
-    assert facts.prove_at_most(A, B) is None
-    assert facts.prove_at_most(A + 1, A) is False
-    assert facts.prove_at_most(N, N * A) is None  # a may be 0
-    assert facts.prove_equal(4 * floordiv(N, 4), N) is None
-    assert Facts(divisible=((N, 4),)).prove_equal(4 * floordiv(N, 4), N) is True
-    assert facts.divides(2 * N, 4) is None and facts.divides(4 * N + 2, 4) is False
+    assert prove_at_most(facts, A, B) is None
+    assert prove_at_most(facts, A + 1, A) is False
+    assert prove_at_most(facts, N, N * A) is None  # a may be 0
+    assert prove_equal(facts, 4 * floordiv(N, 4), N) is None
+    assert prove_equal(Facts(divisible=((N, 4),)), 4 * floordiv(N, 4), N) is True
+    assert divides(facts, 2 * N, 4) is None and divides(facts, 4 * N + 2, 4) is False
 
 
 def test_hints_rank_only() -> None:
     facts = Facts(ranges=(("a", 1, 10), ("b", 1, None)), hints=(("b", 512),))
     assert facts.hint(A * B) == 10 * 512
-    assert facts.prove_at_most(B, 512) is None
+    assert prove_at_most(facts, B, 512) is None
 
 
 def test_ten_thousand_comparisons_are_little_work_and_remembered() -> None:
@@ -362,7 +363,7 @@ def test_ten_thousand_comparisons_are_little_work_and_remembered() -> None:
 
     def compare() -> None:
         for x, y in itertools.product(sizes, sizes):
-            facts.prove_at_most(x, y)
+            prove_at_most(facts, x, y)
 
     first, again = calls(compare), calls(compare)
     assert first < 6_000_000  # about a second

@@ -22,7 +22,7 @@ from anyshape.run.keeping import EVERYTHING
 from anyshape.run.watch import watched
 from limits import NO_LIMIT, limit_of, same, under
 
-pytestmark = pytest.mark.unguarded
+pytestmark = [pytest.mark.unguarded, pytest.mark.usefixtures("quick_collections")]
 WORDS = 3000
 SMALL = 4096  # bytes of numbers and losses, beside what a limit counts
 

@@ -10,6 +10,7 @@ import anyshape
 from anyshape.base.errors import LimitError
 from limits import NO_LIMIT, counted
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
 BATCHES = 3  # that make one update
 
 

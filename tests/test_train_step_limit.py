@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 import anyshape
 from anyshape.base.errors import LimitError
-from anyshape.plan.again import written
-from anyshape.plan.plan import CopyStep
+from anyshape.plan.plan import CopyStep, written
 from anyshape.run.limit import Limit
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 import pytest
 
 from anyshape.ir.types import TensorType
-from anyshape.plan.again import written
-from anyshape.plan.plan import Buffer, CopyStep, Plan, Window
+from anyshape.plan.plan import Buffer, CopyStep, Plan, Window, written
 from anyshape.plan.waiting import places
 from anyshape.sym.facts import Facts
 

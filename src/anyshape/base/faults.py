@@ -1,4 +1,5 @@
-"""What libraries under PyTorch do wrongly, and for what.
+"""Known bugs of PyTorch and the libraries under it, each with what is done about it: `FAULTS`, from which
+docs/upstream-bugs.md is made; and which convolutions oneDNN computes rightly.
 
 oneDNN's convolutions in bf16 with channels last are right where they are plain. Others give wrong numbers at some
 sizes, or end the process. With torch 2.13 on a processor with AVX512-BF16 (2026-11-23), of 3,000 random ones of each
@@ -14,6 +15,103 @@ and a padding of 1, 32 with a window of 2): they are right unless a NaN or an in
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A bug of others.
+
+    Args:
+        name: of the check in tests/test_upstream.py, where `checked`.
+        where: Dynamo, decompositions (of torch), eager PyTorch, oneDNN, LLVM; since: the first version seen with it.
+        symptom: what goes wrong; workaround: what is done here, with the file; "" where eager is followed or nothing
+            is done.
+        checked: the check passes while the bug is there, and fails where it is gone: then the workaround can go.
+            Others say in `fixed` how to see that.
+    """
+    name: str
+    where: str
+    since: str
+    symptom: str
+    workaround: str = ""
+    fixed: str = ""
+    checked: bool = True
+
+
+DYNAMO, TAKEN_APART, EAGER, ONEDNN, LLVM = "Dynamo", "decompositions", "eager PyTorch", "oneDNN", "LLVM"
+_TABLE = "`frontend/decompositions.py`"
+_TRACED = "`frontend/in_python.py` traces another form"
+_RULES = "`frontend/shape_rules.py` has a rule"
+
+FAULTS = (
+    Fault("division of sizes", DYNAMO, "2.13", "`float(torch.ops.aten.div(int(a), int(b)))` of tensors is NaN where "
+          "scalars are captured", "`run/torch_fake.py` forgets the constant"),
+    Fault("first call under a mode", DYNAMO, "2.13", "AOTAutograd runs a first call under a dispatch mode, in which "
+          "`linalg.pinv` of complex numbers is wrong", "`run/torch_api.py` has no such call"),
+    Fault("layout of one_hot", DYNAMO, "2.13", "`one_hot` lies as its operand does", _TRACED),
+    Fault("callback that raised", DYNAMO, "2.13", "loses count of what it calls to trace a frame when that raises, and "
+          "of code after a graph break: they never die", "`run/torch_door.py` empties them",
+          "`Callback.clear` removed, tests/test_release.py passes", checked=False),
+    Fault("guards of nested tensors", DYNAMO, "2.13", "guards ask nested tensors for strides, which ends the process",
+          "`frontend/api.py` looks for them before the call", "a compiled function that is called with a nested tensor "
+          "after a padded one returns", checked=False),
+    Fault("assertion without a message", DYNAMO, "2.13", "`torch._assert_async` without a message is dropped", _TRACED,
+          "its row in `IN_PYTHON` removed, tests/test_data.py passes", checked=False),
+    Fault("order of addcdiv", DYNAMO, "2.13", "`addcdiv` with a `value` multiplies the quotient by it, where the "
+          "operator multiplies the numerator", _TRACED, "its row in `IN_PYTHON` removed, tests/test_edges.py passes",
+          checked=False),
+    Fault("targets after -1", TAKEN_APART, "2.13", "`multilabel_margin_loss` counts what is behind the -1 that ends "
+          "the targets", _TRACED),
+    Fault("NaN in margin losses", TAKEN_APART, "2.13", "`multi_margin_loss` is NaN where one score is; the operator "
+          "leaves it out", _TRACED),
+    Fault("probabilities", TAKEN_APART, "2.13", "`binary_cross_entropy` takes what is no probability; the operator "
+          "refuses it", _TRACED),
+    Fault("select_scatter out of range", TAKEN_APART, "2.13", "`select_scatter` at an index out of range changes "
+          "nothing; the operator refuses it", _TRACED),
+    Fault("pixels of upsample_nearest", TAKEN_APART, "2.13", "other pixels than eager's, or an index out of range, "
+          "where a factor is no whole number", "`run/torch_kernels.py` finds the pixels"),
+    Fault("gradient of softshrink", TAKEN_APART, "2.13", "NaN where the operator's gradient is 0 and what comes from "
+          "behind is infinite", "`run/torch_kernels.py` has a form of its own"),
+    Fault("dtype of threshold_backward", TAKEN_APART, "2.13", "has the dtype of what comes from behind, also of whole "
+          "numbers", _TABLE),
+    Fault("logit of half precision", TAKEN_APART, "2.13", "`logit(1, eps=1e-6)` in half precision is finite, where "
+          "eager's is infinite", f"{_TABLE}: stays whole"),
+    Fault("losses of nothing", TAKEN_APART, "2.13", "gradients of `mse_loss`, `smooth_l1_loss` and `huber_loss` divide "
+          "by a number of elements of 0 in Python", _TABLE),
+    Fault("group_norm of nothing", TAKEN_APART, "2.13", "the gradient divides by 0 in Python", _TABLE),
+    Fault("NaN in smooth_l1_loss", TAKEN_APART, "2.13", "the gradient of NaN is 0", _TABLE),
+    Fault("deviations of great numbers", TAKEN_APART, "2.13", "`std` of numbers beyond 1e19 is infinite in float32; "
+          "the operator adds in float64", f"{_TABLE}: stays whole; `frontend/aten_reduce.py` adds in float64"),
+    Fault("layouts of two operands", TAKEN_APART, "2.13", "`heaviside`, `logaddexp`, `logaddexp2`, `xlogy` and "
+          "`xlog1py` lay the result out by one operand", f"{_TABLE}: stay whole; {_RULES}"),
+    Fault("layouts of batch norms", TAKEN_APART, "2.13", "a result lies as a permuted operand does, where the "
+          "operator's is in order: `view` is refused", f"{_TABLE}; {_RULES}"),
+    Fault("layout of logsigmoid", TAKEN_APART, "2.13", "a result lies as its operand does", f"{_TABLE}; {_RULES}"),
+    Fault("channels last", TAKEN_APART, "2.13", "`channel_shuffle` and `max_unpool2d` of channels last are in order",
+          f"{_TABLE}; {_RULES}"),
+    Fault("bags of bfloat16", TAKEN_APART, "2.13", "the rule for the shape of `_embedding_bag`'s second result is not "
+          "what the operator gives for bfloat16", _TABLE),
+    Fault("gelu of infinity", EAGER, "2.13", "`gelu(inf)` is NaN in dense vectors, inf elsewhere", "inf everywhere"),
+    Fault("gradient of hardsigmoid", EAGER, "2.13", "the sixth in float64 is that of float32",
+          "not compared (tests/test_edges.py)"),
+    Fault("addmv of nothing", EAGER, "2.13", "`addmv` of whole numbers and a matrix without rows has the shape of "
+          "what is added"),
+    Fault("pixel_unshuffle of nothing", EAGER, "2.13", "the result has the shape of the operand"),
+    Fault("convolutions with channels last", ONEDNN, "2.13", "in bfloat16 over volumes, dilated, transposed, or in "
+          "groups of few channels: wrong at some sizes", "`run/guarded.py` gives operands in order",
+          "tests/test_convolution.py with `right_with_channels_last` always true", checked=False),
+    Fault("scratch of convolutions", ONEDNN, "2.13", "half precision with AMX reads memory that nothing was written to",
+          "`run/guarded.py` computes in float32", "tests/test_convolution.py with `right_in_half` always true, on a "
+          "processor with AMX", checked=False),
+    Fault("gradient of weights without a window", ONEDNN, "2.13", "with strides and fewer than 16 channels that are "
+          "last writes beyond its memory, which ends the process", "`run/guarded.py` makes the copy",
+          "an image of 3 channels and 128 x 160 pixels with a window of 1 and strides of 2, in a process of its own",
+          checked=False),
+    Fault("far constants", LLVM, "llvmlite 0.50", "the older linker (RTDyld) ends the process where code and constants "
+          "are 2 GB apart", "`backend/llvm_build.py` links with JITLink", "none needed: JITLink is the newer linker",
+          checked=False),
+)
 
 _BLOCK = 16  # channels of a group, or a multiple of so many
 

@@ -355,20 +355,39 @@ def nan_to_num(t: Translator, x: Value, nan: Any = None, posinf: Any = None, neg
     return t.where(t.op("eq", y, -math.inf), -largest if neginf is None else neginf, y)
 
 
+def _times_logarithm(t: Translator, x: Any, y: Any, logarithm: str) -> Value:
+    """0 where `x` is, unless `y` is NaN."""
+    a, b = (t.cast(v, t.out.dtype) if isinstance(v, Value) else t.full(t.bound(v), (), t.out.dtype) for v in (x, y))
+    product = t.pointwise("mul", a, t.op(logarithm, b))
+    return t.where(t.op("isnan", b), b, t.where(t.op("eq", a, 0.0), 0.0, product))
+
+
 @translates(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
 def xlogy(t: Translator, x: Any, y: Any) -> Value:
-    a, b = (t.cast(v, t.out.dtype) if isinstance(v, Value) else t.full(t.bound(v), (), t.out.dtype) for v in (x, y))
-    product = t.pointwise("mul", a, t.op("log", b))
-    return t.where(t.op("isnan", b), b, t.where(t.op("eq", a, 0.0), 0.0, product))
+    return _times_logarithm(t, x, y, "log")
+
+
+@translates(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
+def xlog1py(t: Translator, x: Any, y: Any) -> Value:
+    return _times_logarithm(t, x, y, "log1p")
+
+
+def _log_of_sum(t: Translator, x: Value, y: Value, power: str, scale: float) -> Value:
+    a, b = t.cast(x, t.out.dtype), t.cast(y, t.out.dtype)
+    top = t.pointwise("maximum", a, b)
+    rest = t.op("log1p", t.op(power, t.op("neg", t.op("abs", t.pointwise("sub", a, b)))))
+    same = t.op("bit_and", t.op("isinf", top), t.pointwise("eq", a, b))
+    return t.where(same, top, t.pointwise("add", top, rest if scale == 1 else t.op("mul", rest, scale)))
 
 
 @translates(aten.logaddexp.default)
 def logaddexp(t: Translator, x: Value, y: Value) -> Value:
-    a, b = t.cast(x, t.out.dtype), t.cast(y, t.out.dtype)
-    top = t.pointwise("maximum", a, b)
-    rest = t.op("log1p", t.op("exp", t.op("neg", t.op("abs", t.pointwise("sub", a, b)))))
-    same = t.op("bit_and", t.op("isinf", top), t.pointwise("eq", a, b))
-    return t.where(same, top, t.pointwise("add", top, rest))
+    return _log_of_sum(t, x, y, "exp", 1)
+
+
+@translates(aten.logaddexp2.default)
+def logaddexp2(t: Translator, x: Value, y: Value) -> Value:
+    return _log_of_sum(t, x, y, "exp2", 1 / math.log(2))
 
 
 @translates(aten.heaviside.default)

@@ -139,12 +139,15 @@ def all_(t: Translator, x: Value, dim: Any = None, keepdim: bool = False) -> Val
     return _logical(t, "all", x, dim, keepdim)
 
 
-def variance(t: Translator, x: Value, dims: tuple[int, ...], correction: Any, keep: bool) -> tuple[Value, Value]:
-    """Variance and mean in the operand's dtype, in two passes."""
+def variance(t: Translator, x: Value, dims: tuple[int, ...], correction: Any, keep: bool,
+             squares: str = "") -> tuple[Value, Value]:
+    """Variance and mean in two passes, the mean in the operand's dtype, the variance in that or in `squares`."""
     if isinstance(correction, (Value, Expr)) or (isinstance(correction, float) and not correction.is_integer()):
         raise Decline("a correction of the variance that is no whole number")
     middle = mean(t, x, dims, True)
     difference = t.op("sub", x, middle)
+    if squares:
+        difference = t.cast(difference, squares)
     count = product(x.tensor.shape[d] for d in dims) - int(correction)
     if not t.at_most(0, count):
         count = maximum(count, 0)
@@ -155,11 +158,19 @@ def variance(t: Translator, x: Value, dims: tuple[int, ...], correction: Any, ke
     return spread, middle
 
 
-def _spread(t: Translator, x: Value, dim: Any, correction: Any, keep: bool) -> tuple[Value, Value]:
+def _spread(t: Translator, x: Value, dim: Any, correction: Any, keep: bool,
+            squares: str = "") -> tuple[Value, Value]:
     if not is_float(x.tensor.dtype):
         raise Decline("the variance of complex numbers")
     return variance(t, t.cast(x, wide(x.tensor.dtype)), t.dims(x.tensor.rank, dim),
-                    1 if correction is None else correction, keep)
+                    1 if correction is None else correction, keep, squares)
+
+
+def _deviation(t: Translator, x: Value, dim: Any, correction: Any, keep: bool) -> tuple[Value, Value]:
+    """Standard deviation and mean. Of numbers beyond 1e19 or below 1e-19 it is no infinity or 0, though their squares
+    are in f32: these are added in f64, as the operator does."""
+    spread, middle = _spread(t, x, dim, correction, keep, "" if x.tensor.dtype == "f16" else "f64")
+    return t.cast(t.op("sqrt", spread), t.out.dtype), t.cast(middle, t.out.dtype)
 
 
 @translates(aten.var.correction)
@@ -169,7 +180,7 @@ def var(t: Translator, x: Value, dim: Any = None, *, correction: Any = None, kee
 
 @translates(aten.std.correction)
 def std(t: Translator, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value:
-    return t.cast(t.op("sqrt", _spread(t, x, dim, correction, keepdim)[0]), t.out.dtype)
+    return _deviation(t, x, dim, correction, keepdim)[0]
 
 
 @translates(prims.var.default)
@@ -186,8 +197,7 @@ def var_mean(t: Translator, x: Value, dim: Any = None, *, correction: Any = None
 @translates(aten.std_mean.correction)
 def std_mean(t: Translator, x: Value, dim: Any = None, *, correction: Any = None,
              keepdim: bool = False) -> tuple[Value, ...]:
-    spread, middle = _spread(t, x, dim, correction, keepdim)
-    return t.cast(t.op("sqrt", spread), t.out.dtype), t.cast(middle, t.out.dtype)
+    return _deviation(t, x, dim, correction, keepdim)
 
 
 @translates(aten.linalg_vector_norm.default)

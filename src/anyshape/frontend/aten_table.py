@@ -21,6 +21,7 @@ from anyshape.ir.types import TensorType, kind_of
 from anyshape.passes.fold import round_to
 from anyshape.run.dtypes import DTYPE_NAMES, TORCH_DTYPES
 from anyshape.sym.expr import Expr, Size, product
+from anyshape.sym.prover import prove_nonnegative
 from anyshape.torch_compat import OpOverload, OpOverloadPacket, schema_text
 
 Translation = Callable[..., Any]
@@ -265,7 +266,7 @@ class Translator:
     def at_most(self, a: Size, b: Size) -> bool | None:
         """Is a <= b for every size in range? None when it cannot be told."""
         difference = b - a
-        return difference >= 0 if isinstance(difference, int) else self.sizes.facts().prove_nonnegative(difference)
+        return difference >= 0 if isinstance(difference, int) else prove_nonnegative(self.sizes.facts(), difference)
 
 
 def _combine(higher: str | None, lower: str | None) -> str | None:

@@ -57,6 +57,15 @@ WHOLE = (
     aten.threshold_backward,
     aten.logit,
     aten.logit_backward,
+    # The decompositions lay results out as one operand lies, where the operator asks both.
+    aten.heaviside,
+    aten.logaddexp,
+    aten.logaddexp2,
+    aten.special_xlog1py,
+    aten.xlogy,
+    # The decompositions take the root of a variance, which may be infinite in f32 where the deviation is not.
+    aten.std,
+    aten.std_mean,
     # Scatter-adds: each has a translation of its own, or is slower as index_put with accumulate.
     aten.embedding_dense_backward,
     aten.index_add,
@@ -167,8 +176,47 @@ def _like_the_input(torchs: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
+def _laid_out_in_order(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """The first result is in order whatever the strides of `x`, where torch's has these."""
+    def forward(x: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        first, *others = torchs(x, *rest, **more)
+        return first.contiguous(), *others
+
+    return forward
+
+
+def _laid_out_as_images(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """The first result is in order, or with channels last where `x` is so; torch's lies as `x` does, whatever its
+    strides, or is in order with channels last, too."""
+    def forward(x: torch.Tensor, *rest: Any, **more: Any) -> Any:
+        found = torchs(x, *rest, **more)
+        first, *others = found if isinstance(found, tuple) else (found,)
+        last = torch_trace.channels_last_format(x)
+        first = first.contiguous() if last is None else first.contiguous(memory_format=last)
+        return (first, *others) if isinstance(found, tuple) else first
+
+    return forward
+
+
+_BATCH_NORMS = (
+    "_batch_norm_no_update", "_batch_norm_with_update", "_batch_norm_with_update_functional",
+    "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
+    "native_batch_norm",
+)
+
+# operator -> torch's decomposition of it -> ours, which lays the result out as the operator does
+LAYOUTS: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    **{getattr(packet, overload): _laid_out_as_images
+       for packet in filter(is_there, (getattr(aten, name) for name in _BATCH_NORMS))
+       for overload in packet.overloads() if overload in ("default", "no_stats")},
+    aten.channel_shuffle.default: _laid_out_as_images,
+    aten.log_sigmoid_forward.default: _laid_out_in_order,
+    aten.max_unpool2d.default: _laid_out_as_images,
+}
+
 # operator -> torch's decomposition of it -> ours
 AROUND: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    **LAYOUTS,
     aten.huber_loss_backward.default: _loss_backward,
     aten.mish_backward.default: _like_the_input,
     aten.mse_loss_backward.default: lambda torchs: _like_the_input(_loss_backward(torchs)),

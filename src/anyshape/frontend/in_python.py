@@ -17,8 +17,8 @@ from torch.nn import functional
 from anyshape.torch_compat import need
 
 aten = torch.ops.aten
-_legacy_reduction, _check, _assert_async = map(need, (
-    "torch.nn._reduction.legacy_get_string", "torch._check", "torch._assert_async"))
+_legacy_reduction, _reduction_number, _check, _assert_async = map(need, (
+    "torch.nn._reduction.legacy_get_string", "torch.nn._reduction.get_enum", "torch._check", "torch._assert_async"))
 WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 NEGATIVE = "var has negative entry/entries"
 NO_FREEDOM = ("cov(): degrees of freedom is <= 0. Correction should be strictly less than the number of observations.")
@@ -51,9 +51,69 @@ def multilabel_margin_loss(input: torch.Tensor, target: torch.Tensor, size_avera
     given = places < torch.where(target == -1, places, input.shape[-1]).amin(-1, keepdim=True)
     aimed = input.gather(-1, torch.where(given, target, 0))
     other = ~((places == target.unsqueeze(-1)) & given.unsqueeze(-1)).any(-2)
-    margins = (1 - aimed.unsqueeze(-1) + input.unsqueeze(-2)).relu()
-    losses = torch.where(given.unsqueeze(-1) & other.unsqueeze(-2), margins, 0).sum((-2, -1)) / input.shape[-1]
+    margins = 1 - aimed.unsqueeze(-1) + input.unsqueeze(-2)
+    counted = given.unsqueeze(-1) & other.unsqueeze(-2) & (margins > 0)  # not what is NaN
+    losses = torch.where(counted, margins, 0).sum((-2, -1)) / input.shape[-1]
     return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+
+
+def multi_margin_loss(input: torch.Tensor, target: torch.Tensor, p: int = 1, margin: float = 1.0,
+                      weight: torch.Tensor | None = None, size_average: bool | None = None, reduce: bool | None = None,
+                      reduction: str = "mean") -> torch.Tensor:
+    """The function of torch.nn.functional; the tracer's own form is NaN where one score is, which the operator leaves
+    out.
+
+    Args:
+        input: [n, classes] or [classes]; target: [n] or [], i64; weight: [classes].
+    """
+    if size_average is not None or reduce is not None:
+        reduction = _legacy_reduction(size_average, reduce)
+    if p not in (1, 2):
+        raise ValueError("only p == 1 and p == 2 supported")
+    if weight is not None and weight.dim() != 1:
+        raise ValueError("weight must be one-dimensional")
+    scores, aims = torch.atleast_2d(input), torch.atleast_1d(target)
+    number, classes = scores.shape
+    _check(input.dim() in (1, 2) and classes != 0,
+           lambda: "Expected non-empty vector or matrix with optional 0-dim batch size")
+    _check(aims.dim() == 1 and aims.shape[0] == number, lambda: "inconsistent target size")
+    _check(weight is None or weight.shape[0] == classes, lambda: "inconsistent weight size")
+    aims = aims.unsqueeze(1)
+    short = margin - scores.gather(1, aims) + scores
+    short = torch.where((short > 0) & (torch.arange(classes, device=input.device) != aims), short, 0)
+    losses = short if p == 1 else short * short
+    losses = (losses if weight is None else losses * weight[aims]).sum(1) / classes
+    if reduction == "none":
+        return losses if input.dim() == 2 else losses.squeeze(0)
+    return losses.sum() if reduction == "sum" else losses.mean()
+
+
+def binary_cross_entropy(input: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None,
+                         size_average: bool | None = None, reduce: bool | None = None,
+                         reduction: str = "mean") -> torch.Tensor:
+    """The function of torch.nn.functional, which refuses what is no probability; input, target: of one shape."""
+    if size_average is not None or reduce is not None:
+        reduction = _legacy_reduction(size_average, reduce)
+    if target.size() != input.size():
+        raise ValueError(f"Using a target size ({target.size()}) that is different to the input size ({input.size()}) "
+                         "is deprecated. Please ensure they have the same size.")
+    _assert_async(((input >= 0) & (input <= 1)).all(), "all elements of input should be between 0 and 1")
+    if weight is not None:
+        weight = weight.expand(torch.broadcast_shapes(target.size(), weight.size()))
+    return aten.binary_cross_entropy(input, target, weight, _reduction_number(reduction))
+
+
+def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """The function of torch.nn.functional, in order; the tracer's own form lies as `tensor` does."""
+    return aten.one_hot(tensor, num_classes).contiguous()
+
+
+def select_scatter(input: torch.Tensor, src: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+    """torch.select_scatter; the tracer's own form changes nothing where the index is out of range."""
+    if input.dim() and not -input.shape[dim] <= index < input.shape[dim]:
+        raise IndexError(f"select(): index {index} out of range for tensor of size {list(input.shape)} at dimension "
+                         f"{dim}")
+    return aten.select_scatter(input, src, dim, index)
 
 
 def cov(input: torch.Tensor, *, correction: int = 1, fweights: torch.Tensor | None = None,
@@ -174,6 +234,10 @@ IN_PYTHON: dict[Any, Any] = {
     torch.equal: equal,
     torch.nanquantile: nanquantile,
     torch.quantile: quantile,
+    torch.select_scatter: select_scatter,
+    functional.binary_cross_entropy: binary_cross_entropy,
     functional.gaussian_nll_loss: gaussian_nll_loss,
+    functional.multi_margin_loss: multi_margin_loss,
     functional.multilabel_margin_loss: multilabel_margin_loss,
+    functional.one_hot: one_hot,
 }

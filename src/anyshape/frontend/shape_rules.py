@@ -6,11 +6,13 @@ torch's own rule serves. `new_size` makes a size that only the data will tell; i
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from anyshape.frontend import decompositions
 from anyshape.frontend.in_python import IN_PYTHON
 from anyshape.run import torch_kernels, torch_trace
 from anyshape.torch_compat import aten
@@ -84,7 +86,26 @@ def _not_over_nothing(what: str) -> Callable[..., Any]:
     return rule
 
 
-RULES: dict[Any, Callable[..., Any]] = {
+def _as(operator: Any) -> Callable[..., Any]:
+    """Of two operands, laid out as `operator` lays them out; torch's own rule asks one of them only."""
+    def rule(new_size: Unknown, a: Any, b: Any) -> Any:
+        return operator(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else NotImplemented
+
+    return rule
+
+
+def _decomposed(operator: Any) -> Callable[..., Any]:
+    """By our decomposition, where torch's lays results out otherwise."""
+    def rule(new_size: Unknown, *operands: Any, **more: Any) -> Any:
+        return decompositions.table()[operator](*operands, **more)
+
+    return rule
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    **{operator: _as(aten.add.Tensor) for operator in (
+        aten.heaviside.default, aten.logaddexp.default, aten.logaddexp2.default)},
+    **{operator: _as(aten.div.Tensor) for operator in (aten.special_xlog1py.default, aten.xlogy.Tensor)},
     **{overload: _not_over_nothing(name) for name in ("max", "min")
        for overload in (getattr(aten, name).default, getattr(aten, name).dim)},
     aten.linalg_lstsq.default: _lstsq,
@@ -101,7 +122,15 @@ RULES: dict[Any, Callable[..., Any]] = {
 }
 
 
+@functools.cache
+def rules() -> dict[Any, Callable[..., Any]]:
+    """Operator -> its rule. Made while torch's decompositions are there, of which some are set aside where rules are
+    followed."""
+    decomposed = [operator for operator in decompositions.LAYOUTS if operator in decompositions.table()]
+    return {**_RULES, **{operator: _decomposed(operator) for operator in decomposed}}
+
+
 def tracing_settings(dynamic: bool, oblivious: bool, others: int, numbers: frozenset[str],
                      changing: frozenset[str]) -> Any:
     """torch_trace.tracing_settings, with the rules above."""
-    return torch_trace.tracing_settings(dynamic, oblivious, RULES, IN_PYTHON, others, numbers, changing)
+    return torch_trace.tracing_settings(dynamic, oblivious, rules(), IN_PYTHON, others, numbers, changing)

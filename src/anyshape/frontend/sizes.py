@@ -22,7 +22,7 @@ from torch.fx.node import map_arg
 from anyshape.base.errors import InputError
 from anyshape.frontend.compilation import Compilation, NotCovered
 from anyshape.frontend.reasons import size_names
-from anyshape.frontend.shape_rules import RULES
+from anyshape.frontend.shape_rules import rules
 from anyshape.run import torch_api, torch_shapes, torch_trace
 from anyshape.run.bind import renamed
 from anyshape.torch_compat import tree as pytree
@@ -191,7 +191,7 @@ class PredictedShapes:
         if not torch_shapes.can_run():
             return "this version of torch cannot run a program on shapes alone"
         sizes = _Sizes(symbols)
-        with torch_shapes.shapes_only(RULES, sizes.number, self.plain) as shapes:
+        with torch_shapes.shapes_only(rules(), sizes.number, self.plain) as shapes:
             comparison = _Compare(self.gm, sizes, shapes, strides)
             try:
                 comparison.run(inputs)

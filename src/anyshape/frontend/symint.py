@@ -18,6 +18,7 @@ from anyshape.frontend.float_sizes import cannot, from_float, ratio_of
 from anyshape.sym import expr
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
+from anyshape.sym.prover import bounds, prove_at_most
 from anyshape.torch_compat.formulas import functions as ops
 from anyshape.torch_compat.formulas import is_infinite
 
@@ -130,14 +131,14 @@ class Sizes:
             ends = self._range(self._symbols.get(name)) if self.shape_env is not None else None
             if ends is not None:
                 ranges.append((name, *ends))
-        return Facts(tuple(ranges)).bounds(size)
+        return bounds(Facts(tuple(ranges)), size)
 
     def is_at_most(self, a: Size, b: Size) -> bool:
         """Do ranges and guards show that a <= b? Ranges alone while the guards are being read."""
         if self._gathering or self.shape_env is None:
             low, _ = self.range_of(b - a)
             return low is not None and low >= 0
-        return bool(self.facts().prove_at_most(a, b))
+        return bool(prove_at_most(self.facts(), a, b))
 
     def _range(self, symbol: sympy.Symbol | None) -> tuple[int, int | None] | None:
         """Smallest and largest value of a symbol, by its range and by guards such as Eq(Min(512, s), s)."""

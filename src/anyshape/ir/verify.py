@@ -12,6 +12,7 @@ from anyshape.ir.show import header_lines, node_line, symbols_in_order
 from anyshape.ir.types import DTYPES, SizeType, TensorType
 from anyshape.sym.expr import Expr
 from anyshape.sym.facts import Facts
+from anyshape.sym.prover import prove_equal
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*\Z")
 _WORDS = frozenset(("True", "False", "None", "inf", "nan", "strides", "on"))
@@ -186,4 +187,4 @@ def _same(a: TensorType, b: TensorType, facts: Facts) -> bool:
     """Equal but for strides; sizes may be equal by a fact."""
     if a.dtype != b.dtype or a.rank != b.rank or a.device != b.device:
         return False
-    return all(x == y or facts.prove_equal(x, y) is True for x, y in zip(a.shape, b.shape, strict=True))
+    return all(x == y or prove_equal(facts, x, y) is True for x, y in zip(a.shape, b.shape, strict=True))

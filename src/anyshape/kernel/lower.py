@@ -25,6 +25,7 @@ from anyshape.kernel.nest import EFFECTS, Nest, program_of
 from anyshape.sym.expr import Size, divide, product, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.sym.index import Index, dense_strides, has_division, linear, reshape_index, simplify, split_request
+from anyshape.sym.prover import prove_at_most
 
 COMPUTE = {"bf16": "f32", "f16": "f32"}
 KEEP_COST = 8  # a value at least this dear is kept in a row buffer rather than computed again in a later stage
@@ -359,7 +360,7 @@ class _Lowering:
     def is_inside(self, position: Size, size: Size) -> bool:
         """Is it plain that 0 <= position < size, also where sizes may be 0?"""
         if isinstance(position, int):
-            return position >= 0 and bool(self.facts.prove_at_most(position + 1, size))
+            return position >= 0 and bool(prove_at_most(self.facts, position + 1, size))
         return any(position == symbol(name) and extent == size for name, extent in self.extents.items())
 
     def reduction(self, node: Node, index: Index) -> int:

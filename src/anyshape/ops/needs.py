@@ -14,6 +14,7 @@ from anyshape.ir.types import kind_of
 from anyshape.ops.rules import dims_attr, int_attr
 from anyshape.ops.view import slice_parts
 from anyshape.sym.expr import Call, Expr, Size, maximum
+from anyshape.sym.prover import prove_nonnegative
 
 
 def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
@@ -26,7 +27,7 @@ def uncertain_sizes(graph: Graph) -> tuple[Size, ...]:
             found.update(dict.fromkeys(_inside(node)))
     for size in list(found):
         found.update(dict.fromkeys(_under_roots(size)))
-    return tuple(size for size in found if isinstance(size, Expr) and not graph.facts.prove_nonnegative(size))
+    return tuple(size for size in found if isinstance(size, Expr) and not prove_nonnegative(graph.facts, size))
 
 
 def selected_sizes(graph: Graph) -> tuple[tuple[Size, str], ...]:
@@ -38,7 +39,7 @@ def selected_sizes(graph: Graph) -> tuple[tuple[Size, str], ...]:
             dims = dims_attr(node) if node.op == "index" else (int_attr(node, "dim"),)
             count = math.prod(node.output.tensor.shape)
             for size in (type_of(node.inputs[0]).shape[dim] for dim in dims):
-                if not graph.facts.prove_nonnegative(size - 1):
+                if not prove_nonnegative(graph.facts, size - 1):
                     found.setdefault(maximum(size, 1 - count) - 1, node.where)
     return tuple(found.items())
 
@@ -52,8 +53,8 @@ def divided_sizes(graph: Graph) -> tuple[tuple[Size, str], ...]:
             kind, by = node.output.tensor, node.inputs[1]
             if kind_of(kind.dtype) == "float" or not isinstance(by, (int, Expr)):
                 continue
-            size = by if graph.facts.prove_nonnegative(by) else by * by
-            if not graph.facts.prove_nonnegative(size - 1):
+            size = by if prove_nonnegative(graph.facts, by) else by * by
+            if not prove_nonnegative(graph.facts, size - 1):
                 found.setdefault(maximum(size, 1 - kind.count) - 1, node.where)
     return tuple(found.items())
 

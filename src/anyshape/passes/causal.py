@@ -38,6 +38,7 @@ from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.ir.op import Index, row
 from anyshape.sym.expr import Expr, Size, symbol
 from anyshape.sym.facts import Facts
+from anyshape.sym.prover import prove_equal, prove_nonnegative
 
 _OPERANDS = {"attention": 3, "attention_backward": 6}  # before the mask
 _INFINITE = -1e30
@@ -149,7 +150,7 @@ class _Element:
 
     def least(self, a: Known, b: Known, gap: int) -> bool | None:
         """Whether a + gap <= b."""
-        return self.facts.prove_nonnegative(b - a - gap) if _whole(a) and _whole(b) else None
+        return prove_nonnegative(self.facts, b - a - gap) if _whole(a) and _whole(b) else None
 
     def both(self, a: Known, b: Known) -> Known:
         if a is False or b is False:
@@ -163,7 +164,7 @@ class _Element:
 
     def equal(self, a: Known, b: Known) -> Known:
         if _whole(a) and _whole(b):
-            return self.facts.prove_equal(a, b)
+            return prove_equal(self.facts, a, b)
         return a == b if type(a) is type(b) and isinstance(a, bool | float) else None
 
     def choose(self, condition: Known, a: Known, b: Known) -> Known:

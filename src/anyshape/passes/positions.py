@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from anyshape.ir.graph import Node, Operand, Value
 from anyshape.passes.replay import Replay
 from anyshape.sym.expr import Expr, Size, maximum, minimum, mod
+from anyshape.sym.prover import prove_at_most, prove_nonnegative
 
 EXACT = 1 << 24  # whole numbers up to here are their own f32
 _NUMBERS = ("i64", "i32")
@@ -86,7 +87,7 @@ def _picked(replay: Replay, x: Value, dim: int, at: Positions) -> Value | None:
         return replay.op("slice", x, dim=dim, start=start, count=length, step=step)
 
     def inside(lowest: Size, highest: Size) -> bool:
-        return bool(facts.prove_nonnegative(lowest)) and bool(facts.prove_at_most(highest, size - 1))
+        return bool(prove_nonnegative(facts, lowest)) and bool(prove_at_most(facts, highest, size - 1))
 
     if at.plain and isinstance(at.step, int):
         last = at.start + (count - 1) * at.step
@@ -143,10 +144,10 @@ def _positions(replay: Replay, operand: Operand) -> Positions | None:
     if node.op == "sub":
         return replace(at, start=at.start - number) if left is None else replace(at, start=number - at.start,
                                                                                 step=0 - at.step)
-    if left is not None or not (node.op in ("remainder", "floor_div") or facts.prove_nonnegative(at.start)
-                                or _within(at, number)) or not facts.prove_nonnegative(at.step):
+    if left is not None or not (node.op in ("remainder", "floor_div") or prove_nonnegative(facts, at.start)
+                                or _within(at, number)) or not prove_nonnegative(facts, at.step):
         return None
-    if node.op in ("remainder", "fmod") and facts.prove_nonnegative(number):
+    if node.op in ("remainder", "fmod") and prove_nonnegative(facts, number):
         return replace(at, around=number)
     if node.op in ("floor_div", "trunc_div") and isinstance(number, int) and number > 0:
         return replace(at, times=number)
@@ -170,7 +171,7 @@ def _scaled(replay: Replay, value: Value) -> Positions | None:
         times = _inverse(replay, factor, at.count) if at is not None else None
         if at is None or times is None or at.start != 0 or at.step != 1 or not at.plain:
             continue
-        if (times == 2 and isinstance(factor, Value)) or replay.graph.facts.prove_at_most(at.count, EXACT):
+        if (times == 2 and isinstance(factor, Value)) or prove_at_most(replay.graph.facts, at.count, EXACT):
             return replace(at, times=times)
     return None
 

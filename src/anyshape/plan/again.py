@@ -15,32 +15,18 @@ optional step gets takes the place of the tape's.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.op import base_of
 from anyshape.ir.types import TensorType, size_of
-from anyshape.plan.alloc import saved_entry, tape_entry
 from anyshape.plan.hold import unbroken
+from anyshape.plan.liveness import last_reads, live_bytes, saved_entry
 from anyshape.plan.merge import renamed_step
-from anyshape.plan.plan import Again, BandStep, Buffer, CopyStep, KernelStep, MemoryStep, Plan, Step, Window, touched
+from anyshape.plan.plan import Again, Buffer, MemoryStep, Plan, Step, Window, touched, written
 from anyshape.plan.waiting import places
 from anyshape.sym.expr import Size
-
-
-def written(step: object) -> list[Window]:
-    """The windows that a step writes."""
-    if isinstance(step, KernelStep):
-        return [*(step.params[k] for k in step.outputs), *step.handed]
-    if isinstance(step, BandStep):
-        return [step.band, *written(step.kernel)]
-    if isinstance(step, CopyStep):
-        return [step.target]
-    if isinstance(step, MemoryStep):
-        return []
-    return [w for w in step.outputs if w is not None]  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +182,9 @@ def _placed(plan: Plan, parts: Sequence[tuple[Graph, Plan]], kept: Kept,
 
 def _chunks(buffers: Sequence[Buffer], forward: Plan, borders: Sequence[int]) -> tuple[tuple[str, ...], ...]:
     """The forward's saved buffers by the first border behind their last use."""
-    last: dict[str, int] = {}
-    for buffer in buffers:
-        entry = tape_entry(forward, buffer.index) if buffer.home in ("tape", "kept") else None
-        if entry is not None:
-            last[entry[0].name] = max(last.get(entry[0].name, -1), buffer.last)
     chunks: list[list[str]] = [[] for _ in range(len(borders) + 1)]
-    for buffer in forward.buffers:
-        if buffer.home == "saved":
-            chunks[sum(border <= last.get(buffer.name, -1) for border in borders)].append(buffer.name)
+    for buffer, last in last_reads(buffers, forward):
+        chunks[sum(border <= last for border in borders)].append(buffer.name)
     return tuple(tuple(chunk) for chunk in chunks)
 
 
@@ -235,16 +215,10 @@ def _uses(plan: Plan) -> dict[str, tuple[int, int]]:
 def _alive(plan: Plan) -> tuple[list[int], list[int]]:
     """By step, the bytes at the hints of the plan's own values that are there, and of those that are before it and
     still needed."""
-    own = [(b.first, b.last, plan.facts.hint(b.bytes)) for b in plan.buffers if b.home not in ("input", "tape")]
+    own = [(plan.facts.hint(b.bytes), b.first, b.last) for b in plan.buffers if b.home not in ("input", "tape")]
     count = len(plan.steps)
-    alive, across = [0] * (count + 1), [0] * (count + 1)
-    for first, last, size in own:
-        last = min(last, count - 1)
-        for changes, begin in ((alive, first), (across, first + 1)):
-            if begin <= last:
-                changes[begin] += size
-                changes[last + 1] -= size
-    return [*itertools.accumulate(alive[:count])], [*itertools.accumulate(across[:count])]
+    across = [(size, first + 1, last) for size, first, last in own]
+    return live_bytes(own, count)[:count], live_bytes(across, count)[:count]
 
 
 def _first_writes(plan: Plan) -> dict[str, int]:

@@ -16,29 +16,15 @@ a slot more). Where this layout is far from the bound at some shape, the run tim
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
-from anyshape.plan.plan import Buffer, Plan, Window
-from anyshape.sym.expr import Size, floordiv, maximum
+from anyshape.plan.liveness import kept_regions, tape_entry
+from anyshape.plan.plan import Buffer, Plan
+from anyshape.sym.expr import Size, maximum
 from anyshape.sym.facts import Facts
-
-ALIGNMENT = 64
-
-
-def aligned(size: Size) -> Size:
-    """`size` rounded up to the alignment."""
-    return floordiv(size + (ALIGNMENT - 1), ALIGNMENT) * ALIGNMENT
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A place in the kept block that is taken from the first step to step `last` (-1: free from the start)."""
-
-    offset: Size
-    bytes: Size
-    last: int
+from anyshape.sym.prover import prove_at_most
 
 
 @dataclass(slots=True)
@@ -69,7 +55,7 @@ def allocate(plan: Plan, forward: Plan | None = None) -> Plan:
     for buffer in saved:
         offsets[buffer.name] = kept
         slots.append(_Slot(buffer.bytes, plan.facts.hint(buffer.bytes), [(buffer.first, end)], [], kept))
-        kept = kept + aligned(buffer.bytes)
+        kept = kept + align(buffer.bytes)
     if forward is not None:
         assert not saved, "a backward program saves nothing"
         offsets.update(tape_offsets(plan, forward))
@@ -86,7 +72,7 @@ def allocate(plan: Plan, forward: Plan | None = None) -> Plan:
         start = slot.offset
         if start is None:
             start = top
-            top = top + aligned(slot.size)
+            top = top + align(slot.size)
         for name in slot.members:
             offsets[name] = start
     return dataclasses.replace(plan, offsets=tuple(offsets.items()), arena=top, kept=kept)
@@ -123,23 +109,9 @@ class _Prover:
             return True
         answer = self.known.get((a, b))
         if answer is None:
-            answer = self.facts.prove_at_most(a, b) is True
+            answer = prove_at_most(self.facts, a, b) is True
             self.known[a, b] = answer
         return answer
-
-
-def saved_entry(forward: Plan, index: int) -> tuple[Buffer, Window] | None:
-    """The buffer and the window of tape entry `index`, or None when the entry is a size."""
-    window = forward.saved[index]
-    if not isinstance(window, Window):
-        return None
-    return next(((buffer, window) for buffer in forward.buffers if buffer.name == window.buffer), None)
-
-
-def tape_entry(forward: Plan, index: int) -> tuple[Buffer, Window] | None:
-    """The kept buffer and the window of tape entry `index`, or None when the entry is a size or a held tensor."""
-    entry = saved_entry(forward, index)
-    return entry if entry is not None and entry[0].home == "saved" else None
 
 
 def tape_offsets(plan: Plan, forward: Plan) -> dict[str, Size]:
@@ -157,39 +129,3 @@ def tape_offsets(plan: Plan, forward: Plan) -> dict[str, Size]:
     return result
 
 
-def kept_regions(plan: Plan, forward: Plan) -> list[Region]:
-    """The forward's saved buffers, with the last step of the backward `plan` that reads each (-1: none does)."""
-    places = dict(forward.offsets)
-    last: dict[str, int] = {}
-    for buffer in plan.buffers:
-        entry = tape_entry(forward, buffer.index) if buffer.home in ("tape", "kept") else None
-        if entry is not None:
-            last[entry[0].name] = max(last.get(entry[0].name, -1), buffer.last)
-    return [Region(places[b.name], b.bytes, last.get(b.name, -1)) for b in forward.buffers if b.home == "saved"]
-
-
-def least_bytes(plan: Plan, forward: Plan | None) -> int:
-    """Bytes at the hints that every layout of the arena needs, and that layouts for given sizes come close to."""
-    hint = plan.facts.hint
-    items = [(hint(b.bytes), b.first, len(plan.steps) if b.home == "saved" else b.last) for b in plan.buffers
-             if b.home in ("arena", "saved")]
-    kept = 0
-    if forward is not None:
-        kept = hint(forward.kept)
-        items += [(hint(region.bytes), 0, region.last) for region in kept_regions(plan, forward)]
-    return max(kept, live_bytes([item[0] for item in items], [item[1:] for item in items], len(plan.steps)))
-
-
-def live_bytes(sizes: Iterable[int], lives: Iterable[tuple[int, int]], steps: int) -> int:
-    """The largest sum of sizes alive at one step: no layout needs less. `lives` are (first, last), inclusive."""
-    change = [0] * (steps + 3)
-    for size, (first, last) in zip(sizes, lives, strict=True):
-        if first <= last:
-            change[first] += size
-            change[last + 1] -= size
-    now = best = 0
-    for amount in change:
-        now += amount
-        if now > best:
-            best = now
-    return best

@@ -15,8 +15,7 @@ import dataclasses
 from collections.abc import Callable
 
 from anyshape.ir.types import size_of
-from anyshape.plan.again import written
-from anyshape.plan.plan import BandStep, KernelStep, LibraryStep, Plan, Step, touched
+from anyshape.plan.plan import BandStep, KernelStep, LibraryStep, Plan, Step, touched, written
 from anyshape.plan.receive import permuted, without
 
 # bytes of a band, which stays in the caches; rows, for a product packs one of its operands again for each band

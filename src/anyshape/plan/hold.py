@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from anyshape.plan.plan import Buffer, MemoryStep, Plan, Step, Window
+from anyshape.plan.liveness import caller_owned
+from anyshape.plan.plan import MemoryStep, Plan, Step, Window
 from anyshape.plan.together import is_run
 from anyshape.sym.expr import symbols_of
 
@@ -21,7 +22,7 @@ def hold_less(plan: Plan, forward: Plan | None, limited: bool = False) -> Plan:
     """`plan` (allocated) with memory steps. `forward`: of a backward program; tells which tape entries own memory
     outside the kept block. `limited`: what is small at the hints may be large in a call, and counts."""
     placed = {name for name, _ in plan.offsets}
-    elsewhere = owned_elsewhere(plan, forward)
+    elsewhere = caller_owned(plan, forward)
     if forward is not None:
         # what the caller of a whole step holds is let go, too: there, pieces of the call's own memory can follow
         # each other under a limit (run/keeping.py)
@@ -54,13 +55,6 @@ def hold_less(plan: Plan, forward: Plan | None, limited: bool = False) -> Plan:
                                optional=tuple(moved[position] for position in plan.optional))
 
 
-def births(plan: Plan) -> dict[str, int]:
-    """Results, and what PyTorch makes, with the step that allocates each; 0 for what is there from the start."""
-    taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
-    return {b.name: b.first if b.home == "extern" or b.name in taken else 0 for b in plan.buffers
-            if b.home in ("extern", "output")}
-
-
 def unbroken(plan: Plan, moved: list[int], first: int, last: int) -> list[tuple[int, int]]:
     """What is left of a run of steps where memory steps stand between them."""
     starts = [k for k in range(first, last + 1) if k == first or moved[k] - moved[k - 1] > 1]
@@ -68,28 +62,3 @@ def unbroken(plan: Plan, moved: list[int], first: int, last: int) -> list[tuple[
     return [(moved[a], moved[b]) for a, b in parts if is_run(plan.steps[a:b + 1])]
 
 
-def given_away(plan: Plan) -> list[Buffer]:
-    """Tensors that the caller gets."""
-    results = {entry.buffer for entry in plan.outputs if isinstance(entry, Window)}
-    return [b for b in plan.buffers if b.home == "output" or (b.home == "extern" and b.name in results)]
-
-
-def kept_outside(plan: Plan) -> list[Buffer]:
-    """Tensors made by PyTorch that nobody but the tape of this forward keeps after the call."""
-    saved = {entry.buffer for entry in plan.saved if isinstance(entry, Window)}
-    given = given_away(plan)
-    return [b for b in plan.buffers if b.home == "extern" and b.name in saved and b not in given]
-
-
-def owned_elsewhere(plan: Plan, forward: Plan | None) -> set[str]:
-    """Tensors outside the arena that nobody but the call need hold: what PyTorch made, a gradient that comes in, or a
-    result that only the tape kept."""
-    homes = {b.name: b.home for b in forward.buffers} if forward is not None else {}
-    gradients = forward is not None and not forward.whole
-    found = set()
-    for buffer in plan.buffers:
-        saved = forward.saved[buffer.index] if forward is not None and buffer.home == "tape" else None
-        if buffer.home == "extern" or (buffer.home == "input" and gradients) or (
-                isinstance(saved, Window) and homes.get(saved.buffer) in ("output", "extern")):
-            found.add(buffer.name)
-    return found

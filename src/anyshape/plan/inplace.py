@@ -8,7 +8,7 @@ The input may also be a tensor that PyTorch made, such as the result of a convol
 from __future__ import annotations
 
 from anyshape.ir.types import TensorType
-from anyshape.plan.alloc import tape_entry
+from anyshape.plan.liveness import tape_entry
 from anyshape.plan.merge import dtypes_of, united
 from anyshape.plan.plan import BandStep, ExternStep, KernelStep, LibraryStep, Plan, Step, Window, touched
 from anyshape.sym.expr import Size

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from anyshape.plan.alloc import saved_entry
+from anyshape.plan.liveness import saved_entry
 from anyshape.plan.merge import renamed_step
 from anyshape.plan.order import problem_of
 from anyshape.plan.plan import Buffer, MemoryStep, Plan, Window

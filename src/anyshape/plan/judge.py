@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from anyshape.base.errors import VerifyError
-from anyshape.plan.again import written
-from anyshape.plan.plan import Buffer, ExternStep, Plan, touched
+from anyshape.plan.plan import Buffer, ExternStep, Plan, touched, written
 from anyshape.sym.expr import evaluate
 
 

@@ -20,19 +20,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anyshape.plan.again import written
-from anyshape.plan.alloc import kept_regions, tape_entry
 from anyshape.plan.cut import order_by_parts
-from anyshape.plan.hold import owned_elsewhere
 from anyshape.plan.inplace import pairs
 from anyshape.plan.integer_program import improved
-from anyshape.plan.plan import Buffer, ExternStep, KernelStep, Plan, Step, Window, touched
+from anyshape.plan.liveness import arena_ranges, caller_owned, live_bytes, outside_ranges, tape_entry
+from anyshape.plan.plan import ExternStep, KernelStep, Plan, Step, Window, touched, written
 from anyshape.plan.receive import early, permuted
 from anyshape.plan.rooms import share
 from anyshape.plan.search import Problem, search
 from anyshape.plan.together import kernels_from, together
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
+from anyshape.sym.prover import prove_at_most
 
 WORTH = 0.97  # of the bytes that the program's order needs at the hints, those that another may need at most
 WORTH_PARTING = 0.9  # the same for one that parts products which would run side by side
@@ -191,7 +190,7 @@ _Value = tuple[tuple[str, ...], Size, int, bool, bool]  # buffers, bytes, kind, 
 
 def _values(plan: Plan, forward: Plan | None) -> list[_Value]:
     """What a call holds, as plan/search.py wants it: buffers, and of a backward the forward's kept values."""
-    elsewhere = owned_elsewhere(plan, forward)
+    elsewhere = caller_owned(plan, forward)
     ends = {o.buffer for o in (*plan.outputs, *plan.saved) if isinstance(o, Window)}
     found: list[_Value] = []
     lying: dict[str, list[str]] = {}
@@ -213,39 +212,13 @@ def _values(plan: Plan, forward: Plan | None) -> list[_Value]:
 def _totals(plan: Plan, forward: Plan | None) -> tuple[list[Size], list[Size]]:
     """Formulas of the bytes alive at each step: in the arena, and beside it."""
     end = len(plan.steps)
-    inside: list[tuple[Size, int, int]] = [(b.bytes, b.first, end if b.home == "saved" else b.last)
-                                           for b in plan.buffers if b.home in ("arena", "saved")]
-    held: list[Size] = []
-    if forward is not None:
-        inside += [(region.bytes, 0, region.last) for region in kept_regions(plan, forward)]
-        held.append(forward.kept)
-    elsewhere = owned_elsewhere(plan, forward)
-    beside = [b for b in plan.buffers if b.home == "output" or b.name in elsewhere]
-    return [*held, *_alive(inside, end)], _alive([(b.bytes, _first(b), b.last) for b in beside], end)
-
-
-def _first(buffer: Buffer) -> int:
-    return 0 if buffer.home in ("tape", "input") else buffer.first
-
-
-def _alive(lives: Sequence[tuple[Size, int, int]], end: int) -> list[Size]:
-    born: list[list[Size]] = [[] for _ in range(end + 2)]
-    gone: list[list[Size]] = [[] for _ in range(end + 2)]
-    for size, first, last in lives:
-        if first <= last:
-            born[first].append(size)
-            gone[min(last, end) + 1].append(size)
-    now: Size = 0
-    found = []
-    for come, go in zip(born, gone, strict=True):
-        now = now + sum(come, start=0) - sum(go, start=0)
-        found.append(now)
-    return found
+    held = [] if forward is None else [forward.kept]
+    return [*held, *live_bytes(arena_ranges(plan, forward), end)], live_bytes(outside_ranges(plan, forward), end)
 
 
 def no_more(new: Sequence[Size], old: Sequence[Size], facts: Facts) -> bool:
     """Is the largest of `new` proved to be at most the largest of `old`, at every size: each at most one of those?"""
     fullest = sorted(dict.fromkeys(old), key=lambda size: -facts.hint(size))[:TRIED]
     here = set(fullest)
-    return all(size in here or any(facts.prove_at_most(size, other) for other in fullest)
+    return all(size in here or any(prove_at_most(facts, size, other) for other in fullest)
                for size in sorted(dict.fromkeys(new), key=lambda size: -facts.hint(size)))

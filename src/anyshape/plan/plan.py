@@ -229,6 +229,19 @@ class Plan:
     whole: bool = False
 
 
+def written(step: object) -> list[Window]:
+    """The windows that a step writes."""
+    if isinstance(step, KernelStep):
+        return [*(step.params[k] for k in step.outputs), *step.handed]
+    if isinstance(step, BandStep):
+        return [step.band, *written(step.kernel)]
+    if isinstance(step, CopyStep):
+        return [step.target]
+    if isinstance(step, MemoryStep):
+        return []
+    return [w for w in step.outputs if w is not None]  # type: ignore[attr-defined]
+
+
 def touched(step: Step) -> list[Window]:
     """The windows that a step reads or writes."""
     if isinstance(step, KernelStep):

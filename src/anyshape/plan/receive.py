@@ -17,9 +17,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from anyshape.plan.again import written
 from anyshape.plan.merge import merged
-from anyshape.plan.plan import CopyStep, KernelStep, LibraryStep, Plan, Step, Window, touched
+from anyshape.plan.plan import CopyStep, KernelStep, LibraryStep, Plan, Step, Window, touched, written
 
 
 def late(plan: Plan) -> Plan:

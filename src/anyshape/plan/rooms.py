@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anyshape.plan.alloc import least_bytes
-from anyshape.plan.hold import owned_elsewhere
 from anyshape.plan.inplace import in_place, written_over
+from anyshape.plan.liveness import arena_bytes_at_hints, hints, live_bytes, outside_ranges
 from anyshape.plan.merge import dtypes_of, merged
 from anyshape.plan.plan import Buffer, Plan
+from anyshape.sym.prover import prove_at_most
 
 LEAST = 4096  # bytes at the hints below which a buffer is not worth the search
 
@@ -37,19 +37,12 @@ def share(plan: Plan, forward: Plan | None) -> Plan:
 
 def _total(plan: Plan, forward: Plan | None) -> int:
     """Bytes of the arena and of the tensors beside it, at the hints."""
-    return least_bytes(plan, forward) + max(_beside(plan, forward), default=0)
+    return arena_bytes_at_hints(plan, forward) + max(_beside(plan, forward), default=0)
 
 
 def _beside(plan: Plan, forward: Plan | None) -> list[int]:
     """Bytes of tensors outside the arena that only the call holds, at each step."""
-    elsewhere = owned_elsewhere(plan, forward)
-    bytes_ = [0] * (len(plan.steps) + 1)
-    for buffer in plan.buffers:
-        if buffer.home == "output" or buffer.name in elsewhere:
-            hint = plan.facts.hint(buffer.bytes)
-            for step in range(buffer.first, min(buffer.last, len(plan.steps)) + 1):
-                bytes_[step] += hint
-    return bytes_
+    return live_bytes(hints(outside_ranges(plan, forward), plan), len(plan.steps))
 
 
 @dataclass(slots=True)
@@ -130,7 +123,7 @@ class _Search:
         if any(self.beside[step] + room.hint > self.cap for step in self.longer(value.first, last, room)):
             return False
         return value.bytes == room.buffer.bytes or \
-            self.plan.facts.prove_at_most(value.bytes, room.buffer.bytes) is True
+            prove_at_most(self.plan.facts, value.bytes, room.buffer.bytes) is True
 
     def longer(self, begin: int, end: int, room: _Room) -> list[int]:
         """Steps in which the room would have to exist, and does not yet."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from anyshape.base import events
+from anyshape.base.align import align
 from anyshape.base.errors import AnyShapeError
 from anyshape.run.pages import prefer_large
 from anyshape.run.store import Space
@@ -34,7 +35,7 @@ VIEWS = 64  # records whose views of a block are remembered
 
 def whole(bytes_: int) -> int:
     """The bytes of a block for so many."""
-    return -(-bytes_ // PAGE) * PAGE
+    return align(bytes_, PAGE)
 
 
 class Block:

@@ -8,6 +8,7 @@ from typing import Any
 from anyshape.backend import host_words as host
 from anyshape.backend import limits, llvm_attention, llvm_half, llvm_packed, llvm_thin
 from anyshape.backend.native import words_of
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import wide
 from anyshape.run.words import (
@@ -21,7 +22,6 @@ from anyshape.run.words import (
     at_slots,
     bits,
     native,
-    up,
 )
 
 OPS = {  # the operands of each op, without the mask, and its results
@@ -108,10 +108,10 @@ def _words(by_panels: bool, op: str, dtype: str, causal: bool, scale: float | No
     tile = min(most, SCORES // (item * max(columns, 1)), columns // CAUSAL_TILES if causal else most)
     tile = max(tile, FEWEST)
     if half:  # whole panels
-        tile = up(tile, 3 * llvm_packed.grain(limits.host(), dtype))
+        tile = align(tile, 3 * llvm_packed.grain(limits.host(), dtype))
     tile = max(min(tile, rows), 1)
     # rows of scores begin at different places of the cache's lines
-    step = -(-columns * item // 64) * 64
+    step = align(columns * item, 64)
     step += 64 if step % 1024 == 0 else 0
     few = 0 < rows <= FEW and not backward and not half
     dot, spread = (THIN[llvm_thin.routine(way, dtype, rows)] if few else 0 for way in ("dot", "spread"))
@@ -134,7 +134,7 @@ def _panels(dtype: str, backward: bool, tile: int, step: int, columns: int,
 
     def panels(size: int, count: int, top: int, least: int) -> int:
         """Bytes of panels of `size` lanes by `count` elements."""
-        return 4 * up(size, least) * up(-(-count // per_word), lanes) + host.PACKED_PAD * -(-size // top)
+        return 4 * align(size, least) * align(-(-count // per_word), lanes) + host.PACKED_PAD * -(-size // top)
 
     def of_columns(size: int, count: int) -> int:
         return panels(size, count, 2 * lanes, lanes)
@@ -142,9 +142,9 @@ def _panels(dtype: str, backward: bool, tile: int, step: int, columns: int,
     def of_rows(size: int, count: int) -> int:
         return panels(size, count, 3 * grain, grain)
 
-    scores = up(tile, grain) * step
-    keys = 4 * up(columns, grain) * up(depth, lanes) * backward  # sums of the gradients of keys, or of values
-    sums = 4 * (3 * grain * 2 * lanes if backward else up(tile, grain) * up(depth, lanes))
+    scores = align(tile, grain) * step
+    keys = 4 * align(columns, grain) * align(depth, lanes) * backward  # sums of the gradients of keys, or of values
+    sums = 4 * (3 * grain * 2 * lanes if backward else align(tile, grain) * align(depth, lanes))
     parts = {"gradients": scores * backward, "keys": of_columns(columns, depth),
              "values": of_columns(columns, depth) if backward else of_columns(depth, columns),
              "keys_again": of_columns(depth, columns) * backward,
@@ -152,10 +152,10 @@ def _panels(dtype: str, backward: bool, tile: int, step: int, columns: int,
              "column_panels": of_columns(depth, tile) * backward, "dkeys": keys, "dvalues": keys, "sums": sums,
              "factors": 0 if backward else 8 * (tile + 1)}
     places = {}
-    at = up(scores, 64)
+    at = align(scores, 64)
     for name in _PARTS:
         places[name] = at
-        at = up(at + parts[name], 64)
+        at = align(at + parts[name], 64)
     return at, dict(zip(_VECTORS, (lanes, grain, per_word), strict=True)) | places
 
 

@@ -28,6 +28,7 @@ from anyshape.backend import host_words as host
 from anyshape.backend import limits, llvm_half
 from anyshape.backend.limits import Target
 from anyshape.backend.torchlib import alone, library
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.run.attention import AttentionSpec, attention_words
 from anyshape.run.context import WORD, Context
@@ -198,7 +199,7 @@ def _native(context: Context, words: Sequence[int], tensors: list[torch.Tensor],
     scratch = torch.empty(program[host.HEAD_SCRATCH] + 64, dtype=torch.uint8)
     block = array("q", bytes(8 * (host.SLOTS + 1 + len(tensors))))
     block[host.FUNCTIONS], block[host.PROGRAM], block[host.THREADS] = ctypes.addressof(functions), address, 1
-    block[host.SCRATCH] = -(-scratch.data_ptr() // 64) * 64
+    block[host.SCRATCH] = align(scratch.data_ptr())
     for slot, tensor in enumerate(tensors, 1):
         block[host.SLOTS + slot] = tensor.data_ptr()
     alive = functions, program, scratch, tensors

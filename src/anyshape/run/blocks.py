@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from anyshape.backend import host_words as host
-from anyshape.plan.hold import births
+from anyshape.base.align import align
+from anyshape.plan.liveness import LiveRange, arena_ranges, first_writes
 from anyshape.plan.plan import BandStep, KernelStep, LibraryStep, Plan, Step, parts_of
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.layout import NO_REGIME, layout_of
 from anyshape.run.library import taken_by
 from anyshape.run.placement import GOOD_ENOUGH, WORD
 from anyshape.run.record import Record
-from anyshape.run.sizes import Lives, Sizes
+from anyshape.run.sizes import LiveBytes, Sizes
 
 if TYPE_CHECKING:
     from anyshape.run.executable import Executable
@@ -53,15 +54,9 @@ class Sizing:
         self.maker = maker = program.maker
         self.context, self.functions = program.context, program.functions
         plan = program.plan
-        # with everything kept: what lies in the arena
-        some = [*maker.saved, *maker.moving]
-        regions = [region for region in maker.regions if region.last >= 0]
-        buffers = [*maker.homes.values()]
-        self.lives = Lives([*(maker.lives[i] for i in some), *((0, region.last) for region in regions)],
-                           len(plan.steps))
         self.sizes = Sizes([plan.kept, plan.arena, *plan.nonnegative], f"blocks of {plan.name}")
-        self.inside = Sizes([*(buffers[i].bytes for i in some), *(region.bytes for region in regions)],
-                            f"values of {plan.name}")
+        # with everything kept: what lies in the arena
+        self.inside = LiveBytes(arena_ranges(plan, maker.keeps.forward), len(plan.steps), f"values of {plan.name}")
         entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(program.kernels)}
         kinds: dict[Hashable, int] = {}
         steps: list[Step] = []
@@ -94,10 +89,9 @@ class Sizing:
             return maker.made(values, keeping)
         most = max(int(scratch[self.always].max(initial=0)),
                    int(scratch[self.kind_of[maker.keeps.numbers_of(keeping).steps]].max(initial=0)))
-        most = -(-most // 64) * 64
+        most = align(most)
         if keeping == EVERYTHING and (maker.joined is None or maker.joined.of(maker, values) is None):
-            inside = self.inside(values)
-            bound = max(self.lives.most(-(-inside // 64) * 64), kept)
+            bound = max(self.inside.peak(values), kept)
             if arena <= GOOD_ENOUGH * bound or not maker.moving:
                 return Blocks(kept, arena - kept, most)
         place = maker.places(values, keeping)
@@ -141,21 +135,21 @@ class Held:
     """Results, tensors made by PyTorch, and what its library takes, of one program: see `held_bytes` (run/calls.py)."""
 
     def __init__(self, plan: Plan) -> None:
-        first = births(plan)
+        first = first_writes(plan)
         buffers = [b for b in plan.buffers if b.name in first]
         self.names = {b.name: i for i, b in enumerate(buffers)}
         taken = [(number, bytes_) for number, step in enumerate(plan.steps) if (bytes_ := taken_by(step)) != 0]
-        self.lives = Lives([*((first[b.name], b.last) for b in buffers), *((number, number) for number, _ in taken)],
-                           len(plan.steps))
-        self.sizes = Sizes([*(b.bytes for b in buffers), *(bytes_ for _, bytes_ in taken)], f"results of {plan.name}")
+        self.live = LiveBytes([*(LiveRange(b.bytes, first[b.name], b.last) for b in buffers),
+                               *(LiveRange(bytes_, number, number) for number, bytes_ in taken)],
+                              len(plan.steps), f"results of {plan.name}")
 
     def most(self, values: dict[str, int], dropped: frozenset[str], ends: dict[str, int]) -> int:
         """The most bytes that a call holds of them at once; `ends`: steps with which those go that are dropped."""
-        lives = self.lives
+        ranges = self.live.ranges
         some = {i: ends[name] for name, i in self.names.items() if name in dropped}
         if some:
-            lives = lives.ending(some)
-        return lives.most(self.sizes(values))
+            ranges = ranges.ending(some)
+        return ranges.peak(self.live.sizes(values))
 
 
 def _kind(step: Step) -> Hashable:

@@ -5,10 +5,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anyshape.plan.again import written
-from anyshape.plan.alloc import live_bytes
-from anyshape.plan.hold import births, kept_outside
-from anyshape.plan.plan import ExternStep, MemoryStep, Plan, Window, touched
+from anyshape.plan.liveness import first_writes, peak_bytes, saved_external
+from anyshape.plan.plan import ExternStep, MemoryStep, Plan, Window, touched, written
 from anyshape.run import torch_api
 from anyshape.run.convolution import Convolution
 from anyshape.run.dtypes import TORCH_DTYPES
@@ -47,7 +45,7 @@ class Calls:
                              if isinstance(w, Window) and self.buffers[w.buffer].home in ("input", "output"))
         externs = [b for b in plan.buffers if b.home == "extern"]
         ends = {w.buffer for w in (*plan.outputs, *plan.saved) if isinstance(w, Window)}
-        outside = {b.name for b in kept_outside(plan)}
+        outside = {b.name for b in saved_external(plan)}
         used = {w.buffer: number for number, step in enumerate(plan.steps) for w in touched(step)}
         before = 0
         self.packed = packed
@@ -103,10 +101,10 @@ class Calls:
 def held_bytes(plan: Plan, values: dict[str, int], ends: Mapping[str, int] | None = None) -> int:
     """The most bytes of results and of tensors made by PyTorch that a call holds at once. `ends`: the steps with which
     some of them go before their time."""
-    first = births(plan)
-    held = [b for b in plan.buffers if b.name in first]
-    lives = [(first[b.name], (ends or {}).get(b.name, b.last)) for b in held]
-    return live_bytes([evaluate(b.bytes, values) for b in held], lives, len(plan.steps))
+    first = first_writes(plan)
+    ranges = [(evaluate(b.bytes, values), first[b.name], (ends or {}).get(b.name, b.last)) for b in plan.buffers
+              if b.name in first]
+    return peak_bytes(ranges, len(plan.steps))
 
 
 def _written(plan: Plan) -> set[str]:

@@ -20,8 +20,8 @@ import numpy as np
 
 from anyshape.backend.host_climb_words import Frame
 from anyshape.backend.native import size_of
-from anyshape.plan.again import written
-from anyshape.plan.plan import touched
+from anyshape.base.align import align
+from anyshape.plan.plan import touched, written
 from anyshape.run.keeping import Keeping, Move
 from anyshape.run.moving import Clock
 
@@ -216,7 +216,7 @@ class Climb:
         record = self.record = Frame(frame.ctypes.data)
         self.context = ladders.program.context
         bytes_ = ladder.bytes[choices.numbers]
-        bytes_[choices.padded] = -(-bytes_[choices.padded] // 64) * 64
+        bytes_[choices.padded] = align(bytes_[choices.padded])
         self.block[:len(bytes_)] = bytes_
         self.at(Frame.work)[:] = np.rint(ladder.seconds[choices.work] * PICO)
         sizes = self.at(Frame.bytes)

@@ -2,9 +2,9 @@
 and a limit predict."""
 from __future__ import annotations
 
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
-from anyshape.plan.alloc import saved_entry
-from anyshape.plan.hold import kept_outside
+from anyshape.plan.liveness import saved_entry, saved_external
 from anyshape.plan.plan import Plan, Window, touched
 from anyshape.run.call import Call
 from anyshape.run.record import Record
@@ -20,7 +20,7 @@ def counted_peak(plan: Plan, record: Record) -> int:
         for window in touched(step):
             if homes.get(window.buffer) in ("arena", "saved"):
                 top = max(top, record.offsets[window.buffer] + _extent(window, record.values))
-    return -(-top // 64) * 64 - (record.kept if record.room >= 0 else 0)
+    return align(top) - (record.kept if record.room >= 0 else 0)
 
 
 def counted_outside(call: Call, forward: Plan | None = None) -> int:
@@ -28,7 +28,7 @@ def counted_outside(call: Call, forward: Plan | None = None) -> int:
     what its tape alone kept (`forward`: the plan of the forward). Memory that several of them share counts once."""
     plan = call.shared.plan
     tensors = [*call.externs.values(), *call.outputs]
-    kept = {b.name for b in kept_outside(forward)} if forward is not None else set()
+    kept = {b.name for b in saved_external(forward)} if forward is not None else set()
     for buffer in plan.buffers:
         entry = saved_entry(forward, buffer.index) if forward is not None and buffer.home == "tape" else None
         if entry is not None and entry[0].name in kept:

@@ -16,9 +16,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from anyshape.base.align import align
+from anyshape.plan.liveness import arena_ranges
 from anyshape.run.placement import GOOD_ENOUGH, Places, best
 from anyshape.run.record import Records
-from anyshape.run.sizes import Lives, Sizes
+from anyshape.run.sizes import LiveBytes, Sizes
 from anyshape.sym.expr import evaluate
 
 REMEMBERED = 32  # sizes
@@ -30,18 +32,14 @@ class Half:
 
     def __init__(self, maker: Records) -> None:
         self.maker = maker
-        plan, buffers = maker.plan, [*maker.homes.values()]
-        some = [*maker.saved, *maker.moving]
-        regions = [region for region in maker.regions if region.last >= 0]
-        self.lives = Lives([*(maker.lives[i] for i in some), *((0, region.last) for region in regions)],
-                           len(plan.steps))
+        plan = maker.plan
         self.arena = Sizes([plan.arena], f"arena of {plan.name}")
-        self.sizes = Sizes([*(buffers[i].bytes for i in some), *(region.bytes for region in regions)],
-                           f"values in the arena of {plan.name}")
+        self.inside = LiveBytes(arena_ranges(plan, maker.keeps.forward), len(plan.steps),
+                                f"values in the arena of {plan.name}")
 
     def quick(self, values: Mapping[str, int]) -> tuple[int, int]:
         """Bytes of the plan's arena, and the most that are alive at a step."""
-        return int(self.arena(values)[0]), self.lives.most(-(-self.sizes(values) // 64) * 64)
+        return int(self.arena(values)[0]), self.inside.peak(values)
 
 
 class Joined:
@@ -89,7 +87,7 @@ class Joined:
         most = max(forward.top, backward.top)
         if most <= GOOD_ENOUGH * bound:
             return forward, backward
-        sizes = -(-self.sizes(values) // 64) * 64
+        sizes = align(self.sizes(values))
         items = np.column_stack((sizes, self.lives, np.zeros(len(sizes), np.int64)))
         top, offsets = best(self.forward.context, items, 0, 0, bound, most)
         if top > WORTH * most:

@@ -23,16 +23,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
-from anyshape.plan.again import written
-from anyshape.plan.alloc import Region, tape_entry
-from anyshape.plan.hold import births, kept_outside
-from anyshape.plan.plan import ExternStep, MemoryStep, Plan, touched
+from anyshape.plan.liveness import LiveRanges, Region, first_writes, saved_external, tape_entry
+from anyshape.plan.plan import ExternStep, MemoryStep, Plan, touched, written
 from anyshape.run.arena import PAGE
 from anyshape.run.context import Context
 from anyshape.run.layout import Layout
 from anyshape.run.placement import Places, best
-from anyshape.run.sizes import Lives, Sizes
+from anyshape.run.sizes import Sizes
 from anyshape.sym.expr import Size, evaluate
 from anyshape.sym.formulas import function_of
 
@@ -159,7 +158,7 @@ class Keeps:
         # what only optional steps make: in the arena, or by PyTorch
         self.made = frozenset(window.buffer for number in plan.optional for window in written(plan.steps[number])
                               if by_name[window.buffer].home in ("again", "extern"))
-        self.outside = kept_outside(plan)
+        self.outside = saved_external(plan)
         self.begins = {one.saved: min(number for number in plan.optional
                                       if one.buffer in {window.buffer for window in written(plan.steps[number])})
                        for one in plan.again if by_name[one.buffer].home == "tape"}
@@ -184,7 +183,7 @@ class Keeps:
                 self.brought_of[i] = self.numbers.get(shown, -2)
         # where Python has something to do anyway: there a phase of the upper block may end
         self.turns = [k for k, step in enumerate(plan.steps) if k > 0 and isinstance(step, MemoryStep)]
-        self.others: tuple[Sizes, Lives] | None = None
+        self.others: tuple[Sizes, LiveRanges] | None = None
         # by saved buffer the chunk that it lies in, one more for those in none, and how many chunks there are
         self.chunk_of: tuple[Sequence[Sequence[str]], np.ndarray, int] | None = None
         self.reads = self._reads()
@@ -302,7 +301,7 @@ class Keeps:
                 if name not in away:
                     places[name] = border
                     border += padded[name]
-            starts.append(-(-border // PAGE) * PAGE if keeping.apart else border)
+            starts.append(align(border, PAGE) if keeping.apart else border)
         return places, starts
 
     def starts(self, sizes: np.ndarray, away: np.ndarray) -> list[int]:
@@ -318,12 +317,12 @@ class Keeps:
         there[away] = 0
         totals = np.zeros(count + 1, np.int64)
         np.add.at(totals, chunk_of, there)
-        return [0, *np.cumsum(-(-totals[:count] // PAGE) * PAGE).tolist()]
+        return [0, *np.cumsum(align(totals[:count], PAGE)).tolist()]
 
     def places(self, sizes: np.ndarray, values: Mapping[str, int], keeping: Keeping) -> Places:
         """The layout of a forward that does not keep everything, or not in one piece, or of its backward, but for the
         offsets (`complete`). sizes: of the buffers that have a place."""
-        padded = -(-sizes // 64) * 64
+        padded = align(sizes)
         lives = self.life_table.copy()
         numbers = self.numbers_of(keeping)
         moving = [*self.moving]
@@ -336,7 +335,7 @@ class Keeps:
             moving += np.sort(away).tolist()
             firsts, lasts = lives[self.saved].T
         else:
-            bytes_ = -(-self.region_bytes(values) // 64) * 64
+            bytes_ = align(self.region_bytes(values))
             moving += numbers.places.tolist()
             firsts, lasts = np.zeros(len(bytes_), np.int64), self.region_lasts
         back = keeping.moved if self.forward is not None else ()
@@ -356,7 +355,7 @@ class Keeps:
         free[len(moving):, 1] = [one.back for one in back]
         free[len(moving):, 2] = lasts[returned]
         items = np.concatenate((fixed, free))
-        bound = max(Lives(items[:, 1:3], len(self.plan.steps)).most(items[:, 0]), border)
+        bound = max(LiveRanges(items[:, 1:3], len(self.plan.steps)).peak(items[:, 0]), border)
         top, placed = best(self.context, items, len(fixed), border, bound, sys.maxsize)
         layout = Places([], border, max(top, border), bound, starts=starts if keeping.apart else [], moving=moving,
                         placed=placed)
@@ -368,10 +367,10 @@ class Keeps:
         """Puts a backward's upper block in phases where its fullest step is less full then. items: the chunks, then
         what moves, the last `back` of it brought back."""
         end = len(self.plan.steps)
-        rest = self._rest(found.starts, values)[:end + 1]
+        rest = self._rest(found.starts, values)
         size, first, last = items[1:, 0], items[1:, 1], items[1:, 2]
-        live = found.border + Lives(items[1:, 1:3], end).curve(size)[:end + 1]
-        across = Lives(np.stack((first + 1, last), axis=1), end).curve(size)
+        live = found.border + LiveRanges(items[1:, 1:3], end).live_bytes(size)
+        across = LiveRanges(np.stack((first + 1, last), axis=1), end).live_bytes(size)
         turns = np.array(self.turns, np.int64)
         least = WORTH * (int(rest.max()) + found.top)
         phases = [0, end + 1]
@@ -400,7 +399,7 @@ class Keeps:
         below[len(items) - back:] = True
         below[0] = True  # the chunks
         fixed = items[below]
-        bound = max(Lives(fixed[:, 1:3], end).most(fixed[:, 0]), border)
+        bound = max(LiveRanges(fixed[:, 1:3], end).peak(fixed[:, 0]), border)
         middle, placed = best(self.context, fixed, 1, border, bound, sys.maxsize)
         middle = max(middle, border)
         fixed[1:, 3] = placed
@@ -409,7 +408,7 @@ class Keeps:
         for phase in range(1, len(phases)):
             own = ~below & (number == phase)
             some = np.concatenate((fixed, items[own]))
-            bound = max(Lives(some[:, 1:3], end).most(some[:, 0]), middle)
+            bound = max(LiveRanges(some[:, 1:3], end).peak(some[:, 0]), middle)
             top, placed = best(self.context, some, len(fixed), middle, bound, sys.maxsize)
             offsets = np.array(placed, np.int64)
             items[own, 3] = np.where(offsets >= middle, offsets + sum(sizes), offsets)
@@ -420,19 +419,19 @@ class Keeps:
         """What a backward has at each step beside its upper block: chunks, less all of them, and results."""
         end = len(self.plan.steps)
         if self.others is None:
-            there = births(self.plan)
+            there = first_writes(self.plan)
             some = [b for b in self.plan.buffers if b.home in ("output", "extern") and b.name not in self.made]
             gone = {step.chunk: number for number, step in enumerate(self.plan.steps) if isinstance(step, MemoryStep)}
             steps = [(0, gone.get(chunk, end + 1) - 1) for chunk in range(len(starts) - 1)]
             steps += [(there.get(b.name, b.first), end if b.home == "output" else b.last) for b in some]
-            self.others = Sizes([b.bytes for b in some], f"results of {self.plan.name}"), Lives(steps, end)
+            self.others = Sizes([b.bytes for b in some], f"results of {self.plan.name}"), LiveRanges(steps, end)
         sizes, lives = self.others
-        return lives.curve(np.concatenate((np.diff(starts), sizes(values)))) - starts[-1]
+        return lives.live_bytes(np.concatenate((np.diff(starts), sizes(values)))) - starts[-1]
 
     def complete(self, found: Places, sizes: np.ndarray, values: Mapping[str, int], keeping: Keeping) -> None:
         """Fills in the offsets of a layout. What no step touches lies where the upper block begins."""
         bytes_ = sizes[self.saved] if self.forward is None else self.region_bytes(values)
-        padded = (-(-bytes_ // 64) * 64).tolist()
+        padded = align(bytes_).tolist()
         places, _ = self.kept(padded, keeping)
         if self.forward is not None:
             places |= zip([one.saved for one in keeping.moved], found.placed[len(found.moving):], strict=True)

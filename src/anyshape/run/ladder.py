@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyshape.plan.alloc import saved_entry
-from anyshape.plan.hold import births, given_away
+from anyshape.base.align import align
+from anyshape.plan.liveness import escaping, first_writes, live_bytes, saved_entry
 from anyshape.plan.plan import Buffer, MemoryStep, Plan
-from anyshape.run.alive import named
+from anyshape.run.alive import source_of
 from anyshape.run.climb import Choices, Climb, Rung
 from anyshape.run.keeping import Keeping
 from anyshape.run.moving import USUAL, Clock
@@ -42,14 +42,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A buffer alive from step `first` to step `last` of a forward and its backward, in the upper block of the arena
-    (`inside`) or elsewhere; `number`: of its bytes."""
+    """A buffer alive from step `first` to step `last` of a forward and its backward. number: of its bytes; home: see
+    `Buffer`; where: the line of the model that makes it, if it is known."""
 
     name: str
     number: int
     first: int
     last: int
-    inside: bool = False
+    home: str
+    where: str
+
+    @property
+    def inside(self) -> bool:
+        """Whether it lies in the upper block of the arena."""
+        return self.home in ("arena", "again")
+
+    @property
+    def label(self) -> str:
+        """What reports and errors call it."""
+        return f"{self.name} ({self.where})" if self.where else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +95,7 @@ class Ladders:
         # from its last use in the forward to its first use in the backward a value is not there, if it is dropped
         self.gaps = [(program.maker.keeps.ends[one.saved] + 1, self.border + self.keeps.begins.get(
             one.saved, homes[one.buffer].first)) for one in self.again]
-        self.temporaries = [self._life(homes[name], name, self.border) for name in sorted(self.keeps.made)]
+        self.temporaries = [self._life(homes[name], self.plan) for name in sorted(self.keeps.made)]
         # not in the arena, while the backward runs
         self.elsewhere = [life for life in (*self.fixed, *self.temporaries)
                           if not life.inside and life.last >= self.border]
@@ -129,10 +140,10 @@ class Ladders:
         self.bytes.append(size)
         return len(self.bytes) - 1
 
-    def _life(self, buffer: Buffer, name: str, start: int = 0, last: int | None = None,
-              first: int | None = None) -> Life:
-        return Life(name, self._size(buffer.bytes), start + (buffer.first if first is None else first),
-                    start + (buffer.last if last is None else last), buffer.home in ("arena", "again"))
+    def _life(self, buffer: Buffer, plan: Plan, last: int | None = None, first: int | None = None) -> Life:
+        start = self.border if plan is self.plan else 0
+        return Life(buffer.name, self._size(buffer.bytes), start + (buffer.first if first is None else first),
+                    start + (buffer.last if last is None else last), buffer.home, source_of(buffer, plan))
 
     def _chunk_ends(self) -> dict[str, int]:
         """Saved buffer -> the last step that its chunk is there."""
@@ -144,19 +155,19 @@ class Ladders:
 
     def _fixed(self) -> list[Life]:
         end = self.length - 1
-        given, first, later = given_away(self.forward), births(self.forward), births(self.plan)
-        found = [self._life(b, named(b, self.forward), 0, end if b in given else None, first.get(b.name)) for b in
+        given, first, later = escaping(self.forward), first_writes(self.forward), first_writes(self.plan)
+        found = [self._life(b, self.forward, end if b in given else None, first.get(b.name)) for b in
                  self.forward.buffers if b.home in ("arena", "extern", "output") and b.name not in self.outside]
         for b in self.plan.buffers:
             if b.home in ("arena", "extern", "output") and b.name not in self.keeps.made:
                 last = len(self.plan.steps) if b.home == "output" else None
-                found.append(self._life(b, named(b, self.plan), self.border, last, later.get(b.name)))
+                found.append(self._life(b, self.plan, last, later.get(b.name)))
         return found
 
     def _held(self) -> dict[str, Life]:
         saved = [b for b in self.forward.buffers if b.home == "saved"]
         lasts = [(b, region.last) for b, region in zip(saved, self.backward.maker.regions, strict=True)]
-        return {b.name: self._life(b, b.name, 0, self.border + max(last, -1)) for b, last in (*lasts, *self.beside)}
+        return {b.name: self._life(b, self.forward, self.border + max(last, -1)) for b, last in (*lasts, *self.beside)}
 
     def _segments(self) -> list[Segment]:
         members: dict[int, list[int]] = {}
@@ -263,40 +274,34 @@ class Ladder:
         ladders = self.ladders
         curve = self.curve(keeping)
         at = int(curve.argmax())
-        found = [(life.name, int(self.bytes[life.number])) for life in ladders.fixed if life.first <= at <= life.last]
-        homes = {b.name: b for b in ladders.forward.buffers}
+        found = [(life.label, int(self.bytes[life.number])) for life in ladders.fixed if life.first <= at <= life.last]
         gaps = {name: gap for name, gap in zip(ladders.names, ladders.gaps, strict=True)
                 if name in keeping.dropped}
         gaps |= {move.saved: (move.gone + 1, ladders.border + move.back) for move in keeping.moved}
         for name, life in ladders.held.items():
             gone = name in gaps and gaps[name][0] <= at < gaps[name][1]
             if life.first <= at <= life.last and not gone:
-                found.append((named(homes[name], ladders.forward), self.kept(name)))
+                found.append((life.label, self.kept(name)))
         return sorted(found, key=lambda one: -one[1])
 
     def curve(self, keeping: Keeping) -> np.ndarray:
         """Bytes alive at each step of the forward, then of the backward."""
         ladders = self.ladders
         used = ladders.keeps.used(keeping)
-        lives = [(life.first, life.last + 1, int(self.bytes[life.number]))
+        lives = [(int(self.bytes[life.number]), life.first, life.last)
                  for life in (*ladders.fixed, *(life for life in ladders.temporaries if life.name in used))]
-        lives += [(life.first, life.last + 1, self.kept(name)) for name, life in ladders.held.items()]
-        lives += [(*gap, -self.kept(name)) for name, gap in zip(ladders.names, ladders.gaps, strict=True)
-                  if name in keeping.dropped]
-        lives += [(move.gone + 1, ladders.border + move.back, -self.kept(move.saved)) for move in keeping.moved]
-        change = np.zeros(ladders.length + 1, np.int64)
-        for first, end, size in lives:
-            if first < end:
-                change[first] += size
-                change[end] -= size
-        curve = np.cumsum(change[:-1])
+        lives += [(self.kept(name), life.first, life.last) for name, life in ladders.held.items()]
+        lives += [(-self.kept(name), first, end - 1)
+                  for name, (first, end) in zip(ladders.names, ladders.gaps, strict=True) if name in keeping.dropped]
+        lives += [(-self.kept(move.saved), move.gone + 1, ladders.border + move.back - 1) for move in keeping.moved]
+        curve = np.array(live_bytes(lives, ladders.length - 1), np.int64)
         curve[:ladders.border] += self.scratch[0]
         curve[ladders.border:] += self.scratch[1]
         return curve
 
     def kept(self, name: str) -> int:
         """Bytes of a saved value, as the kept block has it."""
-        return -(-int(self.bytes[self.ladders.held[name].number]) // 64) * 64
+        return align(int(self.bytes[self.ladders.held[name].number]))
 
 
 def _beside(program: Executable, plan: Plan) -> list[tuple[Buffer, int]]:

@@ -10,9 +10,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from anyshape.base.errors import LimitError, StoreError
+from anyshape.plan.liveness import LiveRange, live_bytes
 from anyshape.plan.plan import MemoryStep
 from anyshape.run import pages
 from anyshape.run.alive import alone
@@ -22,7 +24,7 @@ from anyshape.run.climb import Rung
 from anyshape.run.keeping import EVERYTHING, Keeping
 from anyshape.run.ladder import Ladder, Ladders
 from anyshape.run.library import Library
-from anyshape.run.sizes import Lives, Sizes
+from anyshape.run.sizes import LiveBytes
 from anyshape.run.store import HostStore
 from anyshape.run.work import USUAL, Speeds
 from anyshape.sym.expr import Size, evaluate
@@ -82,11 +84,10 @@ class Limit:
         # tensors that are not in the arena while the backward runs, with their first and last steps there; some are
         # there only if they are needed to compute something again
         lives = [] if self.ladders is None else self.ladders.elsewhere
-        self.sizes = Sizes([self.ladders.bytes[life.number] for life in lives] if self.ladders is not None else [],
-                           f"results of {program.name}")
-        self.elsewhere = Lives([(max(life.first - self.ladders.border, 0), life.last - self.ladders.border)
-                                for life in lives] if self.ladders is not None else [],
-                               0 if backward is None else len(backward.plan.steps))
+        self.elsewhere = LiveBytes([
+            LiveRange(self.ladders.bytes[life.number], max(life.first - self.ladders.border, 0),
+                      life.last - self.ladders.border) for life in lives] if self.ladders is not None else [],
+            0 if backward is None else len(backward.plan.steps), f"results of {program.name}")
         self.only = [(i, life.name) for i, life in enumerate(lives)
                      if backward is not None and life.name in backward.maker.keeps.made]
         self.library = None if backward is None else Library(backward.plan)
@@ -252,11 +253,10 @@ class Limit:
         values = self.later(values)
         blocks = self.later_sizing.at(values, keeping)
         end = len(later.plan.steps)
-        there = self.sizes(values)
+        there = self.elsewhere.sizes(values)
         if self.only:
             used = later.keeps.used(keeping)
             there[[i for i, name in self.only if name not in used]] = 0
-        curve = self.elsewhere.curve(there)
         begins = later.keeps.begins
         lives = [(evaluate(b.bytes, values), begins[b.name] if b.name in keeping.dropped else 0, last)
                  for b, last in self.ladders.beside]
@@ -268,8 +268,7 @@ class Limit:
             lives += [(size, 0, self.gone.get(chunk, end + 1) - 1) for chunk, size in enumerate(blocks.chunks)]
         else:
             lives.append((whole(blocks.kept), 0, end))
-        for size, first, last in lives:
-            curve[first:last + 1] += size
+        curve = self.elsewhere.ranges.live_bytes(there) + np.array(live_bytes(lives, end), np.int64)
         # the backward takes the forward's temporary block, if that is large enough
         upper = whole(blocks.temporary + blocks.scratch * threads)
         phases = [whole(bytes_) for bytes_ in blocks.phases]

@@ -13,6 +13,8 @@ import resource
 import sys
 from pathlib import Path
 
+from anyshape.base.align import align
+
 PAGE = 2 << 20  # bytes of a large page; memory is advised in whole ones
 WORTH = 2 * PAGE  # bytes from which there is at least one whole page inside
 
@@ -41,7 +43,7 @@ def give_back() -> None:
 
 def prefer_large(address: int, bytes_: int) -> None:
     """Asks for large pages in a piece of memory. A system that has none answers with an error, which costs nothing."""
-    start = -(-address // PAGE) * PAGE
+    start = align(address, PAGE)
     size = (address + bytes_) // PAGE * PAGE - start
     if size > 0 and _advise is not None:
         _advise(start, size, _HUGE)

@@ -24,9 +24,10 @@ from typing import Any, Protocol
 
 from anyshape.backend import host_words as host
 from anyshape.base import events
+from anyshape.base.align import ALIGNMENT, align
 from anyshape.base.errors import Unsupported, VerifyError
 from anyshape.ir.types import size_of
-from anyshape.plan.alloc import kept_regions, live_bytes
+from anyshape.plan.liveness import kept_regions, peak_bytes
 from anyshape.plan.plan import Buffer, KernelStep, MemoryStep, Plan, Window, parts_of
 from anyshape.run import pages
 from anyshape.run.bind import check_inside, renamed
@@ -329,7 +330,7 @@ class Records:
     def apart(self, values: dict[str, int]) -> Places:
         """Of half of a whole step, the layout with what is kept in a block of its own."""
         sizes, offsets, kept, arena = self._formulas(values)
-        return self._own([-(-size // 64) * 64 for size in sizes], offsets, kept, arena, values)[0]
+        return self._own([align(size) for size in sizes], offsets, kept, arena, values)[0]
 
     def _formulas(self, values: dict[str, int]) -> tuple[list[int], list[int], int, int]:
         """Sizes and offsets by the plan, bytes of its kept block and of its arena."""
@@ -346,12 +347,12 @@ class Records:
         whose lower block is given back before that result is taken. Of half of a whole step, that of both."""
         if self.joined is not None and (both := self.joined.of(self, values)) is not None:
             return both
-        padded = [-(-size // 64) * 64 for size in sizes]
+        padded = [align(size) for size in sizes]
         found, items = self._own(padded, offsets, kept, arena, values)
         if self.room is None or min(room, arena) < LEAST_ROOM:
             return found
         end = len(self.plan.steps)
-        inside = self._inside(items, room // 64 * 64, self.room.first)
+        inside = self._inside(items, room // ALIGNMENT * ALIGNMENT, self.room.first)
         layouts = [(self._peak(values, [(found.top, 0, end)], self.taken), found),
                    (self._peak(values, [(inside.top - inside.border, 0, end)], 0), inside)]
         early = self._early(padded)
@@ -368,7 +369,7 @@ class Records:
         regions = iter(self.keeps.region_sizes(values))
         for region, size, offset in zip(self.regions, regions, regions, strict=True):
             if region.last >= 0:
-                items.append((-(-size // 64) * 64, 0, region.last, offset))
+                items.append((align(size), 0, region.last, offset))
         fixed = len(items)
         items += [(padded[i], *self.lives[i], 0) for i in self.moving]
         return self._improved(items, fixed, Places(offsets, kept, arena, max(self._live(items), kept))), items
@@ -379,7 +380,7 @@ class Records:
         # what the result itself takes, from its first step on, is fixed at the bottom of its memory
         taken = (border, first, len(self.plan.steps), 0)
         bound = self._live([taken, *items])
-        low = -(-int(self._live([one for one in items if one[2] < first]) * ROOMY) // 64) * 64
+        low = align(int(self._live([one for one in items if one[2] < first]) * ROOMY))
         for above in ([(border - low, 0, first - 1, low)] if low < border else [], []):
             layout = self._improved([taken, *above, *items], 1 + len(above),
                                     Places([0] * len(self.lives), border, sys.maxsize, bound, "room"))
@@ -424,7 +425,7 @@ class Records:
         if place.lower == "early":
             return place.border, sys.maxsize
         ends = [offset + size for offset, size in zip(place.offsets, sizes, strict=True) if offset < place.border]
-        used = -(-max(ends, default=0) // 64) * 64
+        used = align(max(ends, default=0))
         return used, place.border - used
 
     def _dies(self, words: array[int], at: int) -> bool:
@@ -435,7 +436,7 @@ class Records:
         return rows is not None and rows.home == "arena" and rows.last == words[at + 2]
 
     def _live(self, items: Sequence[Item]) -> int:
-        return live_bytes([i[0] for i in items], [i[1:3] for i in items], len(self.plan.steps))
+        return peak_bytes([item[:3] for item in items], len(self.plan.steps))
 
     def _peak(self, values: dict[str, int], blocks: list[Life], taken: int) -> int:
         """The most bytes of results, tensors of PyTorch and `blocks` at one step; the room is there from step `taken`
@@ -444,7 +445,7 @@ class Records:
         lives = [*blocks]
         lives += [(evaluate(b.bytes, values), max(taken, 0) if b is self.room else b.first, end) for b in self.outputs]
         lives += [(evaluate(b.bytes, values), b.first, b.last) for b in self.beside]
-        return live_bytes([one[0] for one in lives], [one[1:] for one in lives], end)
+        return peak_bytes(lives, end)
 
     def _improved(self, items: list[Item], fixed: int, found: Places) -> Places:
         """`found`, with the moving buffers placed for these sizes if that is lower."""

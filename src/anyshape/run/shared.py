@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from anyshape.base.align import align
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, LimitError, StoreError
 from anyshape.plan.plan import Window
@@ -311,7 +312,7 @@ def _with(limit: Limit, keeping: Keeping, dropped: frozenset[str]) -> Keeping:
 def _sizes(limit: Limit, values: dict[str, int]) -> tuple[list[int], dict[str, int]]:
     """Bytes of what a forward saves in the arena, padded, and outside it."""
     keeps = limit.program.maker.keeps
-    return ([-(-evaluate(b.bytes, values) // 64) * 64 for b in keeps.kept_buffers],
+    return ([align(evaluate(b.bytes, values)) for b in keeps.kept_buffers],
             {b.name: evaluate(b.bytes, values) for b in keeps.outside})
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from anyshape.base.align import align
+from anyshape.plan.liveness import LiveRange, LiveRanges
 from anyshape.sym.expr import Size
 from anyshape.sym.formulas import function_of
 
@@ -25,28 +27,13 @@ class Sizes:
         return np.array(self.function(values), np.int64)[self.which]
 
 
-class Lives:
-    """Steps between which things are alive, both inclusive: arrays of int64."""
+class LiveBytes:
+    """Live ranges whose bytes are formulas, evaluated at the symbols' values. ranges, sizes: apart."""
 
-    def __init__(self, lives: Sequence[tuple[int, int]] | np.ndarray, steps: int) -> None:
-        columns = np.array(lives, np.int64).reshape(-1, 2)
-        self.first, self.last, self.steps = columns[:, 0].copy(), columns[:, 1].copy(), steps
+    def __init__(self, ranges: Sequence[LiveRange], steps: int, title: str) -> None:
+        self.ranges = LiveRanges([(one.first, one.last) for one in ranges], steps)
+        self.sizes = Sizes([one.bytes for one in ranges], title)
 
-    def ending(self, ends: Mapping[int, int]) -> Lives:
-        """The same, but that some, by number, end at another step."""
-        other = Lives((), self.steps)
-        other.first, other.last = self.first, self.last.copy()
-        other.last[[*ends]] = [*ends.values()]
-        return other
-
-    def most(self, sizes: np.ndarray) -> int:
-        """The largest sum of sizes alive at one step: see `live_bytes` (plan/alloc.py)."""
-        return int(self.curve(sizes).max(initial=0))
-
-    def curve(self, sizes: np.ndarray) -> np.ndarray:
-        """The sum of sizes alive at each step, int64."""
-        there = np.where(self.first <= self.last, sizes, 0)
-        change = np.zeros(self.steps + 3, np.int64)
-        np.add.at(change, self.first, there)
-        np.subtract.at(change, self.last + 1, there)
-        return np.cumsum(change)
+    def peak(self, values: Mapping[str, int]) -> int:
+        """The most bytes that are live at one point, each range aligned."""
+        return self.ranges.peak(align(self.sizes(values)))

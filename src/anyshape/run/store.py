@@ -27,6 +27,7 @@ import time
 import weakref
 from collections.abc import Sequence
 
+from anyshape.base.align import align
 from anyshape.base.errors import ConfigError, StoreError
 
 PAGE = 4096  # spaces are whole pages of the file
@@ -283,7 +284,7 @@ class HostStore:
         Raises:
             StoreError: there is none.
         """
-        wanted = -(-bytes_ // PAGE) * PAGE
+        wanted = align(bytes_, PAGE)
         if os.getpid() != self.process:
             self.ends.detach()  # the thread and the file are the parent's
             self._begin()

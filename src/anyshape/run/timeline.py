@@ -13,14 +13,15 @@ from types import MappingProxyType
 
 import numpy as np
 
-from anyshape.plan.again import written
-from anyshape.plan.plan import Plan
-from anyshape.run.alive import named
+from anyshape.base.align import align
+from anyshape.plan.liveness import live_bytes
+from anyshape.plan.plan import written
+from anyshape.run.alive import source_of
 from anyshape.run.executable import Executable
 from anyshape.run.keeping import Keeping, Move
 from anyshape.run.ladder import Ladders
 from anyshape.run.limit import Limit
-from anyshape.sym.expr import Size, ceildiv, evaluate
+from anyshape.sym.expr import Size, evaluate
 
 KINDS = {"arena": "temporary", "again": "temporary", "saved": "saved", "output": "result", "extern": "made by PyTorch",
          "tape": "made by PyTorch"}
@@ -75,14 +76,10 @@ class Timeline:
             used: names of lives that are `only` there to compute again, and are.
             moved: values that are moved out, with the first and last position where they are away.
         """
-        change = np.zeros(self.length + 1, np.int64)
-        for life in self.lives:
-            spans = life.spans(dropped, used, moved)
-            size = evaluate(life.bytes, values) if spans else 0
-            for first, last in spans:
-                change[first] += size
-                change[last + 1] -= size
-        curve = np.cumsum(change[:-1])
+        spans = [(life, life.spans(dropped, used, moved)) for life in self.lives]
+        ranges = [(size, *span) for life, some in spans if some for size in (evaluate(life.bytes, values),)
+                  for span in some]
+        curve = np.array(live_bytes(ranges, self.length - 1), np.int64)
         curve[:self.border] += scratch[0]
         curve[self.border:] += scratch[1]
         return curve
@@ -100,41 +97,26 @@ def timeline(limit: Limit) -> Timeline:
     ladders = limit.ladders
     if ladders is None:
         return _alone(limit.program)
-    forward, backward = ladders.forward, ladders.plan
-    homes = {True: {b.name: b.home for b in forward.buffers}, False: {b.name: b.home for b in backward.buffers}}
-    lives = []
-    for life in ladders.fixed:
-        name, _, where = life.name.partition(" (")
-        kind = KINDS[homes[life.first < ladders.border][name]]
-        lives.append(Life(name, kind, ladders.bytes[life.number], life.first, life.last, where.removesuffix(")")))
+    lives = [Life(life.name, KINDS[life.home], ladders.bytes[life.number], life.first, life.last, life.where)
+             for life in ladders.fixed]
     gaps = {name: (first, last - 1) for name, (first, last) in zip(ladders.names, ladders.gaps, strict=True)
             if first < last}
-    sources = _sources(forward)
     for name, life in ladders.held.items():
-        size = 64 * ceildiv(ladders.bytes[life.number], 64)
-        lives.append(Life(name, "saved", size, life.first, life.last, sources[name], gaps.get(name)))
-    sources = _sources(backward)
-    for life in ladders.temporaries:
-        lives.append(Life(life.name, KINDS[homes[False][life.name]], ladders.bytes[life.number], life.first, life.last,
-                          sources[life.name], only=True))
+        size = align(ladders.bytes[life.number])
+        lives.append(Life(name, "saved", size, life.first, life.last, life.where, gaps.get(name)))
+    lives += [Life(life.name, KINDS[life.home], ladders.bytes[life.number], life.first, life.last, life.where,
+                   only=True) for life in ladders.temporaries]
     return Timeline(tuple(life for life in lives if life.first <= life.last), ladders.border, ladders.length)
 
 
 def _alone(program: Executable) -> Timeline:
     plan = program.plan
     end = len(plan.steps)
-    sources = _sources(plan)
     # results count from when they are written: before that, other values may lie in their memory
     lives = tuple(Life(b.name, KINDS[b.home], b.bytes, b.first,
-                       end if b.home in ("saved", "output") else b.last, sources[b.name])
+                       end if b.home in ("saved", "output") else b.last, source_of(b, plan))
                   for b in plan.buffers if b.home in ("arena", "saved", "output", "extern"))
     return Timeline(lives, end + 1, end + 1)
-
-
-def _sources(plan: Plan) -> dict[str, str]:
-    """By buffer, the line of the model that makes it."""
-    return {b.name: named(b, plan).removeprefix(b.name).strip()[1:-1] for b in plan.buffers} if plan.steps else {
-        b.name: "" for b in plan.buffers}
 
 
 def scratch(limit: Limit, values: dict[str, int]) -> tuple[int, int]:

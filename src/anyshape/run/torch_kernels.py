@@ -76,13 +76,13 @@ def refuse_size_0(sizes: Sequence[Any], error: type[Exception], message: str) ->
 
 
 def _not_of_nothing(torchs: Kernel) -> Kernel:
-    """A resizing, which eager PyTorch refuses for images without pixels or channels."""
+    """A resizing, which eager PyTorch refuses for images without pixels or channels. Rows of pixels come in order."""
     def resize(x: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
         message = f"Input and output sizes should be greater than 0, and the tensor not empty: {tuple(x.shape)}"
         refuse_size_0(x.shape[1:], RuntimeError, message)
         result = torchs(x, *arguments, **keywords)
         refuse_size_0(result.shape[2:], RuntimeError, message)
-        return result
+        return result.contiguous() if x.dim() == 3 else result  # of one dim never as x lies
 
     return resize
 

@@ -28,6 +28,7 @@ WHILE_TRACING = {
     "torch._subclasses.fake_tensor.FakeTensorMode._dispatch_impl":
         "shapes of repeated operators: torch's own cache costs more than the rule where sizes are symbols",
     "torch._dynamo.symbolic_convert.get_funcname": "reads and tokenizes source files for a log that nobody writes",
+    "torch._dynamo.guards.profile_guard_manager": "times the guards with empty caches (20 ms), for a log, too",
     **{NODE + name: GENERAL for name in ("guard_bool", "expect_true", "mod")},
     **{SHAPES + name: GENERAL for name in ("_guard_or", "_static_eval_sym_bool")},
     SHAPES + "make_symbol": "torch's symbols of sizes are positive; 0 is a size, too",

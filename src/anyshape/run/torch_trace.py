@@ -111,12 +111,15 @@ def nothing_left_behind(names: dict[str, Any]) -> Iterator[None]:
 @contextlib.contextmanager
 def shape_rules(rules: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """Inside, fake tensors know the shapes of more operators. A rule is called with a function that makes an unknown
-    size, and the operator's arguments. Without effect where another thread traces."""
+    size, and the operator's arguments; torch's decompositions of these operators, which it asks first where a size is a
+    symbol, are set aside. Without effect where another thread traces."""
     table = compat.get("torch._subclasses.fake_impls.op_implementations_dict")
     if table is None or any(getattr(table.get(op), "func", None) is _by_rule for op in rules):
         yield
         return
     before = {op: table[op] for op in rules if op in table}
+    decompositions = compat.get("torch._decomp.decomposition_table") or {}
+    set_aside = {op: decompositions.pop(op) for op in rules if op in decompositions}
     table.update({op: functools.partial(_by_rule, rule, before.get(op)) for op, rule in rules.items()})
     try:
         yield
@@ -124,6 +127,7 @@ def shape_rules(rules: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
         for op in rules:
             table.pop(op, None)
         table.update(before)
+        decompositions.update(set_aside)
 
 
 @contextlib.contextmanager
@@ -198,11 +202,15 @@ _OF_EVERY_SIZE = re.compile(r"0 <= [^\s#*/%+-]+\.size\(\)\[\d+\]\s*(#.*)?", re.D
 
 @contextlib.contextmanager
 def _no_empty_guards() -> Iterator[None]:
-    """Inside, there are no guards that a size of a tensor is 0 or more, which every call would ask in Python."""
+    """Inside, there are no guards that a size of a tensor is 0 or more, which every call would ask in Python. At the
+    end the environments of sizes whose guards are made let go of the traced inputs: these hold their environment
+    through C++, where Python's collector does not see the circle, and every trace would stay for ever."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
     method = ShapeEnv.produce_guards_verbose
+    done: list[Any] = []
 
     def produce(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        done.append(self)
         found = method(self, *arguments, **keywords)
         for one in found:
             one.exprs[:] = [text for text in one.exprs if not _OF_EVERY_SIZE.fullmatch(text)]
@@ -213,6 +221,8 @@ def _no_empty_guards() -> Iterator[None]:
         yield
     finally:
         ShapeEnv.produce_guards_verbose = method  # type: ignore[method-assign]
+        for environment in done:
+            environment.tracked_fakes = None
 
 
 @contextlib.contextmanager
@@ -335,6 +345,14 @@ def _stand_in(original: Any, ours: Any) -> Any:
 def has_size_0(x: torch.Tensor) -> bool:
     """Whether a traced tensor is known to have no elements; asks for no guard."""
     return any(type(size) is int and size == 0 for size in x.shape)
+
+
+def channels_last_format(x: torch.Tensor) -> torch.memory_format | None:
+    """The memory format of a traced tensor [N, C, *S] of 4 or 5 dims whose channels are known to lie side by side, None
+    for others; asks for no guard."""
+    if x.dim() not in (4, 5) or type(x.stride(1)) is not int or x.stride(1) != 1 or type(x.stride(-1)) is int:
+        return None
+    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
 
 
 def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from anyshape.plan.alloc import ALIGNMENT
+from anyshape.base.align import align
 from anyshape.run.arena import Block, Pool, whole
 from anyshape.run.executable import Executable
 from anyshape.run.record import Record
@@ -98,7 +98,7 @@ def _written(block: Block, bytes_: int) -> int:
         start = max(0, end - CHUNK)
         found = (block.tensor[start:end] != PATTERN).nonzero()
         if len(found):
-            return -(-(start + int(found[-1]) + 1) // ALIGNMENT) * ALIGNMENT
+            return align(start + int(found[-1]) + 1)
     return 0
 
 

@@ -14,6 +14,7 @@ from anyshape.backend import host_words as host
 from anyshape.backend import limits, llvm_half, llvm_packed, llvm_thin
 from anyshape.backend.llvm_tiles import tiles
 from anyshape.backend.torchlib import library
+from anyshape.base.align import align
 from anyshape.ir.types import size_of
 
 Shape = tuple[int, ...]
@@ -284,13 +285,13 @@ def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading:
     high, wide = 3 * grain, 2 * lanes
     most, deep = (DEEP, DEEP) if dtype == "f32" else (WHOLE, DEEP_HALF)
     if inner <= most:
-        deep = up(inner, lanes)
+        deep = align(inner, lanes)
     waits = inner > most and dtype != "f32"  # sums of the rows and columns of a block wait for the next one
-    columns = min(SUMS, up(c.columns, wide)) if waits else wide
+    columns = min(SUMS, align(c.columns, wide)) if waits else wide
     row = 4 * deep + (4 * columns if waits else 0)
     room, group = (TILE_PANELS, host.PACKED_GROUP) if is_tiles else (PANELS, 1)
     rows = max((room - 4 * wide * (group * deep + high)) // row // high * high, high)
-    rows = min(up(-(-c.rows // -(-c.rows // rows)), high), up(c.rows, high))
+    rows = min(align(-(-c.rows // -(-c.rows // rows)), high), align(c.rows, high))
     sums = rows * columns if waits else high * wide
     beta = 1.0 if dtype == "f32" else beta  # to the sums of the blocks before
     scratch = 4 * (rows * deep + group * wide * deep + sums) + host.PACKED_PAD * (rows // high + group)
@@ -364,10 +365,6 @@ def may_pack_over(words: Sequence[int] | ctypes.Array[ctypes.c_int64], at: int) 
             and 0 < inner <= host.OVER_INNER and inner % lanes == 0 and has("deep") <= DEEP
             and has("b_inner") == host.F32 and has("b_lane") == host.F32 * inner
             and has("b.slot") not in (has("a.slot"), has("c.slot")))
-
-
-def up(size: int, part: int) -> int:
-    return -(-size // part) * part
 
 
 MOST_VECTORS = max(max(counts) for counts in llvm_thin.COUNTS.values())

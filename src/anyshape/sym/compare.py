@@ -18,6 +18,7 @@ from anyshape.sym.cases import weight
 from anyshape.sym.expr import Size, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.sym.points import allowed_points, value_at
+from anyshape.sym.prover import prove_at_most
 
 _WEIGHTY = 12  # calls in a size beyond which no proof is looked for
 
@@ -57,7 +58,7 @@ def compared(sizes: Iterable[Size], facts: Facts) -> Compared:
         ways = [(a, b)] if signs == {True} else [(b, a)] if signs == {False} else [(a, b), (b, a)]
         if len(signs) == 2:
             either += times
-        elif max(weights[a], weights[b]) <= _WEIGHTY and any(facts.prove_at_most(*way) for way in ways):
+        elif max(weights[a], weights[b]) <= _WEIGHTY and any(prove_at_most(facts, *way) for way in ways):
             ordered += times
         else:
             undecided.append((a, b, times))

@@ -17,6 +17,7 @@ from anyshape.sym.expr import (
     symbols_of,
 )
 from anyshape.sym.facts import Facts
+from anyshape.sym.prover import bounds
 
 SHARED = (2, 3, 4)  # neighbours that may share an element: with more, vectors are better off in loops of their own
 Index = tuple[Size, ...]
@@ -192,7 +193,7 @@ def at_least_zero(size: Size, facts: Facts) -> bool:
         return shifted >= 0
     if all(c > 0 and all(isinstance(a, str) for a, _ in m) for m, c in shifted.terms):
         return True
-    low, _ = facts.bounds(size)
+    low, _ = bounds(facts, size)
     return low is not None and low >= 0
 
 

@@ -6,12 +6,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from anyshape.sym.expr import Size, evaluate, symbols_of
-
-if TYPE_CHECKING:
-    from anyshape.sym.facts import Facts
+from anyshape.sym.facts import Facts
 
 _FAR = (256, 500, 4096, 1 << 24)  # how far above its least value a symbol is tried
 

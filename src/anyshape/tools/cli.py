@@ -8,15 +8,17 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 from anyshape import __version__
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError
+from anyshape.tools.bench_package import bench_package
 
-# name -> (module with add_arguments and main, help)
+# name -> (module with add_arguments and main, help); of cache and version there is none, bench_package has bench's
 COMMANDS = {
     "demo": ("anyshape.tools.demo", "train a small language model on batches of every shape"),
-    "bench": ("anyshape.tools.bench", "compare with eager PyTorch and Inductor"),
+    "bench": ("", "compare with eager PyTorch and Inductor"),
     "explain": ("anyshape.tools.explain", "compile a program and say what was decided"),
     "report": ("anyshape.tools.report", "write the memory of a model, step by step, as a page, a picture or data"),
     "repro": ("anyshape.tools.repro", "run a program that failed to compile again"),
@@ -35,25 +37,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
                                                              "change from call to call.")
     parser.add_argument("--version", action="version", version=f"anyshape {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command, (module, text) in COMMANDS.items():
-        sub = commands.add_parser(command, help=text, description=text[0].upper() + text[1:] + ".")
-        if command == "cache":
-            _cache_arguments(sub)
-        elif command == name and module:
-            importlib.import_module(module).add_arguments(sub)
-    parsed = parser.parse_args(given)
     try:
+        for command, (module, text) in COMMANDS.items():
+            sub = commands.add_parser(command, help=text, description=text[0].upper() + text[1:] + ".")
+            if command == "cache":
+                _cache_arguments(sub)
+            elif command == name and command != "version":
+                _module(module).add_arguments(sub)
+        parsed = parser.parse_args(given)
         if parsed.command == "cache":
             return _cache(parsed)
         if parsed.command == "version":
             return _version()
-        return int(importlib.import_module(COMMANDS[parsed.command][0]).main(parsed))
+        return int(_module(COMMANDS[parsed.command][0]).main(parsed))
     except AnyShapeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _module(name: str) -> ModuleType:
+    """A command's module; that of `bench` is in a package of its own."""
+    return importlib.import_module(name) if name else bench_package()
 
 
 def _cache_arguments(parser: argparse.ArgumentParser) -> None:

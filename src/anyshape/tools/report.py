@@ -22,9 +22,7 @@ from anyshape.frontend.explain import known_sizes
 from anyshape.frontend.report import check_path, report
 from anyshape.frontend.report.contents import NO_LIMIT
 from anyshape.frontend.report.spans import POINTS
-from anyshape.tools.bench import models, own
-from anyshape.tools.bench.models import BenchModel
-from anyshape.tools.bench.suite import SUITE, check_name
+from anyshape.tools.bench_package import bench_package
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,8 +54,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.points < 1:
         raise ConfigError(f"--points is {arguments.points}", why="at least one set of sizes is computed",
                           do="give 1 or more")
-    check_name(arguments.name)
-    bench = models.load(arguments.name) if arguments.name in SUITE else own.load(arguments.name)
+    bench = bench_package("models.custom_model").load_by_name(arguments.name)
     asked = _Asked(limit, arguments.store)
     step = bench.make(asked.compile)
     step(bench.inputs(bench.shapes[0]))  # an ordinary one: without sizes of 1 where there are others
@@ -107,7 +104,7 @@ class _Asked:
         return self.fast(*arguments, **keywords)
 
 
-def _ranges(asked: _Asked, step: Any, bench: BenchModel) -> dict[str, range]:
+def _ranges(asked: _Asked, step: Any, bench: Any) -> dict[str, range]:
     """Least and greatest of every size of the inputs, by the names that `memory()` knows."""
     asked.asking = True
     met: dict[str, list[int]] = {}

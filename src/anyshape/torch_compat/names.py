@@ -92,6 +92,8 @@ TRACING = {
     f"{DYNAMO}utils": Name("the graph's call in the code that torch makes of a frame", WRAPPED),
     f"{DYNAMO}symbolic_convert": Name("spares a trace to read source files", SLOW_TRACE),
     f"{DYNAMO}symbolic_convert.get_funcname": Name("spares a trace to read source files", SLOW_TRACE),
+    f"{DYNAMO}guards": Name("spares a trace to time its guards", SLOW_TRACE),
+    f"{DYNAMO}guards.profile_guard_manager": Name("spares a trace to time its guards", SLOW_TRACE, quiet=True),
     # torch 2.11 lacks one of these
     **{f"{DYNAMO}{name}": Name("holders of values that are traced as classes of the user's own", FEWER, quiet=True)
        for name in (
@@ -129,6 +131,8 @@ TRACING = {
     "torch.utils._python_dispatch._disable_current_modes": Name("whether a program serves sizes of 1", ONE_SIZE),
     "torch._C._nn": Name("whether a program serves sizes of 1", "it is found out more slowly"),
     "torch._C._DisableTorchDispatch": Name("whether a program serves sizes of 1", ONE_SIZE),
+    "torch._decomp.decomposition_table": Name("results of some operators of two operands",
+                                              "they may lie otherwise than in eager"),
     "torch._decomp.decompositions": Name("resizing to the nearest pixel", "some pixels are others than in eager"),
     "torch._decomp.get_decompositions": Name("operators that are taken apart", "they run as PyTorch"),
     "torch._decomp.core_aten_decompositions": Name("operators that are taken apart", "the table of torch.export"),
@@ -136,6 +140,7 @@ TRACING = {
                                                               quiet=True),
     "torch.amp.autocast_mode._enter_autocast": Name("autocast inside of a program", FEWER),
     "torch.amp.autocast_mode._exit_autocast": Name("autocast inside of a program", FEWER),
+    "torch.nn._reduction.get_enum": Name("whether binary cross entropy is given probabilities", FEWER),
     "torch.nn._reduction.legacy_get_string": Name("size_average= and reduce= of losses", FEWER),
     "torch._check": Name("checks in functions that are traced as ours", FEWER),
     "torch._assert_async": Name("checks in functions that are traced as ours", FEWER),

@@ -1,0 +1,1 @@
+"""Ablation: what each technique of the compiler gives, left out one at a time."""

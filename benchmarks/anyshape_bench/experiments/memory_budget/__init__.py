@@ -1,0 +1,1 @@
+"""Train steps under a memory budget, beside PyTorch's rematerialisation."""

@@ -1,0 +1,63 @@
+"""Solves a planning problem at one shape: the order of plan/cut.py, and places as records have them (run/placement.py).
+
+Programs are planned for all shapes at once (plan/order.py, plan/alloc.py). This is the planner for a whole train step
+in numbers, which benchmarks compare with others.
+"""
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from anyshape.base.align import align
+from anyshape.plan.cut import order_by_parts
+from anyshape.plan.liveness import peak_bytes
+from anyshape.plan.search import Problem
+from anyshape.run.context import Context
+from anyshape.run.placement import Life, best
+from anyshape_bench.experiments.planning.problem_text import ALIGNMENT, Solution
+
+
+def solve(problem: Problem, context: Context) -> Solution:
+    """A solution that needs few bytes."""
+    return placed(problem, order_by_parts(problem).order, context)
+
+
+def placed(problem: Problem, order: Sequence[int], context: Context) -> Solution:
+    """The solution with that order, and the layout that is best for it."""
+    items = lives(problem, order)
+    bound = peak_bytes([one for one, _ in items], len(order))
+    top, places = best(context, [(*one, 0) for one, _ in items], 0, 0, bound, sys.maxsize) if items else (0, [])
+    offsets = [-1] * len(problem.sizes)
+    for (_, values), place in zip(items, places, strict=True):
+        for value in values:
+            offsets[value] = place
+    return Solution(tuple(order), tuple(offsets), top)
+
+
+def lives(problem: Problem, order: Sequence[int], aligned: int = ALIGNMENT) -> list[tuple[Life, list[int]]]:
+    """Pieces of memory in that order: bytes (rounded up to `aligned`), first and last step, and the values that lie
+    there one after another, each made over the one before."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for k, step in enumerate(order):
+        for value in problem.touches[step]:
+            first.setdefault(value, 0 if value in problem.early else k)
+            last[value] = len(order) if value in problem.late else k
+    for value in problem.early & problem.late:
+        first[value], last[value] = 0, len(order)
+    piece: dict[int, list[int]] = {}
+    for k, step in enumerate(order):
+        used: set[int] = set()
+        for source, made in problem.over[step]:
+            if last[source] == k == first[made] and not used & {source, made}:
+                used |= {source, made}
+                whole = piece.setdefault(source, [source])
+                whole.append(made)
+                piece[made] = whole
+    pieces: dict[int, list[int]] = {}
+    for value in first:
+        whole = piece.get(value, [value])
+        pieces.setdefault(whole[0], whole)
+    return [((align(max(problem.sizes[value] for value in whole), aligned),
+              min(first[value] for value in whole), max(last[value] for value in whole)), whole)
+            for whole in pieces.values()]

@@ -1,0 +1,1 @@
+"""Roofline: memory-bound kernels against the speed of a copy."""

@@ -1,0 +1,1 @@
+"""Whole train steps as one program, against eager PyTorch and Inductor."""

@@ -1,0 +1,1 @@
+"""The experiment harness: worker processes in fresh environments, result files, and how results are shown."""

@@ -1,0 +1,1 @@
+"""The models that are measured, their shapes, and a user's own."""
