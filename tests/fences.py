@@ -201,7 +201,7 @@ def _lay_out(records: Records, record: Record) -> Record:
         pieces.append((begin, bytes_))
         at += PAGE + pages(bytes_)
     slots = {records.layout.slots[name]: offset for name, offset in offsets.items()}
-    for i in range(program[host.HEAD_PLACED]):
+    for i in range(program[host.Program.index("placed")]):
         program[host.HEAD_WORDS + 2 * i + 1] = slots[program[host.HEAD_WORDS + 2 * i]]
     word = program[host.HEAD_FIRST]
     while program[word] != host.END:

@@ -55,7 +55,7 @@ from anyshape.run import words
 whole = words.by_panels
 def short(*arguments):
     found = whole(*arguments)
-    found[host_words.PACKED_SCRATCH] -= 8 << 10
+    found[host_words.PackedProduct.index("scratch")] -= 8 << 10
     return found
 words.by_panels = short
 bounding.main()
@@ -116,9 +116,11 @@ def test_scratch_of_products(target, dtype):
         a = words.Matrix(0, 0, item, rows, inner, inner, 1, ())
         b = words.Matrix(1, 0, item, inner, columns, columns, 1, ())
         c = words.Matrix(2, 0, item, rows, columns, columns, 1, ())
-        step = words.by_panels(0, dtype, a, b, c, columns, 1.0, 0.0, [1, 0, 0, 0, 2, 0, -1, 0, 0, 0, 1, 0])
+        step = words.by_panels(0, dtype, a, b, c, columns, 1.0, 0.0, {
+            "a": (1, 0), "b": (0, 0), "c": (2, 0), "bias": (-1, 0), "bias_row": 0, "bias_column": 0, "batches": 1,
+            "rank": 0})
         assert len(step) == host.MATMUL_DIMS
-        most, deep, across = (step[at] for at in (host.PACKED_ROWS, host.PACKED_WORDS, host.PACKED_COLUMNS))
+        most, deep, across = (step[host.PackedProduct.index(name)] for name in ("rows", "deep", "columns"))
         terms = min(math.ceil(inner / per_word), deep)
         blocks = max(math.ceil(inner / (deep * per_word)), 1)
         # blocks of rows are as high as all of them allow, to whole panels
@@ -134,7 +136,7 @@ def test_scratch_of_products(target, dtype):
             assert up(min(columns, across), lanes) <= across
         else:
             end = 4 * high * wide
-        assert sums_at + end <= step[host.PACKED_SCRATCH]
+        assert sums_at + end <= step[host.PackedProduct.index("scratch")]
 
     holds()
 
@@ -161,29 +163,30 @@ def test_scratch_of_attention(target, dtype, backward):
         step = attention._words(True, "attention_backward" if backward else "attention", dtype, causal, None,
                                 types)
         assert step is not None
-        tile, row = step[host.ATTENTION_TILE], step[host.ATTENTION_STEP]
+        of = {name: step[field.at] for name, field in host.AttentionStep.fields.items()}
+        tile, row = of["tile"], of["step"]
         assert 1 <= tile <= rows and row >= 4 * up(columns, lanes)
         deep = 4 * up(depth, lanes)  # bytes of a row of sums
         scores = (up(tile, grain) - 1) * row + 4 * up(columns, lanes)
         of_rows = [ends(tile, depth, high, grain), ends(tile, columns, high, grain)]
-        places = [(0, scores), (step[host.ATTENTION_KEYS], ends(columns, depth, wide, lanes))]
+        places = [(0, scores), (of["keys"], ends(columns, depth, wide, lanes))]
         if backward:
-            places += [(step[host.ATTENTION_GRADIENTS], scores),
-                       (step[host.ATTENTION_VALUES], ends(columns, depth, wide, lanes)),
-                       (step[host.ATTENTION_KEYS_AGAIN], ends(depth, columns, wide, lanes)),
-                       (step[host.ATTENTION_COLUMN_PANELS], ends(depth, tile, wide, lanes)),
-                       (step[host.ATTENTION_DKEYS], up(columns, grain) * deep),
-                       (step[host.ATTENTION_DVALUES], up(columns, grain) * deep),
-                       (step[host.ATTENTION_SUMS], 4 * high * wide)]
+            places += [(of["gradients"], scores),
+                       (of["values"], ends(columns, depth, wide, lanes)),
+                       (of["keys_again"], ends(depth, columns, wide, lanes)),
+                       (of["column_panels"], ends(depth, tile, wide, lanes)),
+                       (of["dkeys"], up(columns, grain) * deep),
+                       (of["dvalues"], up(columns, grain) * deep),
+                       (of["sums"], 4 * high * wide)]
             of_rows.append(ends(columns, tile, high, grain))
         else:
-            places += [(step[host.ATTENTION_VALUES], ends(depth, columns, wide, lanes)),
-                       (step[host.ATTENTION_SUMS], up(tile, grain) * deep),
-                       (step[host.ATTENTION_FACTORS], 8 * tile + 8)]
-        places.append((step[host.ATTENTION_ROW_PANELS], max(of_rows)))
+            places += [(of["values"], ends(depth, columns, wide, lanes)),
+                       (of["sums"], up(tile, grain) * deep),
+                       (of["factors"], 8 * tile + 8)]
+        places.append((of["row_panels"], max(of_rows)))
         places.sort()
         ends_at = [begin + length for begin, length in places]
-        begins = [begin for begin, _ in places[1:]] + [step[host.ATTENTION_SCRATCH]]
+        begins = [begin for begin, _ in places[1:]] + [of["scratch"]]
         assert all(end <= begin for end, begin in zip(ends_at, begins, strict=True))
 
     holds()

@@ -165,10 +165,11 @@ def test_sums_that_wait_for_the_next_block_have_room(columns, dtype):
     program = words.matmul_words(0, "bf16" if dtype is torch.bfloat16 else "f16", a, b, c, None, 1.0, 0.0,
                                  lambda _: True)
     if program[0] == host_words.PRODUCT:
-        lanes = 2 * program[host_words.PACKED_LANES]
-        panels = 4 * program[host_words.PACKED_WORDS] * (program[host_words.PACKED_ROWS] + lanes)
-        sums = 4 * min(rows, program[host_words.PACKED_ROWS]) * columns
-        assert program[host_words.PACKED_SCRATCH] >= panels + sums
+        of = {name: program[host_words.PackedProduct.index(name)] for name in ("lanes", "deep", "rows", "scratch")}
+        lanes = 2 * of["lanes"]
+        panels = 4 * of["deep"] * (of["rows"] + lanes)
+        sums = 4 * min(rows, of["rows"]) * columns
+        assert of["scratch"] >= panels + sums
     for _ in range(3):
         check(anyshape.compile(torch.matmul)(x, y), x, y, x.double() @ y.double())
 

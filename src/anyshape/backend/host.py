@@ -8,233 +8,222 @@ come in a table, so that the code holds no address and may be kept on disk.
 """
 from __future__ import annotations
 
-from anyshape.backend import host_words
-from anyshape.backend.host_attention import ATTENTION_ROUTINES, run_attention
-from anyshape.backend.host_grouped import GROUPED_ROUTINES, run_grouped
-from anyshape.backend.host_library import LIBRARY_ROUTINES, address, run_copy, run_matmul
-from anyshape.backend.host_offset_assignment import PLACE_ROUTINES
-from anyshape.backend.host_over import OVER_ROUTINES, run_over
-from anyshape.backend.host_packed import PACKED_ROUTINES, run_packed
-from anyshape.backend.host_series import SERIES_ROUTINES, run_bands, run_series
-from anyshape.backend.host_threads import THREAD_ROUTINES, fork, look
+from anyshape.backend.host_attention import run_attention
+from anyshape.backend.host_grouped import run_grouped
+from anyshape.backend.host_library import address, entry_of, run_copy, run_matmul
+from anyshape.backend.host_offset_assignment import neighbours, search
+from anyshape.backend.host_over import run_over
+from anyshape.backend.host_packed import run_packed
+from anyshape.backend.host_series import following, run_bands, run_series
+from anyshape.backend.host_threads import look, parallel_for, share
 from anyshape.backend.host_words import (
     ATTENTION,
-    ATTENTION_SCRATCH,
     BANDS,
     CALL,
-    CALLBACK,
     CALLBACK_FAILED,
     CHECK_FAILED,
-    CLOCK,
     COPY,
     DONE,
     END,
-    FUNCTIONS,
-    GOMP_PARALLEL,
     GROUPED,
-    GROUPED_SCRATCH,
-    HEAD_EMPTY,
-    HEAD_FIRST,
-    HEAD_GIVEN,
-    HEAD_KEPT,
-    HEAD_PLACED,
-    HEAD_SCRATCH,
-    HEAD_WORDS,
-    HEAD_WORKSPACE,
-    KEPT,
     KERNEL,
     MATMUL,
     MONOTONIC,
     NO_MEMORY,
     OVER,
-    PACKED_SCRATCH,
     PARALLEL_WORK,
     PRODUCT,
-    PROGRAM,
-    SCRATCH,
     SERIES,
-    SERIES_WORDS,
-    SLOTS,
-    STATE,
-    STATUS,
-    STEP,
     STEP_DONE,
-    TEAM_SIZE,
-    TEMP,
-    THREAD_NUMBER,
     THREAD_TIME,
-    THREADS,
-    TIMES,
+    AttentionStep,
+    Block,
+    CopyStep,
+    Functions,
+    GroupedStep,
+    KernelStep,
+    LibraryProduct,
+    PackedProduct,
+    Program,
+    SeriesStep,
+    Step,
 )
 from anyshape.backend.native import (
+    Array,
+    Struct,
+    array_at,
     call,
     call_void,
     copy_bytes,
     fill_zero,
+    i64,
     maximum,
     minimum,
-    set_word,
+    new,
+    size_of,
+    tail,
     translate,
-    word,
-    words,
 )
 
 
-def run_plan(block: int) -> int:
+class KernelWork(Struct):
+    """What the threads of a kernel share: its row blocks, and each thread's scratch, so many bytes apart."""
+
+    kernel: i64
+    workspace: i64
+    blocks: i64
+    scratch: i64
+    stride: i64
+
+
+class Reading(Struct):
+    """What the clock said after a step."""
+
+    seconds: i64
+    nanoseconds: i64
+    number: i64
+
+
+def run_plan(block: Block) -> int:
     """Runs the program of `block`; DONE, CHECK_FAILED, CALLBACK_FAILED or NO_MEMORY."""
-    program = word(block, PROGRAM)
+    program = block.program
     if resolve(block, program) != DONE:
         return NO_MEMORY
     look(block)
-    workspace = block + 8 * word(program, HEAD_WORKSPACE)
-    step = program + 8 * word(program, HEAD_FIRST)
-    op = word(step, 0)
-    time = read_clock(block, word(block, TIMES), -1)
+    workspace = tail(array_at(i64, block), program.workspace)
+    step = Step(program + 8 * program.first)
+    op = step.op
+    time = read_clock(block, block.times, -1)
     while op != END:
-        set_word(block, STEP, word(step, 2))
-        length = word(step, 1)
+        block.step = step.number
+        length = step.length
         if op == KERNEL:
-            run_kernel(block, step, workspace, program)
-            if word(block, STATUS) != 0:
+            run_kernel(block, KernelStep(step), workspace, program)
+            if block.status != 0:
                 return CHECK_FAILED
         elif op == SERIES:
-            run_series(block, step, workspace, program)
-            if word(block, STATUS) != 0:
+            run_series(block, SeriesStep(step), workspace, program)
+            if block.status != 0:
                 return CHECK_FAILED
-            length += word(step, SERIES_WORDS)
+            length += SeriesStep(step).words
         elif op == BANDS:
-            run_bands(block, step, workspace, program)
-            length += word(step, SERIES_WORDS)
+            run_bands(block, SeriesStep(step), workspace, program)
+            length += SeriesStep(step).words
         elif op == MATMUL:
-            run_matmul(block, step)
+            run_matmul(block, LibraryProduct(step))
         elif op == PRODUCT:
-            run_packed(block, step)
+            run_packed(block, PackedProduct(step))
         elif op == ATTENTION:
-            run_attention(block, step)
+            run_attention(block, AttentionStep(step))
         elif op == GROUPED:
-            run_grouped(block, step)
+            run_grouped(block, GroupedStep(step))
         elif op == OVER:
-            run_over(block, step)
+            run_over(block, PackedProduct(step))
         elif op == COPY:
-            run_copy(block, step)
+            run_copy(block, CopyStep(step))
         elif op == CALL:
-            call(word(block, CALLBACK), word(block, STATE), word(step, 2))
-            if word(block, STEP) != STEP_DONE:
+            call(block.callback, block.state, step.number)
+            if block.step != STEP_DONE:
                 return CALLBACK_FAILED
-        time = read_clock(block, time, word(step, 2))
-        step += 8 * length
-        op = word(step, 0)
+        time = read_clock(block, time, step.number)
+        step = Step(step + 8 * length)
+        op = step.op
     return DONE
 
 
-def read_clock(block: int, time: int, number: int) -> int:
+def read_clock(block: Block, time: int, number: int) -> int:
     """Writes the time and the step's number to address `time` and returns the next address; nothing when it is 0."""
     if time == 0:
         return 0
-    call(word(word(block, FUNCTIONS), CLOCK), THREAD_TIME if word(block, THREADS) == 1 else MONOTONIC, time)
-    set_word(time, 2, number)
-    return time + 24
+    call(block.functions.clock, THREAD_TIME if block.threads == 1 else MONOTONIC, time)
+    reading = Reading(time)
+    reading.number = number
+    return time + size_of(Reading)
 
 
-def resolve(block: int, program: int) -> int:
+def resolve(block: Block, program: Program) -> int:
     """Writes the addresses of the arena's buffers into their slots.
 
     NO_MEMORY if an input has elements and no address.
     """
     missing = 0
-    for slot in range(word(program, HEAD_GIVEN)):
-        if word(block, SLOTS + 1 + slot) == 0:
+    for slot in range(program.given):
+        if block.slots[1 + slot] == 0:
             missing += 1
-    if missing > word(program, HEAD_EMPTY):
+    if missing > program.empty:
         return NO_MEMORY
-    kept_bytes = word(program, HEAD_KEPT)
-    kept = word(block, KEPT)
-    temporary = word(block, TEMP) - kept_bytes
-    set_word(block, SLOTS, block)
-    pair = program + 8 * HEAD_WORDS
-    for _ in range(word(program, HEAD_PLACED)):
-        offset = word(pair, 1)
-        set_word(block, SLOTS + word(pair, 0), (kept if offset < kept_bytes else temporary) + offset)
-        pair += 16
+    kept_bytes = program.kept
+    kept = block.kept
+    temporary = block.temp - kept_bytes
+    block.slots[0] = block
+    for k in range(program.placed):
+        pair = program.pairs[k]
+        offset = pair.bytes
+        block.slots[pair.slot] = (kept if offset < kept_bytes else temporary) + offset
     return DONE
 
 
-def run_kernel(block: int, step: int, workspace: int, program: int) -> int:
+def run_kernel(block: Block, step: KernelStep, workspace: Array[i64], program: Program) -> int:
     """One fused kernel, over all its row blocks, on as many threads as its work is worth."""
-    blocks = word(step, 4)
+    blocks = step.blocks
     if blocks <= 0:
         return 0
-    params = word(step, 7)
-    sizes = word(step, 8)
-    place = step + 72
+    params = step.params
+    sizes = step.sizes
     for i in range(params):
-        set_word(workspace, i, address(block, place))
-        place += 16
-    copy_bytes(workspace + 8 * params, place, 8 * sizes)
-    functions = word(block, FUNCTIONS)
-    kernel = word(functions, word(step, 3))
-    scratch = word(block, SCRATCH)
-    threads = minimum(minimum(word(block, THREADS), blocks), word(step, 5) // PARALLEL_WORK)
-    if threads < 2 or word(functions, GOMP_PARALLEL) == 0:
+        workspace[i] = address(block, step.places[i])
+    copy_bytes(tail(workspace, params), tail(step.places, params), 8 * sizes)
+    kernel = entry_of(block.functions, step.function)[0]
+    scratch = block.scratch
+    threads = minimum(minimum(block.threads, blocks), step.work // PARALLEL_WORK)
+    if threads < 2 or block.functions.gomp_parallel == 0:
         call_void(kernel, workspace, 0, blocks, scratch)
         return 0
-    data = words(6)
-    set_word(data, 0, functions)
-    set_word(data, 1, kernel)
-    set_word(data, 2, workspace)
-    set_word(data, 3, blocks)
-    set_word(data, 4, scratch)
-    set_word(data, 5, word(program, HEAD_SCRATCH))
-    fork(block, kernel_part, data, threads)
-    return 0
+    data = new(KernelWork)
+    data.kernel = kernel
+    data.workspace = workspace
+    data.blocks = blocks
+    data.scratch = scratch
+    data.stride = program.scratch
+    return parallel_for(block, kernel_share, data, threads)
 
 
-def kernel_part(data: int) -> int:
+def kernel_share(data: KernelWork, number: int, team: int) -> int:
     """What one thread of a kernel does: an equal part of the row blocks."""
-    functions = word(data, 0)
-    number = call(word(functions, THREAD_NUMBER)) & 4294967295
-    team = call(word(functions, TEAM_SIZE)) & 4294967295
-    blocks = word(data, 3)
-    begin = blocks * number // team
-    end = blocks * (number + 1) // team
+    begin = share(data.blocks, number, team)
+    end = share(data.blocks, number + 1, team)
     if begin < end:
-        call_void(word(data, 1), word(data, 2), begin, end, word(data, 4) + number * word(data, 5))
+        call_void(data.kernel, data.workspace, begin, end, data.scratch + number * data.stride)
     return 0
 
 
-def measure(program: int, functions: int, workspace: int) -> int:
+def measure(program: Program, functions: Functions, workspace: Array[i64]) -> int:
     """Asks every kernel of a new program for its row blocks, work and scratch; returns the words of all steps."""
     scratch = 0
-    step = program + 8 * word(program, HEAD_FIRST)
-    op = word(step, 0)
+    step = KernelStep(program + 8 * program.first)
+    op = step.op
     while op != END:
         if op == KERNEL:
-            params = word(step, 7)
+            params = step.params
             fill_zero(workspace, 8 * params)
-            copy_bytes(workspace + 8 * params, step + 72 + 16 * params, 8 * word(step, 8))
-            entry = functions + 8 * word(step, 3)
-            set_word(step, 4, call(word(entry, 1), workspace))
-            set_word(step, 6, call(word(entry, 2), workspace))
-            set_word(step, 5, call(word(entry, 3), workspace))
-            scratch = maximum(scratch, word(step, 6))
+            copy_bytes(tail(workspace, params), tail(step.places, params), 8 * step.sizes)
+            entry = entry_of(functions, step.function)
+            step.blocks = call(entry[1], workspace)
+            step.scratch = call(entry[2], workspace)
+            step.work = call(entry[3], workspace)
+            scratch = maximum(scratch, step.scratch)
         elif op == PRODUCT:
-            scratch = maximum(scratch, word(step, PACKED_SCRATCH))
+            scratch = maximum(scratch, PackedProduct(step).scratch)
         elif op == GROUPED:
-            scratch = maximum(scratch, word(step, GROUPED_SCRATCH))
+            scratch = maximum(scratch, GroupedStep(step).scratch)
         elif op == ATTENTION:
-            scratch = maximum(scratch, word(step, ATTENTION_SCRATCH))
-        step += 8 * word(step, 1)
-        op = word(step, 0)
-    set_word(program, HEAD_SCRATCH, (scratch + 63) & -64)
+            scratch = maximum(scratch, AttentionStep(step).scratch)
+        step = KernelStep(following(step))
+        op = step.op
+    program.scratch = (scratch + 63) & -64
     return 0
-
-
-ROUTINES = (run_plan, read_clock, resolve, run_kernel, kernel_part, measure, *PLACE_ROUTINES,
-            *THREAD_ROUTINES, *SERIES_ROUTINES, *LIBRARY_ROUTINES, *PACKED_ROUTINES, *OVER_ROUTINES, *GROUPED_ROUTINES,
-            *ATTENTION_ROUTINES)
 
 
 def emit_host() -> str:
-    """LLVM text of the host's routines; `run_plan`, `measure`, `search` and `neighbours` are called from outside."""
-    constants = {name: value for name, value in {**vars(host_words), **globals()}.items() if isinstance(value, int)}
-    return translate(ROUTINES, constants)
+    """LLVM text of the host's routines, which are called from outside."""
+    return translate(run_plan, measure, search, neighbours)

@@ -1,10 +1,10 @@
 """Attention of the host, in the native subset: some rows of scores at a time, in a thread's scratch.
 
     forward, for each tile of rows of each head:
-        scores = q @ k^T; weigh; result = scores @ v
+        scores = q + AttentionStep.k^T; weigh; result = scores + AttentionStep.v
     backward, for each head of keys, for each tile of rows, the last one first, which sees the most keys:
-        scores = q @ k^T; dscores = dresult @ v^T; unweigh
-        dq = dscores @ k; dk += dscores^T @ q; dv += scores^T @ dresult
+        scores = q + AttentionStep.k^T; dscores = dresult + AttentionStep.v^T; unweigh
+        dq = dscores + AttentionStep.k; dk += dscores^T + AttentionStep.q; dv += scores^T + AttentionStep.dresult
 
 Here is how a step is shared out among threads. Products are those of host_attention_blas.py, in half precision of
 host_attention_half.py; the rows' own work is backend/llvm_attention.py, which also scales scores and their gradients.
@@ -13,79 +13,50 @@ blocks: a tile has fewer rows where the rows are long.
 """
 from __future__ import annotations
 
-from anyshape.backend.host_attention_blas import BLAS_ROUTINES, attention_head, attention_tile
-from anyshape.backend.host_attention_half import HALF_ROUTINES, half_head, half_tile
-from anyshape.backend.host_attention_rows import ROW_ROUTINES
-from anyshape.backend.host_threads import fork
-from anyshape.backend.host_words import (
-    ATTENTION_BACKWARD,
-    ATTENTION_BATCH,
-    ATTENTION_COLUMNS,
-    ATTENTION_DEPTH,
-    ATTENTION_GROUPS,
-    ATTENTION_LANES,
-    ATTENTION_ROWS,
-    ATTENTION_SHARE,
-    ATTENTION_TILE,
-    FUNCTIONS,
-    GOMP_PARALLEL,
-    HEAD_SCRATCH,
-    PARALLEL_FLOPS,
-    PROGRAM,
-    SCRATCH,
-    TEAM_SIZE,
-    THREAD_NUMBER,
-    THREADS,
-)
-from anyshape.backend.native import call, minimum, set_word, word, words
+from anyshape.backend.host_attention_blas import attention_head, attention_tile
+from anyshape.backend.host_attention_half import half_head, half_tile
+from anyshape.backend.host_attention_rows import AttentionWork
+from anyshape.backend.host_threads import parallel_for, share
+from anyshape.backend.host_words import PARALLEL_FLOPS, AttentionStep, Block
+from anyshape.backend.native import minimum, new
 
 
-def run_attention(block: int, step: int) -> int:
+def run_attention(block: Block, step: AttentionStep) -> int:
     """All heads of a batch: tiles of rows are shared out among threads, backwards whole heads of keys."""
-    tiles = (word(step, ATTENTION_ROWS) + word(step, ATTENTION_TILE) - 1) // word(step, ATTENTION_TILE)
-    heads = word(step, ATTENTION_BATCH) * word(step, ATTENTION_GROUPS)
-    items = heads if word(step, ATTENTION_BACKWARD) != 0 else heads * word(step, ATTENTION_SHARE) * tiles
+    tiles = (step.rows + step.tile - 1) // step.tile
+    heads = step.batch * step.groups
+    items = heads if step.backward != 0 else heads * step.share * tiles
     if items <= 0:
         return 0
-    functions = word(block, FUNCTIONS)
-    data = words(5)
-    set_word(data, 0, functions)
-    set_word(data, 1, block)
-    set_word(data, 2, step)
-    set_word(data, 3, items)
-    set_word(data, 4, tiles)
-    cost = heads * word(step, ATTENTION_SHARE) * word(step, ATTENTION_ROWS) * word(step, ATTENTION_COLUMNS)
-    threads = minimum(minimum(word(block, THREADS), items), 2 * cost * word(step, ATTENTION_DEPTH) // PARALLEL_FLOPS)
-    if threads < 2 or word(functions, GOMP_PARALLEL) == 0:
-        attention_range(data, 0, items, 0)
-        return 0
-    fork(block, attention_part, data, threads)
-    return 0
+    data = new(AttentionWork)
+    data.functions = block.functions
+    data.block = block
+    data.step = step
+    data.items = items
+    data.tiles = tiles
+    cost = heads * step.share * step.rows * step.columns
+    threads = minimum(minimum(block.threads, items), 2 * cost * step.depth // PARALLEL_FLOPS)
+    return parallel_for(block, attention_share, data, threads)
 
 
-def attention_part(data: int) -> int:
-    """One thread's share."""
-    functions = word(data, 0)
-    number = call(word(functions, THREAD_NUMBER)) & 4294967295
-    team = call(word(functions, TEAM_SIZE)) & 4294967295
-    items = word(data, 3)
-    attention_range(data, items * number // team, items * (number + 1) // team, number)
-    return 0
+def attention_share(data: AttentionWork, number: int, team: int) -> int:
+    """The share of thread `number`."""
+    return attention_range(data, share(data.items, number, team), share(data.items, number + 1, team), number)
 
 
-def attention_range(data: int, begin: int, end: int, thread: int) -> int:
+def attention_range(data: AttentionWork, begin: int, end: int, thread: int) -> int:
     """The tiles, or heads of keys, begin..end-1."""
-    block = word(data, 1)
-    step = word(data, 2)
-    program = word(block, PROGRAM)
-    scratch = word(block, SCRATCH) + thread * word(program, HEAD_SCRATCH)
-    tiles = word(data, 4)
-    groups = word(step, ATTENTION_GROUPS)
-    heads = groups * word(step, ATTENTION_SHARE)
-    half = word(step, ATTENTION_LANES)
+    block = data.block
+    step = data.step
+    program = block.program
+    scratch = block.scratch + thread * program.scratch
+    tiles = data.tiles
+    groups = step.groups
+    heads = groups * step.share
+    half = step.lanes
     packed = -1  # of which heads, counted through all batches, the panels of keys and values are in the scratch
     for index in range(begin, end):
-        if word(step, ATTENTION_BACKWARD) != 0:
+        if step.backward != 0:
             if half != 0:
                 half_head(data, index // groups, index % groups, tiles, scratch)
             else:
@@ -93,12 +64,9 @@ def attention_range(data: int, begin: int, end: int, thread: int) -> int:
         else:
             head = index // tiles
             if half != 0:
-                keys = head // word(step, ATTENTION_SHARE)
+                keys = head // step.share
                 half_tile(data, head // heads, head % heads, index % tiles, scratch, 1 if keys != packed else 0)
                 packed = keys
             else:
                 attention_tile(data, head // heads, head % heads, index % tiles, scratch)
     return 0
-
-
-ATTENTION_ROUTINES = (run_attention, attention_part, attention_range, *ROW_ROUTINES, *BLAS_ROUTINES, *HALF_ROUTINES)

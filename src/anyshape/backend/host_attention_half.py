@@ -7,115 +7,91 @@ backend/host_packed.py.
 """
 from __future__ import annotations
 
-from anyshape.backend.host_attention_rows import clear_rows, operand, row_step, visible, weigh
-from anyshape.backend.host_packed import multiply_panels, pack, parts
+from anyshape.backend.host_attention_rows import AttentionWork, clear_rows, operand, row_step, visible, weigh
+from anyshape.backend.host_library import entry_of
+from anyshape.backend.host_packed import PackedFrame, multiply_panels, pack, parts
 from anyshape.backend.host_words import (
-    ATTENTION_COLUMN_PANELS,
-    ATTENTION_COLUMNS,
-    ATTENTION_DEPTH,
-    ATTENTION_DKEYS,
-    ATTENTION_DVALUES,
-    ATTENTION_FACTORS,
-    ATTENTION_GRADIENTS,
-    ATTENTION_GRAIN,
-    ATTENTION_ITEM,
-    ATTENTION_KEYS,
-    ATTENTION_KEYS_AGAIN,
-    ATTENTION_LANES,
-    ATTENTION_ONE,
-    ATTENTION_PER_WORD,
-    ATTENTION_PRODUCT,
-    ATTENTION_ROW_PANELS,
-    ATTENTION_ROWS,
-    ATTENTION_SHARE,
-    ATTENTION_STEP,
-    ATTENTION_SUMS,
-    ATTENTION_TILE,
-    ATTENTION_VALUES,
     DKEY,
     DQUERY,
     DVALUE,
     F32,
     GRADIENT,
     KEY,
-    MATMUL_ALPHA,
-    MATMUL_ITEM,
-    MATMUL_LDC,
-    PACKED_C_ITEM,
     PACKED_FINISH,
-    PACKED_GRAIN,
-    PACKED_LANES,
-    PACKED_PER_WORD,
     QUERY,
     RESULT,
     VALUE,
+    AttentionStep,
+    PackedProduct,
 )
-from anyshape.backend.native import call_void, maximum, minimum, set_word, word, words
+from anyshape.backend.native import call_void, maximum, minimum, new
 
 
-def half_tile(data: int, batch: int, head: int, tile: int, scratch: int, new: int) -> int:
-    """Some rows of one head's result; `new`: its keys and values are to be packed."""
-    step = word(data, 2)
-    first = tile * word(step, ATTENTION_TILE)
-    rows = minimum(word(step, ATTENTION_TILE), word(step, ATTENTION_ROWS) - first)
-    depth = word(step, ATTENTION_DEPTH)
-    columns = word(step, ATTENTION_COLUMNS)
-    item = word(step, ATTENTION_ITEM)
-    scores = word(step, ATTENTION_STEP)
-    lanes = word(step, ATTENTION_LANES)
+def half_tile(data: AttentionWork, batch: int, head: int, tile: int, scratch: int, unpacked: int) -> int:
+    """Some rows of one head's result; `unpacked`: its keys and values are to be packed."""
+    step = data.step
+    first = tile * step.tile
+    rows = minimum(step.tile, step.rows - first)
+    depth = step.depth
+    columns = step.columns
+    item = step.item
+    scores = step.step
+    lanes = step.lanes
     seen = visible(step, first + rows)
-    group = head // word(step, ATTENTION_SHARE)
+    group = head // step.share
     result = operand(data, RESULT, batch, head, first)
-    keys = scratch + word(step, ATTENTION_KEYS)
-    values = scratch + word(step, ATTENTION_VALUES)
-    row_panels = scratch + word(step, ATTENTION_ROW_PANELS)
-    frame = words(57)
-    half_frame(data, frame, scratch)
-    if new != 0 and columns > 0:
+    keys = scratch + step.keys
+    values = scratch + step.values
+    row_panels = scratch + step.row_panels
+    frame = new(PackedFrame)
+    inner = new(PackedProduct)
+    half_frame(data, frame, inner, scratch)
+    if unpacked != 0 and columns > 0:
         column_panels(frame, operand(data, KEY, batch, group, 0), row_step(data, KEY), item, columns, depth, keys)
         column_panels(frame, operand(data, VALUE, batch, group, 0), item, row_step(data, VALUE), depth, columns, values)
     if seen > 0:
         pack_rows(frame, operand(data, QUERY, batch, head, first), item, row_step(data, QUERY), item, rows, depth,
                   row_panels)
         into_sums(frame, rows, seen, columns, depth, row_panels, keys, depth, scratch, scores, 0)
-    factors = scratch + word(step, ATTENTION_FACTORS)
+    factors = scratch + step.factors
     weigh(data, batch, head, first, rows, scratch, 0, factors)
     if seen == 0:
         clear_rows(data, RESULT, result, rows)
         return 0
-    sums = scratch + word(step, ATTENTION_SUMS)
+    sums = scratch + step.sums
     wide = 4 * parts(depth, lanes) * lanes
     pack_rows(frame, scratch, F32, scores, F32, rows, seen, row_panels)
     into_sums(frame, rows, depth, depth, seen, row_panels, values, columns, sums, wide, 0)
-    finish = word(word(frame, 0), PACKED_FINISH)
+    finish = frame.entry[PACKED_FINISH]
     for i in range(rows):
         call_void(finish, sums + i * wide, wide, result + i * row_step(data, RESULT), 0, 1, depth, 0, 0,
                   factors + 8 * i, 0)
     return 0
 
 
-def half_head(data: int, batch: int, group: int, tiles: int, scratch: int) -> int:
+def half_head(data: AttentionWork, batch: int, group: int, tiles: int, scratch: int) -> int:
     """The gradients of one head of keys and values, and of the queries that it serves."""
-    step = word(data, 2)
-    share = word(step, ATTENTION_SHARE)
-    columns = word(step, ATTENTION_COLUMNS)
-    depth = word(step, ATTENTION_DEPTH)
-    item = word(step, ATTENTION_ITEM)
-    scores = word(step, ATTENTION_STEP)
-    lanes = word(step, ATTENTION_LANES)
-    gradients = scratch + word(step, ATTENTION_GRADIENTS)
+    step = data.step
+    share = step.share
+    columns = step.columns
+    depth = step.depth
+    item = step.item
+    scores = step.step
+    lanes = step.lanes
+    gradients = scratch + step.gradients
     key = operand(data, KEY, batch, group, 0)
     key_step = row_step(data, KEY)
-    keys = scratch + word(step, ATTENTION_KEYS)
-    values = scratch + word(step, ATTENTION_VALUES)
-    keys_again = scratch + word(step, ATTENTION_KEYS_AGAIN)
-    row_panels = scratch + word(step, ATTENTION_ROW_PANELS)
-    others = scratch + word(step, ATTENTION_COLUMN_PANELS)
-    dkeys = scratch + word(step, ATTENTION_DKEYS)
-    dvalues = scratch + word(step, ATTENTION_DVALUES)
+    keys = scratch + step.keys
+    values = scratch + step.values
+    keys_again = scratch + step.keys_again
+    row_panels = scratch + step.row_panels
+    others = scratch + step.column_panels
+    dkeys = scratch + step.dkeys
+    dvalues = scratch + step.dvalues
     wide = 4 * parts(depth, lanes) * lanes  # bytes from row to row of these two
-    frame = words(57)
-    half_frame(data, frame, scratch)
+    frame = new(PackedFrame)
+    inner = new(PackedProduct)
+    half_frame(data, frame, inner, scratch)
     if columns > 0:
         column_panels(frame, key, key_step, item, columns, depth, keys)
         column_panels(frame, key, item, key_step, depth, columns, keys_again)
@@ -125,8 +101,8 @@ def half_head(data: int, batch: int, group: int, tiles: int, scratch: int) -> in
     for member in range(share):
         head = group * share + member
         for back in range(tiles):
-            first = (tiles - 1 - back) * word(step, ATTENTION_TILE)
-            rows = minimum(word(step, ATTENTION_TILE), word(step, ATTENTION_ROWS) - first)
+            first = (tiles - 1 - back) * step.tile
+            rows = minimum(step.tile, step.rows - first)
             seen = visible(step, first + rows)
             query = operand(data, QUERY, batch, head, first)
             query_step = row_step(data, QUERY)
@@ -153,8 +129,8 @@ def half_head(data: int, batch: int, group: int, tiles: int, scratch: int) -> in
             reached = maximum(reached, seen)
     dkey = operand(data, DKEY, batch, group, 0)
     dvalue = operand(data, DVALUE, batch, group, 0)
-    finish = word(word(frame, 0), PACKED_FINISH)
-    one = step + 8 * ATTENTION_ONE
+    finish = frame.entry[PACKED_FINISH]
+    one = step + AttentionStep.one
     call_void(finish, dkeys, wide, dkey, row_step(data, DKEY), reached, depth, 0, 0, one, 0)
     call_void(finish, dvalues, wide, dvalue, row_step(data, DVALUE), reached, depth, 0, 0, one, 0)
     clear_rows(data, DKEY, dkey + reached * row_step(data, DKEY), columns - reached)
@@ -162,83 +138,80 @@ def half_head(data: int, batch: int, group: int, tiles: int, scratch: int) -> in
     return 0
 
 
-def half_frame(data: int, frame: int, scratch: int) -> int:
-    """Makes a frame as backend/host_packed.py has it, with the words of a step behind it."""
-    step = word(data, 2)
-    inner = frame + 8 * 20
-    set_word(frame, 0, word(data, 0) + 8 * word(step, ATTENTION_PRODUCT))
-    set_word(frame, 1, inner)
-    set_word(frame, 10, scratch + word(step, ATTENTION_SUMS))
-    set_word(frame, 11, 1)
-    set_word(inner, MATMUL_ITEM, word(step, ATTENTION_ITEM))
-    set_word(inner, MATMUL_ALPHA, word(step, ATTENTION_ONE))
-    set_word(inner, PACKED_LANES, word(step, ATTENTION_LANES))
-    set_word(inner, PACKED_GRAIN, word(step, ATTENTION_GRAIN))
-    set_word(inner, PACKED_PER_WORD, word(step, ATTENTION_PER_WORD))
+def half_frame(data: AttentionWork, frame: PackedFrame, inner: PackedProduct, scratch: int) -> int:
+    """Makes a frame as backend/host_packed.py has it, with a step of its own."""
+    step = data.step
+    frame.entry = entry_of(data.functions, step.product)
+    frame.step = inner
+    frame.sums = scratch + step.sums
+    frame.blocks = 1
+    inner.item = step.item
+    inner.alpha = step.one
+    inner.lanes = step.lanes
+    inner.grain = step.grain
+    inner.per_word = step.per_word
     return 0
 
 
-def column_panels(frame: int, source: int, lane_step: int, inner_step: int, size: int, count: int, target: int) -> int:
+def column_panels(frame: PackedFrame, source: int, lane_step: int, inner_step: int, size: int, count: int,
+                  target: int) -> int:
     """Packs columns in half precision: `size` lanes by `count` elements."""
-    step = word(frame, 1)
-    lanes = word(step, PACKED_LANES)
-    pack(frame, source, word(step, MATMUL_ITEM), lane_step, inner_step, size, count, target, 2 * lanes, lanes, 0)
+    step = frame.step
+    lanes = step.lanes
+    pack(frame, source, step.item, lane_step, inner_step, size, count, target, 2 * lanes, lanes, 0)
     return 0
 
 
-def pack_rows(frame: int, source: int, item: int, lane_step: int, inner_step: int, size: int, count: int,
+def pack_rows(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step: int, size: int, count: int,
               target: int) -> int:
     """Packs rows; those of f32 are rounded."""
-    grain = word(word(frame, 1), PACKED_GRAIN)
+    grain = frame.step.grain
     pack(frame, source, item, lane_step, inner_step, size, count, target, 3 * grain, grain, 1)
     return 0
 
 
-def into_sums(frame: int, rows: int, columns: int, most: int, count: int, row_panels: int, panels: int, room: int,
-              target: int, target_step: int, more: int) -> int:
+def into_sums(frame: PackedFrame, rows: int, columns: int, most: int, count: int, row_panels: int, panels: int,
+              room: int, target: int, target_step: int, more: int) -> int:
     """Sums in f32 of `rows` by `columns` of the `most` columns that are packed, whole panels of them, over `count`
     elements; the panels have room for `room`. `more`: to what is there."""
-    step = word(frame, 1)
-    lanes = word(step, PACKED_LANES)
-    grain = word(step, PACKED_GRAIN)
-    item = word(step, MATMUL_ITEM)
-    set_word(step, MATMUL_ITEM, F32)
-    set_word(step, PACKED_C_ITEM, F32)
-    set_word(step, MATMUL_LDC, target_step // F32)
-    set_word(frame, 2, minimum(parts(columns, 2 * lanes) * 2, parts(most, lanes)) * lanes)
-    set_word(frame, 3, parts(rows, grain) * grain)
-    set_word(frame, 4, target)
-    set_word(frame, 5, more)
+    step = frame.step
+    lanes = step.lanes
+    grain = step.grain
+    item = step.item
+    step.item = F32
+    step.c_item = F32
+    step.ldc = target_step // F32
+    frame.columns = minimum(parts(columns, 2 * lanes) * 2, parts(most, lanes)) * lanes
+    frame.rows = parts(rows, grain) * grain
+    frame.target = target
+    frame.bias = more
     multiply_half(frame, count, row_panels, panels, room)
-    set_word(step, MATMUL_ITEM, item)
+    step.item = item
     return 0
 
 
-def into_result(frame: int, rows: int, columns: int, count: int, row_panels: int, panels: int, room: int, target: int,
-                target_step: int) -> int:
+def into_result(frame: PackedFrame, rows: int, columns: int, count: int, row_panels: int, panels: int, room: int,
+                target: int, target_step: int) -> int:
     """The same, rounded."""
-    step = word(frame, 1)
-    item = word(step, MATMUL_ITEM)
-    set_word(step, PACKED_C_ITEM, item)
-    set_word(step, MATMUL_LDC, target_step // item)
-    set_word(frame, 2, columns)
-    set_word(frame, 3, rows)
-    set_word(frame, 4, target)
-    set_word(frame, 5, 0)
+    step = frame.step
+    item = step.item
+    step.c_item = item
+    step.ldc = target_step // item
+    frame.columns = columns
+    frame.rows = rows
+    frame.target = target
+    frame.bias = 0
     multiply_half(frame, count, row_panels, panels, room)
     return 0
 
 
-def multiply_half(frame: int, count: int, row_panels: int, panels: int, room: int) -> int:
+def multiply_half(frame: PackedFrame, count: int, row_panels: int, panels: int, room: int) -> int:
     """The product of panels that `frame` is set up for."""
-    step = word(frame, 1)
-    lanes = word(step, PACKED_LANES)
-    set_word(frame, 8, row_panels)
-    set_word(frame, 9, panels)
-    set_word(frame, 12, parts(parts(room, word(step, PACKED_PER_WORD)), lanes) * lanes)
-    set_word(frame, 13, panels)  # nothing to fetch that is not there
-    multiply_panels(frame, parts(count, word(step, PACKED_PER_WORD)), 0)
+    step = frame.step
+    lanes = step.lanes
+    frame.row_panels = row_panels
+    frame.column_panels = panels
+    frame.room = parts(parts(room, step.per_word), lanes) * lanes
+    frame.fetch.source = panels  # nothing to fetch that is not there
+    multiply_panels(frame, parts(count, step.per_word), 0)
     return 0
-
-
-HALF_ROUTINES = (half_tile, half_head, half_frame, column_panels, pack_rows, into_sums, into_result, multiply_half)

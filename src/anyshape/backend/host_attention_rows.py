@@ -4,71 +4,66 @@ The rows' own work is backend/llvm_attention.py. `data` is what backend/host_att
 """
 from __future__ import annotations
 
-from anyshape.backend.host_library import address
-from anyshape.backend.host_words import (
-    ATTENTION_BACKWARD,
-    ATTENTION_CAUSAL,
-    ATTENTION_COLUMNS,
-    ATTENTION_DEPTH,
-    ATTENTION_ITEM,
-    ATTENTION_OPERANDS,
-    ATTENTION_SCALE,
-    ATTENTION_STEP,
-    ATTENTION_WEIGH,
-    MASK,
-    PRODUCTS,
-    SUMS,
-)
-from anyshape.backend.native import call_void, fill_zero, minimum, word
+from anyshape.backend.host_library import address, entry_of
+from anyshape.backend.host_words import MASK, PRODUCTS, SUMS, AttentionStep, Block, Functions
+from anyshape.backend.native import Struct, call_void, fill_zero, i64, minimum
 
 
-def operand(data: int, which: int, batch: int, head: int, row: int) -> int:
+class AttentionWork(Struct):
+    """What the threads of a step share: tiles of rows of each head, and how many of these, or of the heads of keys,
+    there are in all."""
+
+    functions: Functions
+    block: Block
+    step: AttentionStep
+    items: i64
+    tiles: i64
+
+
+def operand(data: AttentionWork, which: int, batch: int, head: int, row: int) -> int:
     """The address of a row of an operand; 0 where it is left out."""
-    at = word(data, 2) + 8 * (ATTENTION_OPERANDS + 5 * which)
-    if word(at, 0) < 0:
+    at = data.step.operands[which]
+    if at.place.slot < 0:
         return 0
-    return address(word(data, 1), at) + batch * word(at, 2) + head * word(at, 3) + row * word(at, 4)
+    return address(data.block, at.place) + batch * at.batch + head * at.head + row * at.row
 
 
-def row_step(data: int, which: int) -> int:
+def row_step(data: AttentionWork, which: int) -> int:
     """Bytes from row to row of an operand."""
-    return word(word(data, 2), ATTENTION_OPERANDS + 5 * which + 4)
+    return data.step.operands[which].row
 
 
-def visible(step: int, end: int) -> int:
+def visible(step: AttentionStep, end: int) -> int:
     """How many columns the rows before `end` see."""
-    return minimum(end, word(step, ATTENTION_COLUMNS)) if word(step, ATTENTION_CAUSAL) != 0 \
-        else word(step, ATTENTION_COLUMNS)
+    return minimum(end, step.columns) if step.causal != 0 \
+        else step.columns
 
 
-def weigh(data: int, batch: int, head: int, first: int, rows: int, scores: int, gradients: int,
+def weigh(data: AttentionWork, batch: int, head: int, first: int, rows: int, scores: int, gradients: int,
           factors: int) -> int:
     """The rows' own work on a tile of scores, and of their gradients in the backward; `factors` as weigh has it."""
-    step = word(data, 2)
-    causal = word(step, ATTENTION_CAUSAL)
+    step = data.step
+    causal = step.causal
     seen = visible(step, first + rows)
     limit = first + 1 if causal != 0 else seen
-    scale = word(step, ATTENTION_SCALE)
-    function = word(word(data, 0), word(step, ATTENTION_WEIGH))
+    scale = step.scale
+    function = entry_of(data.functions, step.weigh)[0]
     mask = operand(data, MASK, batch, head, first)
     sums = operand(data, SUMS, batch, head, first)
-    if word(step, ATTENTION_BACKWARD) == 0:
-        call_void(function, scores, word(step, ATTENTION_STEP), rows, seen, limit, causal, scale, mask,
+    if step.backward == 0:
+        call_void(function, scores, step.step, rows, seen, limit, causal, scale, mask,
                   row_step(data, MASK), sums, row_step(data, SUMS), factors)
     else:
-        call_void(function, scores, word(step, ATTENTION_STEP), rows, seen, limit, causal, scale, mask,
+        call_void(function, scores, step.step, rows, seen, limit, causal, scale, mask,
                   row_step(data, MASK), sums, row_step(data, SUMS), gradients,
                   operand(data, PRODUCTS, batch, head, first), row_step(data, PRODUCTS))
     return 0
 
 
-def clear_rows(data: int, which: int, place: int, rows: int) -> int:
+def clear_rows(data: AttentionWork, which: int, place: int, rows: int) -> int:
     """Zeros in some rows of a result."""
-    step = word(data, 2)
+    step = data.step
     for _ in range(rows):
-        fill_zero(place, word(step, ATTENTION_DEPTH) * word(step, ATTENTION_ITEM))
+        fill_zero(place, step.depth * step.item)
         place += row_step(data, which)
     return 0
-
-
-ROW_ROUTINES = (operand, row_step, visible, weigh, clear_rows)

@@ -14,273 +14,190 @@ picoseconds. The functions are translated by backend/native.py; they share one t
 """
 from __future__ import annotations
 
-from anyshape.backend import host_climb_changes, host_climb_phases, host_climb_words
 from anyshape.backend.host_climb_changes import (
     add_all,
-    bring,
     changed,
-    compare,
-    leave,
     left_behind,
     look,
     look_at,
-    note,
-    run,
     top_between,
-    top_of,
     tops,
 )
 from anyshape.backend.host_climb_phases import (
     bound,
-    divided,
-    highest,
-    highest_at,
-    in_phases,
     standing,
-    strip_end,
-    strips,
 )
-from anyshape.backend.host_climb_words import (
-    AFTER,
-    ARENA,
-    AT,
-    AWAY,
-    BEFORE,
-    BORDER,
-    BUSY,
-    BYTES,
-    CHANGES,
-    CHANGES_COUNT,
-    CHANGES_FROM,
-    CHOICES,
-    COPY_COST,
-    COPYING,
-    COST,
-    DONE,
-    DROPPED,
-    END,
-    FIRST,
-    HIDDEN,
-    IS_LATER,
-    KEPT,
-    KEPT_CHANGE,
-    LATER_AT,
-    LATER_END,
-    LATER_FIRST,
-    LATER_TOP,
-    LEFT,
-    LENGTH,
-    LIFE_BYTES,
-    LIFE_END,
-    LIFE_FIRST,
-    LIFE_PLACE,
-    LIVES,
-    LOWEST,
-    MOST,
-    MOVED,
-    NAMES,
-    PHASE_END,
-    PHASE_FIRST,
-    PHASED,
-    PICOSECONDS,
-    REST,
-    RESTS,
-    RESTS_COUNT,
-    RESTS_FROM,
-    ROWS,
-    RUNG_AWAY,
-    RUNG_BOUND,
-    RUNG_CHOICES,
-    RUNG_LIVE,
-    RUNG_PICOSECONDS,
-    RUNGS,
-    SEGMENT,
-    SEGMENTS,
-    SHIFT,
-    SHORTEST,
-    STATE,
-    STOP,
-    TAKEN,
-    THREADS,
-    TOP,
-)
-from anyshape.backend.native import maximum, minimum, set_word, translate, word
+from anyshape.backend.host_climb_words import DROPPED, MOVED, Frame
+from anyshape.backend.native import maximum, minimum, tail, translate
 
 LOWEST_SCORE = -1
 
 
-def begin(frame: int) -> int:
+def begin(frame: Frame) -> int:
     """Fills the curves with everything kept, and looks at all choices."""
-    length = word(frame, LENGTH)
-    arena = word(frame, ARENA)
-    rest = word(frame, REST)
-    for i in range(word(frame, LIVES)):
-        curve = arena if word(word(frame, LIFE_PLACE), i) == 0 else rest
-        bytes_ = word(word(frame, LIFE_BYTES), i)
-        first = word(word(frame, LIFE_FIRST), i)
-        end = word(word(frame, LIFE_END), i)
+    length = frame.length
+    arena = frame.arena
+    rest = frame.rest
+    for i in range(frame.lives):
+        curve = arena if frame.life_place[i] == 0 else rest
+        bytes_ = frame.life_bytes[i]
+        first = frame.life_first[i]
+        end = frame.life_end[i]
         if first < end:
-            set_word(curve, first, word(curve, first) + bytes_)
-            set_word(curve, end, word(curve, end) - bytes_)
+            curve[first] += bytes_
+            curve[end] -= bytes_
     for i in range(1, length):
-        set_word(arena, i, word(arena, i) + word(arena, i - 1))
-        set_word(rest, i, word(rest, i) + word(rest, i - 1))
-    names = word(frame, NAMES)
-    for segment in range(word(frame, SEGMENTS)):
+        arena[i] += arena[i - 1]
+        rest[i] += rest[i - 1]
+    names = frame.names
+    for segment in range(frame.segments):
         look(frame, segment)
-    for row in range(names, word(frame, ROWS)):
-        if word(word(frame, SEGMENT), row - names) < 0 and word(word(frame, LEFT), row) != 0:
+    for row in range(names, frame.rows):
+        if frame.segment[row - names] < 0 and frame.left[row] != 0:
             look_at(frame, row)
     return 0
 
 
-def climb(frame: int) -> int:
+def climb(frame: Frame) -> int:
     """Climbs until a rung may need at most STOP bytes, or none is left (DONE)."""
-    while word(frame, DONE) == 0:
+    while frame.done == 0:
         live = standing(frame)
-        if live < word(frame, LOWEST):
-            rung = word(frame, RUNGS)
-            set_word(frame, LOWEST, live)
+        if live < frame.lowest:
+            rung = frame.rungs
+            frame.lowest = live
             least = bound(frame)
-            set_word(word(frame, RUNG_LIVE), rung, live)
-            set_word(word(frame, RUNG_BOUND), rung, least)
-            set_word(word(frame, RUNG_CHOICES), rung, word(frame, CHOICES))
-            set_word(word(frame, RUNG_PICOSECONDS), rung, word(frame, PICOSECONDS))
-            set_word(word(frame, RUNG_AWAY), rung, word(frame, AWAY))
-            set_word(frame, RUNGS, rung + 1)
-            if least <= word(frame, STOP):
+            frame.rung_live[rung] = live
+            frame.rung_bound[rung] = least
+            frame.rung_choices[rung] = frame.choices
+            frame.rung_picoseconds[rung] = frame.picoseconds
+            frame.rung_away[rung] = frame.away
+            frame.rungs = rung + 1
+            if least <= frame.stop:
                 return 0
         row = chosen(frame)
         if row >= 0:
             take(frame, row)
-        elif word(frame, PHASED) == 0:
-            set_word(frame, PHASED, 1)
-            set_word(frame, LOWEST, minimum(word(frame, LOWEST), standing(frame)))
+        elif frame.phased == 0:
+            frame.phased = 1
+            frame.lowest = minimum(frame.lowest, standing(frame))
         else:
-            set_word(frame, DONE, 1)
+            frame.done = 1
     return 0
 
 
-def chosen(frame: int) -> int:
+def chosen(frame: Frame) -> int:
     """The row that relieves the fullest step and costs the least time for its bytes; -1: none is left that does."""
-    arena = word(frame, ARENA)
-    later = word(frame, IS_LATER)
-    first = word(frame, PHASE_FIRST) if later else 0
-    end = word(frame, PHASE_END) if later else word(frame, BORDER)
-    at = word(frame, LATER_AT if later else AT)
+    arena = frame.arena
+    later = frame.is_later
+    first = frame.phase_first if later else 0
+    end = frame.phase_end if later else frame.border
+    at = frame.later_at if later else frame.at
     # the highest before each step, and from each step on
-    before = word(frame, BEFORE)
-    after = word(frame, AFTER)
-    set_word(before, first, 0)
-    set_word(after, end, 0)
+    before = frame.before
+    after = frame.after
+    before[first] = 0
+    after[end] = 0
     for i in range(first, end):
-        set_word(before, i + 1, maximum(word(before, i), word(arena, i)))
+        before[i + 1] = maximum(before[i], arena[i])
     for k in range(end - first):
         i = end - 1 - k
-        set_word(after, i, maximum(word(after, i + 1), word(arena, i)))
-    top = word(before, end)
+        after[i] = maximum(after[i + 1], arena[i])
+    top = before[end]
     most = LOWEST_SCORE
     best = -1
     share_most = LOWEST_SCORE
     share_best = -1
-    firsts = word(frame, LATER_FIRST if later else FIRST)
-    ends = word(frame, LATER_END if later else END)
-    tops = word(frame, LATER_TOP if later else TOP)
-    left = word(frame, LEFT)
-    for row in range(word(frame, ROWS)):
-        if word(left, row) == 0:
+    firsts = frame.later_first if later else frame.first
+    ends = frame.later_end if later else frame.end
+    tops = frame.later_top if later else frame.top
+    left = frame.left
+    for row in range(frame.rows):
+        if left[row] == 0:
             continue
         if too_much(frame, row):
             continue
         inner = top
-        start = maximum(word(firsts, row), first)
-        until = minimum(word(ends, row), end)
+        start = maximum(firsts[row], first)
+        until = minimum(ends[row], end)
         if start < until:
-            inner = word(tops, row)
-            if start > word(firsts, row) or until < word(ends, row):
+            inner = tops[row]
+            if start > firsts[row] or until < ends[row]:
                 inner = top_between(frame, row, start, until)
-            inner = maximum(maximum(word(before, start), word(after, until)), inner)
-        gain = top - inner - changed(frame, row, at) - (0 if later else word(word(frame, KEPT_CHANGE), row))
+            inner = maximum(maximum(before[start], after[until]), inner)
+        gain = top - inner - changed(frame, row, at) - (0 if later else frame.kept_change[row])
         share = left_behind(frame, row, at, later) if most < 0 else 0
         if gain > 0 or share > 0:
-            cost = maximum(price(frame, row), word(frame, SHORTEST))
+            cost = maximum(price(frame, row), frame.shortest)
             if gain > 0:
-                score = (gain << word(frame, SHIFT)) // cost
+                score = (gain << frame.shift) // cost
                 if score > most:
                     most = score
                     best = row
             elif share > 0:
                 # none helps by itself: what the first takes to be computed again serves the next ones
-                score = (share << word(frame, SHIFT)) // cost
+                score = (share << frame.shift) // cost
                 if score > share_most:
                     share_most = score
                     share_best = row
     return share_best if best < 0 else best
 
 
-def too_much(frame: int, row: int) -> int:
+def too_much(frame: Frame, row: int) -> int:
     """Whether the store has no place for it."""
-    names = word(frame, NAMES)
-    if row < names or word(frame, MOST) == 0:
+    names = frame.names
+    if row < names or frame.most == 0:
         return 0
-    return word(frame, AWAY) + word(word(frame, BYTES), row - names) > word(frame, MOST)
+    return frame.away + frame.bytes[row - names] > frame.most
 
 
-def price(frame: int, row: int) -> int:
+def price(frame: Frame, row: int) -> int:
     """Picoseconds: beside what is computed meanwhile, so much copying costs nobody's time."""
-    cost = word(word(frame, COST), row)
-    if row < word(frame, NAMES):
+    cost = frame.cost[row]
+    if row < frame.names:
         return cost
-    idle = word(frame, BUSY) - word(frame, HIDDEN)
-    waiting = maximum(idle + word(word(frame, COPYING), row), 0) - maximum(idle, 0)
-    return cost + word(word(frame, COPY_COST), row) + waiting * word(frame, THREADS)
+    idle = frame.busy - frame.hidden
+    waiting = maximum(idle + frame.copying[row], 0) - maximum(idle, 0)
+    return cost + frame.copy_cost[row] + waiting * frame.threads
 
 
-def take(frame: int, row: int) -> int:
+def take(frame: Frame, row: int) -> int:
     """Takes a choice, and looks what it changes for the others."""
-    names = word(frame, NAMES)
+    names = frame.names
     i = row if row < names else row - names
-    arena = word(frame, ARENA)
-    rest = word(frame, REST)
-    add_all(arena, word(frame, CHANGES) + 24 * word(word(frame, CHANGES_FROM), row),
-            word(word(frame, CHANGES_COUNT), row))
-    add_all(rest, word(frame, RESTS) + 24 * word(word(frame, RESTS_FROM), row), word(word(frame, RESTS_COUNT), row))
-    set_word(frame, KEPT, word(frame, KEPT) + word(word(frame, KEPT_CHANGE), row))
-    set_word(frame, PICOSECONDS, word(frame, PICOSECONDS) + price(frame, row))
-    set_word(word(frame, LEFT), row, 0)
-    set_word(word(frame, TAKEN), word(frame, CHOICES), row)
-    set_word(frame, CHOICES, word(frame, CHOICES) + 1)
+    arena = frame.arena
+    rest = frame.rest
+    add_all(arena, tail(frame.changes, frame.changes_from[row]),
+            frame.changes_count[row])
+    add_all(rest, tail(frame.rests, frame.rests_from[row]), frame.rests_count[row])
+    frame.kept += frame.kept_change[row]
+    frame.picoseconds += price(frame, row)
+    frame.left[row] = 0
+    frame.taken[frame.choices] = row
+    frame.choices += 1
     if row < names:
-        set_word(word(frame, STATE), i, DROPPED)
+        frame.state[i] = DROPPED
     else:
-        set_word(word(frame, STATE), i, MOVED)
-        set_word(frame, BUSY, word(frame, BUSY) + word(word(frame, COPYING), row))
-        set_word(frame, AWAY, word(frame, AWAY) + word(word(frame, BYTES), i))
+        frame.state[i] = MOVED
+        frame.busy += frame.copying[row]
+        frame.away += frame.bytes[i]
         if i < names:  # what is moved out is not computed again
-            set_word(word(frame, LEFT), i, 0)
-    first = word(word(frame, FIRST), row)
-    end = word(word(frame, END), row)
-    later_first = word(word(frame, LATER_FIRST), row)
-    later_end = word(word(frame, LATER_END), row)
-    segment = word(word(frame, SEGMENT), i)
+            frame.left[i] = 0
+    first = frame.first[row]
+    end = frame.end[row]
+    later_first = frame.later_first[row]
+    later_end = frame.later_end[row]
+    segment = frame.segment[i]
     if segment >= 0:
         look(frame, segment)
-    for other in range(word(frame, ROWS)):
-        if word(word(frame, LEFT), other) != 0:
-            meets = word(word(frame, FIRST), other) < end and first < word(word(frame, END), other)
-            meets_later = word(word(frame, LATER_FIRST), other) < later_end and later_first < word(
-                word(frame, LATER_END), other)
+    for other in range(frame.rows):
+        if frame.left[other] != 0:
+            meets = frame.first[other] < end and first < frame.end[other]
+            meets_later = frame.later_first[other] < later_end and later_first < frame.later_end[other]
             if meets or meets_later:
                 tops(frame, other)
     return 0
 
 
-ROUTINES = (begin, climb, strips, strip_end, highest, highest_at, standing, in_phases, divided, bound, chosen,
-            too_much, price, changed, left_behind, take, add_all, look, compare, look_at, leave, bring, note, run, tops,
-            top_of, top_between)
-
-
 def emit_climb() -> str:
     """LLVM text of the routines; `begin` and `climb` are called from outside."""
-    constants = {**vars(host_climb_words), **vars(host_climb_phases), **vars(host_climb_changes), **globals()}
-    return translate(ROUTINES, {name: value for name, value in constants.items() if isinstance(value, int)})
+    return translate(begin, climb)

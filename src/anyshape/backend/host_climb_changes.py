@@ -3,270 +3,210 @@ and elsewhere, its top there, and what it costs. What one choice adds depends on
 """
 from __future__ import annotations
 
-from anyshape.backend.host_climb_words import (
-    ARENA,
-    BORDER,
-    BUFFER,
-    BYTES,
-    CHANGES,
-    CHANGES_COUNT,
-    CHANGES_FROM,
-    COST,
-    DELTA,
-    DROPPED,
-    EARLY,
-    END,
-    FIRST,
-    GONE,
-    HELD_END,
-    KEPT_CHANGE,
-    KEPT_THERE,
-    LATE,
-    LATER_END,
-    LATER_FIRST,
-    LATER_TOP,
-    LEAVES,
-    LEAVES_END,
-    LEFT,
-    LENGTH,
-    MADE,
-    MADE_BYTES,
-    MADE_END,
-    MADE_FIRST,
-    MADE_FROM,
-    MADE_INSIDE,
-    MEMBERS,
-    MEMBERS_FROM,
-    MOVED,
-    MOVING,
-    NAMES,
-    NOW,
-    OUTSIDE,
-    OWN_END,
-    OWN_FIRST,
-    READ,
-    READ_NOW,
-    READS,
-    READS_FROM,
-    RESTS,
-    RESTS_COUNT,
-    RESTS_FROM,
-    SAVED_END,
-    SAVED_FIRST,
-    SEGMENT,
-    STATE,
-    STEPS_FROM,
-    TOP,
-    TOUCHES,
-    TOUCHES_FROM,
-    WANTED,
-    WORK,
-    WRITES,
-    WRITES_FROM,
-)
-from anyshape.backend.native import fill_zero, maximum, minimum, set_word, word
+from anyshape.backend.host_climb_words import DROPPED, KEPT_THERE, MOVED, Change, Frame
+from anyshape.backend.native import Array, fill_zero, i64, maximum, minimum, tail
 
 
-def changed(frame: int, row: int, at: int) -> int:
+def changed(frame: Frame, row: int, at: int) -> int:
     """Bytes that a choice adds outside the arena at a step."""
     found = 0
-    change = word(frame, RESTS) + 24 * word(word(frame, RESTS_FROM), row)
-    for _ in range(word(word(frame, RESTS_COUNT), row)):
-        if word(change, 0) <= at and at < word(change, 1):
-            found += word(change, 2)
-        change += 24
+    rests = tail(frame.rests, frame.rests_from[row])
+    for k in range(frame.rests_count[row]):
+        change = rests[k]
+        if change.first <= at and at < change.end:
+            found += change.bytes
     return found
 
 
-def left_behind(frame: int, row: int, at: int, later: int) -> int:
+def left_behind(frame: Frame, row: int, at: int, later: int) -> int:
     """Bytes of a value itself that a choice takes away at a step."""
-    names = word(frame, NAMES)
+    names = frame.names
     i = row if row < names else row - names
-    if word(word(frame, STATE), i) != KEPT_THERE or word(word(frame, LEAVES_END), i) <= at:
+    if frame.state[i] != KEPT_THERE or frame.leaves_end[i] <= at:
         return 0
-    if later == 0 and word(word(frame, OUTSIDE), i) != 0 and word(word(frame, LEAVES), i) > at:
+    if later == 0 and frame.outside[i] != 0 and frame.leaves[i] > at:
         return 0
-    return word(word(frame, BYTES), i)
+    return frame.bytes[i]
 
 
-def add_all(curve: int, change: int, count: int) -> int:
+def add_all(curve: Array[i64], changes: Array[Change], count: int) -> int:
     """Adds intervals to a curve."""
-    for _ in range(count):
-        for i in range(word(change, 0), word(change, 1)):
-            set_word(curve, i, word(curve, i) + word(change, 2))
-        change += 24
+    for k in range(count):
+        change = changes[k]
+        for i in range(change.first, change.end):
+            curve[i] += change.bytes
     return 0
 
 
-def look(frame: int, segment: int) -> int:
+def look(frame: Frame, segment: int) -> int:
     """What each choice that is left in a segment adds."""
     now = run(frame, segment)
-    first = word(word(frame, MADE_FROM), segment)
-    for k in range(first, word(word(frame, MADE_FROM), segment + 1)):
-        made = word(word(frame, MADE), k)
-        set_word(word(frame, NOW), made, word(word(frame, WANTED), made))
-    members = word(frame, MEMBERS)
-    begin_ = word(word(frame, MEMBERS_FROM), segment)
-    end = word(word(frame, MEMBERS_FROM), segment + 1)
+    first = frame.made_from[segment]
+    for k in range(first, frame.made_from[segment + 1]):
+        made = frame.made[k]
+        frame.now[made] = frame.wanted[made]
+    members = frame.members
+    begin_ = frame.members_from[segment]
+    end = frame.members_from[segment + 1]
     for k in range(begin_, end):
-        i = word(members, k)
-        set_word(word(frame, READ_NOW), i, word(word(frame, READ), i))
+        i = members[k]
+        frame.read_now[i] = frame.read[i]
     for k in range(begin_, end):
-        i = word(members, k)
-        if word(word(frame, LEFT), i) != 0:
+        i = members[k]
+        if frame.left[i] != 0:
             compare(frame, segment, i, i, DROPPED, now)
-        if word(frame, MOVING) != 0:
-            if word(word(frame, LEFT), word(frame, NAMES) + i) != 0:
-                compare(frame, segment, word(frame, NAMES) + i, i, MOVED, now)
+        if frame.moving != 0:
+            if frame.left[frame.names + i] != 0:
+                compare(frame, segment, frame.names + i, i, MOVED, now)
     return 0
 
 
-def compare(frame: int, segment: int, row: int, i: int, state: int, now: int) -> int:
+def compare(frame: Frame, segment: int, row: int, i: int, state: int, now: int) -> int:
     """What a choice adds in a segment whose steps cost `now`, as they run without it."""
-    states = word(frame, STATE)
-    old = word(states, i)
-    set_word(states, i, state)
-    set_word(word(frame, COST), row, run(frame, segment) - now)
-    set_word(states, i, old)
-    set_word(word(frame, CHANGES_COUNT), row, 0)
-    set_word(word(frame, RESTS_COUNT), row, 0)
-    for k in range(word(word(frame, MADE_FROM), segment), word(word(frame, MADE_FROM), segment + 1)):
-        made = word(word(frame, MADE), k)
-        more = word(word(frame, WANTED), made) - word(word(frame, NOW), made)
+    states = frame.state
+    old = states[i]
+    states[i] = state
+    frame.cost[row] = run(frame, segment) - now
+    states[i] = old
+    frame.changes_count[row] = 0
+    frame.rests_count[row] = 0
+    for k in range(frame.made_from[segment], frame.made_from[segment + 1]):
+        made = frame.made[k]
+        more = frame.wanted[made] - frame.now[made]
         if more != 0:
-            inside = word(word(frame, MADE_INSIDE), made)
-            note(frame, row, inside, word(word(frame, MADE_FIRST), made), word(word(frame, MADE_END), made),
-                 more * word(word(frame, MADE_BYTES), made))
-    for k in range(word(word(frame, MEMBERS_FROM), segment), word(word(frame, MEMBERS_FROM), segment + 1)):
-        other = word(word(frame, MEMBERS), k)
-        if word(states, other) == MOVED and word(word(frame, READ), other) != word(word(frame, READ_NOW), other):
-            bring(frame, row, other, word(word(frame, READ_NOW), other), -1)
-            bring(frame, row, other, word(word(frame, READ), other), 1)
+            inside = frame.made_inside[made]
+            note(frame, row, inside, frame.made_first[made], frame.made_end[made],
+                 more * frame.made_bytes[made])
+    for k in range(frame.members_from[segment], frame.members_from[segment + 1]):
+        other = frame.members[k]
+        if states[other] == MOVED and frame.read[other] != frame.read_now[other]:
+            bring(frame, row, other, frame.read_now[other], -1)
+            bring(frame, row, other, frame.read[other], 1)
     leave(frame, row, i, old, state)
     return tops(frame, row)
 
 
-def look_at(frame: int, row: int) -> int:
+def look_at(frame: Frame, row: int) -> int:
     """What moving a value adds that nothing computes again."""
-    i = row - word(frame, NAMES)
-    set_word(word(frame, CHANGES_COUNT), row, 0)
-    set_word(word(frame, RESTS_COUNT), row, 0)
+    i = row - frame.names
+    frame.changes_count[row] = 0
+    frame.rests_count[row] = 0
     leave(frame, row, i, KEPT_THERE, MOVED)
     return tops(frame, row)
 
 
-def leave(frame: int, row: int, i: int, old: int, state: int) -> int:
+def leave(frame: Frame, row: int, i: int, old: int, state: int) -> int:
     """Notes that a value goes from one state to another."""
-    bytes_ = word(word(frame, BYTES), i)
-    outside = word(word(frame, OUTSIDE), i)
-    set_word(word(frame, KEPT_CHANGE), row, 0)
+    bytes_ = frame.bytes[i]
+    outside = frame.outside[i]
+    frame.kept_change[row] = 0
     if old == KEPT_THERE:
-        note(frame, row, 0, word(word(frame, LEAVES), i), word(word(frame, LEAVES_END), i), -bytes_)
+        note(frame, row, 0, frame.leaves[i], frame.leaves_end[i], -bytes_)
         if outside == 0:
-            set_word(word(frame, KEPT_CHANGE), row, -bytes_)
+            frame.kept_change[row] = -bytes_
     elif outside == 0:
-        note(frame, row, 1, word(word(frame, SAVED_FIRST), i), word(word(frame, SAVED_END), i), -bytes_)
-        note(frame, row, 1, word(word(frame, OWN_FIRST), i), word(word(frame, OWN_END), i), -bytes_)
+        note(frame, row, 1, frame.saved_first[i], frame.saved_end[i], -bytes_)
+        note(frame, row, 1, frame.own_first[i], frame.own_end[i], -bytes_)
     if outside == 0:
-        until = word(word(frame, SAVED_END), i) if state == DROPPED else word(word(frame, GONE), i) + 1
-        note(frame, row, 1, word(word(frame, SAVED_FIRST), i), until, bytes_)
+        until = frame.saved_end[i] if state == DROPPED else frame.gone[i] + 1
+        note(frame, row, 1, frame.saved_first[i], until, bytes_)
         if state == DROPPED:
-            note(frame, row, 1, word(word(frame, OWN_FIRST), i), word(word(frame, OWN_END), i), bytes_)
+            note(frame, row, 1, frame.own_first[i], frame.own_end[i], bytes_)
         else:
-            bring(frame, row, i, word(word(frame, READ), i) if word(word(frame, SEGMENT), i) >= 0 else 0, 1)
+            bring(frame, row, i, frame.read[i] if frame.segment[i] >= 0 else 0, 1)
     return 0
 
 
-def bring(frame: int, row: int, i: int, read: int, sign: int) -> int:
+def bring(frame: Frame, row: int, i: int, read: int, sign: int) -> int:
     """Notes that a value that is moved out is there again, by a step that runs again if one reads it."""
-    back = word(word(frame, EARLY if read else LATE), i)
-    return note(frame, row, 1, word(frame, BORDER) + back, word(word(frame, HELD_END), i),
-                sign * word(word(frame, BYTES), i))
+    back = frame.early[i] if read else frame.late[i]
+    return note(frame, row, 1, frame.border + back, frame.held_end[i], sign * frame.bytes[i])
 
 
-def note(frame: int, row: int, inside: int, first: int, end: int, bytes_: int) -> int:
+def note(frame: Frame, row: int, inside: int, first: int, end: int, bytes_: int) -> int:
     """Notes bytes that a choice adds at some steps."""
     if first >= end or bytes_ == 0:
         return 0
-    counts = word(frame, CHANGES_COUNT if inside else RESTS_COUNT)
-    start = word(word(frame, CHANGES_FROM if inside else RESTS_FROM), row)
-    change = word(frame, CHANGES if inside else RESTS) + 24 * (start + word(counts, row))
-    set_word(change, 0, first)
-    set_word(change, 1, end)
-    set_word(change, 2, bytes_)
-    set_word(counts, row, word(counts, row) + 1)
+    counts = frame.changes_count if inside else frame.rests_count
+    start = frame.changes_from[row] if inside else frame.rests_from[row]
+    change = (frame.changes if inside else frame.rests)[start + counts[row]]
+    change.first = first
+    change.end = end
+    change.bytes = bytes_
+    counts[row] += 1
     return 0
 
 
-def run(frame: int, segment: int) -> int:
+def run(frame: Frame, segment: int) -> int:
     """Finds what a segment's dropped values take to be computed again: the temporary values that are WANTED, whose
     steps READ a value that is moved; returns what these steps cost."""
-    wanted = word(frame, WANTED)
-    for k in range(word(word(frame, MADE_FROM), segment), word(word(frame, MADE_FROM), segment + 1)):
-        set_word(wanted, word(word(frame, MADE), k), 0)
-    for k in range(word(word(frame, MEMBERS_FROM), segment), word(word(frame, MEMBERS_FROM), segment + 1)):
-        i = word(word(frame, MEMBERS), k)
-        set_word(wanted, word(word(frame, BUFFER), i), word(word(frame, STATE), i) == DROPPED)
-        set_word(word(frame, READ), i, 0)
+    wanted = frame.wanted
+    for k in range(frame.made_from[segment], frame.made_from[segment + 1]):
+        wanted[frame.made[k]] = 0
+    for k in range(frame.members_from[segment], frame.members_from[segment + 1]):
+        i = frame.members[k]
+        wanted[frame.buffer[i]] = frame.state[i] == DROPPED
+        frame.read[i] = 0
     cost = 0
-    first = word(word(frame, STEPS_FROM), segment)
-    end = word(word(frame, STEPS_FROM), segment + 1)
+    first = frame.steps_from[segment]
+    end = frame.steps_from[segment + 1]
     for k in range(end - first):
         step = end - 1 - k
         runs = 0
-        for j in range(word(word(frame, WRITES_FROM), step), word(word(frame, WRITES_FROM), step + 1)):
-            runs = maximum(runs, word(wanted, word(word(frame, WRITES), j)))
+        for j in range(frame.writes_from[step], frame.writes_from[step + 1]):
+            runs = maximum(runs, wanted[frame.writes[j]])
         if runs:
-            cost += word(word(frame, WORK), step)
-            for j in range(word(word(frame, TOUCHES_FROM), step), word(word(frame, TOUCHES_FROM), step + 1)):
-                set_word(wanted, word(word(frame, TOUCHES), j), 1)
-            for j in range(word(word(frame, READS_FROM), step), word(word(frame, READS_FROM), step + 1)):
-                set_word(word(frame, READ), word(word(frame, READS), j), 1)
+            cost += frame.work[step]
+            for j in range(frame.touches_from[step], frame.touches_from[step + 1]):
+                wanted[frame.touches[j]] = 1
+            for j in range(frame.reads_from[step], frame.reads_from[step + 1]):
+                frame.read[frame.reads[j]] = 1
     return cost
 
 
-def tops(frame: int, row: int) -> int:
+def tops(frame: Frame, row: int) -> int:
     """The steps at which a choice changes the arena, and its top there, in the forward and in the backward."""
-    border = word(frame, BORDER)
-    top_of(frame, row, 0, border, word(frame, FIRST), word(frame, END), word(frame, TOP))
-    return top_of(frame, row, border, word(frame, LENGTH), word(frame, LATER_FIRST), word(frame, LATER_END),
-                  word(frame, LATER_TOP))
+    border = frame.border
+    top_of(frame, row, 0, border, frame.first, frame.end, frame.top)
+    return top_of(frame, row, border, frame.length, frame.later_first, frame.later_end,
+                  frame.later_top)
 
 
-def top_of(frame: int, row: int, begin_: int, until: int, firsts: int, ends: int, found: int) -> int:
+def top_of(frame: Frame, row: int, begin_: int, until: int, firsts: Array[i64], ends: Array[i64],
+           found: Array[i64]) -> int:
     """The same in the steps from `begin_` to `until`."""
     first = until
     end = begin_
-    change = word(frame, CHANGES) + 24 * word(word(frame, CHANGES_FROM), row)
-    for _ in range(word(word(frame, CHANGES_COUNT), row)):
-        start = word(change, 0)
+    changes = tail(frame.changes, frame.changes_from[row])
+    for k in range(frame.changes_count[row]):
+        change = changes[k]
+        start = change.first
         if start >= begin_ and start < until:
             first = minimum(first, start)
-            end = maximum(end, word(change, 1))
-        change += 24
+            end = maximum(end, change.end)
     first = minimum(first, end)
-    set_word(firsts, row, first)
-    set_word(ends, row, end)
-    set_word(found, row, top_between(frame, row, first, end))
+    firsts[row] = first
+    ends[row] = end
+    found[row] = top_between(frame, row, first, end)
     return 0
 
 
-def top_between(frame: int, row: int, first: int, end: int) -> int:
+def top_between(frame: Frame, row: int, first: int, end: int) -> int:
     """The top of the arena with a choice, of some steps."""
-    arena = word(frame, ARENA)
-    delta = word(frame, DELTA)
-    change = word(frame, CHANGES) + 24 * word(word(frame, CHANGES_FROM), row)
-    for _ in range(word(word(frame, CHANGES_COUNT), row)):
-        start = maximum(word(change, 0), first)
-        until = minimum(word(change, 1), end)
+    arena = frame.arena
+    delta = frame.delta
+    changes = tail(frame.changes, frame.changes_from[row])
+    for k in range(frame.changes_count[row]):
+        change = changes[k]
+        start = maximum(change.first, first)
+        until = minimum(change.end, end)
         if start < until:
-            set_word(delta, start, word(delta, start) + word(change, 2))
-            set_word(delta, until, word(delta, until) - word(change, 2))
-        change += 24
+            delta[start] += change.bytes
+            delta[until] -= change.bytes
     most = 0
     more = 0
     for i in range(first, end):
-        more += word(delta, i)
-        most = maximum(most, word(arena, i) + more)
-    fill_zero(delta + 8 * first, 8 * (end - first + 1))
+        more += delta[i]
+        most = maximum(most, arena[i] + more)
+    fill_zero(tail(delta, first), 8 * (end - first + 1))
     return most

@@ -7,133 +7,113 @@ or in phases, one piece after another (run/keeping.py).
 """
 from __future__ import annotations
 
-from anyshape.backend.host_climb_words import (
-    ARENA,
-    AT,
-    BORDER,
-    IS_LATER,
-    KEPT,
-    LATER_AT,
-    LATER_SCRATCH,
-    LENGTH,
-    PHASE_END,
-    PHASE_FIRST,
-    PHASED,
-    REST,
-    SCRATCH,
-    STRIP_ARENA,
-    STRIP_REST,
-    TURN_COUNT,
-    TURNS,
-)
-from anyshape.backend.native import maximum, set_word, word, words
-
-PHASES, UNWORTHY = 4, 100  # one more phase is not worth it that saves less than this part (see run/keeping.py)
+from anyshape.backend.host_climb_words import PHASES, UNWORTHY, Frame, Phase, Phases
+from anyshape.backend.native import Array, i64, maximum, new
 
 
-def strips(frame: int) -> int:
+def strips(frame: Frame) -> int:
     """Finds the highest of both curves in the forward, and in the backward between every two turns."""
-    arena = word(frame, ARENA)
-    rest = word(frame, REST)
-    turns = word(frame, TURN_COUNT)
+    arena = frame.arena
+    rest = frame.rest
+    turns = frame.turn_count
     first = 0
     for k in range(turns + 2):
         end = strip_end(frame, k)
         most = 0
         rest_most = 0
         for i in range(first, end):
-            most = maximum(most, word(arena, i))
-            rest_most = maximum(rest_most, word(rest, i))
-        set_word(word(frame, STRIP_ARENA), k, most)
-        set_word(word(frame, STRIP_REST), k, rest_most)
+            most = maximum(most, arena[i])
+            rest_most = maximum(rest_most, rest[i])
+        frame.strip_arena[k] = most
+        frame.strip_rest[k] = rest_most
         first = end
     return 0
 
 
-def strip_end(frame: int, strip: int) -> int:
+def strip_end(frame: Frame, strip: int) -> int:
     """The step before which a strip ends."""
     if strip == 0:
-        return word(frame, BORDER)
-    if strip > word(frame, TURN_COUNT):
-        return word(frame, LENGTH)
-    return word(word(frame, TURNS), strip - 1)
+        return frame.border
+    if strip > frame.turn_count:
+        return frame.length
+    return frame.turns[strip - 1]
 
 
-def highest(curve: int, first: int, end: int) -> int:
+def highest(curve: Array[i64], first: int, end: int) -> int:
     """The highest of some strips."""
     most = 0
     for k in range(first, end):
-        most = maximum(most, word(curve, k))
+        most = maximum(most, curve[k])
     return most
 
 
-def highest_at(frame: int, first: int, end: int) -> int:
+def highest_at(frame: Frame, first: int, end: int) -> int:
     """The first step of some strips with the most bytes outside the arena."""
-    most = highest(word(frame, STRIP_REST), first, end)
+    most = highest(frame.strip_rest, first, end)
     strip = first
     while strip < end - 1:
-        if word(word(frame, STRIP_REST), strip) == most:
+        if frame.strip_rest[strip] == most:
             break
         strip += 1
     start = 0 if strip == 0 else strip_end(frame, strip - 1)
     for i in range(start, strip_end(frame, strip)):
-        if word(word(frame, REST), i) == most:
+        if frame.rest[i] == most:
             return i
     return start
 
 
-def standing(frame: int) -> int:
+def standing(frame: Frame) -> int:
     """The most bytes alive at once, of the forward or of the backward; notes which of both it is, the fullest phase of
     the backward, and the steps at which most lies outside the arena."""
     strips(frame)
-    forward = word(frame, KEPT) + word(frame, SCRATCH) + word(word(frame, STRIP_REST), 0) + word(
-        word(frame, STRIP_ARENA), 0)
-    backward = word(frame, LATER_SCRATCH) + in_phases(frame)
-    set_word(frame, AT, highest_at(frame, 0, 1))
-    set_word(frame, IS_LATER, backward >= forward)
+    forward = frame.kept + frame.scratch + frame.strip_rest[0] + frame.strip_arena[0]
+    backward = frame.later_scratch + in_phases(frame)
+    frame.at = highest_at(frame, 0, 1)
+    frame.is_later = backward >= forward
     return maximum(forward, backward)
 
 
-def in_phases(frame: int) -> int:
+def in_phases(frame: Frame) -> int:
     """The most bytes of the backward at once, its arena in up to PHASES pieces one after the other: the fullest phase
     is divided where that relieves it most, again and again."""
-    end = word(frame, TURN_COUNT) + 2
-    phases = words(12)  # first strip, end, bytes
-    set_word(phases, 0, 1)
-    set_word(phases, 1, end)
-    set_word(phases, 2, highest(word(frame, STRIP_REST), 1, end) + highest(word(frame, STRIP_ARENA), 1, end))
+    end = frame.turn_count + 2
+    room = new(Phases)
+    phases = room.phases
+    phases[0].first = 1
+    phases[0].end = end
+    phases[0].bytes = highest(frame.strip_rest, 1, end) + highest(frame.strip_arena, 1, end)
     count = 1
     fullest = 0
-    while count < PHASES and word(frame, PHASED) != 0:
+    while count < PHASES and frame.phased != 0:
         if divided(frame, phases, fullest, count) == 0:
             break
         count += 1
         fullest = 0
         for k in range(1, count):
-            if word(phases, 3 * k + 2) > word(phases, 3 * fullest + 2):
+            if phases[k].bytes > phases[fullest].bytes:
                 fullest = k
-    first = word(phases, 3 * fullest)
-    end = word(phases, 3 * fullest + 1)
-    set_word(frame, PHASE_FIRST, strip_end(frame, first - 1))
-    set_word(frame, PHASE_END, strip_end(frame, end - 1))
-    set_word(frame, LATER_AT, highest_at(frame, first, end))
-    return word(phases, 3 * fullest + 2)
+    first = phases[fullest].first
+    end = phases[fullest].end
+    frame.phase_first = strip_end(frame, first - 1)
+    frame.phase_end = strip_end(frame, end - 1)
+    frame.later_at = highest_at(frame, first, end)
+    return phases[fullest].bytes
 
 
-def divided(frame: int, phases: int, phase: int, count: int) -> int:
+def divided(frame: Frame, phases: Array[Phase], phase: int, count: int) -> int:
     """Divides one of `count` phases in two where that relieves it most; 0: nowhere is it worth it."""
-    arena = word(frame, STRIP_ARENA)
-    rest = word(frame, STRIP_REST)
-    first = word(phases, 3 * phase)
-    end = word(phases, 3 * phase + 1)
-    bytes_ = word(phases, 3 * phase + 2)
+    arena = frame.strip_arena
+    rest = frame.strip_rest
+    first = phases[phase].first
+    end = phases[phase].end
+    bytes_ = phases[phase].bytes
     least = bytes_ - bytes_ // UNWORTHY
     found = 0
     before = 0
     rest_before = 0
     for strip in range(first + 1, end):
-        before = maximum(before, word(arena, strip - 1))
-        rest_before = maximum(rest_before, word(rest, strip - 1))
+        before = maximum(before, arena[strip - 1])
+        rest_before = maximum(rest_before, rest[strip - 1])
         one = before + rest_before
         if one >= least:
             break  # it only grows
@@ -141,21 +121,21 @@ def divided(frame: int, phases: int, phase: int, count: int) -> int:
         if maximum(one, other) < least:
             least = maximum(one, other)
             found = strip
-            set_word(phases, 3 * phase + 2, one)
-            set_word(phases, 3 * count + 2, other)
+            phases[phase].bytes = one
+            phases[count].bytes = other
     if found != 0:
-        set_word(phases, 3 * phase + 1, found)
-        set_word(phases, 3 * count, found)
-        set_word(phases, 3 * count + 1, end)
+        phases[phase].end = found
+        phases[count].first = found
+        phases[count].end = end
     return found
 
 
-def bound(frame: int) -> int:
+def bound(frame: Frame) -> int:
     """What no layout needs less than: a phase of the backward may end at every turn. After `standing`."""
-    arena = word(frame, STRIP_ARENA)
-    rest = word(frame, STRIP_REST)
+    arena = frame.strip_arena
+    rest = frame.strip_rest
     backward = 0
-    for k in range(1, word(frame, TURN_COUNT) + 2):
-        backward = maximum(backward, word(rest, k) + word(arena, k))
-    forward = word(rest, 0) + word(arena, 0)
-    return maximum(forward + word(frame, KEPT) + word(frame, SCRATCH), backward + word(frame, LATER_SCRATCH))
+    for k in range(1, frame.turn_count + 2):
+        backward = maximum(backward, rest[k] + arena[k])
+    forward = rest[0] + arena[0]
+    return maximum(forward + frame.kept + frame.scratch, backward + frame.later_scratch)

@@ -9,69 +9,55 @@ weights.
 """
 from __future__ import annotations
 
-from anyshape.backend.host_library import address, matmul_range
-from anyshape.backend.host_packed import packed_range, parts
-from anyshape.backend.host_threads import fork
+from anyshape.backend.host_library import LibraryWork, address, matmul_range
+from anyshape.backend.host_packed import PackedWork, packed_range, parts
+from anyshape.backend.host_threads import parallel_for, share
 from anyshape.backend.host_words import (
-    FUNCTIONS,
-    GOMP_PARALLEL,
-    GROUPED_ALONG,
-    GROUPED_COUNT,
-    GROUPED_END_ITEM,
-    GROUPED_END_STEP,
-    GROUPED_ENDS,
-    GROUPED_LANE,
-    GROUPED_LIBRARY,
-    GROUPED_MOST_FEW,
-    GROUPED_OURS,
-    GROUPED_PANELS,
+    ALONG_ROWS,
+    ALONG_TERMS,
     GROUPED_READ,
-    GROUPED_SIZE,
-    GROUPED_STEPS,
-    GROUPED_THIN,
-    GROUPED_WIDE,
-    MATMUL_A,
-    MATMUL_B,
-    MATMUL_C,
-    MATMUL_DIMS,
-    MATMUL_ITEM,
-    MATMUL_K,
-    MATMUL_LDC,
-    MATMUL_M,
-    MATMUL_N,
-    MATMUL_THIN,
-    MATMUL_THIN_COUNT,
-    PACKED_GRAIN,
-    PACKED_ROWS,
     PARALLEL_FLOPS,
-    TEAM_SIZE,
-    THREAD_NUMBER,
-    THREADS,
+    Block,
+    Functions,
+    GroupedStep,
+    LibraryProduct,
+    PackedProduct,
+    ProductStep,
 )
 from anyshape.backend.native import (
-    call,
+    Struct,
+    array_at,
     copy_bytes,
     fill_zero,
+    i64,
     load32,
     load64,
     maximum,
     minimum,
-    set_word,
-    word,
-    words,
+    new,
+    size_of,
 )
 
 
-def run_grouped(block: int, step: int) -> int:
+class GroupedWork(Struct):
+    """What the threads of a step share; `total`: the sum of the groups' costs."""
+
+    functions: Functions
+    block: Block
+    step: GroupedStep
+    total: i64
+
+
+def run_grouped(block: Block, step: GroupedStep) -> int:
     """All groups, and zeros past the last one."""
-    plain = step + 8 * GROUPED_LIBRARY
-    rows = word(step, GROUPED_ALONG) == MATMUL_N
-    size = word(step, GROUPED_SIZE)
+    plain = step.library
+    rows = step.along == ALONG_ROWS
+    size = step.size
     total = 0
     reached = 0
     begin = 0
     falls = 0
-    for group in range(word(step, GROUPED_COUNT)):
+    for group in range(step.count):
         end = end_of(block, step, group)
         total += cost_of(step, end - begin)
         if end < begin:
@@ -79,40 +65,35 @@ def run_grouped(block: int, step: int) -> int:
         reached = maximum(reached, end)
         begin = end
     if rows != 0:
-        if word(plain, MATMUL_K) == 0:
+        if plain.k == 0:
             reached = 0
-        line = word(plain, MATMUL_LDC) * word(plain, MATMUL_ITEM)
-        fill_zero(address(block, plain + 8 * MATMUL_C) + reached * line, (size - reached) * line)
+        line = plain.ldc * plain.item
+        fill_zero(address(block, plain.c) + reached * line, (size - reached) * line)
         if reached == 0:
             return 0
-    functions = word(block, FUNCTIONS)
-    other = word(plain, MATMUL_K) if rows != 0 else word(plain, MATMUL_N)
-    threads = minimum(word(block, THREADS), total * other * word(plain, MATMUL_M) // PARALLEL_FLOPS)
-    data = words(4)
-    set_word(data, 0, functions)
-    set_word(data, 1, block)
-    set_word(data, 2, step)
-    set_word(data, 3, total)
+    other = plain.k if rows != 0 else plain.n
+    threads = minimum(block.threads, total * other * plain.m // PARALLEL_FLOPS)
+    data = new(GroupedWork)
+    data.functions = block.functions
+    data.block = block
+    data.step = step
+    data.total = total
     # groups that lie on each other are written in order
-    if threads < 2 or falls != 0 or word(functions, GOMP_PARALLEL) == 0:
-        grouped_range(data, 0, 1)
-        return 0
-    fork(block, grouped_part, data, threads)
-    return 0
+    return parallel_for(block, grouped_range, data, 1 if falls != 0 else threads)
 
 
-def cost_of(step: int, count: int) -> int:
+def cost_of(step: GroupedStep, count: int) -> int:
     """Of a group of `count` elements, in rows; one without rows has no result, a product over nothing has one."""
     cost = maximum(count, 0) + GROUPED_READ
-    return 0 if count <= 0 and word(step, GROUPED_ALONG) == MATMUL_N else cost
+    return 0 if count <= 0 and step.along == ALONG_ROWS else cost
 
 
-def end_of(block: int, step: int, group: int) -> int:
+def end_of(block: Block, step: GroupedStep, group: int) -> int:
     """Where a group ends, as Python's slices take it."""
-    at = address(block, step + 8 * GROUPED_ENDS) + group * word(step, GROUPED_END_STEP)
-    size = word(step, GROUPED_SIZE)
+    at = address(block, step.ends) + group * step.end_step
+    size = step.size
     end = 0
-    if word(step, GROUPED_END_ITEM) == 8:
+    if step.end_item == 8:
         end = load64(at)
     else:
         end = load32(at)
@@ -122,35 +103,28 @@ def end_of(block: int, step: int, group: int) -> int:
     return minimum(maximum(end, 0), size)
 
 
-def grouped_part(data: int) -> int:
-    """One thread's share."""
-    functions = word(data, 0)
-    number = call(word(functions, THREAD_NUMBER)) & 4294967295
-    return grouped_range(data, number, call(word(functions, TEAM_SIZE)) & 4294967295)
-
-
-def grouped_range(data: int, number: int, team: int) -> int:
+def grouped_range(data: GroupedWork, number: int, team: int) -> int:
     """The share of thread `number` of `team`: of each group the units (panels of columns of a block of rows) whose cost
     lies between two marks."""
-    block = word(data, 1)
-    step = word(data, 2)
-    low = word(data, 3) * number // team
-    high = word(data, 3) * (number + 1) // team
+    block = data.block
+    step = data.step
+    low = share(data.total, number, team)
+    high = share(data.total, number + 1, team)
     begin = 0
     before = 0
-    for group in range(word(step, GROUPED_COUNT)):
+    for group in range(step.count):
         end = end_of(block, step, group)
         count = maximum(end - begin, 0)
         cost = cost_of(step, count)
         if cost > 0 and before < high and before + cost > low:
-            ours = word(step, GROUPED_OURS) != 0 and count > word(step, GROUPED_MOST_FEW)
-            panels = parts(word(step + 8 * GROUPED_LIBRARY, MATMUL_M), word(step, GROUPED_WIDE))
+            ours = step.ours != 0 and count > step.most_few
+            panels = parts(step.library.m, step.wide)
             blocks = 1
             if ours != 0:
-                product = step + 8 * GROUPED_PANELS
-                rows = count if word(step, GROUPED_ALONG) == MATMUL_N else word(product, MATMUL_N)
-                blocks = parts(rows, word(product, PACKED_ROWS))
-                while blocks * 3 * word(product, PACKED_GRAIN) < rows and blocks * panels < team:
+                product = step.panels
+                rows = count if step.along == ALONG_ROWS else product.n
+                blocks = parts(rows, product.rows)
+                while blocks * 3 * product.grain < rows and blocks * panels < team:
                     blocks += 1
                 blocks = parts(rows, height(product, rows, blocks))
             units = panels * blocks
@@ -163,63 +137,72 @@ def grouped_range(data: int, number: int, team: int) -> int:
     return 0
 
 
-def height(product: int, rows: int, blocks: int) -> int:
+def height(product: PackedProduct, rows: int, blocks: int) -> int:
     """Rows of a block, whole panels, where there are at most so many blocks."""
-    high = 3 * word(product, PACKED_GRAIN)
+    high = 3 * product.grain
     return parts(parts(rows, blocks), high) * high
 
 
-def group_range(data: int, number: int, group: int, begin: int, count: int, ours: int, first: int, last: int,
+def group_range(data: GroupedWork, number: int, group: int, begin: int, count: int, ours: int, first: int, last: int,
                 panels: int, blocks: int) -> int:
     """The units first..last-1 of a group of `count` elements from `begin` on."""
-    block = word(data, 1)
-    step = word(data, 2)
-    along = word(step, GROUPED_ALONG)
+    block = data.block
+    step = data.step
+    along = step.along
     if count == 0:
-        if along == MATMUL_K:
+        if along == ALONG_TERMS:
             clear_group(block, step, group, first, last, panels * blocks)
         return 0
-    product = words(37)  # MATMUL_DIMS
-    copy_bytes(product, step + 8 * (GROUPED_PANELS if ours != 0 else GROUPED_LIBRARY), 8 * MATMUL_DIMS)
-    set_word(product, along, count)
-    steps = step + 8 * GROUPED_STEPS
-    set_word(product, MATMUL_A + 1, word(product, MATMUL_A + 1) + group * word(steps, 0) + begin * word(steps, 3))
-    set_word(product, MATMUL_B + 1, word(product, MATMUL_B + 1) + group * word(steps, 1) + begin * word(steps, 4))
-    set_word(product, MATMUL_C + 1, word(product, MATMUL_C + 1) + group * word(steps, 2) + begin * word(steps, 5))
-    frame = words(7)
-    set_word(frame, 0, word(data, 0))
-    set_word(frame, 1, block)
-    set_word(frame, 2, product)
     if ours != 0:
-        set_word(frame, 3, panels)
-        set_word(frame, 4, height(product, word(product, MATMUL_N), blocks))
-        set_word(frame, 5, blocks)
-        set_word(frame, 6, 1)
-        packed_range(frame, first, last, number)
+        packed = new(PackedProduct)
+        copy_bytes(packed, step.panels, size_of(PackedProduct))
+        of_group(step, packed, group, begin, count)
+        panel_work = new(PackedWork)
+        panel_work.functions = data.functions
+        panel_work.block = block
+        panel_work.step = packed
+        panel_work.panels = panels
+        panel_work.high = height(packed, packed.n, blocks)
+        panel_work.blocks = blocks
+        panel_work.members = 1
+        packed_range(panel_work, first, last, number)
         return 0
-    from_column = first * word(step, GROUPED_WIDE)
-    to_column = minimum(last * word(step, GROUPED_WIDE), word(product, MATMUL_M))
-    if along == MATMUL_N and count <= word(step, GROUPED_MOST_FEW):
-        set_word(product, MATMUL_THIN, word(step, GROUPED_THIN + count - 1))
-        set_word(product, MATMUL_THIN_COUNT, count)
+    product = new(LibraryProduct)
+    copy_bytes(product, step.library, size_of(LibraryProduct))
+    of_group(step, product, group, begin, count)
+    work = new(LibraryWork)
+    work.functions = data.functions
+    work.block = block
+    work.step = product
+    from_column = first * step.wide
+    to_column = minimum(last * step.wide, product.m)
+    if along == ALONG_ROWS and count <= step.most_few:
+        product.thin.function = step.thin[count - 1]
+        product.thin.count = count
     else:
-        set_word(product, MATMUL_THIN, 0)
-        set_word(product, MATMUL_M, to_column - from_column)
-        set_word(product, MATMUL_A + 1, word(product, MATMUL_A + 1) + from_column * word(step, GROUPED_LANE))
-        set_word(product, MATMUL_C + 1, word(product, MATMUL_C + 1) + from_column * word(product, MATMUL_ITEM))
-    matmul_range(frame, 0, 1, from_column, to_column)
+        product.thin.function = 0
+        product.m = to_column - from_column
+        product.a.bytes += from_column * step.lane
+        product.c.bytes += from_column * product.item
+    matmul_range(work, 0, 1, from_column, to_column)
     return 0
 
 
-def clear_group(block: int, step: int, group: int, first: int, last: int, units: int) -> int:
+def of_group(step: GroupedStep, product: ProductStep, group: int, begin: int, count: int) -> int:
+    """Makes a product of all elements one of a group of `count` elements from `begin` on."""
+    array_at(i64, product)[step.along] = count
+    product.a.bytes += group * step.a_group + begin * step.a_along
+    product.b.bytes += group * step.b_group + begin * step.b_along
+    product.c.bytes += group * step.c_group + begin * step.c_along
+    return 0
+
+
+def clear_group(block: Block, step: GroupedStep, group: int, first: int, last: int, units: int) -> int:
     """Zeros in the parts first..last-1 of `units` of a group's result, a product over nothing."""
-    product = step + 8 * GROUPED_LIBRARY
-    rows = word(product, MATMUL_N)
-    line = word(product, MATMUL_LDC) * word(product, MATMUL_ITEM)
-    begin = rows * first // units
-    place = address(block, product + 8 * MATMUL_C) + group * word(step, GROUPED_STEPS + 2)
-    fill_zero(place + begin * line, (rows * last // units - begin) * line)
+    product = step.library
+    rows = product.n
+    line = product.ldc * product.item
+    begin = share(rows, first, units)
+    place = address(block, product.c) + group * step.c_group
+    fill_zero(place + begin * line, (share(rows, last, units) - begin) * line)
     return 0
-
-
-GROUPED_ROUTINES = (run_grouped, cost_of, end_of, grouped_part, grouped_range, height, group_range, clear_group)

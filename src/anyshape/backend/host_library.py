@@ -1,156 +1,142 @@
 """Matrix products and copies of the host, in the native subset; see backend/host.py."""
 from __future__ import annotations
 
-from anyshape.backend.host_threads import fork
+from typing import Annotated
+
+from anyshape.backend.host_threads import parallel_for, share
 from anyshape.backend.host_words import (
     BATCH,
-    COPY_DIMS,
-    COPY_INNER,
-    COPY_ITEM,
-    COPY_OUTER,
-    COPY_RANK,
-    COPY_SOURCE,
-    COPY_TARGET,
-    FUNCTIONS,
-    GOMP_PARALLEL,
     LARGE_MATRIX,
-    MATMUL_A,
-    MATMUL_ALPHA,
-    MATMUL_B,
-    MATMUL_BATCH,
-    MATMUL_BATCHES,
-    MATMUL_BETA,
-    MATMUL_BIAS,
-    MATMUL_BIAS_COLUMN,
-    MATMUL_BIAS_ROW,
-    MATMUL_C,
-    MATMUL_DIMS,
-    MATMUL_FUNCTION,
-    MATMUL_ITEM,
-    MATMUL_K,
-    MATMUL_LDA,
-    MATMUL_LDB,
-    MATMUL_LDC,
-    MATMUL_M,
-    MATMUL_N,
-    MATMUL_RANK,
-    MATMUL_THIN,
-    MATMUL_THIN_COUNT,
-    MATMUL_THIN_ELEMENT,
-    MATMUL_THIN_RESULT,
-    MATMUL_THIN_RESULT_STEP,
-    MATMUL_THIN_ROWS,
-    MATMUL_THIN_SECOND,
-    MATMUL_THIN_STEP,
-    MATMUL_THIN_VECTOR,
-    MATMUL_TRANSPOSE_A,
-    MATMUL_TRANSPOSE_B,
     PARALLEL_BYTES,
     PARALLEL_FLOPS,
-    SLOTS,
-    TEAM_SIZE,
     THIN_ROWS,
-    THREAD_NUMBER,
-    THREADS,
+    Block,
+    CopyStep,
+    Functions,
+    LibraryProduct,
+    Place,
 )
 from anyshape.backend.native import (
-    call,
+    Array,
+    Inline,
+    Struct,
+    array_at,
     call_void,
     copy_bytes,
     fill_zero,
+    i64,
     load8,
     load16,
     load32,
     load64,
     maximum,
     minimum,
-    set_word,
+    new,
     store8,
     store16,
     store32,
     store64,
-    word,
+    tail,
     words,
 )
 
 
-def address(block: int, place: int) -> int:
+class LibraryWork(Struct):
+    """What the threads of a product by the library share; `threads`: on how many it is worth to run."""
+
+    functions: Functions
+    block: Block
+    step: LibraryProduct
+    threads: i64
+
+
+class CopyWork(Struct):
+    """What the threads of a copy share."""
+
+    block: Block
+    step: CopyStep
+
+
+class Matrices(Struct):
+    """Addresses of matrices of A, of B and of C."""
+
+    a: Annotated[Array[i64], Inline(BATCH)]
+    b: Annotated[Array[i64], Inline(BATCH)]
+    c: Annotated[Array[i64], Inline(BATCH)]
+
+
+def address(block: Block, place: Place) -> int:
     """The address that the two words (slot, bytes) at `place` stand for."""
-    return word(block, SLOTS + word(place, 0)) + word(place, 1)
+    return block.slots[place.slot] + place.bytes
 
 
-def run_matmul(block: int, step: int) -> int:
+def entry_of(functions: Functions, number: int) -> Array[i64]:
+    """The table of functions from an entry on that a step names."""
+    return tail(array_at(i64, functions), number)
+
+
+def run_matmul(block: Block, step: LibraryProduct) -> int:
     """A batch of matrix products: in parallel over the batch, over the rows of a matrix that meets few vectors, or
     inside the library."""
-    data = words(4)
+    data = new(LibraryWork)
     threads = matmul_threads(block, step, data)
-    if threads == 1:
-        matmul_range(data, 0, word(step, MATMUL_BATCHES), 0, word(step, MATMUL_THIN_ROWS))
-    elif threads > 1:
-        fork(block, matmul_part, data, threads)
+    if threads > 0:
+        parallel_for(block, matmul_share, data, threads)
     return 0
 
 
-def matmul_threads(block: int, step: int, data: int) -> int:
-    """On how many threads such products are worth to run, 0 where there is nothing to do; writes to `data` (4 words)
-    how they are shared out."""
-    batches = word(step, MATMUL_BATCHES)
-    m = word(step, MATMUL_M)
-    n = word(step, MATMUL_N)
+def matmul_threads(block: Block, step: LibraryProduct, data: LibraryWork) -> int:
+    """On how many threads such products are worth to run, 0 where there is nothing to do; writes to `data` how
+    they are shared out."""
+    batches = step.batches
+    m = step.m
+    n = step.n
     if batches <= 0 or m <= 0 or n <= 0:
         return 0
-    functions = word(block, FUNCTIONS)
-    threads = minimum(word(block, THREADS), batches)
-    cost = m * n * maximum(word(step, MATMUL_K), 1)
-    set_word(data, 0, functions)
-    set_word(data, 1, block)
-    set_word(data, 2, step)
-    rows = word(step, MATMUL_THIN_ROWS)
-    thin = word(step, MATMUL_THIN)
-    if thin != 0 and batches < word(block, THREADS):  # the matrix is what there is to share out
-        threads = minimum(word(block, THREADS), (rows + THIN_ROWS - 1) // THIN_ROWS)
+    functions = block.functions
+    threads = minimum(block.threads, batches)
+    cost = m * n * maximum(step.k, 1)
+    data.functions = functions
+    data.block = block
+    data.step = step
+    rows = step.thin.rows
+    thin = step.thin.function
+    if thin != 0 and batches < block.threads:  # the matrix is what there is to share out
+        threads = minimum(block.threads, (rows + THIN_ROWS - 1) // THIN_ROWS)
     elif thin == 0 and cost >= LARGE_MATRIX and batches < 4 * threads:  # the library shares out each product
         threads = 1
-    set_word(data, 3, threads)
-    if threads < 2 or word(functions, GOMP_PARALLEL) == 0 or cost * batches < PARALLEL_FLOPS:
+    data.threads = threads
+    if threads < 2 or functions.gomp_parallel == 0 or cost * batches < PARALLEL_FLOPS:
         return 1
     return threads
 
 
-def matmul_part(data: int) -> int:
-    """What one thread does."""
-    functions = word(data, 0)
-    number = call(word(functions, THREAD_NUMBER)) & 4294967295
-    matmul_share(data, number, call(word(functions, TEAM_SIZE)) & 4294967295)
-    return 0
-
-
-def matmul_share(data: int, number: int, team: int) -> int:
+def matmul_share(data: LibraryWork, number: int, team: int) -> int:
     """The share of thread `number`: of the batch, or of the rows of a matrix that meets few vectors."""
-    step = word(data, 2)
-    batches = word(step, MATMUL_BATCHES)
-    rows = word(step, MATMUL_THIN_ROWS)
-    if word(step, MATMUL_THIN) != 0 and batches < word(data, 3):
-        begin = (rows * number // team + THIN_ROWS - 1) // THIN_ROWS * THIN_ROWS
-        end = (rows * (number + 1) // team + THIN_ROWS - 1) // THIN_ROWS * THIN_ROWS
+    step = data.step
+    batches = step.batches
+    rows = step.thin.rows
+    if step.thin.function != 0 and batches < data.threads:
+        begin = (share(rows, number, team) + THIN_ROWS - 1) // THIN_ROWS * THIN_ROWS
+        end = (share(rows, number + 1, team) + THIN_ROWS - 1) // THIN_ROWS * THIN_ROWS
         matmul_range(data, 0, batches, minimum(begin, rows), minimum(end, rows))
         return 0
-    matmul_range(data, batches * number // team, batches * (number + 1) // team, 0, rows)
+    matmul_range(data, share(batches, number, team), share(batches, number + 1, team), 0, rows)
     return 0
 
 
-def matmul_range(data: int, begin: int, end: int, first_row: int, end_row: int) -> int:
+def matmul_range(data: LibraryWork, begin: int, end: int, first_row: int, end_row: int) -> int:
     """The products begin..end-1 of the batch; of a matrix with few vectors these rows."""
-    block = word(data, 1)
-    step = word(data, 2)
-    a_first = address(block, step + 8 * MATMUL_A)
-    b_first = address(block, step + 8 * MATMUL_B)
-    c_first = address(block, step + 8 * MATMUL_C)
+    block = data.block
+    step = data.step
+    a_first = address(block, step.a)
+    b_first = address(block, step.b)
+    c_first = address(block, step.c)
     bias_first = 0
-    if word(step, MATMUL_BIAS) >= 0:
-        bias_first = address(block, step + 8 * MATMUL_BIAS)
-    rank = word(step, MATMUL_RANK)
-    places = words(192)  # BATCH addresses of A, of B and of C
+    if step.bias >= 0:
+        bias_first = address(block, step.bias)
+    rank = step.rank
+    places = new(Matrices)
     count = 0
     for index in range(begin, end):
         a = a_first
@@ -159,98 +145,100 @@ def matmul_range(data: int, begin: int, end: int, first_row: int, end_row: int) 
         bias = bias_first
         rest = index
         for back in range(rank):
-            dim = step + 8 * (MATMUL_DIMS + 5 * (rank - 1 - back))
-            size = word(dim, 0)
+            dim = step.dims[rank - 1 - back]
+            size = dim.size
             position = rest % size
             rest = rest // size
-            a += position * word(dim, 1)
-            b += position * word(dim, 2)
-            c += position * word(dim, 3)
-            bias += position * word(dim, 4)
+            a += position * dim.steps[0]
+            b += position * dim.steps[1]
+            c += position * dim.steps[2]
+            bias += position * dim.steps[3]
         if bias_first != 0:
             spread_bias(step, c, bias, first_row, end_row)
-        set_word(places, count, a)
-        set_word(places, BATCH + count, b)
-        set_word(places, 2 * BATCH + count, c)
+        places.a[count] = a
+        places.b[count] = b
+        places.c[count] = c
         count += 1
         if count == BATCH or index + 1 == end:
-            multiply(word(data, 0), step, places, count, bias_first, first_row, end_row)
+            multiply(data.functions, step, places, count, bias_first, first_row, end_row)
             count = 0
     return 0
 
 
-def multiply(functions: int, step: int, places: int, count: int, bias: int, first_row: int, end_row: int) -> int:
+def multiply(functions: Functions, step: LibraryProduct, places: Matrices, count: int, bias: int, first_row: int,
+             end_row: int) -> int:
     """The products of `count` pairs of matrices at `places`."""
-    inner = word(step, MATMUL_K)
-    batch = word(step, MATMUL_BATCH)
+    inner = step.k
+    batch = step.batch
     sizes = words(2)
-    set_word(sizes, 0, 1)
-    set_word(sizes, 1, count)
-    thin = word(step, MATMUL_THIN)
+    sizes[0] = 1
+    sizes[1] = count
+    thin = step.thin.function
     if inner > 0 and batch != 0 and count > 1 and thin == 0:
-        call_void(word(functions, batch), step + 8 * MATMUL_TRANSPOSE_A, step + 8 * MATMUL_TRANSPOSE_B,
-                  step + 8 * MATMUL_M, step + 8 * MATMUL_N, step + 8 * MATMUL_K, step + 8 * MATMUL_ALPHA, places,
-                  step + 8 * MATMUL_LDA, places + 8 * BATCH, step + 8 * MATMUL_LDB, step + 8 * MATMUL_BETA,
-                  places + 16 * BATCH, step + 8 * MATMUL_LDC, sizes, sizes + 8, 1, 1)
+        call_void(entry_of(functions, batch)[0], step + LibraryProduct.transpose_a, step + LibraryProduct.transpose_b,
+                  step + LibraryProduct.m, step + LibraryProduct.n, step + LibraryProduct.k,
+                  step + LibraryProduct.alpha, places.a, step + LibraryProduct.lda, places.b,
+                  step + LibraryProduct.ldb, step + LibraryProduct.beta, places.c, step + LibraryProduct.ldc,
+                  sizes, tail(sizes, 1), 1, 1)
         return 0
     for i in range(count):
-        a = word(places, i)
-        b = word(places, BATCH + i)
-        c = word(places, 2 * BATCH + i)
+        a = places.a[i]
+        b = places.b[i]
+        c = places.c[i]
         if inner > 0 and thin != 0:
             multiply_thin(functions, step, a, b, c, first_row, end_row)
         elif inner > 0:
-            call_void(word(functions, word(step, MATMUL_FUNCTION)), step + 8 * MATMUL_TRANSPOSE_A,
-                      step + 8 * MATMUL_TRANSPOSE_B, step + 8 * MATMUL_M, step + 8 * MATMUL_N, step + 8 * MATMUL_K,
-                      step + 8 * MATMUL_ALPHA, a, step + 8 * MATMUL_LDA, b, step + 8 * MATMUL_LDB,
-                      step + 8 * MATMUL_BETA, c, step + 8 * MATMUL_LDC, 1, 1)
+            call_void(entry_of(functions, step.function)[0], step + LibraryProduct.transpose_a,
+                      step + LibraryProduct.transpose_b, step + LibraryProduct.m, step + LibraryProduct.n,
+                      step + LibraryProduct.k, step + LibraryProduct.alpha, a, step + LibraryProduct.lda, b,
+                      step + LibraryProduct.ldb, step + LibraryProduct.beta, c, step + LibraryProduct.ldc, 1, 1)
         elif bias == 0:
             clear_matrix(step, c)
     return 0
 
 
-def multiply_thin(functions: int, step: int, a: int, b: int, c: int, begin: int, end: int) -> int:
+def multiply_thin(functions: Functions, step: LibraryProduct, a: int, b: int, c: int, begin: int, end: int) -> int:
     """Rows begin..end-1 of a matrix times a few vectors."""
-    matrix = b if word(step, MATMUL_THIN_SECOND) != 0 else a
-    vectors = a if word(step, MATMUL_THIN_SECOND) != 0 else b
+    matrix = b if step.thin.second != 0 else a
+    vectors = a if step.thin.second != 0 else b
     places = words(16)
     for i in range(8):
-        vector = minimum(i, word(step, MATMUL_THIN_COUNT) - 1)
-        set_word(places, i, vectors + vector * word(step, MATMUL_THIN_VECTOR))
-        set_word(places, 8 + i, c + vector * word(step, MATMUL_THIN_RESULT))
-    call_void(word(functions, word(step, MATMUL_THIN)), matrix, word(step, MATMUL_THIN_STEP), word(step, MATMUL_K),
-              begin, end, places, word(step, MATMUL_THIN_ELEMENT), word(step, MATMUL_THIN_RESULT_STEP),
-              step + 8 * MATMUL_ALPHA)
+        vector = minimum(i, step.thin.count - 1)
+        places[i] = vectors + vector * step.thin.vector
+        places[8 + i] = c + vector * step.thin.result
+    call_void(entry_of(functions, step.thin.function)[0], matrix, step.thin.step, step.k,
+              begin, end, places, step.thin.element, step.thin.result_step,
+              step + LibraryProduct.alpha)
     return 0
 
 
-def clear_matrix(step: int, c: int) -> int:
+def clear_matrix(step: LibraryProduct, c: int) -> int:
     """A product over no terms is zero."""
-    item = word(step, MATMUL_ITEM)
-    for row in range(word(step, MATMUL_N)):
-        fill_zero(c + row * word(step, MATMUL_LDC) * item, word(step, MATMUL_M) * item)
+    item = step.item
+    for row in range(step.n):
+        fill_zero(c + row * step.ldc * item, step.m * item)
     return 0
 
 
-def spread_bias(step: int, c: int, bias: int, first: int, end: int) -> int:
+def spread_bias(step: LibraryProduct, c: int, bias: int, first: int, end: int) -> int:
     """Writes the (broadcast) addend into C, to which the product is added; of a matrix with few vectors, where its
     rows first..end-1 give results."""
-    item = word(step, MATMUL_ITEM)
+    item = step.item
     first_column = 0
-    columns = word(step, MATMUL_M)
+    columns = step.m
     first_row = 0
-    end_row = word(step, MATMUL_N)
-    if word(step, MATMUL_THIN) != 0:
-        if word(step, MATMUL_THIN_SECOND) != 0:
+    end_row = step.n
+    if step.thin.function != 0:
+        if step.thin.second != 0:
             first_row = first
             end_row = end
         else:
             first_column = first
             columns = end - first
-    inner = word(step, MATMUL_BIAS_COLUMN)
+    inner = step.bias_column
     for row in range(first_row, end_row):
-        target = c + row * word(step, MATMUL_LDC) * item + first_column * item
-        source = bias + row * word(step, MATMUL_BIAS_ROW) + first_column * inner
+        target = c + row * step.ldc * item + first_column * item
+        source = bias + row * step.bias_row + first_column * inner
         if inner == item and source != target:
             copy_bytes(target, source, columns * item)
         elif inner != item:
@@ -288,60 +276,46 @@ def copy_run(target: int, source: int, count: int, target_stride: int, source_st
     return 0
 
 
-def run_copy(block: int, step: int) -> int:
+def run_copy(block: Block, step: CopyStep) -> int:
     """A strided copy; large ones in parallel over the inner runs."""
-    outer = word(step, COPY_OUTER)
-    functions = word(block, FUNCTIONS)
-    data = words(3)
-    set_word(data, 0, functions)
-    set_word(data, 1, block)
-    set_word(data, 2, step)
-    size = outer * word(step, COPY_INNER) * word(step, COPY_ITEM)
-    threads = minimum(minimum(word(block, THREADS), outer), size // PARALLEL_BYTES)
-    if threads < 2 or word(functions, GOMP_PARALLEL) == 0:
-        copy_range(data, 0, outer)
-        return 0
-    fork(block, copy_part, data, threads)
-    return 0
+    outer = step.outer
+    data = new(CopyWork)
+    data.block = block
+    data.step = step
+    size = outer * step.inner.size * step.item
+    threads = minimum(minimum(block.threads, outer), size // PARALLEL_BYTES)
+    return parallel_for(block, copy_share, data, threads)
 
 
-def copy_part(data: int) -> int:
-    """One thread's share of the runs."""
-    functions = word(data, 0)
-    number = call(word(functions, THREAD_NUMBER)) & 4294967295
-    team = call(word(functions, TEAM_SIZE)) & 4294967295
-    outer = word(word(data, 2), COPY_OUTER)
-    copy_range(data, outer * number // team, outer * (number + 1) // team)
-    return 0
+def copy_share(data: CopyWork, number: int, team: int) -> int:
+    """The share of thread `number` of the runs."""
+    outer = data.step.outer
+    return copy_range(data, share(outer, number, team), share(outer, number + 1, team))
 
 
-def copy_range(data: int, begin: int, end: int) -> int:
+def copy_range(data: CopyWork, begin: int, end: int) -> int:
     """The inner runs begin..end-1."""
-    block = word(data, 1)
-    step = word(data, 2)
-    item = word(step, COPY_ITEM)
-    count = word(step, COPY_INNER)
-    target_stride = word(step, COPY_INNER + 1)
-    source_stride = word(step, COPY_INNER + 2)
-    target_first = address(block, step + 8 * COPY_TARGET)
-    source_first = address(block, step + 8 * COPY_SOURCE)
-    rank = word(step, COPY_RANK)
+    block = data.block
+    step = data.step
+    item = step.item
+    count = step.inner.size
+    target_stride = step.inner.target
+    source_stride = step.inner.source
+    target_first = address(block, step.target)
+    source_first = address(block, step.source)
+    rank = step.rank
     for index in range(begin, end):
         target = target_first
         source = source_first
         rest = index
         for back in range(rank):
-            dim = step + 8 * (COPY_DIMS + 3 * (rank - 1 - back))
-            position = rest % word(dim, 0)
-            rest = rest // word(dim, 0)
-            target += position * word(dim, 1)
-            source += position * word(dim, 2)
+            dim = step.dims[rank - 1 - back]
+            position = rest % dim.size
+            rest = rest // dim.size
+            target += position * dim.target
+            source += position * dim.source
         if target_stride == item and source_stride == item:
             copy_bytes(target, source, count * item)
         else:
             copy_run(target, source, count, target_stride, source_stride, item)
     return 0
-
-
-LIBRARY_ROUTINES = (address, run_matmul, matmul_threads, matmul_part, matmul_share, matmul_range, multiply,
-                    multiply_thin, clear_matrix, spread_bias, copy_run, run_copy, copy_part, copy_range)

@@ -18,16 +18,16 @@ from anyshape.backend.host_words import (
     REPAIRS,
     SHORT,
 )
-from anyshape.backend.native import copy_bytes, fill_zero, maximum, minimum, set_word, word
+from anyshape.backend.native import Array, copy_bytes, fill_zero, i64, maximum, minimum, tail
 
 
-def search(count: int, fixed: int, columns: int, wall: int, bound: int, good: int, top: int, room: int, starts: int,
-           near: int) -> int:
+def search(count: int, fixed: int, columns: Array[i64], wall: int, bound: int, good: int, top: int, room: Array[i64],
+           starts: Array[i64], near: Array[i64]) -> int:
     """The lowest top that a search finds, or `top` if none is below it. The first word of `room` (1 + 9 * count words)
     says whether there is a layout, the next `count` words are its offsets. `columns`: bytes, first and last steps and
     offsets of all; the first `fixed` have their places. `good`: a top that is not improved. The rest is as for
     `place`."""
-    set_word(room, 0, 0)
+    room[0] = 0
     for way in range(7):
         kind = BY_SIZE
         ceiling = 0
@@ -62,42 +62,42 @@ def search(count: int, fixed: int, columns: int, wall: int, bound: int, good: in
     return top
 
 
-def attempt(count: int, fixed: int, columns: int, wall: int, lowest: int, ceiling: int, top: int, room: int,
-            starts: int, near: int) -> int:
+def attempt(count: int, fixed: int, columns: Array[i64], wall: int, lowest: int, ceiling: int, top: int,
+            room: Array[i64], starts: Array[i64], near: Array[i64]) -> int:
     """The top of a layout in the order that `room` has; its offsets are kept if it is below `top`."""
-    offsets = room + 8 + 16 * count
-    copy_bytes(offsets, columns + 24 * count, 8 * count)
-    found = place(count, fixed, room + 8 + 8 * count, columns, columns + 8 * count, columns + 16 * count, offsets,
-                  room + 8 + 24 * count, wall, lowest, ceiling, starts, near)
+    offsets = tail(room, 1 + 2 * count)
+    copy_bytes(offsets, tail(columns, 3 * count), 8 * count)
+    found = place(count, fixed, tail(room, 1 + count), columns, tail(columns, count), tail(columns, 2 * count), offsets,
+                  tail(room, 1 + 3 * count), wall, lowest, ceiling, starts, near)
     if found < top:
-        set_word(room, 0, 1)
-        copy_bytes(room + 8, offsets, 8 * count)
+        room[0] = 1
+        copy_bytes(tail(room, 1), offsets, 8 * count)
     return found
 
 
-def sort(count: int, fixed: int, columns: int, kind: int, room: int) -> int:
+def sort(count: int, fixed: int, columns: Array[i64], kind: int, room: Array[i64]) -> int:
     """Writes an order of the buffers that have no place yet, behind those that have one."""
-    order = room + 8 + 8 * count
-    keys = room + 8 + 40 * count
+    order = tail(room, 1 + count)
+    keys = tail(room, 1 + 5 * count)
     longest = 0
     for i in range(fixed, count):
-        lasting = word(columns, 2 * count + i) - word(columns, count + i)
+        lasting = columns[2 * count + i] - columns[count + i]
         longest = maximum(longest, maximum(lasting, 0 - lasting))
     for i in range(count):
-        size = word(columns, i)
-        first = word(columns, count + i)
-        lasting = word(columns, 2 * count + i) - first
+        size = columns[i]
+        first = columns[count + i]
+        lasting = columns[2 * count + i] - first
         area = size * (lasting + 1)
-        set_word(order, i, i)
-        set_word(keys, count + i, 0)
-        set_word(keys, 2 * count + i, 0)
+        order[i] = i
+        keys[count + i] = 0
+        keys[2 * count + i] = 0
         if kind == BY_SIZE:
-            set_word(keys, i, 0 - size * (2 * longest + 1) - lasting)
+            keys[i] = 0 - size * (2 * longest + 1) - lasting
         elif kind == BY_AREA:
-            set_word(keys, i, 0 - area)
+            keys[i] = 0 - area
         elif kind == BY_BIRTH:
-            set_word(keys, i, first)
-            set_word(keys, count + i, 0 - size)
+            keys[i] = first
+            keys[count + i] = 0 - size
         else:  # so that one layer's values come after those of the layer before
             if kind == BY_POWER_BETWEEN:
                 area = (3 * area + 1) // 2
@@ -106,57 +106,58 @@ def sort(count: int, fixed: int, columns: int, kind: int, room: int) -> int:
             while area > 0:
                 power += 1
                 area = area >> 1
-            set_word(keys, i, 0 - power)
-            set_word(keys, count + i, first)
-            set_word(keys, 2 * count + i, 0 - size)
+            keys[i] = 0 - power
+            keys[count + i] = first
+            keys[2 * count + i] = 0 - size
     gap = count - fixed if count - fixed > SHORT else 2
     while gap > 1:
         gap = maximum(gap * 4 // 9, 1)
         for i in range(fixed + gap, count):
-            item = word(order, i)
+            item = order[i]
             slot = i
             while slot >= fixed + gap:
-                other = word(order, slot - gap)
+                other = order[slot - gap]
                 if comes_first(keys, count, other, item) != 0:
                     break
-                set_word(order, slot, other)
+                order[slot] = other
                 slot -= gap
-            set_word(order, slot, item)
+            order[slot] = item
     return 0
 
 
-def comes_first(keys: int, count: int, one: int, other: int) -> int:
+def comes_first(keys: Array[i64], count: int, one: int, other: int) -> int:
     """Whether `one` comes before `other`: by three keys, then by number."""
     for key in range(3):
-        if word(keys, key * count + one) != word(keys, key * count + other):
-            return word(keys, key * count + one) < word(keys, key * count + other)
+        if keys[key * count + one] != keys[key * count + other]:
+            return keys[key * count + one] < keys[key * count + other]
     return one < other
 
 
-def raised(count: int, fixed: int, columns: int, top: int, room: int) -> int:
+def raised(count: int, fixed: int, columns: Array[i64], top: int, room: Array[i64]) -> int:
     """Moves what reaches the top to the front of the order; 0 where that changes nothing."""
-    order = room + 8 + 8 * count
-    offsets = room + 8 + 16 * count
-    others = room + 8 + 64 * count
+    order = tail(room, 1 + count)
+    offsets = tail(room, 1 + 2 * count)
+    others = tail(room, 1 + 8 * count)
     at = fixed
     rest = 0
     changed = 0
     for i in range(fixed, count):
-        item = word(order, i)
-        if word(offsets, item) + word(columns, item) >= top:
+        item = order[i]
+        if offsets[item] + columns[item] >= top:
             if at != i:
                 changed = 1
-            set_word(order, at, item)
+            order[at] = item
             at += 1
         else:
-            set_word(others, rest, item)
+            others[rest] = item
             rest += 1
-    copy_bytes(order + 8 * at, others, 8 * rest)
+    copy_bytes(tail(order, at), others, 8 * rest)
     return changed
 
 
-def place(count: int, fixed: int, order: int, sizes: int, firsts: int, lasts: int, offsets: int, placed: int,
-          wall: int, lowest: int, ceiling: int, starts: int, near: int) -> int:
+def place(count: int, fixed: int, order: Array[i64], sizes: Array[i64], firsts: Array[i64], lasts: Array[i64],
+          offsets: Array[i64], placed: Array[i64], wall: int, lowest: int, ceiling: int, starts: Array[i64],
+          near: Array[i64]) -> int:
     """Places buffers one after another in `order`, each into the smallest gap that fits (best fit), or, if `lowest` is
     not 0, into the lowest one (first fit); returns the top.
 
@@ -168,119 +169,120 @@ def place(count: int, fixed: int, order: int, sizes: int, firsts: int, lasts: in
     again. `starts`, `near`: which buffers are alive with each, as `neighbours` lists them, or 0: all are looked at.
     """
     top = wall
-    turns = placed + 8 * count  # by buffer, 1 + its position in `order`, once it is placed
+    turns = tail(placed, count)  # by buffer, 1 + its position in `order`, once it is placed
     if near != 0:
         fill_zero(turns, 8 * count)
     for position in range(count):
-        item = word(order, position)
+        item = order[position]
         used = position
         if position >= fixed:
             if near != 0:
-                used = gathered(near + 8 * word(starts, item), word(starts, item + 1) - word(starts, item), offsets,
+                used = gathered(tail(near, starts[item]), starts[item + 1] - starts[item], offsets,
                                 placed, turns)
-            set_word(offsets, item, best_gap(item, used, sizes, firsts, lasts, offsets, placed, wall, lowest, ceiling))
-        at = word(offsets, item)
-        top = maximum(top, at + word(sizes, item))
+            offsets[item] = best_gap(item, used, sizes, firsts, lasts, offsets, placed, wall, lowest, ceiling)
+        at = offsets[item]
+        top = maximum(top, at + sizes[item])
         if near != 0:
-            set_word(turns, item, position + 1)
+            turns[item] = position + 1
             continue
         slot = position
         while slot > 0:
-            before = word(placed, slot - 1)
-            if word(offsets, before) <= at:
+            before = placed[slot - 1]
+            if offsets[before] <= at:
                 break
-            set_word(placed, slot, before)
+            placed[slot] = before
             slot -= 1
-        set_word(placed, slot, item)
+        placed[slot] = item
     return top
 
 
-def gathered(near: int, count: int, offsets: int, placed: int, turns: int) -> int:
+def gathered(near: Array[i64], count: int, offsets: Array[i64], placed: Array[i64], turns: Array[i64]) -> int:
     """Lists those of `count` buffers that have a place, by offset and then as they got it; returns how many. (Shell's
     sort, of short lists an insertion sort.)"""
     used = 0
     for i in range(count):
-        item = word(near, i)
-        if word(turns, item) != 0:
-            set_word(placed, used, item)
+        item = near[i]
+        if turns[item] != 0:
+            placed[used] = item
             used += 1
     gap = used if used > SHORT else 2
     while gap > 1:
         gap = maximum(gap * 4 // 9, 1)
         for i in range(gap, used):
-            item = word(placed, i)
-            at = word(offsets, item)
+            item = placed[i]
+            at = offsets[item]
             slot = i
             while slot >= gap:
-                before = word(placed, slot - gap)
-                other = word(offsets, before)
+                before = placed[slot - gap]
+                other = offsets[before]
                 if other < at:
                     break
-                if other == at and word(turns, before) < word(turns, item):
+                if other == at and turns[before] < turns[item]:
                     break
-                set_word(placed, slot, before)
+                placed[slot] = before
                 slot -= gap
-            set_word(placed, slot, item)
+            placed[slot] = item
     return used
 
 
-def neighbours(count: int, fixed: int, order: int, firsts: int, lasts: int, starts: int, near: int) -> int:
+def neighbours(count: int, fixed: int, order: Array[i64], firsts: Array[i64], lasts: Array[i64], starts: Array[i64],
+               near: Array[i64]) -> int:
     """Which buffers are alive together; nobody asks for the lists of the first `fixed`. `order`: by first step. Without
     `near`: fills `starts` (count + 1 words) with where the list of each begins, and returns how many entries there are,
     0 where looking at all buffers takes less than such lists. Then, with `near`: fills them in."""
     if near == 0:
         fill_zero(starts, 8 * (count + 1))
     for i in range(count):
-        item = word(order, i)
-        first = word(firsts, item)
-        last = word(lasts, item)
+        item = order[i]
+        first = firsts[item]
+        last = lasts[item]
         for k in range(i + 1, count):
-            other = word(order, k)
-            if word(firsts, other) > last:
+            other = order[k]
+            if firsts[other] > last:
                 break
-            if word(lasts, other) < first:
+            if lasts[other] < first:
                 continue
             if item >= fixed:
-                at = word(starts, item)
+                at = starts[item]
                 if near != 0:
-                    set_word(near, at, other)
-                set_word(starts, item, at + 1)
+                    near[at] = other
+                starts[item] = at + 1
             if other >= fixed:
-                at = word(starts, other)
+                at = starts[other]
                 if near != 0:
-                    set_word(near, at, item)
-                set_word(starts, other, at + 1)
+                    near[at] = item
+                starts[other] = at + 1
     if near == 0:
         total = 0
         for i in range(count):
-            found = word(starts, i)
-            set_word(starts, i, total)
+            found = starts[i]
+            starts[i] = total
             total += found
-        set_word(starts, count, total)
+        starts[count] = total
         return total if CROWDED * total < count * count else 0
     for k in range(count):
         i = count - k
-        set_word(starts, i, word(starts, i - 1))
-    set_word(starts, 0, 0)
+        starts[i] = starts[i - 1]
+    starts[0] = 0
     return 0
 
 
-def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets: int, placed: int,
-             wall: int, lowest: int, ceiling: int) -> int:
+def best_gap(item: int, used: int, sizes: Array[i64], firsts: Array[i64], lasts: Array[i64], offsets: Array[i64],
+             placed: Array[i64], wall: int, lowest: int, ceiling: int) -> int:
     """The offset of the smallest, or lowest, gap that holds `item` among the placed buffers alive with it, else the
     top. In the last gap before `ceiling` it lies at the upper end."""
-    size = word(sizes, item)
-    first = word(firsts, item)
-    last = word(lasts, item)
+    size = sizes[item]
+    first = firsts[item]
+    last = lasts[item]
     cursor = 0
     best = -1
     smallest = 4611686018427387904
     crossed = 0
     for i in range(used):
-        other = word(placed, i)
-        if word(firsts, other) > last or word(lasts, other) < first:
+        other = placed[i]
+        if firsts[other] > last or lasts[other] < first:
             continue
-        start = word(offsets, other)
+        start = offsets[other]
         if crossed == 0 and start >= wall:
             gap = wall - cursor
             if gap >= size and gap < smallest:
@@ -292,7 +294,7 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
         if gap >= size and gap < smallest:
             best = cursor
             smallest = gap if lowest == 0 else 0
-        cursor = maximum(cursor, (start + word(sizes, other) + 63) & -64)
+        cursor = maximum(cursor, (start + sizes[other] + 63) & -64)
     if crossed == 0:
         gap = wall - cursor
         if gap >= size and gap < smallest:
@@ -303,6 +305,3 @@ def best_gap(item: int, used: int, sizes: int, firsts: int, lasts: int, offsets:
     if gap >= size and gap < smallest and cursor > wall:
         return ceiling - size
     return cursor if best < 0 else best
-
-
-PLACE_ROUTINES = (search, attempt, sort, comes_first, raised, place, gathered, neighbours, best_gap)

@@ -12,99 +12,66 @@ long as whole vectors; there is no addend. Rows that fill no panel stay as they 
 """
 from __future__ import annotations
 
-from anyshape.backend.host_library import address
-from anyshape.backend.host_packed import look_ahead, pack, parts
-from anyshape.backend.host_threads import fork
-from anyshape.backend.host_words import (
-    F32,
-    FUNCTIONS,
-    GOMP_PARALLEL,
-    MATMUL_A,
-    MATMUL_ALPHA,
-    MATMUL_B,
-    MATMUL_C,
-    MATMUL_FUNCTION,
-    MATMUL_K,
-    MATMUL_LDC,
-    MATMUL_M,
-    MATMUL_N,
-    PACKED_A_INNER,
-    PACKED_A_LANE,
-    PACKED_FINISH,
-    PACKED_GRAIN,
-    PACKED_LANES,
-    PACKED_WORDS,
-    PARALLEL_FLOPS,
-    TEAM_SIZE,
-    THREAD_NUMBER,
-    THREADS,
-)
-from anyshape.backend.native import call, call_void, copy_bytes, minimum, set_word, word, words
+from anyshape.backend.host_library import address, entry_of
+from anyshape.backend.host_packed import PackedFrame, look_ahead, pack, parts
+from anyshape.backend.host_threads import parallel_for, share
+from anyshape.backend.host_words import F32, PACKED_FINISH, PARALLEL_FLOPS, Block, Functions, PackedProduct
+from anyshape.backend.native import Struct, call_void, copy_bytes, i64, minimum, new, words
 
 
-def run_over(block: int, step: int) -> int:
+class OverWork(Struct):
+    """What the threads of such a product share: addresses of its matrices."""
+
+    functions: Functions
+    step: PackedProduct
+    a: i64
+    b: i64
+    c: i64
+
+
+def run_over(block: Block, step: PackedProduct) -> int:
     """One product, its rows packed over themselves."""
-    columns = word(step, MATMUL_M)
-    rows = word(step, MATMUL_N)
+    columns = step.m
+    rows = step.n
     if columns <= 0 or rows <= 0:
         return 0
-    functions = word(block, FUNCTIONS)
-    threads = minimum(word(block, THREADS), columns * rows * word(step, MATMUL_K) // PARALLEL_FLOPS)
-    data = words(6)
-    set_word(data, 0, functions)
-    set_word(data, 1, step)
-    set_word(data, 2, address(block, step + 8 * MATMUL_A))
-    set_word(data, 3, address(block, step + 8 * MATMUL_B))
-    set_word(data, 4, address(block, step + 8 * MATMUL_C))
-    if threads < 2 or word(functions, GOMP_PARALLEL) == 0:
-        pack_over(data, 0, 1)
-        multiply_over(data, 0, 1)
-        return 0
-    fork(block, pack_over_part, data, threads)
-    fork(block, multiply_over_part, data, threads)
+    functions = block.functions
+    threads = minimum(block.threads, columns * rows * step.k // PARALLEL_FLOPS)
+    data = new(OverWork)
+    data.functions = functions
+    data.step = step
+    data.a = address(block, step.a)
+    data.b = address(block, step.b)
+    data.c = address(block, step.c)
+    parallel_for(block, pack_over, data, threads)
+    parallel_for(block, multiply_over, data, threads)
     return 0
 
 
-def pack_over_part(data: int) -> int:
-    """One thread's share of the panels of rows."""
-    functions = word(data, 0)
-    number = call(word(functions, THREAD_NUMBER)) & 4294967295
-    pack_over(data, number, call(word(functions, TEAM_SIZE)) & 4294967295)
-    return 0
-
-
-def multiply_over_part(data: int) -> int:
-    """One thread's share of the columns."""
-    functions = word(data, 0)
-    number = call(word(functions, THREAD_NUMBER)) & 4294967295
-    multiply_over(data, number, call(word(functions, TEAM_SIZE)) & 4294967295)
-    return 0
-
-
-def pack_over(data: int, thread: int, team: int) -> int:
+def pack_over(data: OverWork, thread: int, team: int) -> int:
     """Packs some of the whole panels of rows over themselves."""
-    step = word(data, 1)
-    high = 3 * word(step, PACKED_GRAIN)
-    bytes_ = high * word(step, MATMUL_K) * F32
-    panels = word(step, MATMUL_N) // high
+    step = data.step
+    high = 3 * step.grain
+    bytes_ = high * step.k * F32
+    panels = step.n // high
     copy = words(6160)  # OVER_INNER elements of a panel of 12 rows, and a vector that is written past the end
-    for panel in range(panels * thread // team, panels * (thread + 1) // team):
-        at = word(data, 3) + panel * bytes_
+    for panel in range(share(panels, thread, team), share(panels, thread + 1, team)):
+        at = data.b + panel * bytes_
         panel_of_rows(data, at, high, copy)
         copy_bytes(at, copy, bytes_)
     return 0
 
 
-def panel_of_rows(data: int, source: int, size: int, target: int) -> int:
+def panel_of_rows(data: OverWork, source: int, size: int, target: int) -> int:
     """Packs `size` rows as one panel; blocks of k lie one after another in it."""
-    step = word(data, 1)
-    grain = word(step, PACKED_GRAIN)
-    inner = word(step, MATMUL_K)
-    deep = word(step, PACKED_WORDS)
+    step = data.step
+    grain = step.grain
+    inner = step.k
+    deep = step.deep
     width = parts(size, grain) * grain
-    frame = words(2)
-    set_word(frame, 0, word(data, 0) + 8 * word(step, MATMUL_FUNCTION))
-    set_word(frame, 1, step)
+    frame = new(PackedFrame)
+    frame.entry = entry_of(data.functions, step.function)
+    frame.step = step
     first = 0
     while first < inner:
         pack(frame, source + first * F32, F32, inner * F32, F32, size, minimum(deep, inner - first),
@@ -113,81 +80,77 @@ def panel_of_rows(data: int, source: int, size: int, target: int) -> int:
     return 0
 
 
-def multiply_over(data: int, thread: int, team: int) -> int:
+def multiply_over(data: OverWork, thread: int, team: int) -> int:
     """Some of the columns of the result."""
-    step = word(data, 1)
-    wide = 2 * word(step, PACKED_LANES)
-    high = 3 * word(step, PACKED_GRAIN)
-    inner = word(step, MATMUL_K)
-    deep = word(step, PACKED_WORDS)
-    whole = word(step, MATMUL_N) // high * high
-    rest = word(step, MATMUL_N) - whole
+    step = data.step
+    wide = 2 * step.lanes
+    high = 3 * step.grain
+    inner = step.k
+    deep = step.deep
+    whole = step.n // high * high
+    rest = step.n - whole
     rest_panel = words(6160)
     if rest > 0:
-        panel_of_rows(data, word(data, 3) + whole * inner * F32, rest, rest_panel)
+        panel_of_rows(data, data.b + whole * inner * F32, rest, rest_panel)
     panel = words(4112)  # of TILE's words along k and 32 columns, and a vector
-    frame = words(20)
-    set_word(frame, 0, word(data, 0) + 8 * word(step, MATMUL_FUNCTION))
-    set_word(frame, 1, step)
-    set_word(frame, 9, panel)
-    set_word(frame, 19, word(step, MATMUL_LDC) * F32)
-    a_step = wide * word(step, PACKED_A_LANE)
-    pairs = parts(word(step, MATMUL_M), wide)
-    end = pairs * (thread + 1) // team
-    for pair in range(pairs * thread // team, end):
-        columns = minimum(wide, word(step, MATMUL_M) - pair * wide)
+    frame = new(PackedFrame)
+    frame.entry = entry_of(data.functions, step.function)
+    frame.step = step
+    frame.column_panels = panel
+    frame.fetch.target_step = step.ldc * F32
+    a_step = wide * step.a_lane
+    pairs = parts(step.m, wide)
+    end = share(pairs, thread + 1, team)
+    for pair in range(share(pairs, thread, team), end):
+        columns = minimum(wide, step.m - pair * wide)
         first = 0
         while first < inner:
             count = minimum(deep, inner - first)
-            source = word(data, 2) + pair * a_step + first * word(step, PACKED_A_INNER)
-            pack(frame, source, F32, word(step, PACKED_A_LANE), word(step, PACKED_A_INNER), columns, count, panel, wide,
-                 word(step, PACKED_LANES), 0)
+            source = data.a + pair * a_step + first * step.a_inner
+            pack(frame, source, F32, step.a_lane, step.a_inner, columns, count, panel, wide,
+                 step.lanes, 0)
             if first + count < inner:
-                look_ahead(frame, source + count * word(step, PACKED_A_INNER), columns,
+                look_ahead(frame, source + count * step.a_inner, columns,
                            minimum(deep, inner - first - count))
             else:
-                look_ahead(frame, word(data, 2) + (pair + 1) * a_step,
-                           minimum(wide, word(step, MATMUL_M) - (pair + 1) * wide) if pair + 1 < end else 0,
+                look_ahead(frame, data.a + (pair + 1) * a_step,
+                           minimum(wide, step.m - (pair + 1) * wide) if pair + 1 < end else 0,
                            minimum(deep, inner))
-            target = word(data, 4) + pair * wide * F32
-            multiply_over_rows(frame, panel, word(data, 3) + first * high * F32, count, target, whole, columns, first)
+            target = data.c + pair * wide * F32
+            multiply_over_rows(frame, panel, data.b + first * high * F32, count, target, whole, columns, first)
             if rest > 0:
-                grain = word(step, PACKED_GRAIN)
+                grain = step.grain
                 multiply_over_rows(frame, panel, rest_panel + first * parts(rest, grain) * grain * F32, count,
-                              target + whole * word(step, MATMUL_LDC) * F32, rest, columns, first)
+                              target + whole * step.ldc * F32, rest, columns, first)
             first += deep
     return 0
 
 
-def multiply_over_rows(frame: int, panel: int, rows: int, count: int, target: int, size: int, columns: int,
+def multiply_over_rows(frame: PackedFrame, panel: int, rows: int, count: int, target: int, size: int, columns: int,
                        more: int) -> int:
     """A panel of columns with the panels of `size` rows, over `count` elements along k; `more` is not 0: on top of what
     is in the result."""
-    entry = word(frame, 0)
-    step = word(frame, 1)
-    lanes = word(step, PACKED_LANES)
-    grain = word(step, PACKED_GRAIN)
-    c_step = word(step, MATMUL_LDC) * F32
-    inner = word(step, MATMUL_K)
+    entry = frame.entry
+    step = frame.step
+    lanes = step.lanes
+    grain = step.grain
+    c_step = step.ldc * F32
+    inner = step.k
     width = parts(columns, lanes)
     sums = words(192)  # of 12 rows and 32 columns
     row = 0
     while row < size:
         thirds = minimum(3, parts(size - row, grain))
-        tile = word(entry, 2 * (3 - thirds) + width - 1)
-        set_word(frame, 18, target)
+        tile = entry[2 * (3 - thirds) + width - 1]
+        frame.fetch.target = target
         if thirds * grain <= size - row and width * lanes == columns:
-            call_void(tile, panel, rows, count, target, c_step, 1 if more != 0 else 0, frame + 104)
+            call_void(tile, panel, rows, count, target, c_step, 1 if more != 0 else 0, frame.fetch)
         else:
-            call_void(tile, panel, rows, count, sums, 8 * lanes, 0, frame + 104)
-            call_void(word(entry, PACKED_FINISH), sums, 8 * lanes, target, c_step, minimum(size - row, thirds * grain),
-                      columns, target if more != 0 else 0, c_step, step + 8 * MATMUL_ALPHA)
-        set_word(frame, 16, word(frame, 16) + count)
+            call_void(tile, panel, rows, count, sums, 8 * lanes, 0, frame.fetch)
+            call_void(entry[PACKED_FINISH], sums, 8 * lanes, target, c_step, minimum(size - row, thirds * grain),
+                      columns, target if more != 0 else 0, c_step, step + PackedProduct.alpha)
+        frame.fetch.done += count
         rows += thirds * grain * inner * F32
         target += thirds * grain * c_step
         row += thirds * grain
     return 0
-
-
-OVER_ROUTINES = (run_over, pack_over_part, multiply_over_part, pack_over, panel_of_rows, multiply_over,
-                 multiply_over_rows)

@@ -14,110 +14,123 @@ columns, sums (of one pair of panels, or of all rows and columns, in half precis
 """
 from __future__ import annotations
 
-from anyshape.backend.host_library import address, copy_run
-from anyshape.backend.host_threads import fork
+from anyshape.backend.host_library import address, copy_run, entry_of
+from anyshape.backend.host_threads import parallel_for, share
 from anyshape.backend.host_words import (
     F32,
     FLAT,
-    FUNCTIONS,
-    GOMP_PARALLEL,
-    HEAD_SCRATCH,
     LINE,
-    MATMUL_A,
-    MATMUL_ALPHA,
-    MATMUL_B,
-    MATMUL_BATCHES,
-    MATMUL_BIAS,
-    MATMUL_BIAS_COLUMN,
-    MATMUL_BIAS_ROW,
-    MATMUL_C,
     MATMUL_DIMS,
-    MATMUL_FUNCTION,
-    MATMUL_ITEM,
-    MATMUL_K,
-    MATMUL_LDC,
-    MATMUL_M,
-    MATMUL_N,
-    MATMUL_RANK,
-    PACKED_A_INNER,
-    PACKED_A_ITEM,
-    PACKED_A_LANE,
+    OF_A,
+    OF_B,
+    OF_BIAS,
+    OF_C,
     PACKED_ALONG,
     PACKED_ANY,
-    PACKED_B_INNER,
-    PACKED_B_ITEM,
-    PACKED_B_LANE,
     PACKED_BEGIN,
-    PACKED_C_ITEM,
     PACKED_CHUNK,
-    PACKED_COLUMNS,
     PACKED_END,
     PACKED_FINISH,
     PACKED_FINISH_WIDE,
-    PACKED_GRAIN,
     PACKED_GROUP,
-    PACKED_LANES,
     PACKED_LARGE,
     PACKED_PAD,
-    PACKED_PER_WORD,
-    PACKED_ROWS,
     PACKED_ROWS_WAY,
     PACKED_TURN,
     PACKED_WIDE,
-    PACKED_WORDS,
     PARALLEL_FLOPS,
-    PROGRAM,
-    SCRATCH,
-    TEAM_SIZE,
-    THREAD_NUMBER,
-    THREADS,
+    Block,
+    Functions,
+    PackedProduct,
 )
-from anyshape.backend.native import call, call_void, maximum, minimum, set_word, word, words
+from anyshape.backend.native import Array, Nested, Struct, call_void, i64, maximum, minimum, new, size_of
 
 
-def run_packed(block: int, step: int) -> int:
+class PackedWork(Struct):
+    """What the threads of products by packed panels share: panels of columns in all, rows of a block and blocks of
+    rows, and how many products there are."""
+
+    functions: Functions
+    block: Block
+    step: PackedProduct
+    panels: i64
+    high: i64
+    blocks: i64
+    members: i64
+
+
+class Fetch(Struct):
+    """Which lines the tiles are to fetch: see `fetch` in backend/llvm_packed.py."""
+
+    source: i64
+    step: i64
+    power: i64
+    done: i64
+    last: i64
+    target: i64
+    target_step: i64
+
+
+class PackedFrame(Struct):
+    """Some columns of a block of rows."""
+
+    entry: Array[i64]  # of the dtype's first routine
+    step: PackedProduct
+    columns: i64
+    rows: i64
+    target: i64
+    bias: i64  # 0: none
+    a: i64
+    b: i64
+    row_panels: i64
+    column_panels: i64
+    sums: i64
+    blocks: i64  # of k
+    room: i64  # words that a panel of columns has room for, which may be more than there are
+    fetch: Nested[Fetch]
+
+
+def run_packed(block: Block, step: PackedProduct) -> int:
     """A batch of products, or several ones with the same rows, whose words follow each other; shared out by panels of
     columns of blocks of rows."""
-    data = words(7)
+    data = new(PackedWork)
     threads = packed_threads(block, step, data)
-    if threads == 1:
-        packed_share(data, 0, 1)
-    elif threads > 1:
-        fork(block, packed_part, data, threads)
+    if threads > 0:
+        parallel_for(block, packed_share, data, threads)
     return 0
 
 
-def packed_threads(block: int, step: int, data: int) -> int:
-    """On how many threads such products are worth to run, 0 where there is nothing to do; writes to `data` (7 words)
+def packed_threads(block: Block, step: PackedProduct, data: PackedWork) -> int:
+    """On how many threads such products are worth to run, 0 where there is nothing to do; writes to `data`
     how they are shared out."""
-    batches = word(step, MATMUL_BATCHES)
-    rows = word(step, MATMUL_N)
-    members = word(step, 1) // MATMUL_DIMS if word(step, MATMUL_RANK) == 0 else 1
+    batches = step.batches
+    rows = step.n
+    members = step.length // MATMUL_DIMS if step.rank == 0 else 1
     columns = 0
     panels = 0
     for member in range(members):
-        size = word(step + 8 * MATMUL_DIMS * member, MATMUL_M)
+        size = PackedProduct(step + size_of(PackedProduct) * member).m
         columns += size
-        panels += parts(size, 2 * word(step, PACKED_LANES))
+        panels += parts(size, 2 * step.lanes)
     if batches <= 0 or columns <= 0 or rows <= 0:
         return 0
-    functions = word(block, FUNCTIONS)
-    high = 3 * word(step, PACKED_GRAIN)
-    threads = minimum(word(block, THREADS), columns * rows * word(step, MATMUL_K) * batches // PARALLEL_FLOPS)
-    if word(functions, GOMP_PARALLEL) == 0:
+    functions = block.functions
+    high = 3 * step.grain
+    threads = minimum(block.threads, columns * rows * step.k * batches // PARALLEL_FLOPS)
+    if functions.gomp_parallel == 0:
         threads = 1
-    down = parts(rows, word(step, PACKED_ROWS))
+    down = parts(rows, step.rows)
     # a thread packs the rows and the columns of its share: neither is to be many times the other
     while down * high < rows and down * batches < threads and (
             panels * down * batches < threads or FLAT * batches * columns * down * down < threads * rows):
         down += 1
-    set_word(data, 0, functions)
-    set_word(data, 1, block)
-    set_word(data, 2, step)
-    set_word(data, 3, panels)
-    set_word(data, 4, parts(parts(rows, down), high) * high)
-    set_word(data, 5, parts(rows, word(data, 4)))
-    set_word(data, 6, members)
+    data.functions = functions
+    data.block = block
+    data.step = step
+    data.panels = panels
+    data.high = parts(parts(rows, down), high) * high
+    data.blocks = parts(rows, data.high)
+    data.members = members
     return maximum(threads, 1)
 
 
@@ -126,36 +139,28 @@ def parts(size: int, part: int) -> int:
     return (size + part - 1) // part
 
 
-def packed_part(data: int) -> int:
-    """What one thread does."""
-    functions = word(data, 0)
-    number = call(word(functions, THREAD_NUMBER)) & 4294967295
-    packed_share(data, number, call(word(functions, TEAM_SIZE)) & 4294967295)
-    return 0
-
-
-def packed_share(data: int, number: int, team: int) -> int:
+def packed_share(data: PackedWork, number: int, team: int) -> int:
     """The share of thread `number` of the panels."""
-    panels = word(word(data, 2), MATMUL_BATCHES) * word(data, 3) * word(data, 5)
-    packed_range(data, panels * number // team, panels * (number + 1) // team, number)
+    panels = data.step.batches * data.panels * data.blocks
+    packed_range(data, share(panels, number, team), share(panels, number + 1, team), number)
     return 0
 
 
-def packed_range(data: int, begin: int, end: int, thread: int) -> int:
+def packed_range(data: PackedWork, begin: int, end: int, thread: int) -> int:
     """The panels begin..end-1: all columns of a block of rows, then of the next one. Rows are packed once for all
     columns, but in half precision with several blocks of k: there for as many as there is room for their sums."""
-    block = word(data, 1)
-    step = word(data, 2)
-    scratch = word(block, SCRATCH) + thread * word(word(block, PROGRAM), HEAD_SCRATCH)
-    panels = word(data, 3)
-    blocks = maximum(parts(word(step, MATMUL_K), word(step, PACKED_WORDS) * word(step, PACKED_PER_WORD)), 1)
-    frame = words(20)
-    set_word(frame, 11, blocks)
+    block = data.block
+    step = data.step
+    scratch = block.scratch + thread * block.program.scratch
+    panels = data.panels
+    blocks = maximum(parts(step.k, step.deep * step.per_word), 1)
+    frame = new(PackedFrame)
+    frame.blocks = blocks
     index = begin
     while index < end:
         first = index % panels
         stop = minimum(end, index - first + panels)
-        if word(step, MATMUL_ITEM) == F32 or blocks == 1:
+        if step.item == F32 or blocks == 1:
             for part in range(blocks):
                 packed_members(data, frame, index // panels, first, first + stop - index, scratch, part)
         else:
@@ -164,122 +169,124 @@ def packed_range(data: int, begin: int, end: int, thread: int) -> int:
     return 0
 
 
-def packed_members(data: int, frame: int, rows: int, first: int, last: int, scratch: int, part: int) -> int:
+def packed_members(data: PackedWork, frame: PackedFrame, rows: int, first: int, last: int, scratch: int,
+                   part: int) -> int:
     """The panels first..last-1, counted over all members, of block `rows` of the rows; block `part` of k, or, if that
     is -1, all blocks of some columns after each other."""
-    wide = 2 * word(word(data, 2), PACKED_LANES)
+    wide = 2 * data.step.lanes
     before = 0
     new = 1
-    for member in range(word(data, 6)):
-        step = word(data, 2) + 8 * MATMUL_DIMS * member
-        size = word(step, MATMUL_M)
+    for member in range(data.members):
+        step = PackedProduct(data.step + size_of(PackedProduct) * member)
+        size = step.m
         begin = maximum(first - before, 0) * wide
         end = minimum((last - before) * wide, size)
         while begin < end:
-            width = end - begin if part >= 0 else minimum(end - begin, word(step, PACKED_COLUMNS))
-            aim(data, frame, step, rows // word(data, 5), begin, rows % word(data, 5), scratch)
-            set_word(frame, 2, width)
+            width = end - begin if part >= 0 else minimum(end - begin, step.columns)
+            aim(data, frame, step, rows // data.blocks, begin, rows % data.blocks, scratch)
+            frame.columns = width
             if part >= 0:
                 packed_tile(frame, part, new)
                 new = 0
             else:
-                for each in range(word(frame, 11)):
+                for each in range(frame.blocks):
                     packed_tile(frame, each, 1)
             begin += width
         before += parts(size, wide)
     return 0
 
 
-def aim(data: int, frame: int, step: int, batch: int, first_column: int, row: int, scratch: int) -> int:
+def aim(data: PackedWork, frame: PackedFrame, step: PackedProduct, batch: int, first_column: int, row: int,
+        scratch: int) -> int:
     """Writes into `frame` what belongs to some columns of block `row` of the rows of a product."""
-    block = word(data, 1)
-    first_row = row * word(data, 4)
-    set_word(frame, 0, word(data, 0) + 8 * word(step, MATMUL_FUNCTION))
-    set_word(frame, 1, step)
-    set_word(frame, 3, minimum(word(data, 4), word(step, MATMUL_N) - first_row))
-    item = word(step, PACKED_C_ITEM)
-    set_word(frame, 4, address(block, step + 8 * MATMUL_C) + batch_place(step, batch, 3) + first_column * item
-             + first_row * word(step, MATMUL_LDC) * item)
-    set_word(frame, 5, 0)
-    set_word(frame, 6, address(block, step + 8 * MATMUL_A) + batch_place(step, batch, 1)
-             + first_column * word(step, PACKED_A_LANE))
-    set_word(frame, 7, address(block, step + 8 * MATMUL_B) + batch_place(step, batch, 2)
-             + first_row * word(step, PACKED_B_LANE))
-    if word(step, MATMUL_BIAS) >= 0:
-        set_word(frame, 5, address(block, step + 8 * MATMUL_BIAS) + batch_place(step, batch, 4)
-                 + first_row * word(step, MATMUL_BIAS_ROW) + first_column * word(step, MATMUL_BIAS_COLUMN))
-    deep = word(step, PACKED_WORDS)
-    set_word(frame, 8, scratch)
-    set_word(frame, 9, scratch + 4 * word(step, PACKED_ROWS) * deep
-             + PACKED_PAD * parts(word(step, PACKED_ROWS), 3 * word(step, PACKED_GRAIN)))
-    set_word(frame, 10, word(frame, 9) + group_of(step) * (8 * word(step, PACKED_LANES) * deep + PACKED_PAD))
+    block = data.block
+    first_row = row * data.high
+    frame.entry = entry_of(data.functions, step.function)
+    frame.step = step
+    frame.rows = minimum(data.high, step.n - first_row)
+    item = step.c_item
+    frame.target = (address(block, step.c) + batch_place(step, batch, OF_C) + first_column * item
+             + first_row * step.ldc * item)
+    frame.bias = 0
+    frame.a = (address(block, step.a) + batch_place(step, batch, OF_A)
+             + first_column * step.a_lane)
+    frame.b = (address(block, step.b) + batch_place(step, batch, OF_B)
+             + first_row * step.b_lane)
+    if step.bias >= 0:
+        frame.bias = (address(block, step.bias) + batch_place(step, batch, OF_BIAS)
+                 + first_row * step.bias_row + first_column * step.bias_column)
+    deep = step.deep
+    frame.row_panels = scratch
+    frame.column_panels = (scratch + 4 * step.rows * deep
+             + PACKED_PAD * parts(step.rows, 3 * step.grain))
+    frame.sums = frame.column_panels + group_of(step) * (8 * step.lanes * deep + PACKED_PAD)
     return 0
 
 
-def group_of(step: int) -> int:
+def group_of(step: PackedProduct) -> int:
     """Panels of columns that are packed at a time."""
-    return PACKED_GROUP if word(step, PACKED_GRAIN) == word(step, PACKED_LANES) else 1
+    return PACKED_GROUP if step.grain == step.lanes else 1
 
 
-def packed_tile(frame: int, part: int, new: int) -> int:
+def packed_tile(frame: PackedFrame, part: int, new: int) -> int:
     """Adds block `part` of k to all columns of the frame, panel by panel; `new`: its rows are to be packed."""
-    step = word(frame, 1)
-    columns = word(frame, 2)
-    target = word(frame, 4)
-    bias = word(frame, 5)
-    sums = word(frame, 10)
-    item = word(step, MATMUL_ITEM)
-    inner = word(step, MATMUL_BIAS_COLUMN)
-    a_step = word(step, PACKED_A_LANE)
-    per_word = word(step, PACKED_PER_WORD)
-    deep = word(step, PACKED_WORDS) * per_word
+    step = frame.step
+    columns = frame.columns
+    target = frame.target
+    bias = frame.bias
+    sums = frame.sums
+    item = step.item
+    inner = step.bias_column
+    a_step = step.a_lane
+    per_word = step.per_word
+    deep = step.deep * per_word
     first = part * deep
-    count = minimum(deep, word(step, MATMUL_K) - first)
-    lanes = word(step, PACKED_LANES)
-    grain = word(step, PACKED_GRAIN)
+    count = minimum(deep, step.k - first)
+    lanes = step.lanes
+    grain = step.grain
     if new != 0:
-        pack(frame, word(frame, 7) + first * word(step, PACKED_B_INNER), word(step, PACKED_B_ITEM),
-             word(step, PACKED_B_LANE), word(step, PACKED_B_INNER), word(frame, 3), count, word(frame, 8), 3 * grain,
+        pack(frame, frame.b + first * step.b_inner, step.b_item,
+             step.b_lane, step.b_inner, frame.rows, count, frame.row_panels, 3 * grain,
              grain, 1)
-    set_word(frame, 12, parts(parts(count, per_word), lanes) * lanes)
-    source = word(frame, 6) + first * word(step, PACKED_A_INNER)
+    frame.room = parts(parts(count, per_word), lanes) * lanes
+    source = frame.a + first * step.a_inner
     most = 2 * lanes * group_of(step)
     column = 0
     while column < columns:
         width = minimum(most, columns - column)
-        place = target + column * word(step, PACKED_C_ITEM)
+        place = target + column * step.c_item
         if part == 0 and bias != 0 and inner != item:
-            for i in range(word(frame, 3)):
-                copy_run(place + i * word(step, MATMUL_LDC) * item,
-                         bias + i * word(step, MATMUL_BIAS_ROW) + column * inner, width, item, inner, item)
-        pack(frame, source + column * a_step, word(step, PACKED_A_ITEM), a_step, word(step, PACKED_A_INNER), width,
-             count, word(frame, 9), 2 * lanes, lanes, 0)
+            for i in range(frame.rows):
+                copy_run(place + i * step.ldc * item,
+                         bias + i * step.bias_row + column * inner, width, item, inner, item)
+        pack(frame, source + column * a_step, step.a_item, a_step, step.a_inner, width,
+             count, frame.column_panels, 2 * lanes, lanes, 0)
         if column + width < columns:
             look_ahead(frame, source + (column + width) * a_step, minimum(most, columns - column - width), count)
         else:  # the first panel of the next block, or nothing
-            look_ahead(frame, source + deep * word(step, PACKED_A_INNER), minimum(most, columns),
-                       minimum(deep, word(step, MATMUL_K) - first - deep))
-        set_word(frame, 2, width)
-        set_word(frame, 4, place)
-        set_word(frame, 5, bias + column * inner if bias != 0 else 0)
-        if word(frame, 11) > 1 and item != F32:
-            set_word(frame, 10, sums + 4 * column)
+            look_ahead(frame, source + deep * step.a_inner, minimum(most, columns),
+                       minimum(deep, step.k - first - deep))
+        frame.columns = width
+        frame.target = place
+        frame.bias = bias + column * inner if bias != 0 else 0
+        if frame.blocks > 1 and item != F32:
+            frame.sums = sums + 4 * column
         multiply_panels(frame, parts(count, per_word), part)
         column += width
-    set_word(frame, 2, columns)
-    set_word(frame, 4, target)
-    set_word(frame, 5, bias)
-    set_word(frame, 10, sums)
+    frame.columns = columns
+    frame.target = target
+    frame.bias = bias
+    frame.sums = sums
     return 0
 
 
-def look_ahead(frame: int, source: int, size: int, count: int) -> int:
-    """Writes into the frame (13 on) which lines the tiles are to fetch: those of `size` lanes by `count` elements of A,
+def look_ahead(frame: PackedFrame, source: int, size: int, count: int) -> int:
+    """Writes into the frame which lines the tiles are to fetch: those of `size` lanes by `count` elements of A,
     if there are any."""
-    step = word(frame, 1)
-    item = word(step, PACKED_A_ITEM)
-    lane_step = word(step, PACKED_A_LANE)
-    inner_step = word(step, PACKED_A_INNER)
+    step = frame.step
+    item = step.a_item
+    lane_step = step.a_lane
+    inner_step = step.a_inner
     runs = 0
     run = 0
     run_step = 0
@@ -296,58 +303,58 @@ def look_ahead(frame: int, source: int, size: int, count: int) -> int:
         run_step = inner_step
         source += LINE - 1  # the line of the first byte is one of the panel before, or nearly all of it
     if size <= 0 or count <= 0 or runs == 0:
-        source = word(frame, 9)
+        source = frame.column_panels
         runs = 1
         run = 1
     power = 0
     while 1 << power < run:
         power += 1
-    set_word(frame, 13, source)
-    set_word(frame, 14, run_step)
-    set_word(frame, 15, power)
-    set_word(frame, 16, 0)
-    set_word(frame, 17, (runs << power) - 1)
+    frame.fetch.source = source
+    frame.fetch.step = run_step
+    frame.fetch.power = power
+    frame.fetch.done = 0
+    frame.fetch.last = (runs << power) - 1
     return 0
 
 
-def batch_place(step: int, index: int, which: int) -> int:
-    """Bytes from the first matrix of A, B, C, bias (`which`: 1, 2, 3, 4) to that of batch `index`."""
+def batch_place(step: PackedProduct, index: int, which: int) -> int:
+    """Bytes from the first matrix of A, B, C, bias (`which`) to that of batch `index`."""
     place = 0
-    rank = word(step, MATMUL_RANK)
+    rank = step.rank
     for back in range(rank):
-        dim = step + 8 * (MATMUL_DIMS + 5 * (rank - 1 - back))
-        place += index % word(dim, 0) * word(dim, which)
-        index = index // word(dim, 0)
+        dim = step.dims[rank - 1 - back]
+        place += index % dim.size * dim.steps[which]
+        index = index // dim.size
     return place
 
 
-def pack(frame: int, source: int, item: int, lane_step: int, inner_step: int, size: int, count: int, target: int,
-         top: int, grain: int, rows: int) -> int:
+def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step: int, size: int, count: int,
+         target: int, top: int, grain: int, rows: int) -> int:
     """Packs `size` lanes by `count` elements along k into panels of `top` lanes, the last of a multiple of `grain`.
     `rows`: they are rows; where whole tiles are multiplied, these are as many as a vector has lanes, and the words of
     each lie side by side."""
-    step = word(frame, 1)
-    lanes = word(step, PACKED_LANES)
+    step = frame.step
+    lanes = step.lanes
     way = PACKED_ANY
     if inner_step == item:
         way = PACKED_TURN
     elif lane_step == item:
         way = PACKED_ALONG
-    if item != word(step, MATMUL_ITEM):
+    if item != step.item:
         way += PACKED_WIDE
     lane_room = 4
     whole = 1 if rows != 0 and grain == lanes else 0
     if whole != 0:
         way += PACKED_ROWS_WAY
-    function = word(word(frame, 0), way)
-    room = parts(parts(count, word(step, PACKED_PER_WORD)), lanes) * lanes
+    function = frame.entry[way]
+    room = parts(parts(count, step.per_word), lanes) * lanes
     chunk = PACKED_CHUNK if lane_step == item and inner_step != item else maximum(count, 1)
     if whole != 0:
         lane_room = 4 * room
         chunk = maximum(chunk, 2 * lanes)
     part = 0
     while part < maximum(count, 1):
-        words_before = part // word(step, PACKED_PER_WORD)
+        words_before = part // step.per_word
         panel = target
         first = 0
         while first < size:
@@ -367,54 +374,53 @@ def pack(frame: int, source: int, item: int, lane_step: int, inner_step: int, si
     return 0
 
 
-def multiply_panels(frame: int, count: int, part: int) -> int:
+def multiply_panels(frame: PackedFrame, count: int, part: int) -> int:
     """Every panel of columns with every panel of rows, over `count` words; block `part` of those of k. Panels of
-    columns have room for as many words as word 12 of the frame says, which may be more. Words 13 on: see `fetch` in
-    backend/llvm_packed.py."""
-    entry = word(frame, 0)
-    step = word(frame, 1)
-    columns = word(frame, 2)
-    rows = word(frame, 3)
-    blocks = word(frame, 11)
-    in_place = word(step, MATMUL_ITEM) == F32
-    lanes = word(step, PACKED_LANES)
-    grain = word(step, PACKED_GRAIN)
+    columns have room for as many words as the frame says, which may be more."""
+    entry = frame.entry
+    step = frame.step
+    columns = frame.columns
+    rows = frame.rows
+    blocks = frame.blocks
+    in_place = step.item == F32
+    lanes = step.lanes
+    grain = step.grain
     room = parts(count, lanes) * lanes
-    item = word(step, MATMUL_ITEM)
-    there = 1 if word(frame, 5) == word(frame, 4) or word(step, MATMUL_BIAS_COLUMN) != item else 0  # the addend
-    more = 1 if in_place != 0 and (part > 0 or (word(frame, 5) != 0 and there != 0)) else 0  # to what is in the result
-    apart = 1 if in_place == 0 or (part == 0 and word(frame, 5) != 0 and there == 0) else 0
-    c_item = word(step, PACKED_C_ITEM)
-    c_step = word(step, MATMUL_LDC) * c_item
-    finish = word(entry, PACKED_FINISH)
+    item = step.item
+    there = 1 if frame.bias == frame.target or step.bias_column != item else 0  # the addend
+    more = 1 if in_place != 0 and (part > 0 or (frame.bias != 0 and there != 0)) else 0  # to what is in the result
+    apart = 1 if in_place == 0 or (part == 0 and frame.bias != 0 and there == 0) else 0
+    c_item = step.c_item
+    c_step = step.ldc * c_item
+    finish = entry[PACKED_FINISH]
     if c_item != item:
-        finish = word(entry, PACKED_FINISH_WIDE)
-    sums = word(frame, 10)
+        finish = entry[PACKED_FINISH_WIDE]
+    sums = frame.sums
     whole = blocks > 1 and in_place == 0  # sums of the whole tile wait for the next block
-    sums_step = 4 * word(step, PACKED_COLUMNS) if whole else 8 * lanes
-    set_word(frame, 19, c_step)
-    past = 1 if grain == lanes and c_step % LINE == 0 and word(step, MATMUL_N) * c_step >= PACKED_LARGE else 0
+    sums_step = 4 * step.columns if whole else 8 * lanes
+    frame.fetch.target_step = c_step
+    past = 1 if grain == lanes and c_step % LINE == 0 and step.n * c_step >= PACKED_LARGE else 0
     if grain == lanes:
-        call_void(word(entry, PACKED_BEGIN))
+        call_void(entry[PACKED_BEGIN])
     column = 0
-    column_panel = word(frame, 9)
+    column_panel = frame.column_panels
     while column < columns:
         width = minimum(2 * lanes, parts(columns - column, lanes) * lanes)
         row = 0
-        row_panel = word(frame, 8)
+        row_panel = frame.row_panels
         while row < rows:
             thirds = minimum(3, parts(rows - row, grain))
-            tile = word(entry, 2 * (3 - thirds) + width // lanes - 1)
-            target = word(frame, 4) + row * c_step + column * c_item
-            set_word(frame, 18, target)
+            tile = entry[2 * (3 - thirds) + width // lanes - 1]
+            target = frame.target + row * c_step + column * c_item
+            frame.fetch.target = target
             if apart == 0 and thirds * grain <= rows - row and width <= columns - column:
-                call_void(tile, column_panel, row_panel, count, target, c_step, more, frame + 104)
+                call_void(tile, column_panel, row_panel, count, target, c_step, more, frame.fetch)
             else:
                 here = sums + row * sums_step + 4 * column if whole else sums
                 call_void(tile, column_panel, row_panel, count, here, sums_step, 1 if whole and part > 0 else 0,
-                          frame + 104)
-                addend = word(frame, 5)
-                addend_step = word(step, MATMUL_BIAS_ROW)
+                          frame.fetch)
+                addend = frame.bias
+                addend_step = step.bias_row
                 if addend != 0:
                     addend += row * addend_step + column * item
                 if (addend != 0 and there != 0) or more != 0:
@@ -422,17 +428,13 @@ def multiply_panels(frame: int, count: int, part: int) -> int:
                     addend_step = c_step
                 if part == blocks - 1 or in_place != 0:
                     call_void(finish, here, sums_step, target, c_step, minimum(rows - row, thirds * grain),
-                              minimum(columns - column, width), addend, addend_step, step + 8 * MATMUL_ALPHA,
+                              minimum(columns - column, width), addend, addend_step, step + PackedProduct.alpha,
                               past if target % LINE == 0 and width * item == LINE else 0)
-            set_word(frame, 16, word(frame, 16) + count)
+            frame.fetch.done += count
             row_panel += 4 * thirds * grain * room + PACKED_PAD
             row += thirds * grain
-        column_panel += 4 * width * word(frame, 12) + PACKED_PAD
+        column_panel += 4 * width * frame.room + PACKED_PAD
         column += width
     if grain == lanes:
-        call_void(word(entry, PACKED_END))
+        call_void(entry[PACKED_END])
     return 0
-
-
-PACKED_ROUTINES = (run_packed, packed_threads, parts, packed_part, packed_share, packed_range, packed_members, aim,
-                   group_of, packed_tile, look_ahead, batch_place, pack, multiply_panels)

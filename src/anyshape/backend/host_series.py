@@ -11,195 +11,220 @@ several series.
 """
 from __future__ import annotations
 
-from anyshape.backend.host_library import address, matmul_share, matmul_threads, run_matmul
+from typing import Annotated
+
+from anyshape.backend.host_library import LibraryWork, address, entry_of, matmul_share, matmul_threads, run_matmul
 from anyshape.backend.host_over import run_over
-from anyshape.backend.host_packed import packed_share, packed_threads, run_packed
-from anyshape.backend.host_threads import fork, meet, now
+from anyshape.backend.host_packed import PackedWork, packed_share, packed_threads, run_packed
+from anyshape.backend.host_threads import meet, now, parallel_for, share
 from anyshape.backend.host_words import (
-    BARRIER,
-    FUNCTIONS,
-    GOMP_PARALLEL,
-    HEAD_SCRATCH,
     KERNEL,
-    MATMUL_THIN,
     MONOTONIC,
     OVER,
     PARALLEL_WORK,
     PRODUCT,
-    SCRATCH,
-    SERIES_HEAD,
-    SERIES_WORDS,
-    STATUS,
-    STEP,
-    TEAM_SIZE,
-    THREAD_NUMBER,
-    THREADS,
+    Block,
+    Functions,
+    KernelState,
+    KernelStep,
+    LibraryProduct,
+    PackedProduct,
+    Program,
+    SeriesStep,
+    Step,
 )
-from anyshape.backend.native import call, call_void, copy_bytes, maximum, minimum, set_word, word, words
+from anyshape.backend.native import (
+    Array,
+    Inline,
+    Struct,
+    call_void,
+    copy_bytes,
+    i64,
+    maximum,
+    minimum,
+    new,
+    size_of,
+    tail,
+)
 
 
-def run_series(block: int, step: int, workspace: int, program: int) -> int:
+class SeriesWork(Struct):
+    """What the threads of a series share: its kernels, the place of their blocks, and a product in front of them (0:
+    none) with the work and the threads that it is shared out to."""
+
+    functions: Functions
+    first: KernelStep
+    end: i64
+    blocks: KernelState
+    scratch: i64
+    stride: i64
+    product: Step
+    shared: i64  # a PackedWork or a LibraryWork
+    threads: i64
+    block: Block
+    alone: Annotated[Array[i64], Inline(1)]
+
+
+def run_series(block: Block, step: SeriesStep, workspace: int, program: Program) -> int:
     """The steps of a series, in order."""
-    functions = word(block, FUNCTIONS)
-    first = step + 8 * SERIES_HEAD
-    end = first + 8 * word(step, SERIES_WORDS)
-    product = 0
-    if word(first, 0) != KERNEL:
-        product = first
-        first += 8 * word(first, 1)
+    functions = block.functions
+    first = KernelStep(step + size_of(SeriesStep))
+    end = first + 8 * step.words
+    product = Step(0)
+    if first.op != KERNEL:
+        product = Step(first)
+        first = KernelStep(following(first))
     one = first
-    at = workspace
+    at = KernelState(workspace)
     team = 1
     while one < end:
         team = maximum(team, kernel_threads(block, one))
         at = kernel_block(block, one, at)
-        one += 8 * word(one, 1)
-    data = words(12)
-    set_word(data, 0, functions)
-    set_word(data, 1, first)
-    set_word(data, 2, end)
-    set_word(data, 3, workspace)
-    set_word(data, 4, word(block, SCRATCH))
-    set_word(data, 5, word(program, HEAD_SCRATCH))
-    set_word(data, 9, block)
-    meets = 0 if word(functions, GOMP_PARALLEL) == 0 or word(functions, BARRIER) == 0 else 1
+        one = KernelStep(following(one))
+    data = new(SeriesWork)
+    data.functions = functions
+    data.first = first
+    data.end = end
+    data.blocks = KernelState(workspace)
+    data.scratch = block.scratch
+    data.stride = program.scratch
+    data.block = block
+    meets = 0 if functions.gomp_parallel == 0 or functions.barrier == 0 else 1
     if product != 0:
-        shared = words(7)
-        threads = product_threads(block, product, shared) if meets != 0 else 0
+        packed = new(PackedWork)
+        plain = new(LibraryWork)
+        threads = product_threads(block, product, packed, plain) if meets != 0 else 0
         if threads < 2:
             run_product(block, product)
         else:
-            set_word(data, 6, product)
-            set_word(data, 7, shared)
-            set_word(data, 8, threads)
+            data.product = product
+            data.shared = packed if product.op == PRODUCT else plain
+            data.threads = threads
             team = maximum(team, threads)
     if team < 2 or meets == 0:
         series_alone(data)
     else:
-        fork(block, series_part, data, team)
+        parallel_for(block, series_part, data, team)
     one = first
-    at = workspace
-    while one < end and word(block, STATUS) == 0:
-        if word(at, 0) != 0:
-            set_word(block, STATUS, word(at, 0))
-            set_word(block, STEP, word(one, 2))
+    at = KernelState(workspace)
+    while one < end and block.status == 0:
+        if at.status != 0:
+            block.status = at.status
+            block.step = one.number
         at = after_block(one, at)
-        one += 8 * word(one, 1)
+        one = KernelStep(following(one))
     return 0
 
 
-def run_bands(block: int, step: int, workspace: int, program: int) -> int:
+def run_bands(block: Block, step: SeriesStep, workspace: int, program: Program) -> int:
     """Several series: a product and what reads its result, for a band of its rows each. No kernel of them checks."""
-    one = step + 8 * SERIES_HEAD
-    end = one + 8 * word(step, SERIES_WORDS)
+    one = SeriesStep(step + size_of(SeriesStep))
+    end = one + 8 * step.words
     while one < end:
         run_series(block, one, workspace, program)
-        one += 8 * (SERIES_HEAD + word(one, SERIES_WORDS))
+        one = SeriesStep(one + size_of(SeriesStep) + 8 * one.words)
     return 0
 
 
-def product_threads(block: int, step: int, data: int) -> int:
-    """On how many threads the product of a series is shared out, as `data` says; 0 or 1: it goes before."""
-    if word(step, 0) == PRODUCT:
-        return packed_threads(block, step, data)
-    if word(step, 0) != OVER and word(step, MATMUL_THIN) != 0:
-        return matmul_threads(block, step, data)
+def product_threads(block: Block, step: Step, packed: PackedWork, plain: LibraryWork) -> int:
+    """On how many threads the product of a series is shared out, as its work says; 0 or 1: it goes before."""
+    if step.op == PRODUCT:
+        return packed_threads(block, PackedProduct(step), packed)
+    if step.op != OVER and LibraryProduct(step).thin.function != 0:
+        return matmul_threads(block, LibraryProduct(step), plain)
     return 0
 
 
-def run_product(block: int, step: int) -> int:
+def run_product(block: Block, step: Step) -> int:
     """A product by itself."""
-    if word(step, 0) == PRODUCT:
-        run_packed(block, step)
-    elif word(step, 0) == OVER:
-        run_over(block, step)
+    if step.op == PRODUCT:
+        run_packed(block, PackedProduct(step))
+    elif step.op == OVER:
+        run_over(block, PackedProduct(step))
     else:
-        run_matmul(block, step)
+        run_matmul(block, LibraryProduct(step))
     return 0
 
 
-def kernel_threads(block: int, step: int) -> int:
+def kernel_threads(block: Block, step: KernelStep) -> int:
     """On how many threads a kernel is worth to run; 0 where it has nothing to do."""
-    blocks = maximum(word(step, 4), 0)
-    return minimum(blocks, maximum(minimum(word(block, THREADS), word(step, 5) // PARALLEL_WORK), 1))
+    blocks = maximum(step.blocks, 0)
+    return minimum(blocks, maximum(minimum(block.threads, step.work // PARALLEL_WORK), 1))
 
 
-def kernel_block(block: int, step: int, at: int) -> int:
+def kernel_block(block: Block, step: KernelStep, at: KernelState) -> KernelState:
     """Writes what a kernel of a series needs to address `at`: its status, on how many threads it runs, and its block.
     Returns the address behind."""
-    set_word(at, 0, 0)
-    params = word(step, 7)
-    place = step + 72
+    at.status = 0
+    params = step.params
     for i in range(params):
-        set_word(at, 2 + i, at if word(place, 0) == 0 else address(block, place))
-        place += 16
-    copy_bytes(at + 16 + 8 * params, place, 8 * word(step, 8))
-    set_word(at, 1, kernel_threads(block, step))
+        at.block[i] = at if step.places[i].slot == 0 else address(block, step.places[i])
+    copy_bytes(tail(at.block, params), tail(step.places, params), 8 * step.sizes)
+    at.threads = kernel_threads(block, step)
     return after_block(step, at)
 
 
-def after_block(step: int, at: int) -> int:
+def after_block(step: KernelStep, at: KernelState) -> KernelState:
     """The address behind what `kernel_block` writes."""
-    return at + 8 * (2 + word(step, 7) + word(step, 8))
+    return KernelState(tail(at.block, step.params + step.sizes))
 
 
-def series_alone(data: int) -> int:
+def following(step: Step) -> int:
+    """The address of the next step."""
+    return step + 8 * step.length
+
+
+def series_alone(data: SeriesWork) -> int:
     """The kernels of a series on one thread."""
-    one = word(data, 1)
-    at = word(data, 3)
-    while one < word(data, 2):
-        if word(one, 4) > 0:
-            call_void(word(word(data, 0), word(one, 3)), at + 16, 0, word(one, 4), word(data, 4))
-            if word(at, 0) != 0:
+    one = data.first
+    at = data.blocks
+    while one < data.end:
+        if one.blocks > 0:
+            call_void(entry_of(data.functions, one.function)[0], at.block, 0, one.blocks, data.scratch)
+            if at.status != 0:
                 return 0
         at = after_block(one, at)
-        one += 8 * word(one, 1)
+        one = KernelStep(following(one))
     return 0
 
 
-def series_part(data: int) -> int:
+def series_part(data: SeriesWork, number: int, team: int) -> int:
     """What one thread of a series does: its share of the product, and an equal part of the row blocks of each kernel
     that is worth it."""
-    functions = word(data, 0)
-    number = call(word(functions, THREAD_NUMBER)) & 4294967295
-    team = call(word(functions, TEAM_SIZE)) & 4294967295
-    block = word(data, 9)
+    functions = data.functions
+    block = data.block
     begin = now(functions, MONOTONIC)
     turn = 0
     alone = 0
-    product = word(data, 6)
+    product = data.product
     if product != 0:
-        shares = minimum(word(data, 8), team)
-        if number < shares and word(product, 0) == PRODUCT:
-            packed_share(word(data, 7), number, shares)
+        shares = minimum(data.threads, team)
+        if number < shares and product.op == PRODUCT:
+            packed_share(PackedWork(data.shared), number, shares)
         elif number < shares:
-            matmul_share(word(data, 7), number, shares)
+            matmul_share(LibraryWork(data.shared), number, shares)
         turn += 1
-        alone = meet(block, data + 80, number, turn, begin)
-    scratch = word(data, 4) + number * word(data, 5)
-    one = word(data, 1)
-    at = word(data, 3)
-    while one < word(data, 2):
+        alone = meet(block, data.alone, number, turn, begin)
+    scratch = data.scratch + number * data.stride
+    one = data.first
+    at = data.blocks
+    while one < data.end:
         if alone != 0 and number != 0:
             return 0
-        threads = 1 if alone != 0 else minimum(word(at, 1), team)
-        blocks = word(one, 4)
+        threads = 1 if alone != 0 else minimum(at.threads, team)
+        blocks = one.blocks
         if number < threads:
-            first = blocks * number // threads
-            last = blocks * (number + 1) // threads
+            first = share(blocks, number, threads)
+            last = share(blocks, number + 1, threads)
             if first < last:
-                call_void(word(functions, word(one, 3)), at + 16, first, last, scratch)
+                call_void(entry_of(functions, one.function)[0], at.block, first, last, scratch)
         status = at
         at = after_block(one, at)
-        one += 8 * word(one, 1)
-        if one < word(data, 2):
+        one = KernelStep(following(one))
+        if one < data.end:
             if alone == 0:
                 turn += 1
-                alone = meet(block, data + 80, number, turn, begin)
-            if word(status, 0) != 0:
+                alone = meet(block, data.alone, number, turn, begin)
+            if status.status != 0:
                 return 0
     return 0
-
-
-SERIES_ROUTINES = (run_series, run_bands, product_threads, run_product, kernel_threads, kernel_block, after_block,
-                   series_alone, series_part)

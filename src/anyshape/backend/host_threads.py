@@ -11,116 +11,116 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from anyshape.backend.host_words import (
-    BARRIER,
-    CLOCK,
-    FUNCTIONS,
-    GOMP_PARALLEL,
-    LOAD,
-    LONGEST,
-    MONOTONIC,
-    PATIENCE,
-    REGION_BEGIN,
-    REGION_DATA,
-    REGION_END,
-    REGION_FUNCTIONS,
-    REGION_LOST,
-    REGION_ROUTINE,
-    REGION_WATCHED,
-    THREAD_NUMBER,
-    THREAD_TIME,
-    THREADS,
-    TIMES,
-    WAITED,
-    WATCHED,
-    WORTH,
-)
-from anyshape.backend.native import call, call_void, maximum, minimum, set_word, word, words
+from anyshape.backend.host_words import LONGEST, MONOTONIC, PATIENCE, THREAD_TIME, WATCHED, WORTH, Block, Functions
+from anyshape.backend.native import Array, Struct, address_of, call, call_void, i64, maximum, minimum, new, words
 
 
-def now(functions: int, clock: int) -> int:
+class Region(Struct):
+    """A parallel region: what runs, when it began, when the first thread had done its share, whether it is watched, and
+    the nanoseconds in which a thread did not run."""
+
+    functions: Functions
+    routine: i64
+    data: i64
+    begin: i64
+    end: i64
+    watched: i64
+    lost: i64
+
+
+def low32(value: int) -> int:
+    """What a C function that returns an `int` >= 0 left in a register of 64 bits."""
+    return value & 4294967295
+
+
+def share(size: int, thread: int, team: int) -> int:
+    """Where the equal part of a thread begins; the next one's begins where it ends."""
+    return size * thread // team
+
+
+def now(functions: Functions, clock: int) -> int:
     """Nanoseconds of a clock; 0 where there is none."""
     time = words(2)
-    if word(functions, CLOCK) == 0:
+    if functions.clock == 0:
         return 0
-    call(word(functions, CLOCK), clock, time)
-    return word(time, 0) * 1000000000 + word(time, 1)
+    call(functions.clock, clock, time)
+    return time[0] * 1000000000 + time[1]
 
 
-def fork(block: int, routine: int | Callable[[int], int], data: int, threads: int) -> int:
-    """Runs routine(data) on so many threads at once, and waits for all."""
-    functions = word(block, FUNCTIONS)
-    load = word(functions, LOAD)
-    region = words(7)
-    set_word(region, REGION_FUNCTIONS, functions)
-    set_word(region, REGION_ROUTINE, routine)  # type: ignore[arg-type]
-    set_word(region, REGION_DATA, data)
-    set_word(region, REGION_WATCHED, word(load, 1))
+def parallel_for(block: Block, routine: int | Callable[..., int], data: int, threads: int) -> int:
+    """Runs routine(data, thread, team) on so many threads at once, and waits for all; a team of one is the caller."""
+    functions = block.functions
+    if threads < 2 or functions.gomp_parallel == 0:
+        call_void(routine, data, 0, 1)
+        return 0
+    load = functions.load
+    region = new(Region)
+    region.functions = functions
+    region.routine = address_of(routine)
+    region.data = data
+    region.watched = load.watched
     begin = now(functions, MONOTONIC)
-    set_word(region, REGION_BEGIN, begin)
-    set_word(block, WAITED, 0)
-    call_void(word(functions, GOMP_PARALLEL), fork_part, region, threads, 0)
+    region.begin = begin
+    block.waited = 0
+    call_void(functions.gomp_parallel, fork_part, region, threads, 0)
     end = now(functions, MONOTONIC)
-    waited = word(block, WAITED) + end - word(region, REGION_END)
+    waited = block.waited + end - region.end
     worked = end - begin - waited
-    watched = word(load, 1)
+    watched = load.watched
     if watched > 0:
-        set_word(load, 1, watched - 1)
+        load.watched = watched - 1
     if waited > worked + PATIENCE:
-        set_word(load, 1, WATCHED)
-        if word(region, REGION_WATCHED) != 0 and 2 * word(region, REGION_LOST) > waited:
-            set_word(load, 0, end + minimum(WORTH * waited, LONGEST))
-            set_word(load, 2, word(load, 2) + 1)
-            if word(block, TIMES) == 0:
-                set_word(block, THREADS, 1)
+        load.watched = WATCHED
+        if region.watched != 0 and 2 * region.lost > waited:
+            load.until = end + minimum(WORTH * waited, LONGEST)
+            load.alone += 1
+            if block.times == 0:
+                block.threads = 1
     return 0
 
 
-def fork_part(region: int) -> int:
+def fork_part(region: Region) -> int:
     """What one thread of a region does."""
-    functions = word(region, REGION_FUNCTIONS)
-    number = call(word(functions, THREAD_NUMBER)) & 4294967295
+    functions = region.functions
+    number = low32(call(functions.thread_number))
     ran = 0
-    watched = word(region, REGION_WATCHED)
+    watched = region.watched
     if number != 0 and watched != 0:
         ran = now(functions, THREAD_TIME)
-    call_void(word(region, REGION_ROUTINE), word(region, REGION_DATA))
+    call_void(region.routine, region.data, number, low32(call(functions.team_size)))
     if number == 0:
-        set_word(region, REGION_END, now(functions, MONOTONIC))
+        region.end = now(functions, MONOTONIC)
     elif watched != 0:
-        lost = now(functions, MONOTONIC) - word(region, REGION_BEGIN) - now(functions, THREAD_TIME) + ran
-        set_word(region, REGION_LOST, maximum(word(region, REGION_LOST), lost))
+        lost = now(functions, MONOTONIC) - region.begin - now(functions, THREAD_TIME) + ran
+        region.lost = maximum(region.lost, lost)
     return 0
 
 
-def look(block: int) -> int:
+def look(block: Block) -> int:
     """Has a call that begins use one thread while the machine is busy."""
-    functions = word(block, FUNCTIONS)
-    until = word(word(functions, LOAD), 0)
-    if until != 0 and word(block, THREADS) > 1 and word(block, TIMES) == 0:
+    functions = block.functions
+    until = functions.load.until
+    if until != 0 and block.threads > 1 and block.times == 0:
         if now(functions, MONOTONIC) < until:
-            set_word(block, THREADS, 1)
+            block.threads = 1
         else:
-            set_word(word(functions, LOAD), 0, 0)
+            functions.load.until = 0
     return 0
 
 
-def meet(block: int, alone: int, number: int, turn: int, begin: int) -> int:
+def meet(block: Block, alone: Array[i64], number: int, turn: int, begin: int) -> int:
     """All threads of a region that began at `begin` meet, for the time number `turn`, from 1 on. Returns whether the
     first thread goes on without the others from here; address `alone` says from which time on: one that waited in vain
     writes there before it comes to the next one, so all see the same."""
-    functions = word(block, FUNCTIONS)
+    functions = block.functions
     if number != 0:
-        call_void(word(functions, BARRIER))
+        call_void(functions.barrier)
     else:
         before = now(functions, MONOTONIC)
-        call_void(word(functions, BARRIER))
+        call_void(functions.barrier)
         waited = now(functions, MONOTONIC) - before
-        worked = before - begin - word(block, WAITED)
-        set_word(block, WAITED, word(block, WAITED) + waited)
-        if waited > worked + PATIENCE and word(alone, 0) == 0:
-            set_word(alone, 0, turn + 1)
-    return word(alone, 0) != 0 and turn >= word(alone, 0)
-
-
-THREAD_ROUTINES = (now, fork, fork_part, look, meet)
+        worked = before - begin - block.waited
+        block.waited += waited
+        if waited > worked + PATIENCE and alone[0] == 0:
+            alone[0] = turn + 1
+    return alone[0] != 0 and turn >= alone[0]

@@ -1,53 +1,310 @@
-"""The words of the host's programs and blocks: what run/record.py writes and backend/host.py reads.
+"""The records of the host's programs and blocks: what run/ encodes and the routines of backend/host*.py decode.
 
     program: head, then steps;  each step: op, its length in words, its number, and what the op needs
     block:   one per call: head, one address per buffer ("slot"), and room for the block of a kernel
     table of functions: addresses of library routines, then of the program's kernels
+
+Each record is the one place that says where a field is: the routines read its attributes, the encoders call its
+`encoder`, which takes every field by name, and ask `index` for a word that they change.
 """
 from __future__ import annotations
 
+from typing import Annotated
+
 from anyshape.backend import llvm_attention, llvm_packed, llvm_thin
+from anyshape.backend.native import Array, Inline, Nested, Struct, i64, words_of
 
-# words of a call block
-STATUS = 0  # 0, or the value of a failed check
-STATE = 1  # number of the call, given back to the callback
-KEPT = 2  # address of the block of the saved values
-TEMP = 3  # address of the block of everything else
-THREADS = 4
-CALLBACK = 5
-FUNCTIONS = 6  # address of the table of functions
-PROGRAM = 7
-STEP = 8  # number of the step that runs; the callback writes STEP_DONE there when it has done one
-TIMES = 9  # 0, or where the clock is written after every step: (seconds, nanoseconds,
-           # number of the step) each, the first before all steps
-SCRATCH = 10  # address of the threads' scratch
-WAITED = 11  # nanoseconds in which the first thread of a parallel region waited for others at its barriers
-SLOTS = 12  # slot 0 is the status; buffers follow
+
+class Place(Struct):
+    """An address in a call: that of a slot, and bytes from there."""
+
+    slot: i64
+    bytes: i64
+
+
+class Load(Struct):
+    """What is known of the machine's load (backend/host_threads.py)."""
+
+    until: i64  # until when to use one thread, in nanoseconds; 0: all
+    watched: i64  # how many regions are watched
+    alone: i64  # how often one thread was found to be quicker
+
+
+class Functions(Struct):
+    """The table of functions; routines and kernels follow, which steps name by their entries (KERNELS on: four
+    addresses each: run, blocks, scratch, work)."""
+
+    gomp_parallel: i64
+    thread_number: i64
+    team_size: i64
+    sgemm: i64
+    dgemm: i64
+    clock: i64  # clock_gettime
+    sgemm_batch: i64
+    dgemm_batch: i64
+    barrier: i64  # GOMP_barrier
+    load: Load
+
+
+class Program(Struct):
+    """The head of a program."""
+
+    kept: i64  # bytes of the kept block: arena offsets from here on lie in the temporary block
+    scratch: i64  # bytes of scratch per thread
+    first: i64  # word of the first step
+    workspace: i64  # word of the block where kernel blocks are built
+    given: i64  # slots of inputs and of saved tensors, which are the first ones
+    empty: i64  # how many of these have no elements, and so no address
+    placed: i64  # number of pairs that follow: a slot, and its offset in the arena
+    pairs: Annotated[Array[Place], Inline(0)]
+
+
+class Block(Struct):
+    """The head of a call's block."""
+
+    status: i64  # 0, or the value of a failed check
+    state: i64  # number of the call, given back to the callback
+    kept: i64  # address of the block of the saved values
+    temp: i64  # address of the block of everything else
+    threads: i64
+    callback: i64
+    functions: Functions
+    program: Program
+    step: i64  # number of the step that runs; the callback writes STEP_DONE there when it has done one
+    times: i64  # 0, or where the clock is written after every step: (seconds, nanoseconds,
+    # number of the step) each, the first before all steps
+    scratch: i64  # address of the threads' scratch
+    waited: i64  # nanoseconds in which the first thread of a parallel region waited for others at its barriers
+    slots: Annotated[Array[i64], Inline(0)]  # slot 0 is the status; buffers follow
+
+
+class Step(Struct):
+    """How every step begins."""
+
+    op: i64
+    length: i64  # in words
+    number: i64
+
+
+class KernelStep(Step):
+    """A fused kernel."""
+
+    function: i64
+    blocks: i64  # what `measure` writes: row blocks, scalar operations, bytes of scratch per thread
+    work: i64
+    scratch: i64
+    params: i64
+    sizes: i64
+    places: Annotated[Array[Place], Inline(0)]  # of the params; each size follows
+
+
+class SeriesStep(Step):
+    """Kernels, or series: they follow, as so many words (backend/host_series.py)."""
+
+    words: i64
+
+
+class KernelState(Struct):
+    """What a kernel of a series has in front of its block."""
+
+    status: i64
+    threads: i64
+    block: Annotated[Array[i64], Inline(0)]
+
+
+class Dim(Struct):
+    """A batch dim of a product: bytes of A, B, C and the addend from one to the next."""
+
+    size: i64
+    steps: Annotated[Array[i64], Inline(4)]
+
+
+class ProductStep(Step):
+    """A batch of matrix products, all in the terms of a column-major library; with packed panels, `function` is the
+    entry of its dtype's first routine."""
+
+    function: i64
+    m: i64
+    n: i64
+    k: i64
+    ldc: i64
+    alpha: i64  # the bits of a float or double
+    beta: i64
+    item: i64  # bytes per element
+    a: Nested[Place]
+    b: Nested[Place]
+    c: Nested[Place]
+    bias: Nested[Place]  # slot -1: none
+    bias_row: i64  # bytes from one column of C (a row, seen row-major) to the next, and within it
+    bias_column: i64
+    batches: i64  # number of matrices
+    rank: i64  # batch dims
+
+
+class Thin(Struct):
+    """A product of a matrix with few vectors."""
+
+    function: i64  # 0, or the entry of the routine (backend/llvm_thin.py)
+    second: i64  # the matrix is operand B, the vectors are A
+    rows: i64  # results of each vector
+    step: i64  # bytes from row to row of the matrix, as it is stored
+    count: i64  # vectors
+    vector: i64  # bytes from vector to vector, and from one element of it to the next
+    element: i64
+    result: i64  # bytes from the results of one vector to those of the next, and from one to the next
+    result_step: i64
+
+
+class LibraryProduct(ProductStep):
+    """A product by BLAS, or of few vectors."""
+
+    transpose_a: i64  # PLAIN or TURNED
+    transpose_b: i64
+    lda: i64
+    ldb: i64
+    thin: Nested[Thin]
+    batch: i64  # 0, or the library's product of many matrices at once
+    dims: Annotated[Array[Dim], Inline(0)]
+
+
+class PackedProduct(ProductStep):
+    """A product by packed panels (backend/host_packed.py)."""
+
+    a_lane: i64  # bytes from one element along M to the next; of B along N; of A, of B along K
+    b_lane: i64
+    a_inner: i64
+    b_inner: i64
+    lanes: i64  # of a vector of f32
+    grain: i64  # rows of the smallest panel; others have two, three times as many
+    per_word: i64  # elements along k in a word
+    rows: i64  # of the largest tile, along N; columns along M; words of the largest block along K
+    columns: i64
+    deep: i64
+    a_item: i64  # bytes per element of A, of B, of C: those of `item`, or 4, of f32
+    b_item: i64
+    c_item: i64
+    scratch: i64  # bytes of scratch per thread
+    dims: Annotated[Array[Dim], Inline(0)]
+
+
+class GroupedStep(Step):
+    """Products of groups of rows (backend/host_grouped.py). Steps are bytes from group to group of A, B and C (as the
+    words of a product name them), and along the dim that is cut."""
+
+    ends: Nested[Place]
+    end_item: i64  # bytes of an end: 4 or 8; and from one to the next
+    end_step: i64
+    count: i64  # groups
+    size: i64  # of the dim that is cut into groups
+    along: i64  # ALONG_ROWS or ALONG_TERMS: which word of a product says how many elements of that dim it has
+    a_group: i64
+    b_group: i64
+    c_group: i64
+    a_along: i64
+    b_along: i64
+    c_along: i64
+    most_few: i64  # up to how many rows are few
+    ours: i64  # 1: other groups are multiplied by packed panels; 0: by the library
+    wide: i64  # columns of the smallest share of a thread
+    scratch: i64  # bytes of scratch per thread
+    lane: i64  # bytes from one column of A to the next
+    thin: Annotated[Array[i64], Inline(max(max(counts) for counts in llvm_thin.COUNTS.values()))]  # the entries of the
+    # routines for 1, 2, ... rows
+    panels: Nested[PackedProduct]  # one product by packed panels, all elements in it
+    library: Nested[LibraryProduct]  # the same by the library, or with few rows
+
+
+OPERANDS = ("q", "k", "v", "mask", "sums", "result", "gradient", "products", "dq", "dk", "dv")
+(QUERY, KEY, VALUE, MASK, SUMS, RESULT, GRADIENT, PRODUCTS, DQUERY, DKEY, DVALUE) = range(len(OPERANDS))
+
+
+class Operand(Struct):
+    """An operand of attention, slot -1: none; bytes from batch to batch, head to head, row to row."""
+
+    place: Nested[Place]
+    batch: i64
+    head: i64
+    row: i64
+
+
+class AttentionStep(Step):
+    """Attention, forward or backward."""
+
+    product: i64  # entry of the library's product; in half precision, of the first routine of llvm_packed.py
+    weigh: i64  # entry of the routine for rows of scores
+    backward: i64  # 0 or 1
+    batch: i64
+    groups: i64  # heads of keys, and the heads of queries that each one serves
+    share: i64
+    rows: i64  # of queries
+    columns: i64  # rows of keys
+    depth: i64  # of a head
+    causal: i64  # 0 or 1
+    item: i64  # bytes per element of what is not f32 in half precision: scores, mask, sums and products are
+    scale: i64  # the bits of a float or double; then those of 1 and of 0
+    one: i64
+    zero: i64
+    tile: i64  # rows of scores at a time
+    step: i64  # bytes from one of them to the next
+    scratch: i64  # bytes of scratch per thread
+    dot: i64  # 0, or the entries of the routines for a matrix and a few vectors (backend/llvm_thin.py)
+    spread: i64
+    lanes: i64  # of a vector of f32, for products by packed panels; 0: by the library
+    grain: i64  # rows of the smallest panel
+    per_word: i64  # elements in a word
+    # where in a thread's scratch, behind the scores, there are: gradients of scores; panels of keys, of values, of keys
+    # for their second product; of rows; of columns; gradients of keys and of values; sums of a result; factors of rows
+    gradients: i64
+    keys: i64
+    values: i64
+    keys_again: i64
+    row_panels: i64
+    column_panels: i64
+    dkeys: i64
+    dvalues: i64
+    sums: i64
+    factors: i64
+    operands: Annotated[Array[Operand], Inline(len(OPERANDS))]
+
+
+class CopyDim(Struct):
+    """A dim of a copy: its size, and its stride in the target and in the source, in bytes."""
+
+    size: i64
+    target: i64
+    source: i64
+
+
+class CopyStep(Step):
+    """A strided copy."""
+
+    item: i64  # bytes per element: 1, 2, 4, 8, 16, or any number when the inner dim is one run
+    target: Nested[Place]
+    source: Nested[Place]
+    outer: i64  # number of inner runs
+    rank: i64  # outer dims
+    inner: Nested[CopyDim]
+    dims: Annotated[Array[CopyDim], Inline(0)]
+
+
+OF_A, OF_B, OF_C, OF_BIAS = range(4)  # which of the steps of a batch dim
+# positions that run/ counts with, and words that it writes by themselves
+HEAD_WORDS, STEP_WORDS, SERIES_HEAD = words_of(Program), words_of(Step), words_of(SeriesStep)
+MATMUL_DIMS = words_of(PackedProduct)  # words of a product without batch dims
+SERIES_WORDS = SeriesStep.index("words")
+STATUS, KEPT, TEMP, THREADS, CALLBACK, FUNCTIONS, PROGRAM, STEP, SCRATCH, SLOTS = map(Block.index, (
+    "status", "kept", "temp", "threads", "callback", "functions", "program", "step", "scratch", "slots"))
+HEAD_FIRST, HEAD_SCRATCH, HEAD_WORKSPACE = map(Program.index, ("first", "scratch", "workspace"))
+MATMUL_A, MATMUL_B, MATMUL_C, MATMUL_BIAS = map(ProductStep.index, ("a", "b", "c", "bias"))
+SGEMM, DGEMM, SGEMM_BATCH, DGEMM_BATCH = map(Functions.index, ("sgemm", "dgemm", "sgemm_batch", "dgemm_batch"))
 STEP_DONE = -1
+HEAD = Program.encoder()
+ALONG_ROWS, ALONG_TERMS = ProductStep.index("n"), ProductStep.index("k")
+GROUPED_FEW = GroupedStep.fields["thin"].words
+GROUPED_READ = 8  # rows whose product takes as long as reading a matrix of weights
 
-# words of a program's head
-HEAD_KEPT = 0  # bytes of the kept block: arena offsets from here on lie in the temporary block
-HEAD_SCRATCH = 1  # bytes of scratch per thread
-HEAD_FIRST = 2  # word of the first step
-HEAD_WORKSPACE = 3  # word of the block where kernel blocks are built
-HEAD_GIVEN = 4  # slots of inputs and of saved tensors, which are the first ones
-HEAD_EMPTY = 5  # how many of these have no elements, and so no address
-HEAD_PLACED = 6  # number of (slot, arena offset) pairs, which follow
-HEAD_WORDS = 7
-
-# entries of the table of functions; kernels follow, four addresses each: run, blocks, scratch, work
-GOMP_PARALLEL = 0
-THREAD_NUMBER = 1
-TEAM_SIZE = 2
-SGEMM = 3
-DGEMM = 4
-CLOCK = 5  # clock_gettime
-SGEMM_BATCH = 6
-DGEMM_BATCH = 7
-BARRIER = 8  # GOMP_barrier
-LOAD = 9  # no routine, but what is known of the machine's load (backend/host_threads.py): until when to use one thread
-# (nanoseconds; 0: all), how many regions are watched, and how often one thread was found to be quicker
-THIN = 10  # the routines of backend/llvm_thin.py in their order
+# entries of routines in the table of functions
+THIN = words_of(Functions)  # the routines of backend/llvm_thin.py in their order
 PACKED = THIN + len(llvm_thin.routines())  # those of backend/llvm_packed.py in theirs
 WEIGH = PACKED + len(llvm_packed.routines())  # those of backend/llvm_attention.py
 KERNELS = WEIGH + len(llvm_attention.routines())
@@ -56,11 +313,9 @@ MONOTONIC = 1  # the clock's number
 # processor time, which other programs do not disturb, where one thread does everything
 THREAD_TIME = 3
 
-KERNEL_SCRATCH = 6  # word of a kernel step: bytes of scratch per thread
-
-# ops of steps; every step starts with op, length, number
+# ops of steps
 END = 0
-KERNEL = 1  # function, blocks, work, scratch, params, sizes, (slot, bytes) each, size each
+KERNEL = 1
 MATMUL = 2
 CALL = 3
 COPY = 4
@@ -68,12 +323,10 @@ PRODUCT = 5  # a matmul step of bf16 or f16, by packed panels
 ATTENTION = 6
 OVER = 7  # a product step whose rows are packed over themselves (backend/host_over.py)
 GROUPED = 8  # products of groups of rows (backend/host_grouped.py)
-SERIES = 9  # number, words of the kernel steps that follow (backend/host_series.py)
-BANDS = 10  # the same of the series that follow, which are one step
+SERIES = 9
+BANDS = 10  # several series, which are one step
 
-SERIES_WORDS = 3
-SERIES_HEAD = 4
-SERIES_MORE = 2  # words of a kernel's status, and of its threads, in front of its block
+SERIES_MORE = words_of(KernelState)  # words in front of a kernel's block
 
 # what run_plan returns
 DONE = 0
@@ -81,55 +334,6 @@ CHECK_FAILED = 1
 CALLBACK_FAILED = 2
 NO_MEMORY = 3  # an input with elements has no address
 
-# words of a matmul step after the head of three; all in the terms of a column-major library
-MATMUL_FUNCTION = 3
-MATMUL_M = 4
-MATMUL_N = 5
-MATMUL_K = 6
-MATMUL_TRANSPOSE_A = 7
-MATMUL_TRANSPOSE_B = 8
-MATMUL_LDA = 9
-MATMUL_LDB = 10
-MATMUL_LDC = 11
-MATMUL_ALPHA = 12  # the bits of a float or double
-MATMUL_BETA = 13
-MATMUL_ITEM = 14  # bytes per element
-MATMUL_A = 15  # slot, bytes
-MATMUL_B = 17
-MATMUL_C = 19
-MATMUL_BIAS = 21  # slot (-1: none), bytes
-MATMUL_BIAS_ROW = 23  # bytes from one column of C (a row, seen row-major) to the next, and within it
-MATMUL_BIAS_COLUMN = 24
-MATMUL_BATCHES = 25  # number of matrices
-MATMUL_RANK = 26  # batch dims; then per dim: size, bytes of A, B, C, bias from one to the next
-MATMUL_THIN = 27  # 0, or the entry of the routine for a matrix and a few vectors (backend/llvm_thin.py); then:
-MATMUL_THIN_SECOND = 28  # the matrix is operand B, the vectors are A
-MATMUL_THIN_ROWS = 29  # results of each vector
-MATMUL_THIN_STEP = 30  # bytes from row to row of the matrix, as it is stored
-MATMUL_THIN_COUNT = 31  # vectors
-MATMUL_THIN_VECTOR = 32  # bytes from vector to vector, and from one element of it to the next
-MATMUL_THIN_ELEMENT = 33
-MATMUL_THIN_RESULT = 34  # bytes from the results of one vector to those of the next, and from one to the next
-MATMUL_THIN_RESULT_STEP = 35
-MATMUL_BATCH = 36  # 0, or the library's product of many matrices at once
-MATMUL_DIMS = 37
-
-# of a product by packed panels: MATMUL_FUNCTION is the entry of its dtype's first routine; and in place of what only
-# the library needs:
-PACKED_A_LANE = 7  # bytes from one element along M to the next; of B along N; of A, of B along K
-PACKED_B_LANE = 8
-PACKED_A_INNER = 9
-PACKED_B_INNER = 10
-PACKED_LANES = 27  # of a vector of f32
-PACKED_GRAIN = 28  # rows of the smallest panel; others have two, three times as many
-PACKED_PER_WORD = 29  # elements along k in a word
-PACKED_ROWS = 30  # of the largest tile, along N; columns along M; words of the largest block along K
-PACKED_COLUMNS = 31
-PACKED_WORDS = 32
-PACKED_A_ITEM = 33  # bytes per element of A, of B, of C: those of MATMUL_ITEM, or 4, of f32
-PACKED_B_ITEM = 34
-PACKED_C_ITEM = 35
-PACKED_SCRATCH = 36  # bytes of scratch per thread
 F32 = 4  # bytes per element
 OVER_INNER = 1024  # elements of such a row, at most
 PACKED_PAD = 64  # bytes after a panel, which is written in whole vectors
@@ -154,80 +358,13 @@ PACKED_LARGE = 8 << 20
 LINE = llvm_packed.LINE
 FLAT = 4  # a thread has blocks of rows that are at most this many times as high as its columns are wide
 
-# words of a step of products of groups after the head of three
-GROUPED_ENDS = 3  # slot, bytes
-GROUPED_END_ITEM = 5  # bytes of an end: 4 or 8; and from one to the next
-GROUPED_END_STEP = 6
-GROUPED_COUNT = 7  # groups
-GROUPED_SIZE = 8  # of the dim that is cut into groups
-GROUPED_ALONG = 9  # which word of a product says how many elements of that dim it has: MATMUL_N or MATMUL_K
-GROUPED_STEPS = 10  # bytes from group to group of A, B and C (as the words of a product name them), and along that dim
-GROUPED_MOST_FEW = 16  # up to how many rows are few
-GROUPED_OURS = 17  # 1: other groups are multiplied by packed panels; 0: by the library
-GROUPED_WIDE = 18  # columns of the smallest share of a thread
-GROUPED_SCRATCH = 19  # bytes of scratch per thread
-GROUPED_LANE = 20  # bytes from one column of A to the next
-GROUPED_THIN = 21  # the entries of the routines for 1, 2, ... rows
-GROUPED_FEW = max(max(counts) for counts in llvm_thin.COUNTS.values())
-GROUPED_PANELS = GROUPED_THIN + GROUPED_FEW  # the words of one product by packed panels, all elements in it
-GROUPED_LIBRARY = GROUPED_PANELS + MATMUL_DIMS  # those by the library, or with few rows
-GROUPED_WORDS = GROUPED_LIBRARY + MATMUL_DIMS
-GROUPED_READ = 8  # rows whose product takes as long as reading a matrix of weights
-
-# words of an attention step after the head of three
-ATTENTION_PRODUCT = 3  # entry of the library's product; in half precision, of the first routine of llvm_packed.py
-ATTENTION_WEIGH = 4  # entry of the routine for rows of scores
-ATTENTION_BACKWARD = 5  # 0 or 1
-ATTENTION_BATCH = 6
-ATTENTION_GROUPS = 7  # heads of keys, and the heads of queries that each one serves
-ATTENTION_SHARE = 8
-ATTENTION_ROWS = 9  # of queries
-ATTENTION_COLUMNS = 10  # rows of keys
-ATTENTION_DEPTH = 11  # of a head
-ATTENTION_CAUSAL = 12  # 0 or 1
-ATTENTION_ITEM = 13  # bytes per element of what is not f32 in half precision: scores, mask, sums and products are
-ATTENTION_SCALE = 14  # the bits of a float or double; then those of 1 and of 0
-ATTENTION_ONE = 15
-ATTENTION_ZERO = 16
-ATTENTION_TILE = 17  # rows of scores at a time
-ATTENTION_STEP = 18  # bytes from one of them to the next
-ATTENTION_SCRATCH = 19  # bytes of scratch per thread
-ATTENTION_DOT = 20  # 0, or the entries of the routines for a matrix and a few vectors (backend/llvm_thin.py)
-ATTENTION_SPREAD = 21
-ATTENTION_LANES = 22  # of a vector of f32, for products by packed panels; 0: by the library
-ATTENTION_GRAIN = 23  # rows of the smallest panel
-ATTENTION_PER_WORD = 24  # elements in a word
-# where in a thread's scratch, behind the scores, there are: gradients of scores; panels of keys, of values, of keys for
-# their second product; of rows; of columns; gradients of keys and of values; sums of a result; factors of rows
-ATTENTION_GRADIENTS = 25
-ATTENTION_KEYS = 26
-ATTENTION_VALUES = 27
-ATTENTION_KEYS_AGAIN = 28
-ATTENTION_ROW_PANELS = 29
-ATTENTION_COLUMN_PANELS = 30
-ATTENTION_DKEYS = 31
-ATTENTION_DVALUES = 32
-ATTENTION_SUMS = 33
-ATTENTION_FACTORS = 34
-ATTENTION_OPERANDS = 35  # per operand: slot (-1: none), bytes, and bytes from batch to batch, head to head, row to row
-OPERANDS = ("q", "k", "v", "mask", "sums", "result", "gradient", "products", "dq", "dk", "dv")
-(QUERY, KEY, VALUE, MASK, SUMS, RESULT, GRADIENT, PRODUCTS, DQUERY, DKEY, DVALUE) = range(len(OPERANDS))
 # op -> the word of a step that says how much scratch a thread needs
-THREADS_SCRATCH = {KERNEL: KERNEL_SCRATCH, PRODUCT: PACKED_SCRATCH, GROUPED: GROUPED_SCRATCH,
-                   ATTENTION: ATTENTION_SCRATCH}
+THREADS_SCRATCH = {KERNEL: KernelStep.index("scratch"), PRODUCT: PackedProduct.index("scratch"),
+                   GROUPED: GroupedStep.index("scratch"), ATTENTION: AttentionStep.index("scratch")}
 PLAIN = 78  # "N" and "T", as the library wants to be told
 TURNED = 84
 
 BATCH = 64  # matrices given to the library at once
-
-# words of a copy step
-COPY_ITEM = 3  # bytes per element: 1, 2, 4, 8, 16, or any number when the inner dim is one run
-COPY_TARGET = 4  # slot, bytes
-COPY_SOURCE = 6
-COPY_OUTER = 8  # number of inner runs
-COPY_RANK = 9  # outer dims
-COPY_INNER = 10  # elements of the inner dim, its stride in the target and in the source, in bytes
-COPY_DIMS = 13  # per outer dim: size, stride in the target, stride in the source
 
 PARALLEL_WORK = 131072  # scalar operations (a few microseconds) below which one more thread costs more than it gives
 PARALLEL_FLOPS = 262144  # the same for multiply-adds of a batch of matrices
@@ -240,9 +377,6 @@ PATIENCE = 300_000  # nanoseconds of waiting that are nothing unusual: a thread 
 WORTH = 16  # a sixteenth of the time is lost in finding out that the machine is busy still
 LONGEST = 1_000_000_000  # nanoseconds after which one is tried again in any case
 WATCHED = 256  # regions
-# words of a region: table of functions, routine, its argument, when it began, when the first thread had done its share,
-# whether it is watched, and the nanoseconds in which a thread did not run
-REGION_FUNCTIONS, REGION_ROUTINE, REGION_DATA, REGION_BEGIN, REGION_END, REGION_WATCHED, REGION_LOST = range(7)
 
 # of the placement of buffers (backend/host_offset_assignment.py)
 SHORT = 32  # lists up to here are sorted in one go

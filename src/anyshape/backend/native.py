@@ -1,116 +1,301 @@
-"""Native routines written in Python: a small subset, 64-bit integers only, printed as LLVM text.
+"""Native routines written in Python: a small subset with 64-bit integers and typed records, printed as LLVM text.
 
 The run time's own routines (the host of plans, placement, strided copies) are too long for hand-written LLVM and too
 hot for Python. They are written as plain Python functions, whose source this file translates:
 
-    def total(address, count):            define i64 @total(i64 %address, i64 %count)
+    class Span(Struct):
+        count: i64
+        values: Array[i64]
+
+    def total(span: Span) -> int:         define i64 @total(i64 %span)
         result = 0                          ... load, add, branch ...
-        for i in range(count):
-            result += word(address, i)
+        for i in range(span.count):
+            result += span.values[i]
         return result
 
-Every variable is an i64; an address is an i64. There are: assignment, `if`, `while`, `for _ in range(...)`, `break`,
-`continue`, `return`; `+ - *`, `//` and `%` (of non-negative numbers), comparisons, `and or not` (both sides are
-always evaluated), `a if c else b` (likewise), calls among the functions, a function's name for its address, and the
-words below. Module-level whole numbers may be used as constants.
+The same functions run as Python on memory that exists, so that a test can step through them: a record is then an
+address with attributes. Numbers are not wrapped to 64 bits there; everything else means the same.
+
+Every value is an i64, a record its address. A parameter's annotation says which record it is; a variable has the type
+of its first value. There are: assignment to variables, fields and elements, `if`, `while`,
+`for _ in range(...)`, `break`, `continue`, `return`; `+ - * // % & | << >>`, comparisons, `and or not`, `a if c else b`
+as Python has them; calls of functions, which are translated with their caller; a function's name for its address;
+`Span(x)` for the record at an address; `Span.values` for the byte offset of a field; module-level whole numbers; and
+the words below.
 """
 from __future__ import annotations
 
 import ast
+import ctypes
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
-NOT_HERE = "a word of the native subset, to be translated, not run"
-
-
-def word(address: int, index: int) -> int:
-    """The i64 at address + 8*index."""
-    raise AssertionError(NOT_HERE)
+i64 = int
+T = TypeVar("T")
+R = TypeVar("R", bound="Struct")
 
 
-def set_word(address: int, index: int, value: int) -> None:
-    """Writes the i64 at address + 8*index."""
-    raise AssertionError(NOT_HERE)
+class Inline(NamedTuple):
+    """Marks a field that lies in its record, `number` records or elements of it, in place of their address."""
+
+    number: int = 1
 
 
-def words(count: int) -> int:
-    """The address of `count` zeroed words on the stack; `count` is a literal."""
-    raise AssertionError(NOT_HERE)
+Nested = Annotated[T, Inline()]
 
 
-def load8(address: int) -> int:
-    """The byte at an address, unsigned; likewise load16, load32, load64."""
-    raise AssertionError(NOT_HERE)
+class Field(NamedTuple):
+    """Where a field lies in its record, in words, and what it is. `inline`: how many of these lie in the record; None:
+    its value or address does."""
+
+    at: int
+    kind: Any
+    inline: int | None
+
+    @property
+    def words(self) -> int:
+        return 1 if self.inline is None else self.inline * words_of(_element(self.kind))
+
+    def __get__(self, record: Struct | None, owner: type[Struct]) -> Any:
+        if record is None:
+            return 8 * self.at
+        at = record + 8 * self.at
+        return _view(self.kind, load64(at) if self.inline is None else at)
+
+    def __set__(self, record: Struct, value: Any) -> None:
+        assert self.inline is None, "what lies in a record is written by its own fields"
+        store64(record + 8 * self.at, value)
 
 
-def store8(address: int, value: int) -> None:
-    """Writes the low byte of a value; likewise store16, store32, store64."""
-    raise AssertionError(NOT_HERE)
+class Struct(int):
+    """A record of words at an address. Its annotations are its fields: `i64`; a record or an `Array`, by address; with
+    `Nested`, or `Annotated[Array[...], Inline(n)]`, in the record itself. On the class, a field is its byte offset."""
+
+    fields: Mapping[str, Field] = {}
+    memory: Any
+
+    def __init_subclass__(cls) -> None:
+        hints = get_type_hints(cls, include_extras=True)
+        fields = dict(cls.fields)
+        at = sum(field.words for field in fields.values())
+        for name in inspect.get_annotations(cls):
+            kind, inline = hints[name], None
+            if get_origin(kind) is Annotated:
+                kind, mark = get_args(kind)
+                inline = mark.number
+            assert name not in fields, f"{cls.__name__} has two fields {name}"
+            fields[name] = Field(at, kind, inline)
+            setattr(cls, name, fields[name])
+            at += fields[name].words
+        cls.fields = fields
+
+    @classmethod
+    def index(cls, name: str) -> int:
+        """The word of a field; of one in a record within it by dots ("a.slot")."""
+        first, _, rest = name.partition(".")
+        field = cls.fields[first]
+        return field.at + (field.kind.index(rest) if rest else 0)
+
+    @classmethod
+    def encoder(cls) -> Callable[..., list[int]]:
+        """A function from the fields, all by name, to the words of the record; of nested ones a sequence of words, of
+        an array at the end that is open (`Inline(0)`) as many as there are."""
+        parts = ", ".join(name if field.inline is None else f"*{name}" for name, field in cls.fields.items())
+        names: dict[str, Any] = {}
+        exec(f"def encode(*, {', '.join(cls.fields)}):\n    return [{parts}]", names)  # noqa: S102
+        return cast(Callable[..., list[int]], names["encode"])
 
 
-load16 = load32 = load64 = load8
-store16 = store32 = store64 = store8
+class Array(int, Generic[T]):
+    """Elements side by side at an address: words, or records."""
+
+    memory: Any
+    element: Any
+
+    def __getitem__(self, index: int) -> T:
+        if self.element is int:
+            return cast(T, load64(self + 8 * index))
+        return cast(T, _view(self.element, self + 8 * words_of(self.element) * index))
+
+    def __setitem__(self, index: int, value: T) -> None:
+        assert self.element is int, "records of an array are written by their fields"
+        store64(self + 8 * index, cast(int, value))
+
+
+def array_at(element: type[T], address: int) -> Array[T]:
+    """The array of such elements at an address."""
+    result: Array[T] = Array(address)
+    result.element = element
+    return result
+
+
+def tail(array: Array[T], count: int) -> Array[T]:
+    """The array without its first elements."""
+    return array_at(array.element, array + 8 * words_of(array.element) * count)
+
+
+def words_of(kind: Any) -> int:
+    """Words of a record, or of a number."""
+    return 1 if kind is int else sum(field.words for field in kind.fields.values())
+
+
+def size_of(kind: type[Struct]) -> int:
+    """Bytes of a record."""
+    return 8 * words_of(kind)
+
+
+def _element(kind: Any) -> Any:
+    """What an array holds; of a record or number itself."""
+    return get_args(kind)[0] if get_origin(kind) is Array else kind
+
+
+def _kind(annotation: Any) -> Any:
+    """What an annotation says of a value: a record, an array, or a number."""
+    record = isinstance(annotation, type) and issubclass(annotation, Struct)
+    return annotation if record or get_origin(annotation) is Array else int
+
+
+def _view(kind: Any, address: int) -> Any:
+    """The value of such a type, whose word this is."""
+    if kind is int:
+        return address
+    return array_at(_element(kind), address) if get_origin(kind) is Array else kind(address)
+
+
+def _allocated(count: int) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * count)()
+
+
+def new(kind: type[R]) -> R:
+    """A zeroed record on the stack."""
+    memory = _allocated(words_of(kind))
+    result = kind(ctypes.addressof(memory))
+    result.memory = memory
+    return result
+
+
+def words(count: int) -> Array[int]:
+    """`count` zeroed words on the stack, a constant number."""
+    memory = _allocated(count)
+    result = array_at(int, ctypes.addressof(memory))
+    result.memory = memory
+    return result
+
+
+def _loader(kind: Any) -> Callable[[int], int]:
+    def load(address: int) -> int:
+        return int(kind.from_address(address).value)
+    load.__name__ = f"load{8 * ctypes.sizeof(kind)}"
+    return load
+
+
+def _storer(kind: Any) -> Callable[[int, int], None]:
+    def store(address: int, value: int) -> None:
+        kind.from_address(address).value = address_of(value)
+    store.__name__ = f"store{8 * ctypes.sizeof(kind)}"
+    return store
+
+
+# the unsigned number at an address, of so many bits (64: with a sign); the low bits of a value to an address
+load8, store8 = _loader(ctypes.c_uint8), _storer(ctypes.c_uint8)
+load16, store16 = _loader(ctypes.c_uint16), _storer(ctypes.c_uint16)
+load32, store32 = _loader(ctypes.c_uint32), _storer(ctypes.c_uint32)
+load64, store64 = _loader(ctypes.c_int64), _storer(ctypes.c_int64)
 
 
 def copy_bytes(target: int, source: int, count: int) -> None:
     """memcpy."""
-    raise AssertionError(NOT_HERE)
+    ctypes.memmove(target, source, count)
 
 
 def fill_zero(target: int, count: int) -> None:
     """memset to 0."""
-    raise AssertionError(NOT_HERE)
+    ctypes.memset(target, 0, count)
 
 
-def call(function: int, *arguments: int) -> int:
+_routines: dict[int, Callable[..., int]] = {}
+
+
+def address_of(function: int | Callable[..., int]) -> int:
+    """A number that `call` takes for a function, in place of the address that it has as native code."""
+    if not callable(function):
+        return int(function)
+    _routines[id(function)] = function
+    return id(function)
+
+
+def call(function: int | Callable[..., int], *arguments: int | Callable[..., int]) -> int:
     """Calls the function at an address with i64 arguments; its result is an i64."""
-    raise AssertionError(NOT_HERE)
+    address, values = address_of(function), [address_of(argument) for argument in arguments]
+    if address not in _routines:
+        return int(ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * len(values))(address)(*values))
+    routine = _routines[address]
+    hints = get_type_hints(routine)
+    return routine(*(_view(_kind(hints.get(name, int)), value)
+                     for name, value in zip(inspect.signature(routine).parameters, values, strict=True)))
 
 
 def call_void(function: int | Callable[..., int], *arguments: int | Callable[..., int]) -> None:
     """Calls the function at an address with i64 arguments; it has no result."""
-    raise AssertionError(NOT_HERE)
+    call(function, *arguments)
 
 
 def minimum(left: int, right: int) -> int:
     """The smaller."""
-    raise AssertionError(NOT_HERE)
+    return min(left, right)
 
 
 def maximum(left: int, right: int) -> int:
     """The larger."""
-    raise AssertionError(NOT_HERE)
+    return max(left, right)
 
 
-_BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.FloorDiv: "sdiv", ast.Mod: "srem",
-           ast.BitAnd: "and", ast.BitOr: "or", ast.LShift: "shl", ast.RShift: "ashr"}
+_MEMORY = (load8, load16, load32, load64, store8, store16, store32, store64)
+_WORDS = (new, words, address_of, size_of, array_at, tail, copy_bytes, fill_zero, call, call_void, minimum, maximum,
+          *_MEMORY)
+_BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.BitAnd: "and", ast.BitOr: "or", ast.LShift: "shl",
+           ast.RShift: "ashr"}
 _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "slt", ast.LtE: "sle", ast.Gt: "sgt", ast.GtE: "sge"}
 
 
-def translate(functions: Sequence[Callable[..., int]], constants: Mapping[str, int]) -> str:
-    """LLVM text of `functions`; they may call each other and use `constants` by name."""
-    names = {f.__name__: len(inspect.signature(f).parameters) for f in functions}
-    assert len(names) == len(functions), "two routines have one name"
+def translate(*roots: Callable[..., int]) -> str:
+    """LLVM text of functions and of those that they name, from one to the next."""
     parts = ["declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
              "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"]
-    for function in functions:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-        assert isinstance(tree, ast.FunctionDef)
-        parts.append(_Function(tree, names, constants).text())
+    names: dict[str, Callable[..., int]] = {}
+    waiting = list(roots)
+    while waiting:
+        function = waiting.pop(0)
+        if names.setdefault(function.__name__, function) is not function:
+            raise AssertionError(f"two routines have the name {function.__name__}")
+        translated = _Function(function)
+        parts.append(translated.text())
+        waiting += [f for f in translated.named if f not in names.values() and f not in waiting]
     return "\n\n".join(parts) + "\n"
+
+
+class Value(NamedTuple):
+    """An operand of LLVM text, and its type: int, a record, or an array."""
+
+    text: str
+    kind: Any = int
 
 
 class _Function:
     """Translates one function; every variable lives in an alloca, which LLVM turns into registers."""
 
-    def __init__(self, tree: ast.FunctionDef, functions: Mapping[str, int], constants: Mapping[str, int]) -> None:
+    def __init__(self, function: Callable[..., int]) -> None:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+        assert isinstance(tree, ast.FunctionDef)
         self.tree = tree
-        self.functions = functions
-        self.constants = constants
+        self.globals: dict[str, Any] = inspect.unwrap(function).__globals__
+        self.hints = get_type_hints(function)
+        self.named: list[Callable[..., int]] = []  # functions whose names stand in this one
         self.entry: list[str] = []
         self.lines: list[str] = []
-        self.variables: dict[str, str] = {}
+        self.variables: dict[str, Value] = {}
         self.counter = 0
         self.loops: list[tuple[str, str]] = []
         self.closed = False  # the current block already ends in a jump
@@ -118,13 +303,20 @@ class _Function:
     def text(self) -> str:
         arguments = [a.arg for a in self.tree.args.args]
         for name in arguments:
-            self.emit(f"store i64 %{name}.in, ptr {self.variable(name)}")
+            self.variable(name, self.kind_of(name))
+            self.emit(f"store i64 %{name}.in, ptr {self.variables[name].text}")
         self.block(self.tree.body)
         if not self.closed:
             self.emit("ret i64 0")
         head = ", ".join(f"i64 %{name}.in" for name in arguments)
         body = "\n".join(f"  {line}" if not line.endswith(":") else line for line in (*self.entry, *self.lines))
         return f"define i64 @{self.tree.name}({head}) {{\nentry:\n{body}\n}}"
+
+    def kind_of(self, name: str) -> Any:
+        return _kind(self.hints.get(name, int))
+
+    def refuse(self, node: ast.AST, why: str) -> AssertionError:
+        return AssertionError(f"{self.tree.name}, line {getattr(node, 'lineno', '?')}: {why}: {ast.unparse(node)}")
 
     # --- small helpers
 
@@ -155,14 +347,30 @@ class _Function:
         self.lines.append(f"{label}:")
         self.closed = False
 
-    def variable(self, name: str) -> str:
+    def variable(self, name: str, kind: Any) -> str:
         if name not in self.variables:
-            self.variables[name] = f"%{name}.at"
+            self.variables[name] = Value(f"%{name}.at", kind)
             self.entry.append(f"%{name}.at = alloca i64")
-        return self.variables[name]
+        return self.variables[name].text
+
+    def temporary(self) -> str:
+        """The place of a value that several branches write."""
+        at = self.fresh()
+        self.entry.append(f"{at} = alloca i64")
+        return at
 
     def pointer(self, address: str) -> str:
         return self.value(f"inttoptr i64 {address} to ptr")
+
+    def constant(self, node: ast.expr) -> int | None:
+        """A whole number that the source says."""
+        try:
+            found = eval(compile(ast.Expression(node), "<constant>", "eval"), self.globals) if not any(  # noqa: S307
+                (isinstance(n, ast.Name) and n.id in self.variables) or isinstance(n, ast.Subscript | ast.Call)
+                for n in ast.walk(node)) else None
+        except (NameError, AttributeError, TypeError):
+            return None
+        return int(found) if isinstance(found, int) else None
 
     # --- statements
 
@@ -172,20 +380,15 @@ class _Function:
 
     def statement(self, node: ast.stmt) -> None:
         if isinstance(node, ast.Assign):
-            target = node.targets[0]
-            assert isinstance(target, ast.Name)
-            self.emit(f"store i64 {self.expression(node.value)}, ptr {self.variable(target.id)}")
+            assert len(node.targets) == 1
+            self.store(node.targets[0], self.expression(node.value))
         elif isinstance(node, ast.AugAssign):
-            assert isinstance(node.target, ast.Name)
-            at = self.variable(node.target.id)
-            right = self.expression(node.value)
-            left = self.value(f"load i64, ptr {at}")
-            self.emit(f"store i64 {self.value(f'{_BINARY[type(node.op)]} i64 {left}, {right}')}, ptr {at}")
+            self.augment(node)
         elif isinstance(node, ast.Expr):
             if not isinstance(node.value, ast.Constant):  # a docstring
                 self.expression(node.value)
         elif isinstance(node, ast.Return):
-            self.jump(f"ret i64 {self.expression(node.value) if node.value else 0}")
+            self.give(node)
         elif isinstance(node, ast.If):
             self.branch(node)
         elif isinstance(node, ast.While):
@@ -197,11 +400,49 @@ class _Function:
         elif isinstance(node, ast.Continue):
             self.jump(f"br label %{self.loops[-1][0]}")
         else:
-            raise AssertionError(f"no translation of {ast.dump(node)}")
+            raise self.refuse(node, "no translation")
+
+    def store(self, target: ast.expr, value: Value) -> None:
+        """An assignment."""
+        if isinstance(target, ast.Name):
+            at = self.variable(target.id, value.kind)
+            self.fits(target, value.kind, self.variables[target.id].kind)
+            self.emit(f"store i64 {value.text}, ptr {at}")
+        else:
+            at, kind, inline = self.place(target)
+            if inline:
+                raise self.refuse(target, "what lies in a record is written by its own fields")
+            self.fits(target, value.kind, kind)
+            self.emit(f"store i64 {value.text}, ptr {self.pointer(at)}")
+
+    def augment(self, node: ast.AugAssign) -> None:
+        right = self.expression(node.value)
+        if isinstance(node.target, ast.Name):
+            kept = self.variables[node.target.id]
+            self.fits(node.target, int, kept.kind)
+            at = kept.text
+        else:
+            address, kind, inline = self.place(node.target)
+            self.fits(node.target, int, kind)
+            assert not inline
+            at = self.pointer(address)
+        left = self.value(f"load i64, ptr {at}")
+        self.emit(f"store i64 {self.binary(node.op, left, right.text, self.constant(node.value))}, ptr {at}")
+
+    def give(self, node: ast.Return) -> None:
+        value = self.expression(node.value) if node.value else Value("0")
+        self.fits(node, value.kind, self.kind_of("return"))
+        self.jump(f"ret i64 {value.text}")
+
+    def fits(self, node: ast.AST, kind: Any, wanted: Any) -> None:
+        """A number may be an address; what is to be a record is one."""
+        derived = isinstance(kind, type) and isinstance(wanted, type) and issubclass(kind, wanted)
+        if wanted is not int and kind != wanted and not derived:
+            raise self.refuse(node, f"{kind} in place of {wanted}")
 
     def branch(self, node: ast.If) -> None:
         then, other, end = self.label("then"), self.label("else"), self.label("end")
-        self.jump(f"br i1 {self.condition(node.test)}, label %{then}, label %{other}")
+        self.test(node.test, then, other)
         self.start(then)
         self.block(node.body)
         if not self.closed:
@@ -213,7 +454,7 @@ class _Function:
     def loop(self, node: ast.While) -> None:
         test, body, end = self.label("test"), self.label("body"), self.label("end")
         self.start(test)
-        self.jump(f"br i1 {self.condition(node.test)}, label %{body}, label %{end}")
+        self.test(node.test, body, end)
         self.start(body)
         self.loops.append((test, end))
         self.block(node.body)
@@ -223,94 +464,206 @@ class _Function:
         self.start(end)
 
     def counted(self, node: ast.For) -> None:
-        assert isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Call)
-        bounds = [self.expression(a) for a in node.iter.args]
+        if not (isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Call)
+                and isinstance(node.iter.func, ast.Name) and node.iter.func.id == "range"
+                and len(node.iter.args) in (1, 2) and not node.orelse):
+            raise self.refuse(node.iter, "only a range from a number to another, by one")
+        bounds = [self.expression(a).text for a in node.iter.args]
         first, last = ("0", bounds[0]) if len(bounds) == 1 else (bounds[0], bounds[1])
-        at = self.variable(node.target.id)
+        count, at = self.temporary(), self.variable(node.target.id, int)
         test, body, step, end = (self.label(word) for word in ("test", "body", "step", "end"))
-        self.emit(f"store i64 {first}, ptr {at}")
+        self.emit(f"store i64 {first}, ptr {count}")
         self.start(test)
-        now = self.value(f"load i64, ptr {at}")
+        now = self.value(f"load i64, ptr {count}")
         self.jump(f"br i1 {self.value(f'icmp slt i64 {now}, {last}')}, label %{body}, label %{end}")
         self.start(body)
+        self.emit(f"store i64 {now}, ptr {at}")
         self.loops.append((step, end))
         self.block(node.body)
         self.loops.pop()
         self.start(step)
-        before = self.value(f"load i64, ptr {at}")
-        self.emit(f"store i64 {self.value(f'add i64 {before}, 1')}, ptr {at}")
+        before = self.value(f"load i64, ptr {count}")
+        self.emit(f"store i64 {self.value(f'add i64 {before}, 1')}, ptr {count}")
         self.jump(f"br label %{test}")
         self.start(end)
 
     # --- expressions
 
+    def test(self, node: ast.expr, then: str, other: str) -> None:
+        """Jumps by a condition; what `and` and `or` need not look at is not looked at."""
+        if isinstance(node, ast.BoolOp):
+            for part in node.values[:-1]:
+                more = self.label("more")
+                self.test(part, *((more, other) if isinstance(node.op, ast.And) else (then, more)))
+                self.start(more)
+            self.test(node.values[-1], then, other)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            self.test(node.operand, other, then)
+        else:
+            self.jump(f"br i1 {self.condition(node)}, label %{then}, label %{other}")
+
     def condition(self, node: ast.expr) -> str:
         if isinstance(node, ast.Compare):
-            left = self.expression(node.left)
-            right = self.expression(node.comparators[0])
-            assert len(node.ops) == 1
+            if len(node.ops) != 1:
+                raise self.refuse(node, "one comparison at a time")
+            left = self.expression(node.left).text
+            right = self.expression(node.comparators[0]).text
             return self.value(f"icmp {_COMPARE[type(node.ops[0])]} i64 {left}, {right}")
-        if isinstance(node, ast.BoolOp):
-            word = "and" if isinstance(node.op, ast.And) else "or"
-            result = self.condition(node.values[0])
-            for part in node.values[1:]:
-                result = self.value(f"{word} i1 {result}, {self.condition(part)}")
-            return result
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self.value(f"xor i1 {self.condition(node.operand)}, true")
-        return self.value(f"icmp ne i64 {self.expression(node)}, 0")
+        return self.value(f"icmp ne i64 {self.expression(node).text}, 0")
 
-    def expression(self, node: ast.expr) -> str:
-        if isinstance(node, ast.Constant):
-            return str(int(node.value))  # type: ignore[arg-type]
+    def expression(self, node: ast.expr) -> Value:
+        if isinstance(node, ast.Name) and node.id in self.variables:
+            variable = self.variables[node.id]
+            return Value(self.value(f"load i64, ptr {variable.text}"), variable.kind)
+        known = self.constant(node)
+        if known is not None:
+            return Value(str(known))
         if isinstance(node, ast.Name):
-            if node.id in self.variables:
-                return self.value(f"load i64, ptr {self.variables[node.id]}")
-            if node.id in self.functions:
-                return self.value(f"ptrtoint ptr @{node.id} to i64")
-            return str(self.constants[node.id])
+            return Value(self.value(f"ptrtoint ptr @{self.function(node)} to i64"))
         if isinstance(node, ast.BinOp):
-            left, right = self.expression(node.left), self.expression(node.right)
-            return self.value(f"{_BINARY[type(node.op)]} i64 {left}, {right}")
+            left, right = self.expression(node.left).text, self.expression(node.right).text
+            return Value(self.binary(node.op, left, right, self.constant(node.right)))
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return self.value(f"sub i64 0, {self.expression(node.operand)}")
+            return Value(self.value(f"sub i64 0, {self.expression(node.operand).text}"))
+        if isinstance(node, ast.BoolOp):
+            return self.either(node)
         if isinstance(node, ast.IfExp):
-            test = self.condition(node.test)
-            return self.value(f"select i1 {test}, i64 {self.expression(node.body)}, i64 {self.expression(node.orelse)}")
+            return self.choice(node)
+        if isinstance(node, ast.Attribute | ast.Subscript):
+            at, kind, inline = self.place(node)
+            return Value(at if inline else self.value(f"load i64, ptr {self.pointer(at)}"), kind)
         if isinstance(node, ast.Call):
-            assert isinstance(node.func, ast.Name)
-            return self.call(node.func.id, node.args)
-        return self.value(f"zext i1 {self.condition(node)} to i64")
+            return self.call(node)
+        return Value(self.value(f"zext i1 {self.condition(node)} to i64"))
 
-    def call(self, name: str, nodes: Sequence[ast.expr]) -> str:
-        if name == "words":
-            count = ast.literal_eval(nodes[0])
+    def binary(self, op: ast.operator, left: str, right: str, known: int | None) -> str:
+        """An operation of arithmetic. Quotients are rounded down, and a remainder has the sign of the divisor."""
+        if not isinstance(op, ast.FloorDiv | ast.Mod):
+            return self.value(f"{_BINARY[type(op)]} i64 {left}, {right}")
+        if known is not None and known > 0 and known & (known - 1) == 0:
+            return self.value(f"ashr i64 {left}, {known.bit_length() - 1}" if isinstance(op, ast.FloorDiv)
+                              else f"and i64 {left}, {known - 1}")
+        rest = self.value(f"srem i64 {left}, {right}")
+        signs = rest if known is not None and known > 0 else self.value(f"xor i64 {rest}, {right}")
+        unlike = self.value(f"icmp slt i64 {signs}, 0")
+        down = self.value(f"and i1 {unlike}, {self.value(f'icmp ne i64 {rest}, 0')}")
+        if isinstance(op, ast.Mod):
+            return self.value(f"add i64 {rest}, {self.value(f'select i1 {down}, i64 {right}, i64 0')}")
+        return self.value(f"add i64 {self.value(f'sdiv i64 {left}, {right}')}, {self.value(f'sext i1 {down} to i64')}")
+
+    def either(self, node: ast.BoolOp) -> Value:
+        """The value of `and`, `or`: that of the operand which decides."""
+        at, end = self.temporary(), self.label("end")
+        for position, part in enumerate(node.values):
+            value = self.expression(part).text
+            self.emit(f"store i64 {value}, ptr {at}")
+            if position + 1 < len(node.values):
+                more = self.label("more")
+                then, other = (more, end) if isinstance(node.op, ast.And) else (end, more)
+                self.jump(f"br i1 {self.value(f'icmp ne i64 {value}, 0')}, label %{then}, label %{other}")
+                self.start(more)
+        self.start(end)
+        return Value(self.value(f"load i64, ptr {at}"))
+
+    def choice(self, node: ast.IfExp) -> Value:
+        """`a if c else b`: only one of both is computed."""
+        at, then, other, end = self.temporary(), self.label("then"), self.label("else"), self.label("end")
+        self.test(node.test, then, other)
+        kinds = []
+        for label, part in ((then, node.body), (other, node.orelse)):
+            self.start(label)
+            value = self.expression(part)
+            kinds.append(value.kind)
+            self.emit(f"store i64 {value.text}, ptr {at}")
+            self.jump(f"br label %{end}")
+        self.start(end)
+        return Value(self.value(f"load i64, ptr {at}"), kinds[0] if kinds[0] == kinds[1] else int)
+
+    def place(self, node: ast.expr) -> tuple[str, Any, bool]:
+        """The address of a field or element, its type, and whether it lies there itself."""
+        if isinstance(node, ast.Attribute):
+            record = self.expression(node.value)
+            if not (isinstance(record.kind, type) and issubclass(record.kind, Struct)
+                    and node.attr in record.kind.fields):
+                raise self.refuse(node, f"{record.kind} has no such field")
+            field = record.kind.fields[node.attr]
+            text = self.value(f"add i64 {record.text}, {8 * field.at}") if field.at else record.text
+            return text, field.kind, field.inline is not None
+        assert isinstance(node, ast.Subscript)
+        array = self.expression(node.value)
+        if get_origin(array.kind) is not Array:
+            raise self.refuse(node, f"{array.kind} is no array")
+        element, known = _element(array.kind), self.constant(node.slice)
+        size = 8 * words_of(element)
+        if known is not None:
+            offset = str(size * known)
+        else:
+            index = self.expression(node.slice).text
+            offset = self.value(f"shl i64 {index}, 3" if size == 8 else f"mul i64 {index}, {size}")
+        return self.value(f"add i64 {array.text}, {offset}"), element, element is not int
+
+    def function(self, node: ast.Name) -> str:
+        found = self.globals.get(node.id)
+        if not inspect.isfunction(found):
+            raise self.refuse(node, "no variable, constant or function")
+        if found not in self.named:
+            self.named.append(found)
+        return found.__name__
+
+    def call(self, node: ast.Call) -> Value:
+        if not isinstance(node.func, ast.Name):
+            raise self.refuse(node, "no function")
+        callee = self.globals.get(node.func.id)
+        if isinstance(callee, type) and issubclass(callee, Struct):
+            return Value(self.expression(node.args[0]).text, callee)
+        if callee in _WORDS:
+            return self.word(callee.__name__, node)
+        name = self.function(node.func)
+        assert callable(callee)
+        hints, parameters = get_type_hints(callee), inspect.signature(callee).parameters
+        values = [self.expression(n) for n in node.args]
+        assert len(values) == len(parameters), name
+        for parameter, value in zip(parameters, values, strict=True):
+            self.fits(node, value.kind, _kind(hints.get(parameter, int)))
+        return Value(self.value(f"call i64 @{name}({', '.join(f'i64 {v.text}' for v in values)})"),
+                     _kind(hints.get("return", int)))
+
+    def word(self, name: str, node: ast.Call) -> Value:
+        """A call of one of the words of the subset."""
+        if name in ("new", "words", "size_of"):
+            kind = eval(compile(ast.Expression(node.args[0]), "<size>", "eval"), self.globals)  # noqa: S307
+            count = kind if name == "words" else words_of(kind)
+            if name == "size_of":
+                return Value(str(8 * count))
             at = self.fresh()
             self.entry.append(f"{at} = alloca [{count} x i64], align 64")
             self.emit(f"call void @llvm.memset.p0.i64(ptr {at}, i8 0, i64 {8 * count}, i1 false)")
-            return self.value(f"ptrtoint ptr {at} to i64")
-        values = [self.expression(n) for n in nodes]
-        if name in self.functions:
-            assert len(values) == self.functions[name], name
-            return self.value(f"call i64 @{name}({', '.join(f'i64 {v}' for v in values)})")
-        if name in ("word", "set_word"):
-            offset = self.value(f"shl i64 {values[1]}, 3")
-            at = self.pointer(self.value(f"add i64 {values[0]}, {offset}"))
-            if name == "word":
-                return self.value(f"load i64, ptr {at}")
-            self.emit(f"store i64 {values[2]}, ptr {at}")
-            return "0"
+            return Value(self.value(f"ptrtoint ptr {at} to i64"), Array[int] if name == "words" else kind)
+        if name == "array_at":
+            element = eval(compile(ast.Expression(node.args[0]), "<type>", "eval"), self.globals)  # noqa: S307
+            return Value(self.expression(node.args[1]).text, Array[element])  # type: ignore[valid-type]
+        if name == "tail":
+            array = self.expression(node.args[0])
+            size = 8 * words_of(_element(array.kind))
+            count = self.expression(node.args[1]).text
+            offset = self.value(f"shl i64 {count}, 3" if size == 8 else f"mul i64 {count}, {size}")
+            return Value(self.value(f"add i64 {array.text}, {offset}"), array.kind)
+        values = [self.expression(n).text for n in node.args]
+        if name == "address_of":
+            return Value(values[0])
         if name in ("minimum", "maximum"):
             test = self.value(f"icmp {'slt' if name == 'minimum' else 'sgt'} i64 {values[0]}, {values[1]}")
-            return self.value(f"select i1 {test}, i64 {values[0]}, i64 {values[1]}")
+            return Value(self.value(f"select i1 {test}, i64 {values[0]}, i64 {values[1]}"))
         if name in ("call", "call_void"):
             arguments = ", ".join(f"i64 {v}" for v in values[1:])
             function = self.pointer(values[0])
             if name == "call":
-                return self.value(f"call i64 {function}({arguments})")
+                return Value(self.value(f"call i64 {function}({arguments})"))
             self.emit(f"call void {function}({arguments})")
-            return "0"
-        return self.memory(name, values)
+            return Value("0")
+        return Value(self.memory(name, values))
 
     def memory(self, name: str, values: list[str]) -> str:
         if name == "copy_bytes":
@@ -321,7 +674,6 @@ class _Function:
             self.emit(f"call void @llvm.memset.p0.i64(ptr {self.pointer(values[0])}, i8 0, i64 {values[1]}, i1 false)")
             return "0"
         kind, bits = (name[:4], name[4:]) if name.startswith("load") else (name[:5], name[5:])
-        assert kind in ("load", "store") and bits in ("8", "16", "32", "64"), name
         at = self.pointer(values[0])
         if kind == "load":
             loaded = self.value(f"load i{bits}, ptr {at}, align {int(bits) // 8}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from anyshape.backend import host_words as host
 from anyshape.backend import limits, llvm_attention, llvm_half, llvm_packed, llvm_thin
+from anyshape.backend.native import words_of
 from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import wide
@@ -37,6 +38,13 @@ CAUSAL_TILES = 8  # at least so many tiles of a causal square: what lies beyond 
 FEW = max(llvm_thin.COUNTS["spread"])  # rows that are multiplied as vectors
 
 
+_attention, _OPERANDS = host.AttentionStep.encoder(), host.AttentionStep.index("operands")
+# fields of products by packed panels: of their vectors, and where in a thread's scratch what is
+_VECTORS = ("lanes", "grain", "per_word")
+_PARTS = ("gradients", "keys", "values", "keys_again", "row_panels", "column_panels", "dkeys", "dvalues", "sums",
+          "factors")
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """What does not depend on sizes in a step: the op, and per window (slot, bytes per element)."""
@@ -63,8 +71,8 @@ def unplaced(ours: Ours, spec: AttentionSpec, windows: tuple[Any, ...]) -> tuple
 def placed(words: tuple[int, ...] | None, spec: AttentionSpec, windows: tuple[Any, ...]) -> list[int]:
     """The words of a step; words: what it has in common with others."""
     if words is None:
-        return [host.CALL, 3, spec.number]
-    return at_slots(words, range(host.ATTENTION_OPERANDS, len(words), 5), spec.number, spec.places, windows)
+        return [host.CALL, host.STEP_WORDS, spec.number]
+    return at_slots(words, range(_OPERANDS, len(words), words_of(host.Operand)), spec.number, spec.places, windows)
 
 
 def roles(op: str, count: int) -> tuple[str, ...]:
@@ -110,17 +118,17 @@ def _words(by_panels: bool, op: str, dtype: str, causal: bool, scale: float | No
     factor = depth**-0.5 if scale is None else scale
     weigh = host.WEIGH + llvm_attention.routines().index(f"{'unweigh' if backward else 'weigh'}_{wide(dtype)}")
     scratch, panels = _panels(dtype, backward, tile, step, columns, depth) if half \
-        else (tile * step * (1 + backward), (0,) * 13)
-    words = [host.ATTENTION, 0, 0, product, weigh, int(backward), batch, groups, heads // groups, rows, columns, depth,
-             int(causal), size_of(dtype), bits(factor, code), bits(1.0, code), 0, tile, step, scratch, dot, spread,
-             *panels, *operands]
-    words[1] = len(words)
-    return tuple(words)
+        else (tile * step * (1 + backward), dict.fromkeys((*_VECTORS, *_PARTS), 0))
+    return tuple(_attention(
+        op=host.ATTENTION, length=words_of(host.AttentionStep), number=0, product=product, weigh=weigh,
+        backward=int(backward), batch=batch, groups=groups, share=heads // groups, rows=rows, columns=columns,
+        depth=depth, causal=int(causal), item=size_of(dtype), scale=bits(factor, code), one=bits(1.0, code), zero=0,
+        tile=tile, step=step, scratch=scratch, dot=dot, spread=spread, **panels, operands=operands))
 
 
 def _panels(dtype: str, backward: bool, tile: int, step: int, columns: int,
-            depth: int) -> tuple[int, tuple[int, ...]]:
-    """What half precision needs: bytes of scratch per thread, and the words from `ATTENTION_LANES` on."""
+            depth: int) -> tuple[int, dict[str, int]]:
+    """What half precision needs: bytes of scratch per thread, and the fields that only it has."""
     target = limits.host()
     lanes, grain, per_word = target.lanes, llvm_packed.grain(target, dtype), llvm_half.per_word(target, dtype)
 
@@ -137,15 +145,18 @@ def _panels(dtype: str, backward: bool, tile: int, step: int, columns: int,
     scores = align(tile, grain) * step
     keys = 4 * align(columns, grain) * align(depth, lanes) * backward  # sums of the gradients of keys, or of values
     sums = 4 * (3 * grain * 2 * lanes if backward else align(tile, grain) * align(depth, lanes))
-    parts = [scores, scores * backward, of_columns(columns, depth),
-             of_columns(columns, depth) if backward else of_columns(depth, columns),
-             of_columns(depth, columns) * backward,
-             max(of_rows(tile, depth), of_rows(tile, columns), of_rows(columns, tile) * backward),
-             of_columns(depth, tile) * backward, keys, keys, sums, 0 if backward else 8 * (tile + 1)]
-    places = [0]
-    for part in parts:
-        places.append(align(places[-1] + part, 64))
-    return places.pop(), (lanes, grain, per_word, *places[1:])
+    parts = {"gradients": scores * backward, "keys": of_columns(columns, depth),
+             "values": of_columns(columns, depth) if backward else of_columns(depth, columns),
+             "keys_again": of_columns(depth, columns) * backward,
+             "row_panels": max(of_rows(tile, depth), of_rows(tile, columns), of_rows(columns, tile) * backward),
+             "column_panels": of_columns(depth, tile) * backward, "dkeys": keys, "dvalues": keys, "sums": sums,
+             "factors": 0 if backward else 8 * (tile + 1)}
+    places = {}
+    at = align(scores, 64)
+    for name in _PARTS:
+        places[name] = at
+        at = align(at + parts[name], 64)
+    return at, dict(zip(_VECTORS, (lanes, grain, per_word), strict=True)) | places
 
 
 def _steps(role: str, shape: Shape, strides: Shape, scores: Shape) -> tuple[int, int, int] | None:

@@ -113,7 +113,9 @@ class Sizing:
             if steps[at] == NO_REGIME:
                 return None
             at += steps[at + 1]
-        words = array("q", [0, 0, host.HEAD_WORDS, self.maker.workspace, 0, 0, 0, *steps, host.END])
+        head = host.HEAD(kept=0, scratch=0, first=host.HEAD_WORDS, workspace=self.maker.workspace, given=0, empty=0,
+                         placed=0, pairs=())
+        words = array("q", [*head, *steps, host.END])
         room = (WORD * max(self.maker.workspace_words, 1))()
         self.context.measure(words.buffer_info()[0], ctypes.addressof(self.functions), ctypes.addressof(room))
         found = [0] * self.count

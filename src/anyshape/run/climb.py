@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyshape.backend import host_climb_words as native
+from anyshape.backend.host_climb_words import Frame
+from anyshape.backend.native import size_of
 from anyshape.base.align import align
 from anyshape.plan.plan import touched, written
 from anyshape.run.keeping import Keeping, Move
@@ -83,19 +84,19 @@ class Choices:
         self.chunked = np.array([life[4] and life[1] == ladders.border for life in lives], bool)
         columns = np.array([life[:3] for life in lives], np.int64).reshape(-1, 3)
         static = self._segments() | self._values() | {
-            native.LIFE_PLACE: columns[:, 0].copy(), native.LIFE_FIRST: columns[:, 1].copy(),
-            native.LIFE_END: columns[:, 2].copy(),
-            native.TURNS: np.array([ladders.border + k for k in ladders.keeps.turns], np.int64)}
+            Frame.life_place: columns[:, 0].copy(), Frame.life_first: columns[:, 1].copy(),
+            Frame.life_end: columns[:, 2].copy(),
+            Frame.turns: np.array([ladders.border + k for k in ladders.keeps.turns], np.int64)}
         self.arrays = [np.append(array, 0).astype(np.int64) for array in static.values()]  # kept alive
-        self.frame = np.zeros(native.RUNG_AWAY + 1, np.int64)
+        self.frame = np.zeros(size_of(Frame) // 8, np.int64)
         for field, array in zip(static, self.arrays, strict=True):
-            self.frame[field] = array.ctypes.data
-        for field, number in ((native.LENGTH, ladders.length), (native.BORDER, ladders.border), (native.NAMES, count),
-                              (native.SEGMENTS, len(ladders.segments)), (native.ROWS, self.rows),
-                              (native.MOVING, moving), (native.LIVES, len(lives)),
-                              (native.TURN_COUNT, len(ladders.keeps.turns)), (native.LOWEST, sys.maxsize),
-                              (native.SHORTEST, round(SHORTEST * PICO))):
-            self.frame[field] = number
+            self.frame[field // 8] = array.ctypes.data
+        for field, number in ((Frame.length, ladders.length), (Frame.border, ladders.border), (Frame.names, count),
+                              (Frame.segments, len(ladders.segments)), (Frame.rows, self.rows),
+                              (Frame.moving, moving), (Frame.lives, len(lives)),
+                              (Frame.turn_count, len(ladders.keeps.turns)), (Frame.lowest, sys.maxsize),
+                              (Frame.shortest, round(SHORTEST * PICO))):
+            self.frame[field // 8] = number
         self._block(len(lives))
 
     def _lives(self) -> list[tuple[int, int, int, int, bool]]:
@@ -141,16 +142,16 @@ class Choices:
         self.room = room.sum(axis=1)
         changes, rests = (np.concatenate(([0], np.cumsum(some))) for some in room)
         lives = ladders.temporaries
-        return {native.SEGMENT: homes, native.MEMBERS_FROM: members[0], native.MEMBERS: members[1],
-                native.STEPS_FROM: _table(segment.steps for segment in ladders.segments)[0],
-                native.MADE_FROM: temporaries[0], native.MADE: temporaries[1],
-                native.WRITES_FROM: writes[0], native.WRITES: writes[1], native.TOUCHES_FROM: touches[0],
-                native.TOUCHES: touches[1], native.READS_FROM: reads[0], native.READS: reads[1],
-                native.MADE_FIRST: np.array([life.first for life in lives]),
-                native.MADE_END: np.array([life.last + 1 for life in lives]),
-                native.MADE_INSIDE: np.array([life.inside for life in lives]),
-                native.BUFFER: np.array([buffers[one.buffer] for one in ladders.again]),
-                native.CHANGES_FROM: changes, native.RESTS_FROM: rests}
+        return {Frame.segment: homes, Frame.members_from: members[0], Frame.members: members[1],
+                Frame.steps_from: _table(segment.steps for segment in ladders.segments)[0],
+                Frame.made_from: temporaries[0], Frame.made: temporaries[1],
+                Frame.writes_from: writes[0], Frame.writes: writes[1], Frame.touches_from: touches[0],
+                Frame.touches: touches[1], Frame.reads_from: reads[0], Frame.reads: reads[1],
+                Frame.made_first: np.array([life.first for life in lives]),
+                Frame.made_end: np.array([life.last + 1 for life in lives]),
+                Frame.made_inside: np.array([life.inside for life in lives]),
+                Frame.buffer: np.array([buffers[one.buffer] for one in ladders.again]),
+                Frame.changes_from: changes, Frame.rests_from: rests}
 
     def _values(self) -> dict[int, np.ndarray]:
         """Where values are, by value: in the forward, in the kept block, and computed again."""
@@ -167,8 +168,8 @@ class Choices:
                 continue
             own = ladders.own[i] if i < count else (0, 0)
             found.append((0, *saved, ladders.border, ladders.chunk_ends[name] + 1, *own, held.last + 1))
-        fields = (native.OUTSIDE, native.SAVED_FIRST, native.SAVED_END, native.LEAVES, native.LEAVES_END,
-                  native.OWN_FIRST, native.OWN_END, native.HELD_END)
+        fields = (Frame.outside, Frame.saved_first, Frame.saved_end, Frame.leaves, Frame.leaves_end,
+                  Frame.own_first, Frame.own_end, Frame.held_end)
         columns = np.array(found, np.int64).reshape(-1, len(fields)).T
         return dict(zip(fields, columns, strict=True))
 
@@ -177,19 +178,19 @@ class Choices:
         ladders, rows, values = self.ladders, self.rows, len(self.names)
         made, steps = len(ladders.temporaries), ladders.length + 2
         buffers = made + len(ladders.again)
-        sizes = {native.MADE_BYTES: made, native.BYTES: values, native.LIFE_BYTES: lives,  # in the order of `numbers`
-                 native.WORK: len(self.work)}
-        sizes |= dict.fromkeys((native.GONE, native.LATE, native.EARLY, native.STATE, native.READ, native.READ_NOW),
+        sizes: dict[int, int] = {Frame.made_bytes: made, Frame.bytes: values, Frame.life_bytes: lives}  # as `numbers`
+        sizes[Frame.work] = len(self.work)
+        sizes |= dict.fromkeys((Frame.gone, Frame.late, Frame.early, Frame.state, Frame.read, Frame.read_now),
                                values)
-        sizes |= dict.fromkeys((native.LEFT, native.COST, native.COPYING, native.COPY_COST, native.CHANGES_COUNT,
-                                native.RESTS_COUNT, native.KEPT_CHANGE, native.FIRST, native.END, native.TOP,
-                                native.LATER_FIRST, native.LATER_END, native.LATER_TOP), rows)
-        sizes |= {native.CHANGES: 3 * int(self.room[0]), native.RESTS: 3 * int(self.room[1])}
-        sizes |= dict.fromkeys((native.WANTED, native.NOW), buffers)
-        sizes |= dict.fromkeys((native.ARENA, native.REST, native.DELTA, native.BEFORE, native.AFTER), steps)
-        sizes |= dict.fromkeys((native.STRIP_ARENA, native.STRIP_REST), len(ladders.keeps.turns) + 2)
-        sizes |= dict.fromkeys((native.TAKEN, native.RUNG_LIVE, native.RUNG_BOUND, native.RUNG_CHOICES,
-                                native.RUNG_PICOSECONDS, native.RUNG_AWAY), rows + 1)
+        sizes |= dict.fromkeys((Frame.left, Frame.cost, Frame.copying, Frame.copy_cost, Frame.changes_count,
+                                Frame.rests_count, Frame.kept_change, Frame.first, Frame.end, Frame.top,
+                                Frame.later_first, Frame.later_end, Frame.later_top), rows)
+        sizes |= {Frame.changes: 3 * int(self.room[0]), Frame.rests: 3 * int(self.room[1])}
+        sizes |= dict.fromkeys((Frame.wanted, Frame.now), buffers)
+        sizes |= dict.fromkeys((Frame.arena, Frame.rest, Frame.delta, Frame.before, Frame.after), steps)
+        sizes |= dict.fromkeys((Frame.strip_arena, Frame.strip_rest), len(ladders.keeps.turns) + 2)
+        sizes |= dict.fromkeys((Frame.taken, Frame.rung_live, Frame.rung_bound, Frame.rung_choices,
+                                Frame.rung_picoseconds, Frame.rung_away), rows + 1)
         starts = np.cumsum([0, *sizes.values()])
         self.words = int(starts[-1])
         self.fields = np.array([*sizes])
@@ -211,22 +212,22 @@ class Climb:
         ladders = choices.ladders
         self.block = np.zeros(choices.words, np.int64)
         frame = self.frame = choices.frame.copy()
-        frame[choices.fields] = choices.offsets + self.block.ctypes.data
-        self.address = frame.ctypes.data
+        frame[choices.fields // 8] = choices.offsets + self.block.ctypes.data
+        record = self.record = Frame(frame.ctypes.data)
         self.context = ladders.program.context
         bytes_ = ladder.bytes[choices.numbers]
         bytes_[choices.padded] = align(bytes_[choices.padded])
         self.block[:len(bytes_)] = bytes_
-        self.at(native.WORK)[:] = np.rint(ladder.seconds[choices.work] * PICO)
-        sizes = self.at(native.BYTES)
-        self.at(native.LEFT)[:len(ladders.names)] = sizes[:len(ladders.names)] > 0
-        frame[native.SCRATCH], frame[native.LATER_SCRATCH] = ladder.scratch
-        frame[native.KEPT] = self.at(native.LIFE_BYTES)[choices.chunked].sum()
+        self.at(Frame.work)[:] = np.rint(ladder.seconds[choices.work] * PICO)
+        sizes = self.at(Frame.bytes)
+        self.at(Frame.left)[:len(ladders.names)] = sizes[:len(ladders.names)] > 0
+        record.scratch, record.later_scratch = ladder.scratch
+        record.kept = self.at(Frame.life_bytes)[choices.chunked].sum()
         # the most bytes that a choice frees, shifted by so much, are a word
-        frame[native.SHIFT] = 61 - (int(self.at(native.LIFE_BYTES).sum()) + int(sizes.sum())).bit_length()
+        record.shift = 61 - (int(self.at(Frame.life_bytes).sum()) + int(sizes.sum())).bit_length()
         if clock is not None:
             self._moves(clock, threads, most)
-        self.context.climbing.begin(self.address)
+        self.context.climbing.begin(self.record)
 
     def at(self, field: int) -> np.ndarray:
         """An array of the block."""
@@ -237,52 +238,51 @@ class Climb:
         ladders, keeps = self.choices.ladders, self.choices.ladders.keeps
         count = len(ladders.names)
         share = BESIDE if threads < (os.cpu_count() or 1) else 1.0
-        sizes = self.at(native.BYTES).tolist()
+        sizes = self.at(Frame.bytes).tolist()
         for i, name in enumerate(self.choices.names):
             reads = [] if name in ladders.outside else keeps.reads[name]  # tensors of PyTorch stay where they are
             if not reads or not sizes[i]:
                 continue
             late = next((n for n in reads if n not in keeps.optional), reads[0]) if i < count else reads[0]
-            self.at(native.GONE)[i] = clock.gone(name, sizes[i])
-            self.at(native.LATE)[i] = clock.there(late, sizes[i])
-            self.at(native.EARLY)[i] = clock.there(reads[0], sizes[i])
-            self.at(native.LEFT)[count + i] = 1
+            self.at(Frame.gone)[i] = clock.gone(name, sizes[i])
+            self.at(Frame.late)[i] = clock.there(late, sizes[i])
+            self.at(Frame.early)[i] = clock.there(reads[0], sizes[i])
+            self.at(Frame.left)[count + i] = 1
             copying = EACH + clock.seconds(sizes[i])
-            self.at(native.COPYING)[count + i] = round(copying * PICO)
-            self.at(native.COPY_COST)[count + i] = round(copying * share * PICO)
-        for field, number in ((native.THREADS, threads), (native.MOST, most),
-                              (native.HIDDEN, round(clock.hidden * PICO))):
-            self.frame[field] = number
+            self.at(Frame.copying)[count + i] = round(copying * PICO)
+            self.at(Frame.copy_cost)[count + i] = round(copying * share * PICO)
+        self.record.threads, self.record.most = threads, most
+        self.record.hidden = round(clock.hidden * PICO)
 
     def climb(self, until: int) -> list[int]:
         """The peaks of all rungs up to one that may need at most `until` bytes, or to the last."""
-        self.frame[native.STOP] = until
-        self.context.climbing.climb(self.address)
-        return self.at(native.RUNG_LIVE)[:self.frame[native.RUNGS]].tolist()  # type: ignore[no-any-return]
+        self.record.stop = until
+        self.context.climbing.climb(self.record)
+        return self.at(Frame.rung_live)[:self.record.rungs].tolist()  # type: ignore[no-any-return]
 
     def bounds(self, first: int, end: int) -> list[int]:
         """What no layouts of some rungs need less than."""
-        return self.at(native.RUNG_BOUND)[first:end].tolist()  # type: ignore[no-any-return]
+        return self.at(Frame.rung_bound)[first:end].tolist()  # type: ignore[no-any-return]
 
     def seconds(self, number: int) -> float:
         """What a rung takes longer, by estimate, of all threads."""
-        return float(self.at(native.RUNG_PICOSECONDS)[number]) / PICO
+        return float(self.at(Frame.rung_picoseconds)[number]) / PICO
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to choose."""
-        return bool(self.frame[native.DONE])
+        return bool(self.record.done)
 
     def rung(self, number: int) -> Rung:
         """One of the rungs that `climb` has found."""
         count = len(self.choices.ladders.names)
-        taken = self.at(native.TAKEN)[:self.at(native.RUNG_CHOICES)[number]].tolist()
+        taken = self.at(Frame.taken)[:self.at(Frame.rung_choices)[number]].tolist()
         moved = [row - count for row in taken if row >= count]
         dropped = {row for row in taken if row < count}.difference(moved)
         names = self.choices.names
-        return Rung(frozenset(names[i] for i in dropped), int(self.at(native.RUNG_LIVE)[number]),
+        return Rung(frozenset(names[i] for i in dropped), int(self.at(Frame.rung_live)[number]),
                     self.seconds(number), tuple(self._moved(dropped, moved)),
-                    int(self.at(native.RUNG_AWAY)[number]))
+                    int(self.at(Frame.rung_away)[number]))
 
     def _moved(self, dropped: set[int], moved: Sequence[int]) -> Iterator[Move]:
         """How each of some values is moved, segment by segment, while those are dropped."""
@@ -291,7 +291,7 @@ class Climb:
         ladders = self.choices.ladders
         runs = ladders.keeps.runs(Keeping(frozenset(self.choices.names[i] for i in dropped)))
         homes = {i: number for number, segment in enumerate(ladders.segments) for i in segment.members}
-        gone, late, early = (self.at(field).tolist() for field in (native.GONE, native.LATE, native.EARLY))
+        gone, late, early = (self.at(field).tolist() for field in (Frame.gone, Frame.late, Frame.early))
         for i in sorted(moved, key=lambda i: (homes.get(i, len(homes)), i)):
             name = self.choices.names[i]
             steps = {ladders.optional[k] for k in ladders.segments[homes[i]].steps} if i in homes else set()

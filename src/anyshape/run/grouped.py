@@ -15,6 +15,7 @@ from typing import Any
 
 from anyshape.backend import host_words as host
 from anyshape.backend import limits
+from anyshape.backend.native import words_of
 from anyshape.ir.types import size_of
 from anyshape.run.words import (
     FULL,
@@ -29,11 +30,16 @@ from anyshape.run.words import (
     bits,
     by_library,
     by_panels,
+    by_vectors,
     native,
     thin_words,
 )
 
 OPS = ("grouped", "grouped_inner")
+_grouped = host.GroupedStep.encoder()
+_MARKS = tuple(map(host.GroupedStep.index, ("ends", *(
+    f"{product}.{operand}" for product in ("panels", "library") for operand in ("a", "b", "c")))))
+_THIN, _SCRATCH = host.LibraryProduct.index("thin"), host.PackedProduct.index("scratch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +57,8 @@ def grouped_words(ours: Ours, spec: GroupedSpec, windows: tuple[Any, ...]) -> li
     words = _words(ours, spec.op, spec.dtype, spec.places[2][1], tuple([(shape, strides)
                                                                         for shape, strides, _ in windows]))
     if words is None:
-        return [host.CALL, 3, spec.number]
-    marks = (host.GROUPED_ENDS, *(template + at for template in (host.GROUPED_PANELS, host.GROUPED_LIBRARY)
-                                  for at in (host.MATMUL_A, host.MATMUL_B, host.MATMUL_C)))
-    return at_slots(words, marks, spec.number, spec.places, windows)
+        return [host.CALL, host.STEP_WORDS, spec.number]
+    return at_slots(words, _MARKS, spec.number, spec.places, windows)
 
 
 @lru_cache(maxsize=4096)
@@ -78,7 +82,8 @@ def _words(ours: Ours, op: str, dtype: str, end_item: int,
     a, b, c = matrix(0, rows, depth, x_strides), matrix(1, depth, columns, y_strides), matrix(3, rows, columns, strides)
     one = 1.0
     leading = columns if rows == 1 else strides[-2]
-    places = [b.slot, 0, a.slot, 0, c.slot, 0, -1, 0, 0, 0, 1, 0]
+    places = {"a": (b.slot, 0), "b": (a.slot, 0), "c": (c.slot, 0), "bias": (-1, 0), "bias_row": 0, "bias_column": 0,
+              "batches": 1, "rank": 0}
     library = by_library(0, dtype, a, b, c, leading, one, 0.0, places, (0,) * 9) if dtype in LIBRARY else None
     panels = by_panels(0, dtype, a, b, c, leading, one, one, places) if dtype != "f64" else None
     few: list[tuple[int, ...]] = []
@@ -89,24 +94,25 @@ def _words(ours: Ours, op: str, dtype: str, end_item: int,
             break
         few.append(way)
     # without the library its words still say the sizes, and do the products with few rows
-    plain = library or [host.MATMUL, 0, 0, 0, columns, rows, depth, 0, 0, 0, 0, leading, bits(one, "f"), 0, item,
-                        *places, *(0,) * 9, 0]
+    plain = library or by_vectors(0, columns, rows, depth, leading, bits(one, "f"), 0, item, places, (0,) * 9)
     if few:
-        plain[host.MATMUL_THIN:host.MATMUL_BATCH] = few[0]
+        plain[_THIN:_THIN + len(few[0])] = few[0]
     if panels is None and library is None:
         return None
     by_us = panels is not None and (library is None or (columns >= OUR_COLUMNS and (
         rows >= OUR_ROWS if inner else depth >= OUR_INNER) and ours(FULL)))
-    scratch = panels[host.PACKED_SCRATCH] if by_us and panels is not None else 0
+    scratch = panels[_SCRATCH] if by_us and panels is not None else 0
     x_group, x_row = (0, x_strides[1]) if inner else (0, x_strides[0])
     y_group, y_row = (0, y_strides[0]) if inner else (y_strides[0], 0)
     result_group, result_row = (strides[0], 0) if inner else (0, strides[0])
     wide = 2 * limits.host().lanes
-    words = [host.GROUPED, host.GROUPED_WORDS, 0, 2, 0, end_item, end_strides[0] * end_item, ends[0], size,
-             host.MATMUL_K if inner else host.MATMUL_N, y_group * item, x_group * item, result_group * item,
-             y_row * item, x_row * item, result_row * item, len(few), int(by_us), wide, scratch,
-             y_strides[-1] * item, *[way[0] for way in few], *[0] * (host.GROUPED_FEW - len(few)), *(panels or plain),
-             *plain]
+    words = _grouped(
+        op=host.GROUPED, length=words_of(host.GroupedStep), number=0, ends=(2, 0), end_item=end_item,
+        end_step=end_strides[0] * end_item, count=ends[0], size=size,
+        along=host.ALONG_TERMS if inner else host.ALONG_ROWS, a_group=y_group * item, b_group=x_group * item,
+        c_group=result_group * item, a_along=y_row * item, b_along=x_row * item, c_along=result_row * item,
+        most_few=len(few), ours=int(by_us), wide=wide, scratch=scratch, lane=y_strides[-1] * item,
+        thin=[*(way[0] for way in few), *[0] * (host.GROUPED_FEW - len(few))], panels=panels or plain, library=plain)
     return tuple(words)
 
 

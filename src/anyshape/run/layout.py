@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from anyshape.backend import host_words as host
+from anyshape.backend.native import words_of
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType, size_of
 from anyshape.ops.attention import wide
@@ -30,6 +31,8 @@ from anyshape.sym.formulas import FUNCTIONS, Formulas, name_of
 
 STATUS_BUFFER = "status"
 NO_REGIME = -1
+_kernel, _series = host.KernelStep.encoder(), host.SeriesStep.encoder()
+_PLACES = host.KernelStep.index("places")
 MATMUL_PLACES = (host.MATMUL_A, host.MATMUL_B, host.MATMUL_C, host.MATMUL_BIAS)
 
 
@@ -126,7 +129,7 @@ def _unplaced(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> tuple[int, .
 
 def _placed(words: tuple[int, ...] | None, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
     if words is None:
-        return [host.CALL, 3, spec.number]
+        return [host.CALL, host.STEP_WORDS, spec.number]
     return at_slots(words, MATMUL_PLACES, spec.number, spec.places, windows)
 
 
@@ -159,10 +162,10 @@ def _bands(ours: Ours, rows: int, columns: int, spec: _Spec, windows: tuple[Any,
                               do="report this as a bug of the compiler")
         one = [*kernel]
         for place, bytes_ in enumerate(steps):
-            one[10 + 2 * place] += row * bytes_
+            one[_PLACES + words_of(host.Place) * place + host.Place.index("bytes")] += row * bytes_
         one[-1] = count * columns
         words += finished(product, spec.number, one)
-    return [host.BANDS, host.SERIES_HEAD, spec.number, len(words), *words]
+    return [*_series(op=host.BANDS, length=host.SERIES_HEAD, number=spec.number, words=len(words)), *words]
 
 
 def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
@@ -238,14 +241,14 @@ class _Writer(Formulas):
         if isinstance(step, CopyStep):
             item = size_of(step.source.type.dtype)
             if step.source.type.dtype != step.target.type.dtype:
-                return f"{host.CALL}, 3, {number}"
+                return f"{host.CALL}, {host.STEP_WORDS}, {number}"
             places = ((self.slots[step.source.buffer], item), (self.slots[step.target.buffer], item))
             return f"*copy({self.spec(_Spec(number, '', places))}, {self.types((step.source, step.target))})"
         if isinstance(step, LibraryStep):
             return self.library(number, step)
         if isinstance(step, BandStep):
             return self.bands(number, step)
-        return f"{host.CALL}, 3, {number}"
+        return f"{host.CALL}, {host.STEP_WORDS}, {number}"
 
     def spec(self, spec: _Spec | AttentionSpec | GroupedSpec) -> str:
         self.specs.append(spec)
@@ -305,15 +308,16 @@ class _Writer(Formulas):
                 item = size_of(window.type.dtype)
                 params += [str(self.slots[window.buffer]), self.number(window.offset * item)]
             sizes = [self.number(size) for size in regime.sizes]
-            words = ", ".join([*params, *sizes])
-            length = 9 + len(params) + len(sizes)
+            length = words_of(host.KernelStep) + len(params) + len(sizes)
             every = []
             for kernel in regime.kernels:
                 if kernel not in self.kernels:
                     raise VerifyError(f"plan {self.plan.name} needs the kernel {kernel}", where=step.where,
                                       why="it was not built", do="report this plan: a bug of AnyShape")
-                every.append(f"{host.KERNEL}, {length}, {number}, {self.kernels[kernel]}, 0, 0, 0, {len(params) // 2}, "
-                             f"{len(sizes)}, {words}")
+                words = _kernel(op=host.KERNEL, length=length, number=number, function=self.kernels[kernel], blocks=0,
+                                work=0, scratch=0, params=len(params) // 2, sizes=len(sizes),
+                                places=[*params, *sizes])
+                every.append(", ".join(map(str, words)))
             text = ", ".join(every)
             test = " and ".join(f"{self.number(condition)} >= 0" for condition in regime.conditions)
             choices.append((test, text))

@@ -67,13 +67,13 @@ def with_actions(steps: Sequence[int], found: Sequence[Action], number: int) -> 
     at = done = 0
     while at < len(steps):
         while done < len(found) and found[done].step <= steps[at + 2]:
-            words += [host.CALL, 3, number + done]
+            words += [host.CALL, host.STEP_WORDS, number + done]
             done += 1
         length = steps[at + 1] + (steps[at + host.SERIES_WORDS] if steps[at] == host.SERIES else 0)
         words += steps[at:at + length]
         at += length
     for k in range(done, len(found)):
-        words += [host.CALL, 3, number + k]
+        words += [host.CALL, host.STEP_WORDS, number + k]
     return words
 
 

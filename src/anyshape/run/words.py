@@ -47,6 +47,9 @@ class Matrix(NamedTuple):
         return Matrix(self.slot, self.bytes, self.item, self.columns, self.rows, self.column, self.row, self.batch)
 
 
+Places = dict[str, Any]  # the fields of a product that say where its matrices are, and how many
+_library_product, _packed_product, _copy, _series = (kind.encoder() for kind in (
+    host.LibraryProduct, host.PackedProduct, host.CopyStep, host.SeriesStep))
 SMALL_MATRIX = 1 << 20  # multiply-adds below which many products in one call are quicker than one by one
 # dtype -> products of matrices, of many matrices, struct code of a scalar
 LIBRARY = {"f32": (host.SGEMM, host.SGEMM_BATCH, "f"), "f64": (host.DGEMM, host.DGEMM_BATCH, "d")}
@@ -210,7 +213,8 @@ def _words(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, bias: Matri
         batches *= dim[0]
     item = size_of(dtype)
     place = (bias.slot, bias.bytes, row_strides[2] * item, bias.column * item) if bias else (-1, 0, 0, 0)
-    places = [b.slot, b.bytes, a.slot, a.bytes, c.slot, c.bytes, *place, batches, len(dims)]
+    places = {"a": (b.slot, b.bytes), "b": (a.slot, a.bytes), "c": (c.slot, c.bytes), "bias": place[:2],
+              "bias_row": place[2], "bias_column": place[3], "batches": batches, "rank": len(dims)}
     thin = thin_words(dtype, item, a, b, c)
     if thin[0] and dtype in LIBRARY and not ours(THIN_ONES):
         thin = (0,) * len(thin)
@@ -219,8 +223,8 @@ def _words(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, bias: Matri
     if dtype in LIBRARY and not (plain and not thin[0] and ours_do(ours, c.rows, c.columns, a.columns, batches)):
         words = by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
     elif thin[0]:
-        words = [host.MATMUL, 0, number, 0, c.columns, rows, a.columns, 0, 0, 0, 0, c_order[1], bits(alpha, "f"),
-                 bits(beta, "f"), item, *places, *thin, 0]
+        words = by_vectors(number, c.columns, rows, a.columns, c_order[1], bits(alpha, "f"), bits(beta, "f"), item,
+                           places, thin)
     if words is None and (plain or dtype not in LIBRARY):
         words = by_panels(number, dtype, a, b, c, c_order[1], alpha, beta, places)
     if words is None:
@@ -241,7 +245,7 @@ def ours_do(ours: Ours, rows: int, columns: int, inner: int, batches: int) -> bo
 
 
 def by_library(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float, beta: float,
-                places: list[int], thin: tuple[int, ...]) -> list[int] | None:
+                places: Places, thin: tuple[int, ...]) -> list[int] | None:
     """The words of a product by BLAS but for its batch dims; None when it cannot take these strides."""
     a_order, b_order = _ordered(a), _ordered(b)
     if a_order is None or b_order is None:
@@ -251,9 +255,19 @@ def by_library(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading
     function, many, code = LIBRARY[dtype]
     small = c.columns * c.rows * a.columns < SMALL_MATRIX
     has_many = library().sgemm_batch if dtype == "f32" else library().dgemm_batch
-    return [host.MATMUL, 0, number, function, c.columns, c.rows, a.columns, ord(b_order[0]), ord(a_order[0]),
-            b_order[1], a_order[1], leading, bits(alpha, code), bits(beta, code), size_of(dtype), *places, *thin,
-            many if small and has_many else 0]
+    return _library_product(
+        op=host.MATMUL, length=0, number=number, function=function, m=c.columns, n=c.rows, k=a.columns, ldc=leading,
+        alpha=bits(alpha, code), beta=bits(beta, code), item=size_of(dtype), **places,
+        transpose_a=ord(b_order[0]), transpose_b=ord(a_order[0]), lda=b_order[1], ldb=a_order[1], thin=thin,
+        batch=many if small and has_many else 0, dims=())
+
+
+def by_vectors(number: int, m: int, n: int, k: int, leading: int, alpha: int, beta: int, item: int, places: Places,
+               thin: tuple[int, ...]) -> list[int]:
+    """The words of a product with few vectors that the library is not needed for; alpha, beta: their bits."""
+    return _library_product(
+        op=host.MATMUL, length=0, number=number, function=0, m=m, n=n, k=k, ldc=leading, alpha=alpha, beta=beta,
+        item=item, **places, transpose_a=0, transpose_b=0, lda=0, ldb=0, thin=thin, batch=0, dims=())
 
 
 @lru_cache(maxsize=16)
@@ -263,7 +277,7 @@ def _panels(target: limits.Target, dtype: str) -> tuple[int, int, int, bool]:
 
 
 def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float, beta: float,
-               places: list[int]) -> list[int]:
+               places: Places) -> list[int]:
     """The words of a product by packed panels (backend/host_packed.py) but for its batch dims."""
     lanes, grain, per_word, is_tiles = _panels(limits.host(), dtype)
     # a block of rows, and of columns, is whole panels; a block of k is whole vectors of words
@@ -281,14 +295,18 @@ def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading:
     sums = rows * columns if waits else high * wide
     beta = 1.0 if dtype == "f32" else beta  # to the sums of the blocks before
     scratch = 4 * (rows * deep + group * wide * deep + sums) + host.PACKED_PAD * (rows // high + group)
-    return [host.PRODUCT, 0, number, PACKED[dtype], c.columns, c.rows, a.columns, b.column * b.item, a.row * a.item,
-            b.row * b.item, a.column * a.item, leading, bits(alpha, "f"), bits(beta, "f"), size_of(dtype), *places,
-            lanes, grain, per_word, rows, columns, deep, b.item, a.item, c.item, scratch]
+    return _packed_product(
+        op=host.PRODUCT, length=0, number=number, function=PACKED[dtype], m=c.columns, n=c.rows, k=a.columns,
+        ldc=leading, alpha=bits(alpha, "f"), beta=bits(beta, "f"), item=size_of(dtype), **places,
+        a_lane=b.column * b.item, b_lane=a.row * a.item, a_inner=b.row * b.item, b_inner=a.column * a.item, lanes=lanes,
+        grain=grain, per_word=per_word, rows=rows, columns=columns, deep=deep, a_item=b.item, b_item=a.item,
+        c_item=c.item, scratch=scratch, dims=())
 
 
 # words in which products have to agree to be joined: what is said of their rows, and how the work is cut
-_SAME = (0, host.MATMUL_FUNCTION, host.MATMUL_N, host.MATMUL_K, host.PACKED_B_LANE, host.PACKED_B_INNER,
-         host.MATMUL_ITEM, host.MATMUL_B, host.MATMUL_B + 1, host.PACKED_ROWS, host.PACKED_WORDS, host.PACKED_B_ITEM)
+_SAME = tuple(map(host.PackedProduct.index, (
+    "op", "function", "n", "k", "b_lane", "b_inner", "item", "b.slot", "b.bytes", "rows", "deep", "b_item")))
+_SCRATCH = host.PackedProduct.index("scratch")
 
 
 def joined(products: Sequence[list[int]]) -> list[int]:
@@ -299,14 +317,15 @@ def joined(products: Sequence[list[int]]) -> list[int]:
     if all(len(one) == host.MATMUL_DIMS and one[0] == host.PRODUCT for one in products) and all(
             one[at] == first[at] for one in products for at in _SAME):
         result[1] = len(result)
-        result[host.PACKED_SCRATCH] = max(one[host.PACKED_SCRATCH] for one in products)
+        result[_SCRATCH] = max(one[_SCRATCH] for one in products)
     return result
 
 
 def series(number: int, kernels: Sequence[int]) -> list[int]:
     """The words of kernel steps as one step; as they are where there is only one, or one that no version of fits."""
     count = _kernels(kernels)
-    return [host.SERIES, host.SERIES_HEAD, number, len(kernels), *kernels] if count > 1 else list(kernels)
+    return [*_series(op=host.SERIES, length=host.SERIES_HEAD, number=number, words=len(kernels)),
+            *kernels] if count > 1 else list(kernels)
 
 
 def finished(products: Sequence[int], number: int, kernels: Sequence[int]) -> list[int]:
@@ -318,7 +337,8 @@ def finished(products: Sequence[int], number: int, kernels: Sequence[int]) -> li
     if not _kernels(kernels) or not products or products[last] not in (host.PRODUCT, host.MATMUL):
         return [*products, *series(number, kernels)]
     words = [*products[last:], *kernels]
-    return [*products[:last], host.SERIES, host.SERIES_HEAD, products[last + 2], len(words), *words]
+    return [*products[:last], *_series(op=host.SERIES, length=host.SERIES_HEAD, number=products[last + 2],
+                                       words=len(words)), *words]
 
 
 def _kernels(words: Sequence[int]) -> int:
@@ -335,16 +355,16 @@ def _kernels(words: Sequence[int]) -> int:
 def may_pack_over(words: Sequence[int] | ctypes.Array[ctypes.c_int64], at: int) -> bool:
     """Whether the product whose words begin at `at` could pack its rows over themselves (backend/host_over.py), if
     nobody needs them later."""
-    def has(place: int) -> int:
-        return words[at + place]
-    inner, lanes = has(host.MATMUL_K), has(host.PACKED_LANES)
-    return (has(0) == host.PRODUCT and has(1) == host.MATMUL_DIMS
-            and has(host.MATMUL_ITEM) == host.F32 and has(host.MATMUL_BIAS) < 0
-            and has(host.PACKED_A_ITEM) == has(host.PACKED_B_ITEM) == has(host.PACKED_C_ITEM) == host.F32
-            and has(host.MATMUL_BATCHES) == 1 and has(host.MATMUL_N) > 1
-            and 0 < inner <= host.OVER_INNER and inner % lanes == 0 and has(host.PACKED_WORDS) <= DEEP
-            and has(host.PACKED_B_INNER) == host.F32 and has(host.PACKED_B_LANE) == host.F32 * inner
-            and has(host.MATMUL_B) not in (has(host.MATMUL_A), has(host.MATMUL_C)))
+    def has(field: str) -> int:
+        return words[at + host.PackedProduct.index(field)]
+    inner, lanes = has("k"), has("lanes")
+    return (has("op") == host.PRODUCT and has("length") == host.MATMUL_DIMS
+            and has("item") == host.F32 and has("bias.slot") < 0
+            and has("a_item") == has("b_item") == has("c_item") == host.F32
+            and has("batches") == 1 and has("n") > 1
+            and 0 < inner <= host.OVER_INNER and inner % lanes == 0 and has("deep") <= DEEP
+            and has("b_inner") == host.F32 and has("b_lane") == host.F32 * inner
+            and has("b.slot") not in (has("a.slot"), has("c.slot")))
 
 
 MOST_VECTORS = max(max(counts) for counts in llvm_thin.COUNTS.values())
@@ -396,9 +416,8 @@ def copy_words(number: int, source: Area, target: Area) -> list[int]:
     outer = 1
     for size, _, _ in merged:
         outer *= size
-    words = [host.COPY, 0, number, item, target.slot, target.bytes, source.slot, source.bytes, outer, len(merged),
-             *inner]
-    for dim in merged:
-        words += dim
+    words = _copy(op=host.COPY, length=0, number=number, item=item, target=(target.slot, target.bytes),
+                  source=(source.slot, source.bytes), outer=outer, rank=len(merged), inner=inner,
+                  dims=[word for dim in merged for word in dim])
     words[1] = len(words)
     return words
