@@ -97,6 +97,10 @@ def wrong_field(pair: Pair) -> int:
     return pair.middle  # type: ignore[attr-defined,no-any-return]
 
 
+def wrong_order(shape: Shape) -> int:
+    return shape.own >= 0  # type: ignore[operator]
+
+
 def wrong_record(shape: Shape) -> int:
     return added(shape, 1)  # type: ignore[arg-type]
 
@@ -154,6 +158,8 @@ def test_what_is_no_such_record_is_refused() -> None:
         translate(wrong_field)
     with pytest.raises(AssertionError, match=r"in place of .*Pair"):
         translate(wrong_record)
+    with pytest.raises(AssertionError, match="name one of its fields"):
+        translate(wrong_order)
 
 
 def test_an_encoder_takes_every_field() -> None:

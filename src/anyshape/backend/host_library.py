@@ -133,7 +133,7 @@ def matmul_range(data: LibraryWork, begin: int, end: int, first_row: int, end_ro
     b_first = address(block, step.b)
     c_first = address(block, step.c)
     bias_first = 0
-    if step.bias >= 0:
+    if step.bias.slot >= 0:
         bias_first = address(block, step.bias)
     rank = step.rank
     places = new(Matrices)

@@ -212,7 +212,7 @@ def aim(data: PackedWork, frame: PackedFrame, step: PackedProduct, batch: int, f
              + first_column * step.a_lane)
     frame.b = (address(block, step.b) + batch_place(step, batch, OF_B)
              + first_row * step.b_lane)
-    if step.bias >= 0:
+    if step.bias.slot >= 0:
         frame.bias = (address(block, step.bias) + batch_place(step, batch, OF_BIAS)
                  + first_row * step.bias_row + first_column * step.bias_column)
     deep = step.deep

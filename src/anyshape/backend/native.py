@@ -506,9 +506,13 @@ class _Function:
         if isinstance(node, ast.Compare):
             if len(node.ops) != 1:
                 raise self.refuse(node, "one comparison at a time")
-            left = self.expression(node.left).text
-            right = self.expression(node.comparators[0]).text
-            return self.value(f"icmp {_COMPARE[type(node.ops[0])]} i64 {left}, {right}")
+            sides = [node.left, node.comparators[0]]
+            left, right = (self.expression(side) for side in sides)
+            ordered = not isinstance(node.ops[0], (ast.Eq, ast.NotEq))
+            if ordered and any(self.constant(side) is not None for side in sides) and any(
+                    isinstance(side.kind, type) and issubclass(side.kind, Struct) for side in (left, right)):
+                raise self.refuse(node, "a record is an address, which is less than no number: name one of its fields")
+            return self.value(f"icmp {_COMPARE[type(node.ops[0])]} i64 {left.text}, {right.text}")
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self.value(f"xor i1 {self.condition(node.operand)}, true")
         return self.value(f"icmp ne i64 {self.expression(node).text}, 0")
