@@ -123,35 +123,8 @@ def compile_graph(graph: Graph, config: Config, forward: CompiledGraph | None = 
     clock.mark("build")
 
     before = forward.plan if forward is not None else None
-    assembled = assemble(graph, fusion, store, regimes)
-    plan = sink_mutations(assembled)
-    fusion = _with_items(fusion, assembled, plan)
-    plan = dataclasses.replace(
-        elide_mutation_copies(plan), nonnegative=nonnegative, selected=selected_sizes(graph),
-        divided=divided_sizes(graph),
-        whole=whole and forward is None)
-    if pipeline.EPILOGUES not in config.disabled():
-        ours = autotune_of(context_of(cache_of(config)), config.products_mode).ours
-        banded = tile_gemm_consumers(plan, lambda dtype: takes_any_strides(dtype, ours))
-        fusion, plan = _with_items(fusion, plan, banded), banded
-    ordered: tuple[Plan, ...] = (plan,)
-    if pipeline.ORDER not in config.disabled():
-        ordered = orders(plan, before, config.planning_seconds)
-        fusion = _with_items(fusion, plan, ordered[0])
-    finished = []
-    # where results and gradients are alive until the backward has ended, its order matters less than that its forward
-    # knows it
-    for one in ordered if (not graph.saved if forward is None else forward.plan.whole) else ordered[:1]:
-        plan = group_launches(one if pipeline.OUTPUT_REUSE in config.disabled() else alias_buffers(one, before),
-                        pipeline.EPILOGUES not in config.disabled())
-        if config.limited and forward is not None and before is not None:
-            plan = _with_again(plan, graph, again, forward)
-        plan = insert_alloc_free(allocate(plan, before), before, config.limited)
-        if plan.whole:
-            plan = dataclasses.replace(plan, spent=_spent(plan, graph, parts, stored))
-        if config.check >= 1 or edited:
-            _judged(plan)
-        finished.append(plan)
+    finished, fusion = _plans(graph, _Lowered(store, fusion, regimes, parts, again, stored), nonnegative, forward, config,
+                              whole, bool(edited))
     plan = finished[0]
     publish(config, graph.name, *PLAN, lambda: "\n\n".join(show_plan(one) for one in finished))
     executable, *beside = (_executable(one, kernels, before, config) for one in finished)
@@ -181,6 +154,54 @@ class _Again:
     store: Storage
     fusion: Fusion
     regimes: dict[int, Versions]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowered:
+    """What the steps of a graph are made of: where its values lie, its kernels, and what a backward computes again."""
+
+    store: Storage
+    fusion: Fusion
+    regimes: dict[int, Versions]
+    parts: tuple[RecomputeSegment, ...]
+    again: list[_Again]
+    stored: frozenset[str]
+
+
+def _plans(graph: Graph, lowered: _Lowered, nonnegative: tuple[Size, ...], forward: CompiledGraph | None,
+           config: Config, whole: bool, edited: bool) -> tuple[list[Plan], Fusion]:
+    """The plan of a graph, in each order of steps that calls are to choose from, and the fusion by the first one."""
+    before = forward.plan if forward is not None else None
+    assembled = assemble(graph, lowered.fusion, lowered.store, lowered.regimes)
+    plan = sink_mutations(assembled)
+    fusion = _with_items(lowered.fusion, assembled, plan)
+    plan = dataclasses.replace(
+        elide_mutation_copies(plan), nonnegative=nonnegative, selected=selected_sizes(graph),
+        divided=divided_sizes(graph),
+        whole=whole and forward is None)
+    if pipeline.EPILOGUES not in config.disabled():
+        ours = autotune_of(context_of(cache_of(config)), config.products_mode).ours
+        banded = tile_gemm_consumers(plan, lambda dtype: takes_any_strides(dtype, ours))
+        fusion, plan = _with_items(fusion, plan, banded), banded
+    ordered: tuple[Plan, ...] = (plan,)
+    if pipeline.ORDER not in config.disabled():
+        ordered = orders(plan, before, config.planning_seconds)
+        fusion = _with_items(fusion, plan, ordered[0])
+    finished = []
+    # where results and gradients are alive until the backward has ended, its order matters less than that its forward
+    # knows it
+    for one in ordered if (not graph.saved if forward is None else forward.plan.whole) else ordered[:1]:
+        plan = group_launches(one if pipeline.OUTPUT_REUSE in config.disabled() else alias_buffers(one, before),
+                        pipeline.EPILOGUES not in config.disabled())
+        if config.limited and forward is not None and before is not None:
+            plan = _with_again(plan, graph, lowered.again, forward)
+        plan = insert_alloc_free(allocate(plan, before), before, config.limited)
+        if plan.whole:
+            plan = dataclasses.replace(plan, spent=_spent(plan, graph, lowered.parts, lowered.stored))
+        if config.check >= 1 or edited:
+            _judged(plan)
+        finished.append(plan)
+    return finished, fusion
 
 
 def _with_inputs_saved(graph: Graph, parts: tuple[RecomputeSegment, ...]) -> Graph:
