@@ -123,8 +123,8 @@ def compile_graph(graph: Graph, config: Config, forward: CompiledGraph | None = 
     clock.mark("build")
 
     before = forward.plan if forward is not None else None
-    finished, fusion = _plans(graph, _Lowered(store, fusion, regimes, parts, again, stored), nonnegative, forward, config,
-                              whole, bool(edited))
+    lowered = _Lowered(store, fusion, regimes, parts, again, stored)
+    finished, fusion = _plans(graph, lowered, nonnegative, forward, config, whole, bool(edited))
     plan = finished[0]
     publish(config, graph.name, *PLAN, lambda: "\n\n".join(show_plan(one) for one in finished))
     executable, *beside = (_executable(one, kernels, before, config) for one in finished)
