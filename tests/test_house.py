@@ -47,7 +47,7 @@ ASKED_FOR = ("_growth_tracker", "_lazy_init_scale_growth_tracker", "_opt_called"
 
 
 # files whose imports for type checkers still close a circle; no other may
-TYPE_CIRCLES = ("runtime/budget/footprint.py", "runtime/budget/order_selection.py", "runtime/budget/greedy_search.py")
+TYPE_CIRCLES = ("runtime/budget/footprint.py", "runtime/budget/greedy_search.py")
 
 
 @cache

@@ -138,9 +138,13 @@ def _with_backward(request: ProgramRequest, name: str, graph: Graph, notes: Note
     config, compilation = request.config, request.compilation
     backward = _backward_of(request)
     ahead = backward if name == request.name and (config.limited or request.whole) else None
-    later = ahead.form[0] if ahead is not None and ahead.form is not None else None
-    pair = compile_pair(graph, later, config, _needed(graph, notes, backward), request.whole,
-                        compilation.names_of(request.name), compilation.held)
+    given = config, _needed(graph, notes, backward), request.whole, compilation.names_of(request.name), compilation.held
+    try:
+        pair = compile_pair(graph, ahead.form[0] if ahead is not None and ahead.form is not None else None, *given)
+    except Exception:
+        if ahead is None or config.limited:
+            raise
+        pair = compile_pair(graph, None, *given)  # if it was the backward, its own request fails, and says so
     if ahead is not None:
         compilation.prepared[backward_name(name)] = dataclasses.replace(ahead, compiled=pair.backward)
         note = ahead.refused or pair.note
@@ -174,6 +178,7 @@ def _backward_of(request: ProgramRequest) -> Prepared | None:
 
 
 def _translated(request: ProgramRequest, gm: GraphModule, name: str) -> Prepared:
+    """A backward in our IR, which reads the tape of a forward that has no plan yet."""
     try:
         graph, notes = to_graph(gm, name.replace(".", "_"), "backward")
     except Unsupported as error:  # it will be compiled in parts, or not at all
