@@ -60,11 +60,12 @@ def test_while_the_machine_is_busy_calls_use_one_thread_and_give_the_same() -> N
         parallel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(lambda *_: seen.append(1))
         run = fast.programs[0].executable
         entry = host.Functions.index("gomp_parallel")
-        kept, run.functions[entry] = run.functions[entry], ctypes.cast(parallel, ctypes.c_void_p).value or 0
+        kept = run.runner.functions[entry]
+        run.runner.functions[entry] = ctypes.cast(parallel, ctypes.c_void_p).value or 0
         try:
             assert torch.equal(fast(x), wanted) and not seen  # no region is begun
         finally:
-            run.functions[entry] = kept
+            run.runner.functions[entry] = kept
         load[0] = now() - 1
         assert torch.equal(fast(x), wanted)
         assert load[0] == 0 or load[0] > now() - 10**9  # all threads again, until waiting is in vain again

@@ -275,7 +275,7 @@ def by_vectors(number: int, m: int, n: int, k: int, leading: int, alpha: int, be
 
 
 @lru_cache(maxsize=16)
-def _panels(target: limits.Target, dtype: str) -> tuple[int, int, int, bool]:
+def _panels(target: limits.Machine, dtype: str) -> tuple[int, int, int, bool]:
     """Lanes of a vector, rows of the smallest panel, elements in a word, and whether whole tiles are multiplied."""
     return (target.lanes, gemm.grain(target, dtype), half_precision.per_word(target, dtype), tiles(target, dtype))
 
