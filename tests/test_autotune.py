@@ -15,6 +15,7 @@ from anyshape.backend.cpu.autotune import KINDS, Autotune, machine_key, usual
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.encode_gemm import FULL, MANY, does
 from anyshape.backend.cpu.machine import target as limits
+from anyshape.backend.cpu.target import target_of
 from anyshape.backend.measurements import Measurements, key_of
 from anyshape.backend.targets import host_routines
 from anyshape.base.config import Config
@@ -112,8 +113,9 @@ def test_it_is_set_and_seen(gains, tmp_path, monkeypatch, capsys) -> None:
     with pytest.raises(ConfigError, match="measured, own, library, usual"):
         anyshape.compile(torch.matmul, products="mine")
     gains.update(dict.fromkeys(KINDS, 2.5))
-    monkeypatch.setattr(autotune, "_measurements", lambda _, kept=Measurements(DiskCache(str(tmp_path))): kept)
+    monkeypatch.setattr(autotune, "_measurements", lambda _, kept=Measurements(DiskCache(str(tmp_path)), machine_key()): kept)
     autotune.autotune_of.cache_clear()
+    target_of.cache_clear()
     try:
         seen = anyshape.compile(lambda x, w: x @ w, strict=True, calibrate=True)
         seen(x, w)
@@ -128,6 +130,7 @@ def test_it_is_set_and_seen(gains, tmp_path, monkeypatch, capsys) -> None:
         assert "f32                 BLAS      0.10" in capsys.readouterr().out
     finally:
         autotune.autotune_of.cache_clear()
+        target_of.cache_clear()
 
 
 # ---- what is kept
@@ -158,7 +161,7 @@ def test_a_file_that_is_damaged_or_foreign_is_measured_again(damage, gains, tmp_
     gains[FULL] = 3.0
     assert tune(tmp_path).ours(FULL)
     cache = DiskCache(str(tmp_path))
-    key = key_of(autotune._name(FULL))
+    key = key_of(autotune._name(FULL), machine_key())
     if damage is None:
         cache.put(key, b"not a number")
     else:

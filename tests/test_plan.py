@@ -220,7 +220,7 @@ def test_places_are_the_same_where_only_what_is_alive_together_is_looked_at(long
         lives = [(first, first + random_.choice((0, 1, 2, longest))) for first in random_.choices(range(200), k=300)]
         items = np.array([(0, 0, 200, 0), *((64 * random_.randint(0, 9), *life, 0) for life in lives)], np.int64)
         items[:3, 3], items[:3, 0] = (0, 640, 1920), 576
-        places = [assign_offsets(shared_context(), one, 3, 4096, 8192, sys.maxsize, few) for few in (0, len(items))
+        places = [assign_offsets(shared_context().host, one, 3, 4096, 8192, sys.maxsize, few) for few in (0, len(items))
                   for one in (items, [tuple(item) for item in items.tolist()])]
         assert all(one == places[0] for one in places)
         found += len(set(places[0][1])) > 3
