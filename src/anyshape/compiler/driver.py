@@ -70,20 +70,21 @@ class CompiledGraph:
 
 
 def compile_graph(graph: Graph, config: Config, forward: CompiledGraph | None = None,
-                  needed: tuple[Size, ...] = (), whole: bool = False) -> CompiledGraph:
+                  needed: tuple[Size, ...] = (), whole: bool = False, target: Target | None = None) -> CompiledGraph:
     """Compile one graph.
 
     Args:
         forward: for a backward graph, the compiled forward whose memory and tape it shares.
         needed: sizes that must be at least 0 in a call, beside those of the graph itself.
         whole: it is half of a whole step. No second backward reads the tape, and all inputs are the caller's.
+        target: that of the configuration when left out.
 
     Raises:
         EditError: a stage in `config.edit` is not valid or does not fit.
     """
     clock = _Clock()
     history = History()
-    target = target_of(config)
+    target = target_of(config) if target is None else target
     edited = edits(config, graph.name, [*pipeline.stages(pipeline.ROAD, config), KERNELS, LLVM, PLAN])
     uncertain = uncertain_sizes(graph)
     graph = pipeline.run(pipeline.ROAD, graph, config, history, edited)
