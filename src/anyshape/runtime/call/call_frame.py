@@ -93,12 +93,11 @@ class Call:
         """The tensor of a buffer that is one, None for a place in the arena."""
         if buffer.name in self.record.offsets:
             return None
-        if buffer.is_output:
+        if buffer.name in self.shared.output_of:
             return self.outputs[self.shared.output_of[buffer.name]]
-        if buffer.is_external:
-            return self.externs[buffer.name]
-        position = self.shared.plan.parameter_number(buffer)
-        return self.inputs[position]
+        if buffer.name in self.shared.position_of:
+            return self.inputs[self.shared.position_of[buffer.name]]
+        return self.externs[buffer.name]
 
     # --- steps
 
@@ -168,11 +167,10 @@ class Call:
             for slot, byte in self.record.late[self.phases.number - 1]:
                 self.block[host.SLOTS + slot] = address + byte
         for name in step.drop:
-            buffer = shared.buffers[name]
-            if buffer.is_external:
+            if name in shared.external:
                 self.externs.pop(name, None)
             else:
-                self.inputs[shared.plan.parameter_number(buffer)] = None
+                self.inputs[shared.position_of[name]] = None
         for name in step.take:
             index = shared.output_of[name]
             if index == self.record.room:
@@ -224,9 +222,8 @@ class Call:
             raise VerifyError(f"{getattr(step, 'target', 'a library')} returned something else than was traced",
                               where=step.where, why=f"it returned {found}; traced: {window.type}, {list(shape)} here",
                               do="compile the program again; if it stays, report this operator")
-        buffer = self.shared.buffers[window.buffer]
-        again = self.shared.again.get(window.buffer) if buffer.is_restored else None
-        if not buffer.is_external and again is None:
+        again = self.shared.again.get(window.buffer)
+        if again is None and window.buffer not in self.shared.external:
             self.tensor(window, view).copy_(result)
             return
         if result.is_neg() or (result.dtype.is_complex and result.is_conj()):
@@ -248,7 +245,7 @@ class Call:
         if again.saved not in self.record.keeping.dropped:
             return
         for name, byte in again.windows:
-            position = shared.plan.parameter_number(shared.buffers[name])
+            position = shared.position_of[name]
             shape, strides, _ = self.record.inputs[position]  # type: ignore[misc]
             offset = result.storage_offset() + evaluate(byte, self.record.values) // result.itemsize
             found = result.as_strided(shape, strides, offset)
