@@ -6,7 +6,9 @@ and docs/settings.md, which is made from the code.
 """
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import io
 import json
 import linecache
@@ -31,6 +33,7 @@ DECISIONS = sorted((ROOT / "docs" / "adr").glob("*.md"))
 OUTPUT = "text output"
 _FENCE = re.compile(r"^```(.*)$")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_TEST = re.compile(r"\]\(([^)#\s]*tests/\w+\.py)#(\w+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _FILE = re.compile(r"[\w./-]*\w\.(?:py|c|toml|txt|md)")
 _MODULE = re.compile(r"anyshape(?:\.\w+)+")
@@ -168,6 +171,31 @@ def test_links_lead_somewhere(path: Path) -> None:
     for target in _LINK.findall(path.read_text("utf-8")):
         if not target.startswith(("http://", "https://")):
             assert (path.parent / target).exists(), f"{path.name} links to {target}, which is not there"
+
+
+def test_tests_that_are_linked_exist() -> None:
+    """A document shows that something is so by a link to a test: `[test](../tests/test_x.py#test_name)`."""
+    for path in (*DOCUMENTS, *DECISIONS):
+        for file, name in _TEST.findall(path.read_text("utf-8")):
+            assert name in names_of_tests(path.parent / file), f"{path.name} links to {name} of {file}, which is not there"
+
+
+@functools.cache
+def names_of_tests(path: Path) -> set[str]:
+    return {node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)}
+
+
+def test_most_limitations_are_shown_by_a_test() -> None:
+    limitations = (ROOT / "docs" / "limitations.md").read_text("utf-8").split("## Open work")[0].split("\n- ")[1:]
+    shown = [one for one in limitations if _TEST.search(one)]
+    assert len(limitations) > 80 and len(shown) > 0.7 * len(limitations)
+
+
+def test_every_block_of_the_walk_asserts_what_is_said_of_it() -> None:
+    path = ROOT / "docs" / "walk.md"
+    blocks = [block for block in blocks_of(path.read_text("utf-8")) if block.info == "python"]
+    for block in blocks:
+        assert "assert" in block.text, f"walk.md:{block.line} asserts nothing of what it prints"
 
 
 @pytest.mark.parametrize("path", [*DOCUMENTS, *DECISIONS], ids=name_of)
