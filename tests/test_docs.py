@@ -177,7 +177,7 @@ def test_tests_that_are_linked_exist() -> None:
     """A document shows that something is so by a link to a test: `[test](../tests/test_x.py#test_name)`."""
     for path in (*DOCUMENTS, *DECISIONS):
         for file, name in _TEST.findall(path.read_text("utf-8")):
-            assert name in names_of_tests(path.parent / file), f"{path.name} links to {name} of {file}, which is not there"
+            assert name in names_of_tests(path.parent / file), f"{path.name} links to {file}, which has no {name}"
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The limitations that docs/limitations.md lists and no other test shows: each test fails once its limitation is gone."""
+"""Limitations of docs/limitations.md that no other test shows: each test fails once its limitation is gone."""
 from __future__ import annotations
 
 import math

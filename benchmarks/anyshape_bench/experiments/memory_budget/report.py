@@ -4,11 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from anyshape_bench.experiments.memory_budget.results import (
-    CALL_SHARES,
-    EPOCH_SHARE,
-    PLANNED_SHARES,
     PROGRAMS,
-    SEARCHES,
     WAYS,
     Epoch,
     Limits,
@@ -270,14 +266,9 @@ This file is written by `anyshape bench memory ... --write-document` from stored
 """
 
 
-def _percents(shares: Iterable[float]) -> str:
-    return ", ".join(f"{share:.0%}" for share in shares)
-
-
 def document(found: Limits) -> str:
     """The text of the page."""
-    parts = [INTRODUCTION,
-             facts(found.machine, str(found.options.get("threads") or MISSING)),
+    parts = [INTRODUCTION, facts(found.machine, str(found.options.get("threads") or MISSING)),
              f"- rounds: {found.options.get('rounds', MISSING)}\n\n", markdown(found)]
     wrong = problems(found)
     if wrong:

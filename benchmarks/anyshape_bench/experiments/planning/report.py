@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from anyshape_bench.experiments.planning.results import DEEP, Plans
-from anyshape_bench.experiments.planning.train_step_problems import NETWORKS, TRACED
-from anyshape_bench.experiments.planning.worker import WHOLE_PROGRAM, WINDOW
+from anyshape_bench.experiments.planning.train_step_problems import NETWORKS
 from anyshape_bench.harness import targets
 from anyshape_bench.harness.experiment import Report
 from anyshape_bench.harness.machine import facts

@@ -109,5 +109,6 @@ def document(found: Roofline) -> str:
     wrong = problems(found)
     if wrong:
         lines.append("\n### What went wrong\n\n" + bullets(wrong))
-    lines += ["\n", f"Rounds: {found.options.get('rounds', MISSING)}. ", KEPT if found.options.get("kept") else NOT_KEPT, "\n"]
+    lines.append(f"\nRounds: {found.options.get('rounds', MISSING)}. ")
+    lines.append(f"{KEPT if found.options.get('kept') else NOT_KEPT}\n")
     return "".join(lines)

@@ -9,13 +9,8 @@ from anyshape_bench.experiments.speed import charts
 from anyshape_bench.experiments.speed.report import describe, programs, verdict
 from anyshape_bench.experiments.speed.results import Cell, Results, backends_of, cell, models_of, records_of
 from anyshape_bench.experiments.train_step.results import (
-    EAGER,
     EXACT,
     INDUCTOR,
-    MOVED,
-    NOISE,
-    OURS,
-    TOLERANCE,
     WHOLE,
     Steps,
 )
@@ -185,8 +180,8 @@ This file is written by `anyshape bench step ... --write-document` from stored r
 def document(found: Steps) -> str:
     """The text of the page."""
     threads = sorted({r["threads"] for r in found.records if not r["error"]})
-    parts = [INTRODUCTION,
-             "## Machine\n\n", facts(found.machine, ", ".join(map(str, threads)) or MISSING), "\n", markdown(found)]
+    parts = [INTRODUCTION, "## Machine\n\n", facts(found.machine, ", ".join(map(str, threads)) or MISSING), "\n",
+             markdown(found)]
     wrong = problems(found)
     if wrong:
         parts.append("\n## What went wrong\n\n" + bullets(wrong))
