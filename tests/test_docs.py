@@ -230,6 +230,24 @@ def test_the_architecture_names_every_package() -> None:
         assert f"`{path.name}`" in text, f"ARCHITECTURE.md does not say what {path.name} is"
 
 
+# what somebody who knows Inductor looks for, and a word that the file of that row has
+SOUGHT = {
+    "buffer liveness": "live range", "epilogue fusion": "matmul", "offload scheduling": "begin to copy",
+    "AMX gemm": "unit for whole tiles", "guard translation": "guards", "recompute selection": "recompute",
+    "horizontal fusion": "horizontal fusion", "disk cache and its key": "def object_key",
+    "dtype promotion": "def promoted",
+    "attention masks": "mask"}
+
+
+@pytest.mark.parametrize("term", SOUGHT)
+def test_the_architecture_leads_to_the_file_of(term: str) -> None:
+    rows = [line for line in (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("\n") if line.startswith("| ")]
+    [row] = [line for line in rows if term in line.split("|")[1]]
+    files = [SOURCE / name for name in re.findall(r"`([\w/]+\.py)`", row)]
+    assert files and all(file.exists() for file in files)
+    assert any(SOUGHT[term] in file.read_text("utf-8") for file in files)
+
+
 def test_every_package_has_a_page_whose_files_exist() -> None:
     for folder in sorted(path.parent for path in SOURCE.glob("*/__init__.py")):
         text = (folder / "README.md").read_text("utf-8")
