@@ -105,6 +105,20 @@ def test_inputs_that_overlap_are_taken_as_apart_where_they_were() -> None:
     assert fast(ours[:4], ours[1:5]).tolist() != shifted(theirs[:4], theirs[1:5]).tolist()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_sparse_tensors_and_changes_of_a_storage_run_as_pytorch() -> None:
+    assert programs(lambda x: torch.sparse.mm(x, torch.ones(3, 2)), (torch.eye(3).to_sparse(),)) == (0, 1)
+    assert programs(lambda x: x.clone().resize_(2) + 1, (torch.ones(6),))[1] == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_torch_compile_leaves_out_is_not_counted() -> None:
+    recurrent = nn.LSTM(3, 3)
+    anyshape.reset_stats()
+    torch.compile(lambda x: recurrent(x)[0], backend="anyshape")(torch.ones(2, 1, 3))
+    assert anyshape.stats()["eager_calls"] == 0
+
+
 def test_a_comparison_of_a_size_is_no_bool_while_tracing() -> None:
     fast = anyshape.compile(lambda x: x * (2 if (x.shape[0] == 1) is True else 3))
     assert fast(torch.ones(1)).item() == 3
@@ -159,6 +173,16 @@ def test_linear_interpolation_beside_infinity_is_nan() -> None:
     x = torch.tensor([[[1.0, math.inf, 2.0]]])
     fast = anyshape.compile(lambda x: F.interpolate(x, scale_factor=2, mode="linear"))
     assert fast(x).isnan().sum() > F.interpolate(x, scale_factor=2, mode="linear").isnan().sum()
+
+
+def test_a_group_norm_of_any_strides_is_taken() -> None:
+    def norm(x: Tensor) -> Tensor:
+        return torch.native_group_norm(x, None, None, 2, 4, 25, 2, 1e-5)[0]
+
+    x = torch.randn(2, 8, 5, 5)[:, ::2]
+    with pytest.raises(RuntimeError, match="is_contiguous"):
+        norm(x)
+    torch.testing.assert_close(anyshape.compile(norm)(x), norm(x.contiguous()))
 
 
 def test_whole_numbers_are_divided_by_zero_where_nobody_looks_and_the_least_wraps() -> None:
@@ -242,6 +266,13 @@ def test_strided_products_of_double_precision_are_steps_by_pytorch() -> None:
 
 
 # ---- diagnostics
+
+
+def test_an_update_has_the_shape_of_its_weight_for_a_source() -> None:
+    model = nn.Linear(3, 3)
+    step = anyshape.train_step(model, lambda model, x: model(x).sum(), torch.optim.SGD(model.parameters()))
+    step(torch.ones(2, 3))
+    assert "update of a weight" in " ".join(str(step.explain()).split())
 
 
 @pytest.mark.parametrize("name", ["partial_reduction", "launch_grouping", "gemm_consumer_tiling"])
