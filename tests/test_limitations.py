@@ -262,7 +262,7 @@ def test_strided_products_of_double_precision_are_steps_by_pytorch() -> None:
     fast = anyshape.compile(torch.matmul)
     fast(torch.randn(8, 6, dtype=torch.float64)[:, ::2], torch.randn(6, 9, dtype=torch.float64)[::2])
     (record,) = fast.programs[0].executable.records.values()
-    assert record.program[record.program[bytecode.HEAD_FIRST]] == bytecode.CALL
+    assert record.payload.words[record.payload.words[bytecode.HEAD_FIRST]] == bytecode.CALL
 
 
 # ---- diagnostics
