@@ -114,7 +114,6 @@ def test_it_is_set_and_seen(gains, tmp_path, monkeypatch, capsys) -> None:
         anyshape.compile(torch.matmul, products="mine")
     gains.update(dict.fromkeys(KINDS, 2.5))
     monkeypatch.setattr(autotune, "_measurements", lambda _, kept=Measurements(DiskCache(str(tmp_path)), machine_key()): kept)
-    autotune.autotune_of.cache_clear()
     target_of.cache_clear()
     try:
         seen = anyshape.compile(lambda x, w: x @ w, strict=True, calibrate=True)
@@ -129,7 +128,6 @@ def test_it_is_set_and_seen(gains, tmp_path, monkeypatch, capsys) -> None:
         assert cli.main(["machine", "--again"]) == 0
         assert "f32                 BLAS      0.10" in capsys.readouterr().out
     finally:
-        autotune.autotune_of.cache_clear()
         target_of.cache_clear()
 
 

@@ -125,7 +125,7 @@ def _program(program: NativeProgram, compilation: Compilation, at: dict[str, int
     places = {name: words for _, words, name in capture.sizes}
     kernels = _kernels(compiled, names)
     libraries, externs = _calls(program, plan)
-    outputs = sum((b.bytes for b in plan.buffers if b.home in ("output", "extern")), start=0)
+    outputs = sum((b.bytes for b in plan.buffers if b.is_allocated_tensor), start=0)
     used = _sizes_of(program, compilation)
     likely = tuple((str(names.get(old, old)), value) for old, value in plan.facts.hints)
     return ProgramNote(
@@ -140,7 +140,7 @@ def _program(program: NativeProgram, compilation: Compilation, at: dict[str, int
 
 def _undecided(plan: Plan, names: Names) -> tuple[tuple[Size, Size], ...]:
     """Bytes of different buffers of which no proof says how they compare."""
-    sizes = dict.fromkeys(b.bytes for b in plan.buffers if b.home in ("arena", "saved", "output"))
+    sizes = dict.fromkeys(b.bytes for b in plan.buffers if b.in_arena or b.is_output)
     return tuple((substitute(a, names), substitute(b, names)) for a, b, _ in compared(sizes, plan.facts).undecided)
 
 
@@ -228,8 +228,8 @@ def _refusals(compiled: CompiledGraph, names: Names) -> tuple[RefusalNote, ...]:
 
 def _steps(plan: Plan, names: Names) -> tuple[StepNote, ...]:
     placed, end = dict(plan.offsets), len(plan.steps)
-    live = live_bytes(((b.bytes, 0 if b.home == "tape" else b.first, end if b.home == "saved" else b.last)
-                       for b in plan.buffers if b.home in ("arena", "saved") or b.name in placed), end)
+    live = live_bytes(((b.bytes, 0 if b.is_restored else b.first, end if b.is_saved else b.last)
+                       for b in plan.buffers if b.in_arena or b.name in placed), end)
     return tuple(StepNote(number, step_text(step), step.where, substitute(size, names))
                  for number, (step, size) in enumerate(zip(plan.steps, live, strict=False)))
 

@@ -94,12 +94,11 @@ class Call:
         """The tensor of a buffer that is one, None for a place in the arena."""
         if buffer.name in self.record.offsets:
             return None
-        if buffer.home == "output":
+        if buffer.name in self.shared.output_of:
             return self.outputs[self.shared.output_of[buffer.name]]
-        if buffer.home == "extern":
-            return self.externs[buffer.name]
-        position = self.shared.plan.restored[buffer.index] if buffer.home == "tape" else buffer.index
-        return self.inputs[position]
+        if buffer.name in self.shared.position_of:
+            return self.inputs[self.shared.position_of[buffer.name]]
+        return self.externs[buffer.name]
 
     # --- steps
 
@@ -169,11 +168,10 @@ class Call:
             for slot, byte in self.record.late[self.phases.number - 1]:
                 self._bind(slot, address + byte)
         for name in step.drop:
-            buffer = shared.buffers[name]
-            if buffer.home == "extern":
+            if name in shared.external:
                 self.externs.pop(name, None)
             else:
-                self.inputs[shared.plan.restored[buffer.index] if buffer.home == "tape" else buffer.index] = None
+                self.inputs[shared.position_of[name]] = None
         for name in step.take:
             index = shared.output_of[name]
             if index == self.record.room:
@@ -230,9 +228,8 @@ class Call:
             raise VerifyError(f"{getattr(step, 'target', 'a library')} returned something else than was traced",
                               where=step.where, why=f"it returned {found}; traced: {window.type}, {list(shape)} here",
                               do="compile the program again; if it stays, report this operator")
-        buffer = self.shared.buffers[window.buffer]
-        again = self.shared.again.get(window.buffer) if buffer.home == "tape" else None
-        if buffer.home != "extern" and again is None:
+        again = self.shared.again.get(window.buffer)
+        if again is None and window.buffer not in self.shared.external:
             self.tensor(window, view).copy_(result)
             return
         if result.is_neg() or (result.dtype.is_complex and result.is_conj()):
@@ -254,7 +251,7 @@ class Call:
         if again.saved not in self.record.keeping.dropped:
             return
         for name, byte in again.windows:
-            position = shared.plan.restored[shared.buffers[name].index]
+            position = shared.position_of[name]
             shape, strides, _ = self.record.inputs[position]  # type: ignore[misc]
             offset = result.storage_offset() + evaluate(byte, self.record.values) // result.itemsize
             found = result.as_strided(shape, strides, offset)
@@ -348,7 +345,7 @@ class Call:
                 value = self.tensor(entry, record.saved[i])
             else:
                 buffer = self.shared.buffers[entry.buffer]
-                if buffer.home == "input" and record.saved[i] == record.inputs[buffer.index]:
+                if buffer.is_input and record.saved[i] == record.inputs[buffer.index]:
                     given.append((i, buffer.index))
                 else:
                     others.append((i, entry))

@@ -60,8 +60,8 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
     names["learn"] = _Learner(names, "alike", True)
     names["meet"] = _Learner(names, "akin", False)
     tests = _tests(plan, called, fixed, strided, names)
-    pointers = [_pointer(plan, b.home, b.index, restored) for b in sorted(plan.buffers, key=lambda b: slots[b.name])
-                if b.home in ("input", "tape") and b.name not in placed]
+    pointers = [f"a{plan.parameter_number(b)}.data_ptr()" for b in sorted(plan.buffers, key=lambda b: slots[b.name])
+                if b.is_parameter and b.name not in placed]
     every = _tuple(f"a{i}" for i in range(count))
     taken = f"{_tuple(f'a{i}' for i in called) if called else '()'} = args"
     given = ", ".join(f"a{i}" for i in fixed)
@@ -163,11 +163,6 @@ class _Learner:
             self.names[self.name] = api.same_kind(tensors, self.sizes) or _never
             return
         self.names[self.name] = _never
-
-
-def _pointer(plan: Plan, home: str, index: int, restored: Mapping[int, int]) -> str:
-    position = plan.restored[index] if home == "tape" else index
-    return f"a{position}.data_ptr()"
 
 
 def _tuple(parts: Any) -> str:

@@ -199,8 +199,8 @@ class Executable:
                 block.tensor[:record.kept].copy_(lease.block.tensor[:record.kept])
             return block
         for buffer in self.plan.buffers:
-            if buffer.home == "tape" and buffer.name in record.offsets:
-                position = self.plan.restored[buffer.index]
+            if buffer.is_restored and buffer.name in record.offsets:
+                position = self.plan.parameter_number(buffer)
                 view = record.inputs[position]
                 assert view is not None
                 source = inputs[position]
