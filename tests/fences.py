@@ -224,7 +224,8 @@ def _lay_out(records: Specializer, record: Specialization) -> Specialization:
                 bytes_ = 0 if 0 in view[0] else item * (1 + sum((n - 1) * s for n, s in zip(*view[:2], strict=True)))
                 inputs.append((records.layout.slots[buffer.name], bytes_, buffer.name in written))
     record = dataclasses.replace(record, offsets=offsets, temporary=at,
-                                 payload=dataclasses.replace(payload, scratch=stride), spare=-1, room=-1, given=-1)
+                                 payload=dataclasses.replace(payload, scratch=stride), scratch=stride, spare=-1,
+                                 room=-1, given=-1)
     _laid[record.payload.address] = Laid(record, plan, inputs, fences, pieces, at, scratch, stride)
     return record
 

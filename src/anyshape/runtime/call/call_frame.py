@@ -52,8 +52,7 @@ class Call:
 
     def __init__(self, shared: Calls, record: Specialization, inputs: list[Any], outputs: list[Any],
                  kept: Block | SegmentedBlock,
-                 temporary: Block, phases: PhasedBlock | None = None, runner: PlanRunner | None = None,
-                 frame: Any = None) -> None:
+                 temporary: Block, phases: PhasedBlock | None, runner: PlanRunner, frame: Any) -> None:
         self.shared = shared
         self.record = record
         self.inputs = inputs
@@ -166,7 +165,7 @@ class Call:
             self.phases.turn()
             address = self.phases.block.address
             for slot, byte in self.record.late[self.phases.number - 1]:
-                self._bind(slot, address + byte)
+                self.runner.bind(self.frame, slot, address + byte)
         for name in step.drop:
             if name in shared.external:
                 self.externs.pop(name, None)
@@ -179,12 +178,7 @@ class Call:
             result = shared.allocate(*self.record.allocations[index], shared.dtypes[index])
             self.outputs[index] = result
             prefer_large(result.data_ptr(), result.nbytes)
-            self._bind(shared.slots[name], result.data_ptr())
-
-    def _bind(self, slot: int, address: int) -> None:
-        """Tells the runner where a buffer is."""
-        assert self.runner is not None
-        self.runner.bind(self.frame, slot, address)
+            self.runner.bind(self.frame, shared.slots[name], result.data_ptr())
 
     def _let_go(self, number: int) -> None:
         """Lets go of what PyTorch made and no step from this one on reads."""
@@ -243,7 +237,7 @@ class Call:
             self._put_back(again, result)
             return
         self.externs[window.buffer] = result
-        self._bind(self.shared.slots[window.buffer], result.data_ptr())
+        self.runner.bind(self.frame, self.shared.slots[window.buffer], result.data_ptr())
 
     def _put_back(self, again: RecomputeStep, result: torch.Tensor) -> None:
         """Lets the tape's entries that lie in what the forward dropped be windows of `result`, unless it kept it."""
@@ -256,7 +250,7 @@ class Call:
             offset = result.storage_offset() + evaluate(byte, self.record.values) // result.itemsize
             found = result.as_strided(shape, strides, offset)
             self.inputs[position] = found
-            self._bind(shared.slots[name], found.data_ptr())
+            self.runner.bind(self.frame, shared.slots[name], found.data_ptr())
 
     def _attention(self, step: LibraryStep, views: tuple[Any, ...]) -> None:
         """Attention that the host cannot do in place: odd strides."""

@@ -61,7 +61,7 @@ class Specialization:
     what lies in them, where it is in chunks, and after them of what lies in the first phase; late: (slot, byte) of
     what lies in each of the others. actions: what moves values out or back, of `stored` bytes. allocations: (sizes,
     strides) of each output buffer, by slot; exact: these are the outputs' own; large: (slot, bytes) of those on large
-    pages.
+    pages. native: no step is Python's, and results are what is allocated.
     """
 
     values: dict[str, int]
@@ -73,6 +73,7 @@ class Specialization:
     turns: tuple[int, ...]
     room: int
     given: int
+    scratch: int
     spare: int
     spare_at: int
     bound: int
@@ -90,14 +91,10 @@ class Specialization:
     outputs: tuple[Any, ...]
     allocations: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     exact: bool
+    native: bool
     large: tuple[tuple[int, int], ...]
     saved: tuple[Any, ...]
     windows: tuple[tuple[Any, ...], ...]
-
-    @property
-    def scratch(self) -> int:
-        """Bytes of scratch per thread."""
-        return self.payload.scratch
 
     @property
     def arena(self) -> int:
@@ -228,7 +225,7 @@ class Specializer:
             turns=tuple(first for first, _ in place.phases[1:]),
             room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
             given=self.taken if place.lower == "early" else -1,
-            spare=spare, spare_at=spare_at, bound=place.bound,
+            scratch=payload.scratch, spare=spare, spare_at=spare_at, bound=place.bound,
             overwrites=bool(self.regions) and not keeping.apart and any(
                 place.offsets[i] < place.border for i in self.moving),
             outside=sum(evaluate(b.bytes, values) for b in self.keeps.outside if b.name not in keeping.dropped),
@@ -236,8 +233,8 @@ class Specializer:
             parts=tuple(parts), late=tuple(map(tuple, late)),
             actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
-            outputs=outputs, allocations=allocations, exact=exact, large=large, saved=saved,
-            windows=windows)
+            outputs=outputs, allocations=allocations, exact=exact,
+            native=exact and not payload.calls, large=large, saved=saved, windows=windows)
 
     def _shape(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
