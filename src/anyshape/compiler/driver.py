@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from anyshape.backend.cpu.bytecode.encode_gemm import takes_any_strides
 from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.llvm.jit import build
-from anyshape.backend.cpu.llvm.libm import UNSUPPORTED
+from anyshape.backend.cpu.llvm.scalar_ops import unsupported
 from anyshape.backend.cpu.machine.target import host
 from anyshape.backend.interface import LoadedKernel as BuiltKernel
 from anyshape.base import counters
@@ -99,7 +99,7 @@ def compile_graph(graph: Graph, config: Config, forward: CompiledGraph | None = 
     parts: tuple[RecomputeSegment, ...] = ()
     again: list[_Again] = []
     if config.limited and forward is None and graph.saved:
-        parts = segments(graph, storage(graph, FusionBlocklist(UNSUPPORTED)).base())
+        parts = segments(graph, storage(graph, FusionBlocklist(unsupported())).base())
         graph = _with_inputs_saved(graph, parts)
     elif config.limited and forward is not None and forward.segments:
         graph, again = _again(graph, forward, config)
@@ -274,7 +274,7 @@ def _with_items(fusion: Fusion, plan: Plan, other: Plan) -> Fusion:
 
 def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
     """Storage and fusion; what cannot be lowered after all is left to PyTorch, one group after another."""
-    refused = FusionBlocklist(UNSUPPORTED)
+    refused = FusionBlocklist(unsupported())
     enabled = config.fuse
     while True:
         store = storage(graph, refused)
