@@ -18,17 +18,21 @@ import pytest
 import torch
 
 import anyshape.ops  # noqa: F401  (fills the op table)
+from anyshape.backend.cpu.llvm.scalar_ops import unsupported
+from anyshape.base.config import Config
 from anyshape.base.errors import InputError, VerifyError
+from anyshape.compiler.driver import compile_graph
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import OPS
 from anyshape.ir.scalar import SCALAR, Ranges
-from anyshape.ir.types import SizeType, TensorType
+from anyshape.ir.types import SizeType, TensorType, kind_of
 from anyshape.ops import pointwise
 from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.ops.view import reshape_index
+from anyshape.plan.ir.program import ExternStep
 from anyshape.runtime.torch_ops.extern_calls import call_extern, compile_extern
-from anyshape.runtime.torch_ops.reference_interpreter import ElementwiseBody, interpret, uniform
+from anyshape.runtime.torch_ops.reference_interpreter import interpret, scalar_function, uniform
 from anyshape.sym.expr import Size, evaluate, root, symbol
 from anyshape.sym.facts import Facts
 from anyshape.sym.index_arithmetic import dense_strides
@@ -117,8 +121,7 @@ class Evaluator:
         alike = args[1:] if op == "where" else args
         assert len({type(a) for a in alike}) == 1, (op, [type(a) for a in args])
         with numpy.errstate(all="ignore"):
-            result = FUNCTIONS[op](*args) if op in FUNCTIONS else ElementwiseBody().apply(
-                op, *map(torch.from_numpy, map(numpy.asarray, args)), dtype=dtype)
+            result = FUNCTIONS[op](*args) if op in FUNCTIONS else scalar_function(op)(*map(torch.tensor, args))
         return numpy.array(result).astype(NUMPY[dtype])[()]
 
     def constant(self, value: float | int | bool, dtype: str) -> Any:
@@ -402,6 +405,31 @@ def test_body_agrees_with_interpreter(op: str) -> None:
             except BaseException as error:
                 error.add_note(str(sample))
                 raise
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtypes in KIND_DTYPES.values() for dtype in dtypes])
+def test_pointwise_rows_in_kernels(dtype: str) -> None:
+    """Every row on this dtype in one graph, compiled, against the interpreter; two lengths, whole vectors and rests."""
+    rows = [row for row in pointwise.POINTWISE.values() if {dtype, kind_of(dtype)} & {*row.kinds}]
+    builder = Builder("rows")
+    inputs: list[T] = []
+    results = []
+    for row in rows:
+        ranges = [(max(low, 0) if dtype == "u8" else low, high) for low, high in row.ranges or AROUND_0[row.arity]]
+        inputs += [T(dtype, (n,), *one) for one in ranges]
+        results.append(builder.op(row.name, *(builder.input(f"{row.name}_{k}", TensorType(dtype, (n,)))
+                                              for k in range(row.arity))))
+    graph = builder.finish(tuple(results))
+    compiled = compile_graph(graph, Config())
+    assert {step.target for step in compiled.plan.steps if isinstance(step, ExternStep)} == {
+        f"anyshape.{row.name}" for row in rows if OPS[row.name].scalars & unsupported()}
+    for count in (1, 67):
+        given = [draw(one, {"n": count}, seed) for seed, one in enumerate(inputs)]
+        wanted, _, _ = interpret(graph, given)
+        for row, found, right in zip(rows, compiled.executable(given), wanted, strict=True):
+            bound = TOLERANCE.get(dtype, 0)
+            torch.testing.assert_close(found, right, rtol=bound, atol=bound, equal_nan=True,
+                                       msg=lambda text, name=row.name: f"{name}: {text}")
 
 
 def test_every_row_is_sampled() -> None:

@@ -61,7 +61,7 @@ SCALAR: dict[str, Scalar] = {row.name: row for row in (
     Scalar("remainder", 2, NUMBER, 8, divides=True, ranges=_DIVISION),
     Scalar("fmod", 2, NUMBER, 12, divides=True, ranges=_DIVISION),
     Scalar("maximum", 2, NUMBER, commutes=True), Scalar("minimum", 2, NUMBER, commutes=True),  # a NaN operand gives NaN
-    Scalar("pow", 2, NUMBER, 24, ranges=((0, 4), (0, 4))), Scalar("atan2", 2, FLOAT, 24), Scalar("copysign", 2, FLOAT),
+    Scalar("pow", 2, FLOAT, 24, ranges=((0, 4), (0, 4))), Scalar("atan2", 2, FLOAT, 24), Scalar("copysign", 2, FLOAT),
     Scalar("hypot", 2, FLOAT, 8, commutes=True),
     Scalar("nextafter", 2, ("f32", "f64"), 6),  # the neighbour of a bf16 is not that of the f32 register that holds it
 

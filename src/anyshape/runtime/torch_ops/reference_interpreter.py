@@ -217,6 +217,11 @@ def torch_function(name: str) -> Callable[..., torch.Tensor]:
     return found
 
 
+def scalar_function(op: str) -> Callable[..., torch.Tensor]:
+    """The meaning of a scalar instruction, on tensors; a cast has a dtype beside its operand, and is not here."""
+    return _SCALAR[op] if op in _SCALAR else torch_function(SCALAR[op].meaning)
+
+
 class ElementwiseBody:
     """What bodies of pointwise rows ask for (`Body`), with a tensor of all elements as a register."""
 
@@ -224,7 +229,7 @@ class ElementwiseBody:
         """See Body.apply."""
         if op == "cast":
             return args[0].to(TORCH_DTYPES[dtype])
-        return (_SCALAR[op] if op in _SCALAR else torch_function(SCALAR[op].meaning))(*args)
+        return scalar_function(op)(*args)
 
     def constant(self, value: float | int | bool, dtype: str) -> torch.Tensor:
         """See Body.constant."""
