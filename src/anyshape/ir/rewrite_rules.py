@@ -11,6 +11,7 @@ that the caller gives; the result must have the type of what it replaces, which 
 """
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -76,6 +77,7 @@ def table(text: str) -> dict[str, tuple[Rule, ...]]:
     return {op: tuple(rules) for op, rules in found.items()}
 
 
+@functools.cache
 def pattern_of(text: str) -> Pattern:
     """One pattern, as a rule has it at its left."""
     reader = _Reader(text)

@@ -241,13 +241,15 @@ def _divisor_body(body: Body[Any], node: Node, index: Index) -> object:
 
 
 def add_pointwise(row: Pointwise) -> Pointwise:
-    """Add a row to the op table."""
+    """Add a row to the op table; a body of other than x, y, z and scalar instructions is a bug."""
     pattern = row.pattern
-    used = [term.op for term in subterms(pattern) if isinstance(term, Apply)]
-    alone = isinstance(pattern, Apply) and len(used) == 1
+    terms = [term for term in subterms(pattern) if isinstance(term, Apply)]
+    assert all(len(term.args) == SCALAR[term.op].arity for term in terms), row
+    assert {term.name for term in subterms(pattern) if isinstance(term, Variable)} == {*OPERANDS[:row.arity]}, row
+    used = [term.op for term in terms]
     add_row(row.name, "pointwise", ", ".join(OPERANDS[:row.arity]), partial(_infer, row.kinds, pattern),
             body=partial(_pointwise_body, pattern), cost=sum(SCALAR[op].cost for op in used), torch=row.torch,
-            scalars=frozenset(used), commutes=alone and SCALAR[used[0]].commutes)
+            scalars=frozenset(used), commutes=len(used) == 1 and SCALAR[used[0]].commutes)
     POINTWISE[row.name] = row
     if row.torch:
         BY_TORCH[row.torch] = row.name
