@@ -164,7 +164,7 @@ for _name, _number in {"add": 2.5, "sub": 3, "mul": 2, "div": 3, "eq": 1, "lt": 
         case(f"{_name} number {_operand.__name__}",
              functools.partial(lambda op, number, v: op(v, number), getattr(A, _name).Scalar, _number), _operand)
 for _row in POINTWISE.values():  # those whose operators have no translation of their own
-    if "float" in _row.kinds and _row.torch and _row.name not in {name for name, _, _ in CASES}:
+    if {"float", "f32"} & {*_row.kinds} and _row.torch and _row.name not in {name for name, _, _ in CASES}:
         case(f"row {_row.name}", torch_function(_row.torch), *(p, y, x)[:_row.arity])
 for _exponent in (0, 1, 2, 3, 4, 0.5, -0.5, -1, -2, 2.7, -3):
     case(f"pow {_exponent}", functools.partial(lambda e, v: A.pow.Tensor_Scalar(v, e), _exponent), p)

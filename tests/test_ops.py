@@ -121,7 +121,8 @@ class Evaluator:
         alike = args[1:] if op == "where" else args
         assert len({type(a) for a in alike}) == 1, (op, [type(a) for a in args])
         with numpy.errstate(all="ignore"):
-            result = FUNCTIONS[op](*args) if op in FUNCTIONS else scalar_function(op)(*map(torch.tensor, args))
+            result = FUNCTIONS[op](*args) if op in FUNCTIONS else scalar_function(op)(
+                *map(torch.tensor, args)).numpy()
         return numpy.array(result).astype(NUMPY[dtype])[()]
 
     def constant(self, value: float | int | bool, dtype: str) -> Any:
@@ -427,7 +428,8 @@ def test_pointwise_rows_in_kernels(dtype: str) -> None:
         given = [draw(one, {"n": count}, seed) for seed, one in enumerate(inputs)]
         wanted, _, _ = interpret(graph, given)
         for row, found, right in zip(rows, compiled.executable(given), wanted, strict=True):
-            bound = TOLERANCE.get(dtype, 0)
+            # functions of torch may be a little off themselves; units of the last place are test_backend_math.py's
+            bound = 1e-10 if dtype == "f64" else TOLERANCE.get(dtype, 0)
             torch.testing.assert_close(found, right, rtol=bound, atol=bound, equal_nan=True,
                                        msg=lambda text, name=row.name: f"{name}: {text}")
 
