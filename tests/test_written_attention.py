@@ -357,7 +357,8 @@ QUICK = {plain: (torch.float64, torch.bfloat16, torch.float16), bert: (torch.flo
 
 
 @pytest.mark.parametrize(("form", "dtype"), [
-    pytest.param(one, dtype, marks=() if dtype in QUICK.get(one.function, ()) else pytest.mark.full, id=f"{one} {dtype}")
+    pytest.param(one, dtype, marks=() if dtype in QUICK.get(one.function, ()) else pytest.mark.full,
+                 id=f"{one} {dtype}")
     for one in FUSED if one.function is not bloom for dtype in (torch.float64, torch.bfloat16, torch.float16)])
 def test_dtypes(form, dtype):
     if dtype == torch.float16 and form.function in (gpt_older, bert, both_finite, padded):
