@@ -387,11 +387,13 @@ def test_autocast(form):
     assert all(note.taken for note in notes_of(fast))
 
 
-@pytest.mark.parametrize("dtype", [
-    torch.float32, pytest.param(torch.float64, marks=pytest.mark.full), torch.bfloat16], ids=str)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("form", [one for one in FUSED if one.masked and one.function is not bloom], ids=str)
-def test_rows_without_a_key(form, training, dtype):
+@pytest.mark.parametrize(("form", "dtype"), [  # in half precision a mask with a finite number, and one with an infinite
+    pytest.param(one, dtype, id=f"{one} {dtype}", marks=() if dtype == torch.float32 or (
+        dtype == torch.bfloat16 and one.function in (bert, padded_infinite)) else pytest.mark.full)
+    for one in FUSED if one.masked and one.function is not bloom
+    for dtype in (torch.float32, torch.float64, torch.bfloat16)])
+def test_rows_without_a_key(form, dtype, training):
     """NaN where the program has NaN, in gradients too; the mean of the values, and no gradient of the scores, where it
     masks with a finite number."""
     model = Attend(form.function).to(dtype)
