@@ -18,7 +18,7 @@ ORDER = tuple("""
 base  sym
 torch_compat  torch_compat/versions  torch_compat/tracing  torch_compat/dynamo
 ir  ops  passes  passes/driver
-kernel/loop_ir  kernel/lowering  kernel/schedule  kernel/fusion  kernel
+kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu

@@ -279,8 +279,8 @@ def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
     while True:
         store = storage(graph, refused)
         try:
-            return store, fuse(graph, store.required, store.layouts, store.base(), limit=config.max_nodes,
-                               refused=refused, enabled=enabled)
+            return store, fuse(graph, store.required, store.layouts, store.base(), hardware=host().hardware,
+                               limit=config.max_nodes, refused=refused, enabled=enabled)
         except NotFusable as error:
             counters.count("fusion_retries")
             if not error.values and not enabled:
@@ -297,7 +297,8 @@ def named(fusion: Fusion, facts: Facts, first: int = 0) -> tuple[dict[int, Versi
     for position, item in enumerate(fusion.items):
         if isinstance(item, FusedKernel):
             inside = zip(item.lowered.program.sizes, item.lowered.sizes, strict=True)
-            found = versions(item.lowered.program, {name: facts.hint(size) for name, size in inside})[first:]
+            found = versions(item.lowered.program, host().hardware,
+                             {name: facts.hint(size) for name, size in inside})[first:]
             for program in (program for version in reversed(found) for program in version.programs):
                 name = content_name(program)
                 programs.setdefault(name, dataclasses.replace(program, name=name))

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from anyshape.base.errors import ParseError
 from anyshape.ir.types import NATIVE
+from anyshape.kernel.loop_ir.directives import Directive, Interchange, SplitReduction, Tile, Vectorize
 from anyshape.kernel.loop_ir.program import ROUNDING, SCALAR, Instruction, LoopProgram, Param, Scratch, Stage
 from anyshape.sym import parse as size_text
 from anyshape.sym.expr import Size, symbols_of
@@ -30,8 +31,10 @@ COMPARES = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "sig
 _FORM = "write it as dump= does; kernel/loop_ir/program.py has the instructions"
 _HEAD = re.compile(r"kernel (\w+)\((.*); ?(.*)\)$")
 _SCRATCH = re.compile(r"  row buffer (\w+): (\w+)\[(.*)\]$")
-_ROWS = re.compile(r"  rows \((.*)\)(?: vector (\w+)( abreast)?| (in tiles))?$")
-_PARTS = re.compile(r"  parts \((.*)\)$")
+_ROWS = re.compile(r"  rows \((.*)\)(?: vector (\w+))?$")
+_TILE = re.compile(r"  tile \((\w+), (\w+)\) by \((\d+), (\d+)\) transposed (r\d+(?:, r\d+)*)$")
+_INTERCHANGE = re.compile(r"  interchange (\w+) by (\d+)$")
+_SPLIT = re.compile(r"  split_reduction \((.*)\)$")
 _COLUMNS = re.compile(r"    columns \((.*)\)(?: vector (\w+))?$")
 _RESULT = re.compile(r"      r(\d+): (\w+) = (.*)$")
 _LOAD = re.compile(r"load (\w+)\[(.*)\](?: where r(\d+) else (\S+))?$")
@@ -92,8 +95,8 @@ class _Reader:
         scratch: list[Scratch] = []
         rows: Loops | None = None
         columns: Loops | None = None
-        parts: Loops = ()
-        vector, tiled, side_by_side = "", False, False
+        vector = ""
+        schedule: list[Directive] = []
         stages: list[tuple[str, list[Instruction]]] = []
         for number, line in self.lines[1:]:
             self.number, self.line = number, line
@@ -102,11 +105,13 @@ class _Reader:
                 scratch.append(Scratch(match[1], match[2], self.size(match[3], self.sizes)))
             elif match := _ROWS.match(self.line):
                 rows = self.variables(match[1])
-                vector, side_by_side, tiled = self.vector(rows, match[2]), bool(match[3]), bool(match[4])
+                vector = self.vector(rows, match[2])
             elif rows is None:
                 self.fail("the rows come first", "write: rows (VARIABLE: EXTENT)")
-            elif (match := _PARTS.match(self.line)) and not stages and not parts:
-                parts = self.variables(match[1])
+            elif not stages and (directive := self.directive()) is not None:
+                if type(directive) in map(type, schedule):
+                    self.fail("there is such a directive already")
+                schedule.append(directive)
             elif match := _COLUMNS.match(self.line):
                 again = self.variables(match[1], columns or (), tuple(name for name, _ in rows))
                 inner = self.vector(again, match[2])
@@ -126,9 +131,21 @@ class _Reader:
                 stages[-1][1].append(self.instruction(stages[-1][0]))
         if rows is None:
             self.fail("the kernel has no rows", "write: rows (VARIABLE: EXTENT)")
-        return LoopProgram(head[1], params, self.sizes, rows, columns or (), vector,
-                           tuple(Stage(level, tuple(body)) for level, body in stages), tuple(scratch), parts, tiled,
-                           side_by_side)
+        return LoopProgram(head[1], params, self.sizes, rows, columns or (),
+                           (*((Vectorize(vector),) if vector else ()), *schedule),
+                           tuple(Stage(level, tuple(body)) for level, body in stages), tuple(scratch))
+
+    def directive(self) -> Directive | None:
+        """The directive in a line of its own; None where it is something else."""
+        if match := _TILE.match(self.line):
+            registers = tuple(int(word[1:]) for word in match[5].split(", "))
+            return Tile((match[1], match[2]), (int(match[3]), int(match[4])), registers)
+        if match := _INTERCHANGE.match(self.line):
+            return Interchange(match[1], int(match[2]))
+        if match := _SPLIT.match(self.line):
+            ((axis, parts),) = self.variables(match[1])
+            return SplitReduction(axis, parts)
+        return None
 
     # ---- names
 
@@ -267,8 +284,8 @@ class _Reader:
             self.fail(f"{op} {'has no' if op == 'check' else 'has a'} code", "write: check BUFFER[0] rN code 1")
         if (op in ("scatter", "fold")) != (match[7] in COMBINES):
             self.fail(f"{op} with {match[7] or 'nothing'}", f"scatter and fold with {', '.join(COMBINES)}")
-        if op == "fold" and (level != "column" or not any(_PARTS.match(line) for _, line in self.lines)):
-            self.fail("fold does not stand here", "fold in a column stage of a kernel whose rows are run in parts")
+        if op == "fold" and (level != "column" or not any(_SPLIT.match(line) for _, line in self.lines)):
+            self.fail("fold does not stand here", "fold in a column stage of a kernel with split_reduction")
         kind = self.register(match[4])
         if op == "check":
             self.wants(kind, "bool", "what is checked")
