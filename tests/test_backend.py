@@ -21,7 +21,7 @@ from anyshape.backend.cpu.machine.target import Target, host, target_of
 from anyshape.backend.cpu.microkernels import gemv
 from anyshape.backend.interface import LoadedKernel
 from anyshape.base.errors import VerifyError
-from anyshape.kernel.loop_ir.directives import SplitReduction, Vectorize
+from anyshape.kernel.loop_ir.directives import Interchange, SplitReduction, Tile, Vectorize
 from anyshape.kernel.loop_ir.program import Instruction as I
 from anyshape.kernel.loop_ir.program import LoopProgram, Param, Scratch, Stage
 from anyshape.sym.expr import ceildiv, floordiv, minimum, mod, symbol
@@ -424,7 +424,13 @@ def test_text_for_neon() -> None:
 
 def test_malformed_programs_are_refused() -> None:
     good = softmax()
-    for change, message in (({"vector": "q"}, "not the last"), ({"name": "a b"}, "no name"),
+    vector = Vectorize("j")
+    for change, message in (({"schedule": (Vectorize("q"),)}, "not the last"), ({"name": "a b"}, "no name"),
+                            ({"schedule": (vector, vector)}, "of one kind"),
+                            ({"schedule": (vector, Tile(("j", "i"), (8, 8), (0,)))}, "these are not the last row"),
+                            ({"schedule": (vector, Tile(("i", "j"), (8, 0), (0,)))}, "no rows or columns"),
+                            ({"schedule": (vector, Interchange("i", 64))}, "this is not the last row"),
+                            ({"schedule": (Vectorize("i"), SplitReduction("p", 4))}, "rows one by one"),
                             ({"columns": (("j", symbol("zz")),)}, "over the kernel's sizes"),
                             ({"params": good.params[1:]}, "unknown buffer"),
                             ({"scratch": (*good.scratch, *good.scratch)}, "one name")):

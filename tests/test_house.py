@@ -134,6 +134,16 @@ def test_imports_run_one_way(path: Path) -> None:
             assert len(rooms & set(strangers.split())) < 2, f"{name_of(path)}:{line} imports {module}: strangers"
 
 
+@each_file
+def test_code_generation_reads_loop_programs_and_decides_nothing(path: Path) -> None:
+    """What a kernel's schedule is stands on the loop program: code generators need nothing else of `kernel`."""
+    if not package(module_of(path)).startswith(("backend/cpu/codegen", "backend/cpu/llvm")):
+        return
+    for module, line in imports(path):
+        if module.startswith("anyshape.kernel."):
+            assert package(module) == "kernel/loop_ir", f"{name_of(path)}:{line} imports {module}"
+
+
 def test_folders_are_not_too_full() -> None:
     for name in ORDER:
         files = [path for path in (SOURCE / name).glob("*.py") if path.name != "__init__.py"]

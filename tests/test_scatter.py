@@ -12,7 +12,9 @@ from torch import nn
 
 import anyshape
 from anyshape.backend.cpu.codegen.interchange import BLOCK
+from anyshape.backend.cpu.machine.target import HARDWARE
 from anyshape.kernel.loop_ir.directives import Interchange
+from anyshape.kernel.schedule.interchange import PER_ROW
 from anyshape.plan.ir.program import CopyStep, ExternStep, KernelStep, Plan
 from roads import compilation_of, compiled
 

@@ -6,14 +6,20 @@
         store p1[i0*n1 + i1] r0                                 store p1[i0*n1 + i1] r0
 
 A program has at most one directive of a kind. They are chosen in kernel/schedule, read by a backend's code generator,
-and a part of the text form and so of the kernel's name. Their axes are loop variables of the program; a code generator
-refuses a program whose directives do not fit its loops.
+and a part of the text form and so of the kernel's name: `str` writes a directive, `read` reads it from a match of its
+`FORM`. Their axes are loop variables of the program; a code generator refuses a program whose directives do not fit its
+loops.
 """
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from anyshape.sym.expr import Size
+
+Loop = Callable[[str], tuple[str, Size]]  # reads a new variable and its extent, `VARIABLE: EXTENT`
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,14 @@ class Tile:
     axes: tuple[str, str]
     sizes: tuple[int, int]
     transposed: tuple[int, ...]
+    FORM: ClassVar[re.Pattern[str]] = re.compile(
+        r"tile \((\w+), (\w+)\) by \((\d+), (\d+)\) transposed (r\d+(?:, r\d+)*)$")
+
+    @classmethod
+    def read(cls, match: re.Match[str], _: Loop) -> Tile:
+        """The directive of a line."""
+        row, column, rows, columns, registers = match.groups()
+        return cls((row, column), (int(rows), int(columns)), tuple(int(one[1:]) for one in registers.split(", ")))
 
     def __str__(self) -> str:
         rows, columns = self.sizes
@@ -56,6 +70,12 @@ class Interchange:
 
     axis: str
     strip: int
+    FORM: ClassVar[re.Pattern[str]] = re.compile(r"interchange (\w+) by (\d+)$")
+
+    @classmethod
+    def read(cls, match: re.Match[str], _: Loop) -> Interchange:
+        """The directive of a line."""
+        return cls(match[1], int(match[2]))
 
     def __str__(self) -> str:
         return f"interchange {self.axis} by {self.strip}"
@@ -73,9 +93,16 @@ class SplitReduction:
 
     axis: str
     parts: Size
+    FORM: ClassVar[re.Pattern[str]] = re.compile(r"split_reduction \((.*)\)$")
+
+    @classmethod
+    def read(cls, match: re.Match[str], loop: Loop) -> SplitReduction:
+        """The directive of a line; its axis is a new variable."""
+        return cls(*loop(match[1]))
 
     def __str__(self) -> str:
         return f"split_reduction ({self.axis}: {self.parts})"
 
 
 Directive = Vectorize | Tile | Interchange | SplitReduction
+LINES = (Tile, Interchange, SplitReduction)  # those that have a line of their own; `Vectorize` stands at its loops

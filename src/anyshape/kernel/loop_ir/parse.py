@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from anyshape.base.errors import ParseError
 from anyshape.ir.types import NATIVE
-from anyshape.kernel.loop_ir.directives import Directive, Interchange, SplitReduction, Tile, Vectorize
+from anyshape.kernel.loop_ir.directives import LINES, Directive, SplitReduction, Vectorize
 from anyshape.kernel.loop_ir.program import ROUNDING, SCALAR, Instruction, LoopProgram, Param, Scratch, Stage
 from anyshape.sym import parse as size_text
 from anyshape.sym.expr import Size, symbols_of
@@ -32,9 +32,6 @@ _FORM = "write it as dump= does; kernel/loop_ir/program.py has the instructions"
 _HEAD = re.compile(r"kernel (\w+)\((.*); ?(.*)\)$")
 _SCRATCH = re.compile(r"  row buffer (\w+): (\w+)\[(.*)\]$")
 _ROWS = re.compile(r"  rows \((.*)\)(?: vector (\w+))?$")
-_TILE = re.compile(r"  tile \((\w+), (\w+)\) by \((\d+), (\d+)\) transposed (r\d+(?:, r\d+)*)$")
-_INTERCHANGE = re.compile(r"  interchange (\w+) by (\d+)$")
-_SPLIT = re.compile(r"  split_reduction \((.*)\)$")
 _COLUMNS = re.compile(r"    columns \((.*)\)(?: vector (\w+))?$")
 _RESULT = re.compile(r"      r(\d+): (\w+) = (.*)$")
 _LOAD = re.compile(r"load (\w+)\[(.*)\](?: where r(\d+) else (\S+))?$")
@@ -82,6 +79,7 @@ class _Reader:
         self.registers: dict[int, str] = {}
         self.reduced: dict[int, str] = {}
         self.made: set[int] = set()
+        self.schedule: list[Directive] = []
 
     def fail(self, why: str, do: str = _FORM) -> NoReturn:
         _fail(self.number, self.line, why, do)
@@ -96,7 +94,6 @@ class _Reader:
         rows: Loops | None = None
         columns: Loops | None = None
         vector = ""
-        schedule: list[Directive] = []
         stages: list[tuple[str, list[Instruction]]] = []
         for number, line in self.lines[1:]:
             self.number, self.line = number, line
@@ -109,9 +106,9 @@ class _Reader:
             elif rows is None:
                 self.fail("the rows come first", "write: rows (VARIABLE: EXTENT)")
             elif not stages and (directive := self.directive()) is not None:
-                if type(directive) in map(type, schedule):
+                if type(directive) in map(type, self.schedule):
                     self.fail("there is such a directive already")
-                schedule.append(directive)
+                self.schedule.append(directive)
             elif match := _COLUMNS.match(self.line):
                 again = self.variables(match[1], columns or (), tuple(name for name, _ in rows))
                 inner = self.vector(again, match[2])
@@ -132,19 +129,15 @@ class _Reader:
         if rows is None:
             self.fail("the kernel has no rows", "write: rows (VARIABLE: EXTENT)")
         return LoopProgram(head[1], params, self.sizes, rows, columns or (),
-                           (*((Vectorize(vector),) if vector else ()), *schedule),
+                           (*((Vectorize(vector),) if vector else ()), *self.schedule),
                            tuple(Stage(level, tuple(body)) for level, body in stages), tuple(scratch))
 
     def directive(self) -> Directive | None:
         """The directive in a line of its own; None where it is something else."""
-        if match := _TILE.match(self.line):
-            registers = tuple(int(word[1:]) for word in match[5].split(", "))
-            return Tile((match[1], match[2]), (int(match[3]), int(match[4])), registers)
-        if match := _INTERCHANGE.match(self.line):
-            return Interchange(match[1], int(match[2]))
-        if match := _SPLIT.match(self.line):
-            ((axis, parts),) = self.variables(match[1])
-            return SplitReduction(axis, parts)
+        if self.line.startswith("  "):
+            for kind in LINES:
+                if match := kind.FORM.match(self.line[2:]):
+                    return kind.read(match, self.variable)
         return None
 
     # ---- names
@@ -178,6 +171,13 @@ class _Reader:
             found.append((name, self.size(extent, (*self.sizes, *outer), offset=False)))
         self.loops.update(found)
         return tuple(found)
+
+    def variable(self, text: str) -> tuple[str, Size]:
+        """One new loop variable with its extent."""
+        found = self.variables(text)
+        if len(found) != 1:
+            self.fail(f"{text!r} is not one loop", "write VARIABLE: EXTENT")
+        return found[0]
 
     def vector(self, loops: Loops, name: str | None) -> str:
         if name and name != (loops[-1][0] if loops else ""):
@@ -284,7 +284,7 @@ class _Reader:
             self.fail(f"{op} {'has no' if op == 'check' else 'has a'} code", "write: check BUFFER[0] rN code 1")
         if (op in ("scatter", "fold")) != (match[7] in COMBINES):
             self.fail(f"{op} with {match[7] or 'nothing'}", f"scatter and fold with {', '.join(COMBINES)}")
-        if op == "fold" and (level != "column" or not any(_SPLIT.match(line) for _, line in self.lines)):
+        if op == "fold" and (level != "column" or SplitReduction not in map(type, self.schedule)):
             self.fail("fold does not stand here", "fold in a column stage of a kernel with split_reduction")
         kind = self.register(match[4])
         if op == "check":

@@ -131,9 +131,8 @@ class LoopProgram:
 
     def scheduled(self, *directives: Directive) -> LoopProgram:
         """The program with these directives, in place of those of the same kind."""
-        kinds = {type(one) for one in directives}
-        return dataclasses.replace(
-            self, schedule=(*(one for one in self.schedule if type(one) not in kinds), *directives))
+        kinds = {type(one): one for one in (*self.schedule, *directives)}
+        return dataclasses.replace(self, schedule=tuple(kinds.values()))
 
     @property
     def vector(self) -> str:

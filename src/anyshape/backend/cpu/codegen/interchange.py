@@ -130,7 +130,7 @@ class _Work:
         return self.free - 1
 
     def buffer(self, dtype: str) -> Scratch:
-        self.scratch.append(Scratch(f"abreast {len(self.scratch)}", dtype, self.room))
+        self.scratch.append(Scratch(f"strip {len(self.scratch)}", dtype, self.room))
         return self.scratch[-1]
 
     def load(self, of: Scratch, result: int | None = None) -> Instruction:
