@@ -10,7 +10,7 @@ import torch
 import anyshape
 from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.codegen.nontemporal_stores import LARGE
-from anyshape.backend.cpu.codegen.transpose_tiles import turned
+from anyshape.backend.cpu.codegen.transpose_tiles import transposed
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value
 from anyshape.backend.cpu.llvm.jit import object_code
 from anyshape.backend.cpu.machine.target import HARDWARE, target_of
@@ -20,8 +20,8 @@ from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Sta
 from anyshape.kernel.loop_ir.show import show
 from anyshape.kernel.schedule.interchange import interchanged
 from anyshape.kernel.schedule.multiversion import thresholds, versions
-from anyshape.kernel.schedule.tile_scan import WIDEST, swept
-from anyshape.kernel.schedule.tile_transpose import tiled
+from anyshape.kernel.schedule.tile_scan import WIDEST, tiled_scan
+from anyshape.kernel.schedule.tile_transpose import tiled_transpose
 from anyshape.sym.expr import symbol
 
 RUN, MANY_ROWS = HARDWARE.row_buffer_bytes // WIDEST, thresholds(HARDWARE).many_rows
@@ -106,7 +106,7 @@ def test_scans_are_as_eager(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scans_are_no_less_exact_than_eager(dtype: torch.dtype) -> None:
-    """Long ones, along either dim: lines of a large matrix go in sweeps."""
+    """Long ones, along either dim: lines of a large matrix go in tiles."""
     for dim, shape in ((1, (3, 30011)), (0, (997, RUN + 77)), (0, (30011, 3))):
         x = torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
         exact = x.double().cumsum(dim)
@@ -156,18 +156,18 @@ def test_what_lies_across_goes_in_tiles_where_there_are_rows_and_columns_for_the
     assert first.programs[0].directive(Tile) == Tile(("i0", "i1"), (128, 128), (0,))
     assert plain.programs[0].directive(Tile) is None
     assert set(first.conditions) == {N - MANY_ROWS, M - MANY_ROWS}
-    assert tiled(across(2), HARDWARE) is None  # within the lines that a vector reads
+    assert tiled_transpose(across(2), HARDWARE) is None  # within the lines that a vector reads
 
 
 def test_the_text_says_what_is_tiled_scanned_and_interchanged() -> None:
-    for program in (versions(across(), HARDWARE)[0].programs[0], scan(), swept(scan(), HARDWARE),
+    for program in (versions(across(), HARDWARE)[0].programs[0], scan(), tiled_scan(scan(), HARDWARE),
                     interchanged(largest(), HARDWARE)):
         assert program is not None
         ((_, again),) = parse(show(program))
         assert again == program
 
 
-def test_a_scan_of_a_large_matrix_goes_in_sweeps() -> None:
+def test_a_scan_of_a_large_matrix_goes_in_tiles() -> None:
     first, plain = versions(scan(), HARDWARE)
     assert first.programs[0].scratch and first.programs[0].columns[-1][0] == first.programs[0].vector == "i0"
     assert plain.programs[0] == scan()
@@ -187,7 +187,7 @@ def test_rows_go_inside_of_columns_where_they_lie_side_by_side() -> None:
                          ids=["sse", "avx2", "avx512"])
 def test_every_target_has_code_for_it(features: tuple[str, ...]) -> None:
     target = target_of("x86_64-unknown-linux-gnu", "x86-64", frozenset(features))
-    for program in (versions(across(), HARDWARE)[0].programs[0], scan(), swept(scan(), HARDWARE), across(3),
+    for program in (versions(across(), HARDWARE)[0].programs[0], scan(), tiled_scan(scan(), HARDWARE), across(3),
                     across(-1), heavy(), interchanged(largest(), HARDWARE)):
         assert program is not None
         assert object_code(emit(program, target), target)
@@ -210,5 +210,5 @@ def test_blocks_are_turned(side: int, size: int) -> None:
     code = Followed()
     lines = [Value(f"%{k}", "i8", side) for k in range(side)]
     code.of = {line.text: [(k, place) for place in range(side)] for k, line in enumerate(lines)}
-    assert [code.of[line.text] for line in turned(code, lines, size)] == [
+    assert [code.of[line.text] for line in transposed(code, lines, size)] == [
         [(line, place) for line in range(side)] for place in range(side)]

@@ -143,7 +143,7 @@ def test_interchanged_rows_are_as_float64(name: str, dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("rows", [4096, 100003])
 def test_interchanged_sums_are_as_exact_as_eagers(rows: int) -> None:
-    """Compiled with few rows, so that they are not turned."""
+    """Compiled with few rows, so that they are not split."""
     compiled = anyshape.compile(lambda x: x.sum(0), strict=True)
     compiled(torch.randn(67, 96))
     for x in (torch.randn(rows, 300), torch.rand(rows, 300)):

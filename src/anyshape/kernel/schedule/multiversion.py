@@ -19,9 +19,9 @@ from anyshape.kernel.loop_ir.directives import SplitReduction, Vectorize
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.kernel.schedule.interchange import interchanged
-from anyshape.kernel.schedule.split_reduction import LEAST, Chain, split, turned
-from anyshape.kernel.schedule.tile_scan import swept
-from anyshape.kernel.schedule.tile_transpose import tiled
+from anyshape.kernel.schedule.split_reduction import LEAST, Chain, split, split_interchanged
+from anyshape.kernel.schedule.tile_scan import tiled_scan
+from anyshape.kernel.schedule.tile_transpose import tiled_transpose
 from anyshape.sym.expr import Size, evaluate, maximum, minimum, product
 from anyshape.sym.index_arithmetic import most
 
@@ -81,12 +81,12 @@ def versions(program: LoopProgram, hardware: HardwareParams, likely: Mapping[str
     if program.directive(SplitReduction) or not program.columns:
         return (plain,)
     if "scan" in ops:
-        sweep = swept(program, hardware) if program.rows and program.vector == program.rows[-1][0] else None
-        if sweep is None:
+        scan = tiled_scan(program, hardware) if program.rows and program.vector == program.rows[-1][0] else None
+        if scan is None:
             return (plain,)
         count = product(extent for _, extent in (*program.rows, *program.columns))
-        return _ending(_where(program.rows[-1][1] - at.wide, count - at.large, of=Version((sweep,))), plain)
-    tiles = tiled(program, hardware)
+        return _ending(_where(program.rows[-1][1] - at.wide, count - at.large, of=Version((scan,))), plain)
+    tiles = tiled_transpose(program, hardware)
     if tiles is not None:
         sides = tiles.rows[-1][1] - at.many_rows, tiles.columns[0][1] - at.many_rows
         return _ending(_where(*sides, of=Version((tiles,))), plain)
@@ -113,7 +113,8 @@ def _reducing(program: LoopProgram, hardware: HardwareParams, at: Thresholds, li
     elif program.vector and 0 <= most(columns) < at.tall:
         return []
     elif program.vector and (likely is None or evaluate(rows, likely) >= at.wide):
-        found += _chained((rows - at.wide, columns - at.tall, rows * columns - at.large), program, hardware, turned)
+        found += _chained((rows - at.wide, columns - at.tall, rows * columns - at.large), program, hardware,
+                          split_interchanged)
     if not found and inside is not None and program.rows:
         stages = sum(stage.level == "column" for stage in program.stages)
         tall = at.tall if stages == 1 else at.far

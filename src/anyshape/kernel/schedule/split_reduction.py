@@ -42,7 +42,7 @@ def split(program: LoopProgram, hardware: HardwareParams) -> Chain | None:
     return _Split(program, hardware).chain()
 
 
-def turned(program: LoopProgram, hardware: HardwareParams) -> Chain | None:
+def split_interchanged(program: LoopProgram, hardware: HardwareParams) -> Chain | None:
     """The chain in place of a program that takes strips of rows through columns far apart: what it does along the rows,
     as they lie in memory, folded over parts of the columns; then the parts. None where it has no such form."""
     inside = [stage for stage in program.stages if stage.level == "column"]

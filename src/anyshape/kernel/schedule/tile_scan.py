@@ -22,7 +22,7 @@ from anyshape.sym.expr import ceildiv, minimum, substitute, symbol
 WIDEST = 8  # bytes of an element that is scanned
 
 
-def swept(program: LoopProgram, hardware: HardwareParams) -> LoopProgram | None:
+def tiled_scan(program: LoopProgram, hardware: HardwareParams) -> LoopProgram | None:
     """The program with some of the last row variable, whose row buffer stays in the cache, as the inner columns; None
     where it does more than scan."""
     tile = hardware.row_buffer_bytes // WIDEST

@@ -21,7 +21,7 @@ from anyshape.sym.expr import Size, coefficient_of, symbols_of
 LINES = 8  # cache lines of a row of a tile, as it lies in memory: what is far apart is read in runs of so many
 
 
-def tiled(program: LoopProgram, hardware: HardwareParams) -> LoopProgram | None:
+def tiled_transpose(program: LoopProgram, hardware: HardwareParams) -> LoopProgram | None:
     """The program in tiles of its columns and of one row variable, which becomes the last one; None where no load
     lies across, or more is done than a point at a time."""
     stages = [stage for stage in program.stages if stage.level == "column"]

@@ -53,7 +53,7 @@ class Interchanged:
     strip: int = 0
 
 
-def unreduced(program: LoopProgram) -> Interchanged:
+def lower_interchange(program: LoopProgram) -> Interchanged:
     """See `Interchanged`; what a row stage computes is computed again where it is needed."""
     interchange = program.directive(Interchange)
     if interchange is None:

@@ -20,14 +20,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from anyshape.backend.cpu.codegen.interchange import BLOCK, Interchanged, Strips, unreduced
+from anyshape.backend.cpu.codegen.interchange import BLOCK, Interchanged, Strips, lower_interchange
 from anyshape.backend.cpu.codegen.memory_access import Buffer, Space
 from anyshape.backend.cpu.codegen.nontemporal_stores import LINE, first_stored, is_large, past_line, streamed
-from anyshape.backend.cpu.codegen.partial_sums import TURN, Folds, unfolded
+from anyshape.backend.cpu.codegen.partial_sums import TURN, Folds, lower_split_reduction
 from anyshape.backend.cpu.codegen.prefetch import ahead, ask, fetch, is_worth
 from anyshape.backend.cpu.codegen.reduction import Reduction, chunk
 from anyshape.backend.cpu.codegen.scan import Scan
-from anyshape.backend.cpu.codegen.transpose_tiles import Strip, Tiles, untiled
+from anyshape.backend.cpu.codegen.transpose_tiles import Strip, Tiles, lower_tile
 from anyshape.backend.cpu.codegen.vector_widths import VectorLayout, work_of
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.backend.cpu.llvm.scalar_ops import scalar
@@ -42,9 +42,9 @@ from anyshape.sym.expr import Size, ceildiv, product, symbols_of
 def emit(program: LoopProgram, target: Target) -> str:
     """The LLVM IR of one kernel, the same text for the same program and target; VerifyError for a malformed one."""
     _check(program)
-    folds = unfolded(program)
-    tiles = untiled(folds.program)
-    strips = unreduced(tiles.program)
+    folds = lower_split_reduction(program)
+    tiles = lower_tile(folds.program)
+    strips = lower_interchange(tiles.program)
     program = strips.program
     block = tiles.rows if program.directive(Tile) else BLOCK if program.directive(Interchange) else 0
     layout = VectorLayout(program, target, block)

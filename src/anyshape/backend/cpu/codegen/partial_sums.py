@@ -27,7 +27,7 @@ class Folds:
     turn: Stage
 
 
-def unfolded(program: LoopProgram) -> Folds:
+def lower_split_reduction(program: LoopProgram) -> Folds:
     """The program with row buffers for its folds."""
     place: Size = 0
     count: Size = 1
