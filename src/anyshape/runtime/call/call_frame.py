@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.bytecode.encode_attention import OPS as ATTENTION
-from anyshape.backend.cpu.bytecode.encode_grouped_gemm import OPS as GROUPED
+from anyshape.backend.interface import PlanRunner
 from anyshape.base import counters
 from anyshape.base.errors import VerifyError
 from anyshape.ir.graph import Graph, Node, Value
+from anyshape.ops.attention import OPERANDS as ATTENTION
+from anyshape.ops.matmul import GROUPED
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
 from anyshape.runtime.call.extern_table import OWN, Calls
 from anyshape.runtime.memory.huge_pages import prefer_large
@@ -47,12 +47,13 @@ def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 class Call:
     """See the head of this file."""
 
-    __slots__ = ("block", "error", "externs", "inputs", "kept", "outputs", "phases", "record", "shared", "temporary",
-                 "tickets")
+    __slots__ = ("error", "externs", "frame", "inputs", "kept", "outputs", "phases", "record", "runner", "shared",
+                 "temporary", "tickets")
 
     def __init__(self, shared: Calls, record: Specialization, inputs: list[Any], outputs: list[Any],
                  kept: Block | SegmentedBlock,
-                 temporary: Block, phases: PhasedBlock | None = None) -> None:
+                 temporary: Block, phases: PhasedBlock | None = None, runner: PlanRunner | None = None,
+                 frame: Any = None) -> None:
         self.shared = shared
         self.record = record
         self.inputs = inputs
@@ -61,7 +62,7 @@ class Call:
         self.temporary = temporary
         self.phases = phases
         self.externs: dict[str, torch.Tensor] = {}
-        self.block: Any = None
+        self.runner, self.frame = runner, frame
         self.error: BaseException | None = None
         self.tickets: dict[int, CopyRequest] = {}  # copies that were begun
 
@@ -166,7 +167,7 @@ class Call:
             self.phases.turn()
             address = self.phases.block.address
             for slot, byte in self.record.late[self.phases.number - 1]:
-                self.block[host.SLOTS + slot] = address + byte
+                self._bind(slot, address + byte)
         for name in step.drop:
             buffer = shared.buffers[name]
             if buffer.home == "extern":
@@ -180,7 +181,12 @@ class Call:
             result = shared.allocate(*self.record.allocations[index], shared.dtypes[index])
             self.outputs[index] = result
             prefer_large(result.data_ptr(), result.nbytes)
-            self.block[host.SLOTS + shared.slots[name]] = result.data_ptr()
+            self._bind(shared.slots[name], result.data_ptr())
+
+    def _bind(self, slot: int, address: int) -> None:
+        """Tells the runner where a buffer is."""
+        assert self.runner is not None
+        self.runner.bind(self.frame, slot, address)
 
     def _let_go(self, number: int) -> None:
         """Lets go of what PyTorch made and no step from this one on reads."""
@@ -240,7 +246,7 @@ class Call:
             self._put_back(again, result)
             return
         self.externs[window.buffer] = result
-        self.block[host.SLOTS + self.shared.slots[window.buffer]] = result.data_ptr()
+        self._bind(self.shared.slots[window.buffer], result.data_ptr())
 
     def _put_back(self, again: RecomputeStep, result: torch.Tensor) -> None:
         """Lets the tape's entries that lie in what the forward dropped be windows of `result`, unless it kept it."""
@@ -253,7 +259,7 @@ class Call:
             offset = result.storage_offset() + evaluate(byte, self.record.values) // result.itemsize
             found = result.as_strided(shape, strides, offset)
             self.inputs[position] = found
-            self.block[host.SLOTS + shared.slots[name]] = found.data_ptr()
+            self._bind(shared.slots[name], found.data_ptr())
 
     def _attention(self, step: LibraryStep, views: tuple[Any, ...]) -> None:
         """Attention that the host cannot do in place: odd strides."""

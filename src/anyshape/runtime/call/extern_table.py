@@ -6,9 +6,9 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anyshape.backend.cpu.bytecode.encode_plan import PlanEncoding
 from anyshape.plan.ir.liveness import first_writes, peak_bytes, saved_external
 from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, Window, step_writes, touched
+from anyshape.plan.ir.size_function import SizeFunction
 from anyshape.runtime.memory.packed_weights import PackedWeights
 from anyshape.runtime.specialize.specialization import Specialization
 from anyshape.runtime.torch_ops.convolution import Convolution
@@ -25,7 +25,7 @@ CONVOLUTION = f"{OWN}convolution"  # but for this one
 class Calls:
     """What calls of one plan need that does not depend on sizes."""
 
-    def __init__(self, plan: Plan, layout: PlanEncoding, packed: PackedWeights, packed_bytes: int) -> None:
+    def __init__(self, plan: Plan, layout: SizeFunction, packed: PackedWeights, packed_bytes: int) -> None:
         self.plan = plan
         self.slots = layout.slots
         self.buffers = {b.name: b for b in plan.buffers}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyshape.backend.cpu.bytecode.encode_attention import OPS as ATTENTION
+from anyshape.ops.attention import OPERANDS as ATTENTION
 from anyshape.plan.ir.program import ExternStep, LibraryStep, Step, TiledGemmStep, Window, touched
 from anyshape.runtime.memory.size_vectors import SizeTable
 from anyshape.sym.expr import Size, product

@@ -31,7 +31,7 @@ from anyshape.backend.cpu.codegen.transpose_tiles import Strip, Tiles, lower_til
 from anyshape.backend.cpu.codegen.vector_widths import VectorLayout, work_of
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.backend.cpu.llvm.scalar_ops import scalar
-from anyshape.backend.cpu.machine.target import Target
+from anyshape.backend.cpu.machine.target import Machine
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop_ir.directives import Interchange, SplitReduction, Tile
@@ -39,7 +39,7 @@ from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Stage
 from anyshape.sym.expr import Size, ceildiv, product, symbols_of
 
 
-def emit(program: LoopProgram, target: Target) -> str:
+def emit(program: LoopProgram, target: Machine) -> str:
     """The LLVM IR of one kernel, the same text for the same program and target; VerifyError for a malformed one."""
     _check(program)
     folds = lower_split_reduction(program)
@@ -117,7 +117,7 @@ def _check_directives(program: LoopProgram, fail: Callable[[str], None]) -> None
         fail("a tile or a strip has no rows or columns")
 
 
-def _size_function(program: LoopProgram, target: Target, name: str, size: Size) -> list[str]:
+def _size_function(program: LoopProgram, target: Machine, name: str, size: Size) -> list[str]:
     code = Code(target)
     space = Space(code)
     _bind_sizes(program, space)
@@ -137,7 +137,7 @@ def _bind_sizes(program: LoopProgram, space: Space) -> None:
 class _Kernel:
     """The main function under construction."""
 
-    def __init__(self, folds: Folds, tiles: Tiles, strips: Interchanged, target: Target, layout: VectorLayout) -> None:
+    def __init__(self, folds: Folds, tiles: Tiles, strips: Interchanged, target: Machine, layout: VectorLayout) -> None:
         self.program = program = strips.program
         self.folds = folds
         self.tiles = tiles

@@ -23,7 +23,7 @@ HARDWARE = HardwareParams(
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Machine:
     """A CPU as LLVM names it.
 
     triple, cpu, features: LLVM's words for the machine; features is a comma-separated list of +name and -name.
@@ -43,11 +43,6 @@ class Target:
     def lanes(self) -> int:
         """Basic vector width, in f32 lanes."""
         return self.vector_bytes // 4
-
-    @property
-    def hardware(self) -> HardwareParams:
-        """What fusions and schedules are chosen by."""
-        return HARDWARE
 
     def has(self, feature: str) -> bool:
         """Whether a feature, in LLVM's words, is on."""
@@ -69,7 +64,7 @@ def llvm_major() -> int:
     return int(llvm.llvm_version_info[0])
 
 
-def target_of(triple: str, cpu: str, features: frozenset[str]) -> Target:
+def target_of(triple: str, cpu: str, features: frozenset[str]) -> Machine:
     """A target from LLVM's words for it; `features` holds the names that are on."""
     vector_bytes = 16
     if "avx512f" in features and "avx512bw" in features and "avx512vl" in features:
@@ -78,7 +73,7 @@ def target_of(triple: str, cpu: str, features: frozenset[str]) -> Target:
         vector_bytes = 32
     arm = triple.startswith(("aarch64", "arm64"))
     text = ",".join(f"+{name}" for name in sorted(features))
-    return Target(triple, cpu, text, vector_bytes, arm or "fma" in features, "avx512dq" in features)
+    return Machine(triple, cpu, text, vector_bytes, arm or "fma" in features, "avx512dq" in features)
 
 
 def _may_use_tiles(features: frozenset[str]) -> bool:
@@ -103,7 +98,7 @@ def model() -> str:
 
 
 @lru_cache(maxsize=1)
-def host() -> Target:
+def host() -> Machine:
     """The machine that this process runs on."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
