@@ -157,6 +157,9 @@ def test_what_lies_across_goes_in_tiles_where_there_are_rows_and_columns_for_the
     assert plain.programs[0].directive(Tile) is None
     assert set(first.conditions) == {N - MANY_ROWS, M - MANY_ROWS}
     assert tiled_transpose(across(2), HARDWARE) is None  # within the lines that a vector reads
+    wide = dataclasses.replace(HARDWARE, max_load_stride=1, cache_line_bytes=128, near_cache_bytes=64 << 10)
+    (found,) = (one.directive(Tile) for one in (tiled_transpose(across(2), wide),) if one is not None)
+    assert found == Tile(("i0", "i1"), (64, 32), (0,))  # rows of 1024 bytes, but no more than twice the columns
 
 
 def test_the_text_says_what_is_tiled_scanned_and_interchanged() -> None:

@@ -1,6 +1,7 @@
 """Kernels with versions for regimes of sizes: every version gives eager's numbers, and the right one runs."""
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -175,6 +176,14 @@ def test_versions_are_made_where_sizes_do_not_decide() -> None:
         assert [vectors(version) for version in versions(summing(rows, columns), HARDWARE)] == [["i1"]]
     assert [len(version.programs) for version in versions(summing(4, AT.long_row), HARDWARE)] == [2]
     assert [len(version.programs) for version in versions(summing(n, m), HARDWARE, {"n0": 4, "n1": 1000})] == [1, 1]
+
+
+def test_versions_are_chosen_by_the_numbers_of_the_target() -> None:
+    n, m = symbol("n0"), symbol("n1")
+    small = dataclasses.replace(HARDWARE, vector_lanes=4, min_vector_row=2, parallelism=4, thread_elements=1024)
+    few, long, _ = versions(summing(n, m), small)
+    assert few.conditions == (2 - m, n - 4) and long.conditions == (2 - n, m - 1024, m - 4)
+    assert long.programs[0].rows[-1][1] == 4 and long.programs[0].directive(Vectorize) == Vectorize("i1")
 
 
 def vectors(version: Version) -> list[str]:

@@ -6,7 +6,7 @@
                                                     r0 = load p0[i1*n0 + i0]
 
 Neighbouring columns of the load lie far apart, neighbouring rows side by side: element by element, every one costs a
-cache line. A tile of rows and columns reads each line once, and turns it in registers.
+cache line. A tile of rows and columns reads each line once, and transposes it in registers.
 """
 from __future__ import annotations
 
