@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HardwareParams:
-    """The parameters of a target (as TVM's `HardwareParams`, and some costs). They are estimates, and decide about speed;
-    and about the last bits of long sums, which are added up in another order: targets whose results are to be equal have
-    equal parameters.
+    """The parameters of a target (as TVM's `HardwareParams`, and some costs). They are estimates, and decide about
+    speed; and about the last bits of long sums, which are added up in another order: targets whose results are to be
+    equal have equal parameters.
 
     vector_lanes: f32 elements of a vector register.
     max_load_stride: elements; a load with a stride up to this reads whole vectors and picks from them.
