@@ -193,7 +193,7 @@ def _lay_out(records: Specializer, record: Specialization) -> Specialization:
     program = payload.words
     offsets = dict(record.offsets)
     fences, pieces, at = [], [], 0
-    names = [record_name for record_name, buffer in records.homes.items() if buffer.home == "arena"]
+    names = [record_name for record_name, buffer in records.homes.items() if buffer.is_temp]
     for name in names:
         bytes_ = evaluate(records.homes[name].bytes, record.values)
         fences.append(at)
@@ -215,8 +215,8 @@ def _lay_out(records: Specializer, record: Specialization) -> Specialization:
     written = _written(plan)
     inputs = []
     for buffer in plan.buffers:
-        if buffer.home in ("input", "tape") and buffer.name not in records.homes:
-            position = plan.restored[buffer.index] if buffer.home == "tape" else buffer.index
+        if buffer.is_parameter and buffer.name not in records.homes:
+            position = plan.parameter_number(buffer)
             view = record.inputs[position]
             kind = plan.inputs[position]
             if view is not None and not isinstance(kind, str):
@@ -224,7 +224,8 @@ def _lay_out(records: Specializer, record: Specialization) -> Specialization:
                 bytes_ = 0 if 0 in view[0] else item * (1 + sum((n - 1) * s for n, s in zip(*view[:2], strict=True)))
                 inputs.append((records.layout.slots[buffer.name], bytes_, buffer.name in written))
     record = dataclasses.replace(record, offsets=offsets, temporary=at,
-                                 payload=dataclasses.replace(payload, scratch=stride), spare=-1, room=-1, given=-1)
+                                 payload=dataclasses.replace(payload, scratch=stride), scratch=stride, spare=-1,
+                                 room=-1, given=-1)
     _laid[record.payload.address] = Laid(record, plan, inputs, fences, pieces, at, scratch, stride)
     return record
 

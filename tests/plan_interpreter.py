@@ -1,5 +1,5 @@
-"""A second runner of plans, in plain Python: one step after another, kernels through the CPU's code generator, everything
-else by PyTorch. It shows that nothing outside of the backend interface depends on how the CPU runs a plan."""
+"""A second runner of plans, in plain Python: one step after another, kernels by the CPU, everything else by PyTorch.
+It shows that nothing outside of the backend interface depends on how the CPU runs a plan."""
 from __future__ import annotations
 
 import ctypes
@@ -169,7 +169,8 @@ class Runner:
         if 0 in shape:
             return torch.empty(shape, dtype=dtype)
         last = evaluate(window.offset, values) + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
-        memory = (ctypes.c_char * (last * dtype.itemsize)).from_address(frame.addresses[self.sizes.slots[window.buffer]])
+        address = frame.addresses[self.sizes.slots[window.buffer]]
+        memory = (ctypes.c_char * (last * dtype.itemsize)).from_address(address)
         return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides, evaluate(window.offset, values))
 
 

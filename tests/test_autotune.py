@@ -113,8 +113,8 @@ def test_it_is_set_and_seen(gains, tmp_path, monkeypatch, capsys) -> None:
     with pytest.raises(ConfigError, match="measured, own, library, usual"):
         anyshape.compile(torch.matmul, products="mine")
     gains.update(dict.fromkeys(KINDS, 2.5))
-    monkeypatch.setattr(autotune, "_measurements", lambda _, kept=Measurements(DiskCache(str(tmp_path)), machine_key()): kept)
-    autotune.autotune_of.cache_clear()
+    kept = Measurements(DiskCache(str(tmp_path)), machine_key())
+    monkeypatch.setattr(autotune, "_measurements", lambda _: kept)
     target_of.cache_clear()
     try:
         seen = anyshape.compile(lambda x, w: x @ w, strict=True, calibrate=True)
@@ -129,7 +129,6 @@ def test_it_is_set_and_seen(gains, tmp_path, monkeypatch, capsys) -> None:
         assert cli.main(["machine", "--again"]) == 0
         assert "f32                 BLAS      0.10" in capsys.readouterr().out
     finally:
-        autotune.autotune_of.cache_clear()
         target_of.cache_clear()
 
 

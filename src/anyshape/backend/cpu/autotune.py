@@ -225,9 +225,8 @@ def machine_key() -> str:
     return f"{limits.model()}, {os.cpu_count()} cores, {limits.host().key} torch {torch.__version__}"
 
 
-@lru_cache(maxsize=16)
 def autotune_of(native: NativeRoutines, mode: str) -> Autotune:
-    """One object per mode and cache, where what is measured is kept."""
+    """What is measured is kept where the object code of `native` is."""
     return Autotune(native, _measurements(native), mode)
 
 

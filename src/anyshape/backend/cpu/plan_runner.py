@@ -57,9 +57,9 @@ class CpuPlanRunner:
         series = [sum(blocks[first:last + 1]) for first, last in plan.together]
         self.workspace_words = max([*blocks, *series], default=0)
         # by slot, the last step that reads a temporary value
-        self.lasts = {slots[b.name]: b.last for b in plan.buffers if b.home == "arena"}
+        self.lasts = {slots[b.name]: b.last for b in plan.buffers if b.is_temp}
         placed = set(self.sizes.placed)
-        brought = sum(b.home in ("input", "tape", "output") and b.name not in placed for b in plan.buffers)
+        brought = sum((b.is_parameter or b.is_output) and b.name not in placed for b in plan.buffers)
         self.put = struct.Struct(f"{brought}q").pack_into
 
     def specialize(self, placement: Placement) -> CpuPayload:

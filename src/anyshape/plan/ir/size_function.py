@@ -105,7 +105,7 @@ def size_function(plan: Plan, encoder: Encoder) -> SizeFunction:
     formulas = PlanFormulas(plan, slots)
     placed = tuple(b.name for b in plan.buffers if b.name in offsets)
     sizes = {b.name: b.bytes for b in plan.buffers}
-    outputs = {b.index: b.bytes for b in plan.buffers if b.home == "output"}
+    outputs = {b.index: b.bytes for b in plan.buffers if b.is_output}
     encoded, names = encoder.expression(formulas)
     parts = [
         encoded,
@@ -133,4 +133,4 @@ def _rank(buffer: Buffer, offsets: Mapping[str, Size]) -> int:
     """Order of slots: a call's tensors come first, so that their addresses are written in one go."""
     if buffer.name in offsets:
         return 3
-    return {"input": 0, "tape": 1, "output": 2}.get(buffer.home, 3)
+    return 0 if buffer.is_input else 1 if buffer.is_restored else 2 if buffer.is_output else 3

@@ -20,6 +20,7 @@ from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import DiskCache, cache_of
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.home import Input, Output
 from anyshape.plan.ir.program import Buffer, CopyStep, LibraryStep, Plan, Window
 from anyshape.plan.memory.symbolic_allocator import allocate
 from anyshape.runtime.call.executable import Executable
@@ -66,8 +67,8 @@ def multiplied(dtype: str, target: Target | None = None) -> float:
     """Operations of products that a thread does in a second."""
     left, right, result = (TensorType(dtype, shape) for shape in ((ROWS, INNER), (INNER, COLUMNS), (ROWS, COLUMNS)))
     windows = [Window(name, one) for name, one in (("left", left), ("right", right), ("result", result))]
-    buffers = tuple(Buffer(one.buffer, one.type.bytes, home, index, 0, last) for one, home, index, last in zip(
-        windows, ("input", "input", "output"), (0, 1, 0), (0, 0, 1), strict=True))
+    buffers = tuple(Buffer(one.buffer, one.type.bytes, home, 0, last) for one, home, last in zip(
+        windows, (Input(0), Input(1), Output(0)), (0, 0, 1), strict=True))
     step = LibraryStep("matmul", tuple(windows[:2]), (windows[2],))
     plan = Plan("speed of products", (left, right), (windows[2],), (), buffers, (step,), (), 0, Facts())
     inputs = [torch.ones(one.shape, dtype=TORCH_DTYPES[dtype], device="cpu") for one in (left, right)]
@@ -79,7 +80,7 @@ def copied(threads: int, target: Target | None = None) -> float:
     size = min(COPIED * threads, MOST_COPIED)
     type_ = TensorType("f32", (size // 4,))
     source, copy = Window("source", type_), Window("copy", type_)
-    buffers = tuple(Buffer(one.buffer, size, "input", index, 0, 0) for index, one in enumerate((source, copy)))
+    buffers = tuple(Buffer(one.buffer, size, Input(index), 0, 0) for index, one in enumerate((source, copy)))
     plan = Plan("speed of a copy", (type_, type_), (), (), buffers, (CopyStep(source, copy),), (), 0, Facts())
     blocks = [Block(size) for _ in range(2)]
     for block in blocks:

@@ -115,7 +115,7 @@ class Executable:
         space = None
         if self.limit is not None:
             record, space = self.limit.fit(record)
-        run = self._straight if self._is_straight(record, undo) else self._run
+        run = self._straight if self.straight and record.native and not undo and self.profiles is None else self._run
         if not self.plan.saved:
             return run(record, list(inputs), pointers, undo, self.context.kept.empty)
         pool = self.context.kept
@@ -159,7 +159,7 @@ class Executable:
         del inputs, values
         if not keeps:
             tape.values = []
-        run = self._straight if self._is_straight(record, undo) else self._run
+        run = self._straight if self.straight and record.native and not undo and self.profiles is None else self._run
         try:
             outputs = run(record, held, pointers, undo, kept)
         except BaseException:
@@ -199,17 +199,13 @@ class Executable:
                 block.tensor[:record.kept].copy_(lease.block.tensor[:record.kept])
             return block
         for buffer in self.plan.buffers:
-            if buffer.home == "tape" and buffer.name in record.offsets:
-                position = self.plan.restored[buffer.index]
+            if buffer.is_restored and buffer.name in record.offsets:
+                position = self.plan.parameter_number(buffer)
                 view = record.inputs[position]
                 assert view is not None
                 source = inputs[position]
                 block.window(source.dtype, record.offsets[buffer.name], view[0], view[1]).copy_(source)
         return block
-
-    def _is_straight(self, record: Specialization, undo: tuple[Any, ...]) -> bool:
-        """Whether a call is native code alone, from what is allocated at the start to the results."""
-        return self.straight and record.exact and not record.payload.calls and not undo and self.profiles is None
 
     def _straight(self, record: Specialization, inputs: list[Any], pointers: tuple[int, ...], _undo: tuple[Any, ...],
                   kept: Any, lease: TapeMemory | None = None) -> list[Any]:
@@ -245,7 +241,7 @@ class Executable:
                 self._raise(code, frame, None, inputs)
             if self.plain:
                 return outputs
-            call = Call(self.calls, record, inputs, outputs, kept, temporary)
+            call = Call(self.calls, record, inputs, outputs, kept, temporary, None, runner, frame)
             results = call.in_order()
             if self.plan.saved:
                 results.append(self._tape(call, lease))
@@ -310,7 +306,7 @@ class Executable:
             if self.plain and record.exact:
                 return outputs
             if call is None:
-                call = Call(self.calls, record, inputs, outputs, kept, temporary)
+                call = Call(self.calls, record, inputs, outputs, kept, temporary, phases, runner, frame)
             results = call.in_order() if self.calls.order is not None and record.exact else call.results()
             if self.plan.saved:
                 results.append(self._tape(call, lease))

@@ -26,6 +26,7 @@ from anyshape.base import counters
 from anyshape.base.align import ALIGNMENT, align
 from anyshape.base.errors import Unsupported
 from anyshape.ir.types import size_of
+from anyshape.plan.ir.home import Input, Restored
 from anyshape.plan.ir.liveness import kept_regions, peak_bytes
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Window
 from anyshape.runtime.memory import huge_pages
@@ -60,7 +61,7 @@ class Specialization:
     what lies in them, where it is in chunks, and after them of what lies in the first phase; late: (slot, byte) of
     what lies in each of the others. actions: what moves values out or back, of `stored` bytes. allocations: (sizes,
     strides) of each output buffer, by slot; exact: these are the outputs' own; large: (slot, bytes) of those on large
-    pages.
+    pages. native: no step is Python's, and results are what is allocated.
     """
 
     values: dict[str, int]
@@ -72,6 +73,7 @@ class Specialization:
     turns: tuple[int, ...]
     room: int
     given: int
+    scratch: int
     spare: int
     spare_at: int
     bound: int
@@ -89,14 +91,10 @@ class Specialization:
     outputs: tuple[Any, ...]
     allocations: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     exact: bool
+    native: bool
     large: tuple[tuple[int, int], ...]
     saved: tuple[Any, ...]
     windows: tuple[tuple[Any, ...], ...]
-
-    @property
-    def scratch(self) -> int:
-        """Bytes of scratch per thread."""
-        return self.payload.scratch
 
     @property
     def arena(self) -> int:
@@ -122,15 +120,15 @@ class Specializer:
         end = len(plan.steps)
         by_name = {b.name: b for b in plan.buffers}
         homes = self.homes = {name: by_name[name] for name in layout.placed}
-        self.given, self.restored = (with_addresses(plan, homes, home) for home in ("input", "tape"))
-        self.moving = [i for i, name in enumerate(layout.placed) if homes[name].home == "arena"]
-        self.saved = [i for i, name in enumerate(layout.placed) if homes[name].home == "saved"]
+        self.given, self.restored = (with_addresses(plan, homes, home) for home in (Input, Restored))
+        self.moving = [i for i, name in enumerate(layout.placed) if homes[name].is_temp]
+        self.saved = [i for i, name in enumerate(layout.placed) if homes[name].is_saved]
         self.slots = [layout.slots[name] for name in layout.placed]
-        self.lives = [(b.first, end if b.home == "saved" else b.last) for b in homes.values()]
-        self.outputs = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
+        self.lives = [(b.first, end if b.is_saved else b.last) for b in homes.values()]
+        self.outputs = sorted((b for b in plan.buffers if b.is_output), key=lambda b: layout.slots[b.name])
         self.regions = kept_regions(plan, forward) if forward is not None else []
         self.keeps = SavedLayout(plan, forward, layout, host, self.lives, self.moving, self.saved, self.regions)
-        self.beside = [b for b in plan.buffers if b.home == "extern"]
+        self.beside = [b for b in plan.buffers if b.is_external]
         self.records: dict[Any, Specialization] = {}
         self.sizes = SizeTable([b.bytes for b in homes.values()], f"values of {plan.name}")
         self.offsets: SizeTable | None = None  # the plan's, kept and arena, made when a limit asks
@@ -227,7 +225,7 @@ class Specializer:
             turns=tuple(first for first, _ in place.phases[1:]),
             room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
             given=self.taken if place.lower == "early" else -1,
-            spare=spare, spare_at=spare_at, bound=place.bound,
+            scratch=payload.scratch, spare=spare, spare_at=spare_at, bound=place.bound,
             overwrites=bool(self.regions) and not keeping.apart and any(
                 place.offsets[i] < place.border for i in self.moving),
             outside=sum(evaluate(b.bytes, values) for b in self.keeps.outside if b.name not in keeping.dropped),
@@ -235,8 +233,8 @@ class Specializer:
             parts=tuple(parts), late=tuple(map(tuple, late)),
             actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
-            outputs=outputs, allocations=allocations, exact=exact, large=large, saved=saved,
-            windows=windows)
+            outputs=outputs, allocations=allocations, exact=exact,
+            native=exact and not payload.calls, large=large, saved=saved, windows=windows)
 
     def _shape(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
         """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
