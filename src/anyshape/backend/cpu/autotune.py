@@ -65,7 +65,7 @@ class Kind:
 
 
 # A product that is PyTorch's is a call back into Python, and kernels that cast its operands and read its result are
-# steps of their own: it has to win by more than that costs in whole programs ("Whole tiles" in docs/performance.md).
+# steps of their own: it has to win by more than that costs in whole programs (docs/adr/025-tried-for-speed.md).
 KINDS = {
     FULL: Kind("f32", (1, 192, 512, 512)), FEW: Kind("f32", (1, 16, 512, 512)), MANY: Kind("f32", (192, 32, 64, 32)),
     THIN_ONES: Kind("f32", (1, 1, 512, 1024), margin=1.2), ATTENTION: Kind("f32", (4, 256, 256, 64)),

@@ -27,8 +27,8 @@ class Speeds:
     bytes: float
 
 
-# where nothing is measured (runtime/budget/calibration.py): a core of docs/performance.md beside others that use the
-# memory
+# where nothing is measured (runtime/budget/calibration.py): a core of docs/adr/010-library-gemm.md beside others that
+# use the memory
 USUAL = Speeds({"f32": 80e9, "f64": 40e9, "bf16": 80e9, "f16": 80e9}, 10e9)
 
 
