@@ -18,7 +18,7 @@ from anyshape.frontend.diagnostics.explain import (
 )
 from anyshape.frontend.diagnostics.explain_data import AliveNote, Choice, MemoryCurve, Position, Refusal, WayBack
 from anyshape.frontend.diagnostics.memory_text import MemoryNote, limit_text
-from anyshape.frontend.programs.compile_program import NativeProgram
+from anyshape.frontend.programs.compile_program import NativeProgram, backward_name
 from anyshape.frontend.programs.session import Compilation
 from anyshape.runtime.budget.memory_budget import UNLIMITED, MemoryBudget, mega
 from anyshape.runtime.budget.tradeoff_curve import TradeoffPoint
@@ -66,11 +66,6 @@ def pairs(compilation: Compilation) -> list[tuple[NativeProgram, MemoryBudget]]:
               for name, program in programs.items()}
     taken = {backward_name(name) for name, limit in limits.items() if limit.backward is not None}
     return [(program, limits[name]) for name, program in programs.items() if name not in taken]
-
-
-def backward_name(name: str) -> str:
-    """The name of a forward's backward."""
-    return name.replace("forward", "backward")
 
 
 def limit_at(limit: MemoryBudget, values: dict[str, int]) -> MemoryBudget:
