@@ -33,9 +33,9 @@ RANK = {name: rank for rank, name in enumerate(ORDER)}
 STRANGERS = ("sym torch_compat", "ops passes kernel plan")  # rooms that know nothing of each other
 FULL = 16  # files of a folder; beyond that it wants folders of its own
 TORCH_ROOMS = ("frontend", "runtime", "route", "tools", "torch_compat")
-TORCH_FILES = ("backend/cpu/machine/torch_libs.py",)
+TORCH_FILES = ("backend/cpu/machine/torch_libs.py", "backend/cpu/autotune.py")  # what torch's libraries do
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
-BORDERS = ("frontend/", "tools/", "runtime/context/process_context.py", "runtime/call/executable.py")
+BORDERS = ("frontend/", "tools/", "backend/cpu/native_routines.py", "runtime/call/executable.py")
 # base/config.py reads every knob; the disk cache asks for the user's cache folder
 ENVIRONMENT = ("base/config.py", "base/disk_cache.py")
 # private names of torch: the package that looks them up; the files of `run` that patch what it finds have their
@@ -225,6 +225,18 @@ def test_the_environment_is_read_in_one_place(path: Path) -> None:
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "putenv"):
             pytest.fail(f"{name_of(path)}:{node.lineno} reads the environment; make it a field of Config")
+
+
+@each_file
+def test_homes_of_buffers_are_asked_by_class(path: Path) -> None:
+    if package(module_of(path)) == "plan/ir":  # which has their words, in texts
+        return
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Compare):
+            parts = [one for side in (node.left, *node.comparators) for one in ast.walk(side)]
+            home = any("home" in (getattr(one, "attr", ""), getattr(one, "id", "")) for one in parts)
+            word = any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in parts)
+            assert not (home and word), f"{name_of(path)}:{node.lineno} compares a home with a string: ask the `Buffer`"
 
 
 @each_file

@@ -7,6 +7,7 @@ import torch
 import anyshape
 from anyshape.backend.cpu.bytecode import encode_gemm, format
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.home import Input, Temp
 from anyshape.plan.ir.program import Buffer, LibraryStep, Plan, Window
 from anyshape.plan.schedule.launch_grouping import MOST, group_launches
 from anyshape.plan.verify import judge
@@ -53,10 +54,10 @@ def test_the_host_gets_one_step(dtype):
     fast(x, a, b, c)
     executable = fast.programs[0].compiled.executable
     (record,) = executable.records.values()
-    ops, at = [], record.program[format.HEAD_FIRST]
-    while record.program[at] != format.END:  # the head of a series, then what is in it
-        ops.append((record.program[at], record.program[at + 1] // format.MATMUL_DIMS))
-        at += record.program[at + 1]
+    ops, at = [], record.payload.words[format.HEAD_FIRST]
+    while record.payload.words[at] != format.END:  # the head of a series, then what is in it
+        ops.append((record.payload.words[at], record.payload.words[at + 1] // format.MATMUL_DIMS))
+        at += record.payload.words[at + 1]
     assert ops == [(format.SERIES, 0), (format.PRODUCT, 3), (format.KERNEL, 0)]
     assert counted_peak(executable.ran(record).plan, record) == record.arena
 
@@ -66,7 +67,7 @@ def plan_of(*steps: tuple[str, ...]) -> Plan:
     kind = TensorType("bf16", (8, 8))
     names = dict.fromkeys(name for step in steps for name in step)
     made = {step[-1]: position for position, step in enumerate(steps)}
-    buffers = tuple(Buffer(name, 256, "arena" if name in made else "input", -1 if name in made else i,
+    buffers = tuple(Buffer(name, 256, Temp() if name in made else Input(i),
                            made.get(name, 0), max(i for i, step in enumerate(steps) if name in step))
                     for i, name in enumerate(names))
     return Plan("test", (), (), (), buffers,

@@ -6,15 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from anyshape.backend.cpu.bytecode.encode_gemm import takes_any_strides
-from anyshape.backend.cpu.codegen.kernel import emit
-from anyshape.backend.cpu.llvm.jit import build
-from anyshape.backend.cpu.llvm.libm import UNSUPPORTED
-from anyshape.backend.cpu.machine.target import host
-from anyshape.backend.interface import LoadedKernel as BuiltKernel
+from anyshape.backend.interface import Kernel, Target
+from anyshape.backend.targets import target_of
 from anyshape.base import counters
 from anyshape.base.config import Config
-from anyshape.base.disk_cache import cache_of
 from anyshape.base.errors import ParseError, VerifyError
 from anyshape.compiler.build_plan import Storage, assemble, storage
 from anyshape.ir.graph import Graph, Value
@@ -43,8 +38,6 @@ from anyshape.plan.schedule.launch_grouping import group_launches
 from anyshape.plan.schedule.reorder import orders
 from anyshape.plan.verify import judge
 from anyshape.runtime.call.executable import Executable
-from anyshape.runtime.context.process_context import context_of
-from anyshape.runtime.cost.autotune import autotune_of
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
 
@@ -77,19 +70,21 @@ class CompiledGraph:
 
 
 def compile_graph(graph: Graph, config: Config, forward: CompiledGraph | None = None,
-                  needed: tuple[Size, ...] = (), whole: bool = False) -> CompiledGraph:
+                  needed: tuple[Size, ...] = (), whole: bool = False, target: Target | None = None) -> CompiledGraph:
     """Compile one graph.
 
     Args:
         forward: for a backward graph, the compiled forward whose memory and tape it shares.
         needed: sizes that must be at least 0 in a call, beside those of the graph itself.
         whole: it is half of a whole step. No second backward reads the tape, and all inputs are the caller's.
+        target: that of the configuration when left out.
 
     Raises:
         EditError: a stage in `config.edit` is not valid or does not fit.
     """
     clock = _Clock()
     history = History()
+    target = target_of(config) if target is None else target
     edited = edits(config, graph.name, [*pipeline.stages(pipeline.ROAD, config), KERNELS, LLVM, PLAN])
     uncertain = uncertain_sizes(graph)
     graph = pipeline.run(pipeline.ROAD, graph, config, history, edited)
@@ -99,12 +94,12 @@ def compile_graph(graph: Graph, config: Config, forward: CompiledGraph | None = 
     parts: tuple[RecomputeSegment, ...] = ()
     again: list[_Again] = []
     if config.limited and forward is None and graph.saved:
-        parts = segments(graph, storage(graph, FusionBlocklist(UNSUPPORTED)).base())
+        parts = segments(graph, storage(graph, FusionBlocklist(target.unsupported)).base())
         graph = _with_inputs_saved(graph, parts)
     elif config.limited and forward is not None and forward.segments:
-        graph, again = _again(graph, forward, config)
+        graph, again = _again(graph, forward, target, config)
 
-    store, fusion = fused(graph, config)
+    store, fusion = fused(graph, target, config)
     stored = frozenset(store.base().values()) if parts else frozenset()
     clock.mark("fuse")
 
@@ -113,21 +108,21 @@ def compile_graph(graph: Graph, config: Config, forward: CompiledGraph | None = 
     for part in again:
         part.regimes, more = named(part.fusion, graph.facts, first)
         programs |= more
-    regimes, programs = _with_edited(regimes, programs, edited)
+    regimes, programs = _with_edited(regimes, programs, edited, target)
     publish(config, graph.name, *KERNELS, lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
-    texts = [emit(program, host()) for program in programs.values()]
+    texts = [target.emit(program) for program in programs.values()]
     publish(config, graph.name, *LLVM, lambda: "\n\n".join(texts))
     clock.mark("emit")
 
-    kernels = build(texts, host(), cache_of(config))
+    kernels = target.build(texts)
     clock.mark("build")
 
     before = forward.plan if forward is not None else None
     lowered = _Lowered(store, fusion, regimes, parts, again, stored)
-    finished, fusion = _plans(graph, lowered, nonnegative, forward, config, whole, bool(edited))
+    finished, fusion = _plans(graph, lowered, nonnegative, forward, target, config, whole, bool(edited))
     plan = finished[0]
     publish(config, graph.name, *PLAN, lambda: "\n\n".join(show_plan(one) for one in finished))
-    executable, *beside = (_executable(one, kernels, before, config) for one in finished)
+    executable, *beside = (_executable(one, kernels, before, target, config) for one in finished)
     clock.mark("plan")
     counters.count("compile_seconds", clock.total())
     return CompiledGraph(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks),
@@ -139,11 +134,12 @@ def rebuilt(compiled: CompiledGraph, plan: Plan, programs: Mapping[str, LoopProg
     kernels that `compiled` has not."""
     used = {name for step in plan.steps for part in parts_of(step) if isinstance(part, KernelStep)
             for one in part.regimes for name in one.kernels}
+    target = compiled.executable.target
     kernels = [kernel for kernel in compiled.executable.kernels if kernel.name in used]
-    kernels += build([emit(program, host()) for program in programs.values()], host(), cache_of(config))
+    kernels += target.build([target.emit(program) for program in programs.values()])
     if config.check >= 1:
         _judged(plan)
-    return _executable(plan, kernels, compiled.executable.maker.keeps.forward, config)
+    return _executable(plan, kernels, compiled.executable.maker.keeps.forward, target, config)
 
 
 @dataclass(slots=True)
@@ -169,7 +165,7 @@ class _Lowered:
 
 
 def _plans(graph: Graph, lowered: _Lowered, nonnegative: tuple[Size, ...], forward: CompiledGraph | None,
-           config: Config, whole: bool, edited: bool) -> tuple[list[Plan], Fusion]:
+           target: Target, config: Config, whole: bool, edited: bool) -> tuple[list[Plan], Fusion]:
     """The plan of a graph, in each order of steps that calls are to choose from, and the fusion by the first one."""
     before = forward.plan if forward is not None else None
     assembled = assemble(graph, lowered.fusion, lowered.store, lowered.regimes)
@@ -180,8 +176,7 @@ def _plans(graph: Graph, lowered: _Lowered, nonnegative: tuple[Size, ...], forwa
         divided=divided_sizes(graph),
         whole=whole and forward is None)
     if pipeline.EPILOGUES not in config.disabled():
-        ours = autotune_of(context_of(cache_of(config)), config.products_mode).ours
-        banded = tile_gemm_consumers(plan, lambda dtype: takes_any_strides(dtype, ours))
+        banded = tile_gemm_consumers(plan, target.multiplies_any_strides)
         fusion, plan = _with_items(fusion, plan, banded), banded
     ordered: tuple[Plan, ...] = (plan,)
     if pipeline.ORDER not in config.disabled():
@@ -211,7 +206,7 @@ def _with_inputs_saved(graph: Graph, parts: tuple[RecomputeSegment, ...]) -> Gra
     return graph.replace(saved=(*graph.saved, *more.values()))
 
 
-def _again(graph: Graph, forward: CompiledGraph, config: Config) -> tuple[Graph, list[_Again]]:
+def _again(graph: Graph, forward: CompiledGraph, target: Target, config: Config) -> tuple[Graph, list[_Again]]:
     """The backward `graph` with what its forward's tape has beside, and the graphs of the forward's segments."""
     taken = {value.name for node in graph.nodes for value in node.outputs} | {value.name for value in graph.inputs}
     more = []
@@ -228,13 +223,13 @@ def _again(graph: Graph, forward: CompiledGraph, config: Config) -> tuple[Graph,
         one = again_graph(segment, number, forward.graph, kept.types)
         if one is not None:
             one = dce(one, config)
-            found.append(_Again(one, *fused(one, config), {}))
+            found.append(_Again(one, *fused(one, target, config), {}))
     return graph, found
 
 
 def _with_again(plan: Plan, graph: Graph, again: list[_Again], forward: CompiledGraph) -> Plan:
     """The backward `plan` with the steps of `again`."""
-    tape = {b.index: b.name for b in plan.buffers if b.home == "tape"}
+    tape = {b.index: b.name for b in plan.buffers if b.is_restored}
     borrowed = {value.name: tape[index] for index, value in enumerate(forward.graph.saved)
                 if isinstance(value, Value) and value in forward.graph.inputs and index in tape}
     # an input of a whole step is an input of both halves, by one name, and may be written in this one
@@ -248,17 +243,17 @@ def _spent(plan: Plan, graph: Graph, parts: tuple[RecomputeSegment, ...], stored
     """What the one backward of this forward may write over: all but what is needed to compute something again."""
     kept = kept_values(graph, plan, stored)
     anchors = {kept.buffers[value.name][0] for part in parts for value in part.anchors if value.name in kept.buffers}
-    return tuple(b.name for b in plan.buffers if b.home == "saved" and b.name not in anchors)
+    return tuple(b.name for b in plan.buffers if b.is_saved and b.name not in anchors)
 
 
 def twin(compiled: CompiledGraph, config: Config) -> Executable:
     """The executable of `compiled` once more, of the same kernels."""
-    return _executable(compiled.plan, compiled.executable.kernels, None, config)
+    return _executable(compiled.plan, compiled.executable.kernels, None, compiled.executable.target, config)
 
 
-def _executable(plan: Plan, kernels: Sequence[BuiltKernel], before: Plan | None, config: Config) -> Executable:
-    return Executable(plan, kernels, context_of(cache_of(config)), before, config.threads, config.packed_bytes,
-                      config.products_mode)
+def _executable(plan: Plan, kernels: Sequence[Kernel], before: Plan | None, target: Target,
+                config: Config) -> Executable:
+    return Executable(plan, kernels, None, before, config.threads, config.packed_bytes, target)
 
 
 def _with_items(fusion: Fusion, plan: Plan, other: Plan) -> Fusion:
@@ -272,9 +267,9 @@ def _with_items(fusion: Fusion, plan: Plan, other: Plan) -> Fusion:
     return dataclasses.replace(fusion, items=tuple(item[id(step)] for step in steps if id(step) in item))
 
 
-def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
+def fused(graph: Graph, target: Target, config: Config) -> tuple[Storage, Fusion]:
     """Storage and fusion; what cannot be lowered after all is left to PyTorch, one group after another."""
-    refused = FusionBlocklist(UNSUPPORTED)
+    refused = FusionBlocklist(target.unsupported)
     enabled = config.fuse
     while True:
         store = storage(graph, refused)
@@ -307,7 +302,7 @@ def named(fusion: Fusion, facts: Facts, first: int = 0) -> tuple[dict[int, Versi
 
 
 def _with_edited(regimes: dict[int, Versions], programs: dict[str, LoopProgram],
-                 edited: Edits) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
+                 edited: Edits, target: Target) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
     """The kernels that a person has edited in place of the computed ones."""
     found = edited.get("kernels")
     if found is None:
@@ -315,7 +310,7 @@ def _with_edited(regimes: dict[int, Versions], programs: dict[str, LoopProgram],
     try:
         programs = put_back(programs, found.text)
         for program in programs.values():
-            emit(program, host())
+            target.emit(program)
     except (ParseError, VerifyError) as error:
         found.refuse(error)
     return {position: tuple(dataclasses.replace(version, programs=tuple(

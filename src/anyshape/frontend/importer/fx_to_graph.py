@@ -14,6 +14,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from anyshape import ops
+from anyshape.backend.interface import Target
+from anyshape.backend.targets import usual_target
 from anyshape.base.errors import VerifyError
 from anyshape.frontend.aten import (
     activation,
@@ -54,7 +56,7 @@ _MOST_EQUALITIES = 16
 
 
 def to_graph(gm: GraphModule, name: str, role: str = "inference",
-             restored: tuple[ValueType, ...] | None = None) -> tuple[Graph, Notes]:
+             restored: tuple[ValueType, ...] | None = None, target: Target | None = None) -> tuple[Graph, Notes]:
     """The Graph of an ATen graph.
 
     Args:
@@ -63,14 +65,16 @@ def to_graph(gm: GraphModule, name: str, role: str = "inference",
         role: "inference", "forward" (ends in the tape) or "backward" (begins with it).
         restored: for a backward: the types of the forward Graph's `saved` operands, by tape index, whose strides are
             taken over. Without them saved intermediate values are taken to be dense.
+        target: that it will be compiled for; that of the environment when left out.
 
     Raises:
         Unsupported: mutation, effects, or values that the IR does not have; names the node and its source line.
     """
+    target = usual_target() if target is None else target
     equal: dict[str, Size] = {}
     notes = Notes()
     for _ in range(_MOST_EQUALITIES):
-        walk = _Walk(gm, name, SymIntImporter(dict(equal)), restored, unify=True)
+        walk = _Walk(gm, name, SymIntImporter(dict(equal)), restored, target, unify=True)
         try:
             graph = walk.run(role)
         except _Equal as found:
@@ -79,7 +83,7 @@ def to_graph(gm: GraphModule, name: str, role: str = "inference",
             continue
         walk.notes.equalities[:0] = notes.equalities
         return graph, walk.notes
-    walk = _Walk(gm, name, SymIntImporter(dict(equal)), restored, unify=False)
+    walk = _Walk(gm, name, SymIntImporter(dict(equal)), restored, target, unify=False)
     return walk.run(role), walk.notes
 
 

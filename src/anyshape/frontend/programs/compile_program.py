@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.compiler.driver import CompiledGraph, compile_graph, twin
@@ -113,7 +114,8 @@ def compile_program(request: ProgramRequest) -> Boxed:
     except UnsupportedNode as error:
         first, why = error.node, error.what
     return split_program(
-        request, first, why, translate=lambda gm, name: to_graph(gm, name.replace(".", "_")),
+        request, first, why,
+        translate=lambda gm, name: to_graph(gm, name.replace(".", "_"), target=target_of(request.config)),
         build=lambda form, name: _built(request, name, *form))
 
 
@@ -155,7 +157,7 @@ def _limit(request: ProgramRequest, compiled: CompiledGraph, notes: Notes, forwa
         name = request.name.replace("forward", "backward")
         try:
             later, notes = to_graph(request.partner, name.replace(".", "_"), "backward",
-                                tuple(_saved_type(s) for s in compiled.plan.saved))
+                                tuple(_saved_type(s) for s in compiled.plan.saved), target_of(request.config))
             backward = compile_graph(later, request.config, compiled)
             request.compilation.prepared[name] = backward
             zeros = _zeros(request, backward, notes)
@@ -223,7 +225,7 @@ def _needed(request: ProgramRequest, graph: Graph, notes: Notes) -> tuple[Size, 
     sizes = list(_differences(notes))
     if request.role == "forward" and request.partner is not None:
         try:
-            backward, later = to_graph(request.partner, "later", "backward")
+            backward, later = to_graph(request.partner, "later", "backward", target=target_of(request.config))
             sizes += [*_differences(later), *uncertain_sizes(backward)]
         except Unsupported:
             pass  # it will be compiled in parts, or not at all
@@ -251,7 +253,8 @@ def graph_of(request: ProgramRequest) -> tuple[Graph, Notes, CompiledGraph | Non
     """
     forward = _forward_of(request)
     restored = None if forward is None else tuple(_saved_type(s) for s in forward.plan.saved)
-    graph, notes = to_graph(request.gm, request.name.replace(".", "_"), request.role, restored)
+    graph, notes = to_graph(request.gm, request.name.replace(".", "_"), request.role, restored,
+                            target_of(request.config))
     return graph, notes, forward
 
 

@@ -32,14 +32,14 @@ def show(plan: Plan) -> str:
     if not isinstance(plan.kept, int) or plan.kept:
         head += f"  kept {plan.kept}"
     lines = [head]
-    names = {b.index: b.name for b in plan.buffers if b.home == "input"}
+    names = {b.index: b.name for b in plan.buffers if b.is_input}
     for index, entry in enumerate(plan.inputs):
         from_tape = f"  from tape {plan.restored.index(index)}" if index in plan.restored else ""
         lines.append(f"  in      {names.get(index, f'input {index}')}: {entry}{from_tape}" if not isinstance(entry, str)
                      else f"  in      {entry}: size{from_tape}")
     offsets = dict(plan.offsets)
     lines += [f"  buffer  {_buffer(b)}" + (f" @ {offsets[b.name]}" if b.name in offsets else "")
-              for b in plan.buffers if b.home != "input"]
+              for b in plan.buffers if not b.is_input]
     width = len(str(len(plan.steps)))
     optional = set(plan.optional)
     for number, step in enumerate(plan.steps):
@@ -59,8 +59,9 @@ def show(plan: Plan) -> str:
 
 
 def _buffer(buffer: Buffer) -> str:
-    place = f"{buffer.home} {buffer.index}" if buffer.home in ("output", "tape", "saved") else buffer.home
-    return f"{buffer.name}  {buffer.bytes} bytes  steps {buffer.first}-{buffer.last}  {place}"
+    place = f"{buffer.home.word} {buffer.index}" if buffer.survives_call or buffer.is_restored else buffer.home.word
+    device = "" if buffer.device == "cpu" else f"  {buffer.device}"
+    return f"{buffer.name}  {buffer.bytes} bytes  steps {buffer.first}-{buffer.last}  {place}{device}"
 
 
 def _entry(entry: object) -> str:
