@@ -2,6 +2,7 @@
 
     inputs f32[b, n], f32[n], f32[8]  -->
         def enter(args, records, slow, fit):
+            same = False
             try:
                 (a0, a1, a2) = args
                 same = alike(a2)
@@ -9,7 +10,6 @@
                     raise KeyError
                 record = records[(a0.shape, a1.shape)]
             except (KeyError, ValueError, AttributeError, TypeError):
-                same = False
                 record, (a0, a1, a2) = slow(args)
             undo = ()
             s = record.input_strides
@@ -90,6 +90,7 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
     head = "args, records, slow, fit" + (", values, origin" if restored else "")
     lines = [
         f"def enter({head}):",
+        "    same = False",
         "    try:",
         f"        {_tuple(f'a{i}' for i in called) if called else '()'} = args",
         *(f"        a{position} = values[{index}]" for position, index in restored.items()),
@@ -97,7 +98,6 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
           if fixed else []),
         f"        record = records[{_tuple(keys)}]",
         "    except (KeyError, ValueError, AttributeError, TypeError):",
-        "        same = False",
         f"        record, {every} = slow(args{', values, origin' if restored else ''})",
         "    undo = ()",
         "    s = record.input_strides",
