@@ -1,7 +1,7 @@
 """Huge pages: pages of memory: how many the process has, and large ones for large memory.
 
 The first touch of a page costs the system more than the program's own first write. So the pages of a block that is
-too small are handed to its successor (`detach`): the system renames them, and copies and clears nothing.
+too small are handed to its successor (`detach`): entries of the page table move, and nothing is copied or cleared.
 
     old   ..|AAAA|BBBB|.    detach -->   |AAAA|BBBB|, no block's    attach -->    new   .|AAAA|BBBB|    |....
 
@@ -9,8 +9,8 @@ Measured on Xeon 2.8 GHz, Linux 6.18, 2026-11-21: a tensor of 100 MB is filled i
 pages of 2 MB, where the system gives them to who asks (/sys/kernel/mm/transparent_hugepage/enabled: madvise).
 
 Measured on a virtual machine (Zen 4) that reports free memory to its host, Linux 6.18, 2026-11-24: the first touch of
-20 MB takes 10 ms in pages of 4 KB; in pages of 2 MB it takes 1 ms where this processor has just freed them, and 45 where
-the host has them. What a thread frees stays with its processor first: another thread's half of a block is the host's.
+20 MB takes 10 ms in pages of 4 KB; in pages of 2 MB 1 ms where this processor has just freed them, and 45 where the
+host has them. What a thread frees stays with its processor first: another thread's half of a block is the host's.
 """
 from __future__ import annotations
 
