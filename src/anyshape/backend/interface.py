@@ -156,14 +156,16 @@ class Target(Protocol):
 
     device: torch's word for it. key: everything that its code depends on; machine_key: that its speed does.
     alignment: of buffers, in bytes.
-    unsupported: scalar operations that its kernels lack.
     """
 
     device: str
     key: str
     alignment: int
-    unsupported: frozenset[str]
     machine_key: str
+
+    @property
+    def unsupported(self) -> frozenset[str]:
+        """The scalar instructions that its kernels lack."""
 
     def emit(self, program: LoopProgram) -> str:
         """The text of a kernel: the same for the same program, always."""

@@ -19,15 +19,15 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from anyshape.base.errors import ParseError
+from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import NATIVE
-from anyshape.kernel.loop_ir.program import ROUNDING, SCALAR, Instruction, LoopProgram, Param, Scratch, Stage
+from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Scratch, Stage
 from anyshape.sym import parse as size_text
 from anyshape.sym.expr import Size, symbols_of
 
 ROLES = ("in", "out", "inout")
 COMBINES = ("add", "mul", "maximum", "minimum", "and", "or")
-COMPARES = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"))
-_FORM = "write it as dump= does; kernel/loop_ir/program.py has the instructions"
+_FORM = "write it as dump= does; kernel/loop_ir/program.py and ir/scalar.py have the instructions"
 _HEAD = re.compile(r"kernel (\w+)\((.*); ?(.*)\)$")
 _SCRATCH = re.compile(r"  row buffer (\w+): (\w+)\[(.*)\]$")
 _ROWS = re.compile(r"  rows \((.*)\)(?: vector (\w+)( abreast)?| (in tiles))?$")
@@ -241,13 +241,13 @@ class _Reader:
         return Instruction(result, "constant", (), dtype, value=self.number_of(text))
 
     def scalar(self, result: int, dtype: str, op: str, words: list[str]) -> Instruction:
-        count = SCALAR.get(op, 1 if op in ROUNDING else -1)
-        if count != len(words):
-            self.fail(f"there is no operation {op}" if count < 0 else f"{op} takes {count} registers")
+        row = SCALAR.get(op)
+        if row is None or row.arity != len(words):
+            self.fail(f"there is no operation {op}" if row is None else f"{op} takes {row.arity} registers")
         kinds = [self.register(word) for word in words]
         if op == "where":
             self.wants(kinds.pop(0), "bool", "the condition of where")
-        if op in COMPARES:
+        if row.test:
             self.wants(dtype, "bool", op)
             kinds = [kind for kind in kinds if kind != kinds[0]]
         elif op == "random":

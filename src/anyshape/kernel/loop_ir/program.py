@@ -36,30 +36,6 @@ from dataclasses import dataclass
 
 from anyshape.sym.expr import Size
 
-# scalar operations: name -> number of arguments. All arguments have one dtype, the result dtype stands in the
-# instruction. Comparisons give bool. Integer division is not here: floor_div and trunc_div are.
-SCALAR: dict[str, int] = {
-    "add": 2, "sub": 2, "mul": 2, "div": 2, "floor_div": 2, "trunc_div": 2, "remainder": 2, "fmod": 2,
-    "maximum": 2, "minimum": 2,  # a NaN operand gives NaN
-    "pow": 2, "atan2": 2, "copysign": 2, "hypot": 2, "nextafter": 2,
-    "neg": 1, "abs": 1, "sign": 1, "floor": 1, "ceil": 1, "round": 1, "trunc": 1,
-    "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log10": 1, "log1p": 1,
-    "sqrt": 1, "rsqrt": 1, "reciprocal": 1, "sin": 1, "cos": 1, "tan": 1, "tanh": 1, "sigmoid": 1,
-    "erf": 1, "erfc": 1, "asin": 1, "acos": 1, "atan": 1, "sinh": 1, "cosh": 1, "asinh": 1, "acosh": 1, "atanh": 1,
-    "lgamma": 1, "digamma": 1, "erfinv": 1,
-    "eq": 2, "ne": 2, "lt": 2, "le": 2, "gt": 2, "ge": 2,
-    "and": 2, "or": 2, "xor": 2, "not": 1, "shift_left": 2, "shift_right": 2,  # on bool and integers
-    "isnan": 1, "isinf": 1, "signbit": 1,
-    "where": 3,  # bool, then two of the result dtype
-    "cast": 1,  # from the argument's dtype to the result's; float to int truncates; to bool is "not 0"
-    "random": 2,  # i64 seed, i64 counter -> uniform [0, 1) in f32: SplitMix64, the same bits on every target
-}  # fmt: skip
-
-
-# one argument: an f32 register rounded (to nearest even) to what the narrow dtype can hold, still an f32 register.
-# A cast that the program writes rounds; what kernels compute between is not rounded.
-ROUNDING: dict[str, str] = {"to_bf16": "bf16", "to_f16": "f16"}
-
 
 @dataclass(frozen=True, slots=True)
 class Param:
@@ -83,7 +59,7 @@ class Scratch:
 class Instruction:
     """One operation.
 
-    op: a name of SCALAR or ROUNDING, or
+    op: a scalar instruction (a name of ir/scalar.py), or
         load     buffer[offset], where `args` is () or (mask,); masked-off lanes read nothing and give `value`
         store    buffer[offset] = args[0], masked by args[1] when there is one; of lanes, and of columns, that meet in
                  one element the last one stays

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Graph, Node, Operand, Value
-from anyshape.ir.op import INDEX, OPS, row
+from anyshape.ir.op import INDEX, row
+from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import TensorType
 from anyshape.kernel.loop_ir.elementwise import counted
 from anyshape.kernel.loop_ir.program import Instruction, Stage
@@ -36,6 +37,7 @@ from anyshape.sym.index_arithmetic import (
 from anyshape.sym.prover import prove_at_most
 
 COMPUTE = {"bf16": "f32", "f16": "f32"}
+INDEX_COST = 4  # of a formula of loop variables, in additions
 KEEP_COST = 8  # a value at least this dear is kept in a row buffer rather than computed again in a later stage
 
 
@@ -443,8 +445,8 @@ class _Lowering:
         own = frozenset(names)
         self.deps.append(own if deps is None else own & deps)
         self.kinds.append(dtype)
-        row_cost = OPS[op].cost if op in OPS else 1
-        self.costs.append(row_cost + sum(self.costs[a] for a in args))
+        cost = SCALAR[op].cost if op in SCALAR else INDEX_COST if op == "index" else 1
+        self.costs.append(cost + sum(self.costs[a] for a in args))
         instruction = Instruction(register if op not in EFFECTS else -1, op, args, dtype, buffer,
                                   offset, value, combine)
         in_column = self.current is not None and (op in ("reduce", "scatter", "fold") or own & set(self.columns))

@@ -2,20 +2,11 @@
 how much work a row is."""
 from __future__ import annotations
 
+from anyshape.backend.cpu.llvm.scalar_ops import weight_of
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop_ir.program import LoopProgram, Stage
 from anyshape.sym.expr import Size, ceildiv, product, substitute
-
-# instructions per point, roughly, of operations that are more than one; for the choice of the vector width
-_WEIGHT = {
-    "exp": 20, "exp2": 20, "expm1": 24, "log": 24, "log2": 32, "log10": 32, "log1p": 32, "sin": 24, "cos": 24,
-    "tan": 28, "tanh": 30, "sigmoid": 26, "erf": 44, "random": 24, "maximum": 3, "minimum": 3, "sqrt": 4, "rsqrt": 6,
-    "div": 3, "constant": 0, "index": 0, "scatter": 6,
-    "floor_div": 64, "remainder": 64, "trunc_div": 64, "fmod": 64, "pow": 64, "atan2": 64, "hypot": 64, "erfc": 64,
-    "lgamma": 64, "asin": 64, "acos": 64, "atan": 64, "sinh": 64, "cosh": 64, "asinh": 64, "acosh": 64, "atanh": 64,
-    "nextafter": 64,
-}  # fmt: skip
 
 
 def work_of(program: LoopProgram) -> Size:
@@ -24,7 +15,7 @@ def work_of(program: LoopProgram) -> Size:
     columns = product(substitute(extent, first) for _, extent in program.columns)
     total: Size = 1
     for stage in program.stages:
-        weight = sum(_WEIGHT.get(one.op, 1) for one in stage.instructions)
+        weight = sum(weight_of(one.op) for one in stage.instructions)
         total = total + (weight * columns if stage.level == "column" else weight)
     return total
 
@@ -57,7 +48,7 @@ class VectorLayout:
 
     def width(self, stage: Stage) -> int:
         """Several vectors at once for small bodies: their additions do not wait for each other."""
-        weight = sum(_WEIGHT.get(one.op, 1) for one in stage.instructions)
+        weight = sum(weight_of(one.op) for one in stage.instructions)
         eights = sum(one.dtype in ("i64", "f64") for one in stage.instructions if one.op not in ("constant", "index"))
         weight += 2 * eights
         if self.tiled:
