@@ -18,7 +18,7 @@ ORDER = tuple("""
 base  sym
 torch_compat  torch_compat/versions  torch_compat/tracing  torch_compat/dynamo
 ir  ops  passes  passes/driver
-kernel/loop_ir  kernel/lowering  kernel/schedule  kernel/fusion  kernel
+kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu
@@ -134,6 +134,16 @@ def test_imports_run_one_way(path: Path) -> None:
         rooms = {own.split("/")[0], other.split("/")[0]}
         for strangers in STRANGERS:
             assert len(rooms & set(strangers.split())) < 2, f"{name_of(path)}:{line} imports {module}: strangers"
+
+
+@each_file
+def test_code_generation_reads_loop_programs_and_decides_nothing(path: Path) -> None:
+    """What a kernel's schedule is stands on the loop program: code generators need nothing else of `kernel`."""
+    if not package(module_of(path)).startswith(("backend/cpu/codegen", "backend/cpu/llvm")):
+        return
+    for module, line in imports(path):
+        if module.startswith("anyshape.kernel."):
+            assert package(module) == "kernel/loop_ir", f"{name_of(path)}:{line} imports {module}"
 
 
 def test_folders_are_not_too_full() -> None:

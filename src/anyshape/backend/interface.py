@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.ir.size_function import SizeFunction
 
@@ -156,11 +157,13 @@ class Target(Protocol):
 
     device: torch's word for it. key: everything that its code depends on; machine_key: that its speed does.
     alignment: of buffers, in bytes.
+    hardware: what fusions and schedules are chosen by.
     """
 
     device: str
     key: str
     alignment: int
+    hardware: HardwareParams
     machine_key: str
 
     @property
