@@ -75,7 +75,8 @@ def allocate(plan: Plan, forward: Plan | None = None) -> Plan:
             top = top + align(slot.size)
         for name in slot.members:
             offsets[name] = start
-    return dataclasses.replace(plan, offsets=tuple(offsets.items()), arena=top, kept=kept)
+    places = tuple((b.name, offsets[b.name]) for b in plan.buffers if b.name in offsets)
+    return dataclasses.replace(plan, offsets=places, arena=top, kept=kept)
 
 
 def _assign(buffer: Buffer, slots: list[_Slot], prover: _Prover) -> None:

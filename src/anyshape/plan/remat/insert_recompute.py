@@ -134,7 +134,7 @@ def insert_recomputation(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forwar
             added[_kept(name)] = Buffer(_kept(name), size, "kept", index, begin, end)
     everything = (*buffers, *added.values())
     return dataclasses.replace(
-        plan, steps=tuple(steps), buffers=everything, again=tuple(again), optional=(*optional, *borders),
+        plan, steps=tuple(steps), buffers=everything, again=tuple(again), optional=tuple(sorted((*optional, *borders))),
         chunks=_chunks(everything, forward, borders),
         together=tuple(part for run in plan.together for part in unbroken(plan, moved, *run)))
 
