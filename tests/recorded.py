@@ -20,6 +20,7 @@ from anyshape.base.config import Config
 from anyshape.compiler.build_plan import assemble
 from anyshape.compiler.driver import fused, named
 from anyshape.ir.parse import parse
+from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.kernel.loop_ir.show import show as show_kernel
 from anyshape.passes.driver import pipeline
 from anyshape.plan.ir.program import Plan
@@ -38,8 +39,24 @@ AVX512 = AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
 TARGETS = {"avx512": target_of(LINUX, "znver4", AVX512), "avx2": target_of(LINUX, "haswell", AVX2)}
 
 
+def plans(model: str) -> list[Plan]:
+    """The plans of a model's graphs."""
+    return [made for _, made in compiled(model) if isinstance(made, Plan)]
+
+
 def texts(model: str) -> Iterator[tuple[str, str]]:
     """(title, text) of everything that the compiler makes of a model's graphs: loops, LLVM per target, plans."""
+    for title, made in compiled(model):
+        if isinstance(made, Plan):
+            yield title, show_plan(made)
+            continue
+        yield f"{title} loops", show_kernel(made)
+        for name, target in TARGETS.items():
+            yield f"{title} {name}", emit(made, target)
+
+
+def compiled(model: str) -> Iterator[tuple[str, LoopProgram | Plan]]:
+    """(title, what is made) of everything that the compiler makes of a model's graphs."""
     config = Config()
     before: Plan | None = None
     for path in sorted(FOLDER.glob(f"{model}.*.txt.xz"), key=lambda path: "backward" in path.name):
@@ -47,13 +64,11 @@ def texts(model: str) -> Iterator[tuple[str, str]]:
         store, fusion = fused(graph, config)
         regimes, programs = named(fusion, graph.facts)
         for name, program in programs.items():
-            yield f"{graph.name} {name} loops", show_kernel(program)
-            for title, target in TARGETS.items():
-                yield f"{graph.name} {name} {title}", emit(program, target)
+            yield f"{graph.name} {name}", program
         plan = group_launches(alias_buffers(reorder(assemble(graph, fusion, store, regimes), before), before))
         plan = insert_alloc_free(allocate(plan, before), before)
         before = plan if graph.name.endswith("forward") else None
-        yield f"{graph.name} plan", show_plan(plan)
+        yield f"{graph.name} plan", plan
 
 
 def digests(model: str) -> str:

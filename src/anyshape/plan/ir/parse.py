@@ -4,10 +4,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ForwardRef, get_args, get_origin, get_type_hints
 
-from anyshape.ir.graph import Literal
+from anyshape.ir.graph import Attr, Literal
 from anyshape.ir.scanner import COMMENT, INTEGER, NAME, STRING, Scanner
+from anyshape.ir.show import attr_text
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import (
     Buffer,
@@ -120,7 +121,7 @@ class _Reader(Scanner):
             elif word[0] == "again":
                 given["again"] = (*given["again"], self.again())
             elif word[0] in fields:
-                given[word[0]] = self.attribute()
+                given[word[0]] = self.of_field(Plan, word[0], self.attribute(), start)
             else:
                 self.fail(f"{word[0]} is no word of a plan", f"begin with {', '.join((*readers, *lists, 'again'))}, the "
                           f"number of a step, or one of {', '.join(sorted(fields))}", start)
@@ -259,6 +260,7 @@ class _Reader(Scanner):
             names = tuple(self.text_of(NAME, "a kernel") for _ in self.list_items())
             own = self.sizes() if self.on("[") else None
             conditions = []
+            self.skip_space()
             if self.on_word("if"):
                 self.word("if")
                 conditions.append(self.condition())
@@ -352,7 +354,13 @@ class _Reader(Scanner):
         comment = self.match(COMMENT)
         if comment and comment[1].strip():
             given["where"] = comment[1].strip()
-        return cls(**given | self.attributes(cls))
+        start = self.at
+        given |= self.attributes(cls)
+        missing = [field.name for field in dataclasses.fields(cls)
+                   if field.default is dataclasses.MISSING and field.name not in given]
+        if missing:
+            self.fail(f"{', '.join(missing)} is missing", f"write it below: {{{missing[0]}=...}}", start)
+        return cls(**given)
 
     def attributes(self, cls: type[Any]) -> dict[str, Any]:
         """What stands in braces, at the end of a line or below it."""
@@ -365,16 +373,23 @@ class _Reader(Scanner):
             return {}
         self.expect("{")
         found: dict[str, Any] = {}
-        known = [field.name for field in dataclasses.fields(cls) if field.compare]
         for _ in self.list_items():
             self.skip_blank()
             start = self.at
             name, value = self.named_attribute()
-            if name not in known:
-                self.fail(f"{name} is no attribute here", f"use one of {', '.join(known)}", start)
-            found[name] = value
+            found[name] = self.of_field(cls, name, value, start)
         self.expect("}")
         return found
+
+    def of_field(self, cls: type[Any], name: str, value: Attr, start: int) -> Attr:
+        """A value that a field of a class may have."""
+        known = [field.name for field in dataclasses.fields(cls) if field.compare]
+        if name not in known:
+            self.fail(f"{name} is no attribute here", f"use one of {', '.join(known)}", start)
+        hint = get_type_hints(cls)[name]
+        if not _is(value, hint):
+            self.fail(f"{name} cannot be {attr_text(value)}", f"it is a {getattr(hint, '__name__', hint)}", start)
+        return value
 
     # ---- windows, sizes, names
 
@@ -483,3 +498,18 @@ class _Reader(Scanner):
 
     def line(self) -> int:
         return self.text.count("\n", 0, self.at) + 1
+
+
+def _is(value: Attr, hint: Any) -> bool:
+    """Whether a value is of a type, one of those that fields of plans have."""
+    parts = get_args(hint)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, tuple):
+            return False
+        kinds = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        return len(value) == len(kinds) and all(map(_is, value, kinds))
+    if parts:
+        return any(_is(value, part) for part in parts)
+    if isinstance(hint, ForwardRef):  # what is in an attribute's tuple
+        return True
+    return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
