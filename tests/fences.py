@@ -192,7 +192,7 @@ def _lay_out(records: Specializer, record: Specialization) -> Specialization:
     program, plan = record.program, records.plan
     offsets = dict(record.offsets)
     fences, pieces, at = [], [], 0
-    names = [record_name for record_name, buffer in records.homes.items() if buffer.home == "arena"]
+    names = [record_name for record_name, buffer in records.homes.items() if buffer.is_temp]
     for name in names:
         bytes_ = evaluate(records.homes[name].bytes, record.values)
         fences.append(at)
@@ -214,8 +214,8 @@ def _lay_out(records: Specializer, record: Specialization) -> Specialization:
     written = _written(plan)
     inputs = []
     for buffer in plan.buffers:
-        if buffer.home in ("input", "tape") and buffer.name not in records.homes:
-            position = plan.restored[buffer.index] if buffer.home == "tape" else buffer.index
+        if buffer.is_parameter and buffer.name not in records.homes:
+            position = plan.parameter_number(buffer)
             view = record.inputs[position]
             kind = plan.inputs[position]
             if view is not None and not isinstance(kind, str):

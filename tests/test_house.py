@@ -228,6 +228,18 @@ def test_the_environment_is_read_in_one_place(path: Path) -> None:
 
 
 @each_file
+def test_homes_of_buffers_are_asked_by_class(path: Path) -> None:
+    if package(module_of(path)) == "plan/ir":  # which has their words, in texts
+        return
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Compare):
+            parts = [one for side in (node.left, *node.comparators) for one in ast.walk(side)]
+            home = any("home" in (getattr(one, "attr", ""), getattr(one, "id", "")) for one in parts)
+            word = any(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in parts)
+            assert not (home and word), f"{name_of(path)}:{node.lineno} compares a home with a string: ask the `Buffer`"
+
+
+@each_file
 def test_a_file_says_what_it_is_for_in_readable_lines(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert not lines or ast.get_docstring(tree(path)), f"{name_of(path)} does not say what it is for"

@@ -7,6 +7,7 @@ import torch
 import anyshape
 from anyshape.backend.cpu.bytecode import encode_gemm, format
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.home import Input, Temp
 from anyshape.plan.ir.program import Buffer, LibraryStep, Plan, Window
 from anyshape.plan.schedule.launch_grouping import MOST, group_launches
 from anyshape.plan.verify import judge
@@ -66,7 +67,7 @@ def plan_of(*steps: tuple[str, ...]) -> Plan:
     kind = TensorType("bf16", (8, 8))
     names = dict.fromkeys(name for step in steps for name in step)
     made = {step[-1]: position for position, step in enumerate(steps)}
-    buffers = tuple(Buffer(name, 256, "arena" if name in made else "input", -1 if name in made else i,
+    buffers = tuple(Buffer(name, 256, Temp() if name in made else Input(i),
                            made.get(name, 0), max(i for i, step in enumerate(steps) if name in step))
                     for i, name in enumerate(names))
     return Plan("test", (), (), (), buffers,

@@ -121,7 +121,7 @@ def counted() -> Iterator[list[int]]:
             plan = call.shared.plan
             names = {entry.buffer for entry in plan.outputs if hasattr(entry, "buffer")}
             results = [call._base(call.shared.buffers[name]) for name in names if name in call.externs
-                       or call.shared.buffers[name].home == "output"]
+                       or call.shared.buffers[name].is_output]
             forward[:] = [(plan, sum(one.nbytes for one in results if one is not None))]
             bytes_ += counted_outside(call)
         elif call is not None:

@@ -16,6 +16,7 @@ import anyshape
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.fusion.result import FusedKernel
+from anyshape.plan.ir.home import External, Input, Output, Temp
 from anyshape.plan.ir.liveness import caller_owned
 from anyshape.plan.ir.program import (
     Buffer,
@@ -101,7 +102,7 @@ def random_plan(seed, count=12, writes=0.0):
     """Steps that read and make values at random; some draw numbers, some write an input, `writes` of them nothing else.
     """
     generator = random.Random(seed)
-    buffers = {name: Buffer(name, 64, "input", k, 0, 0) for k, name in enumerate(("x", "y"))}
+    buffers = {name: Buffer(name, 64, Input(k), 0, 0) for k, name in enumerate(("x", "y"))}
     steps, made, read = [], {}, set()
     for k in range(count):
         names = generator.sample(list(buffers), min(len(buffers), generator.choice((1, 2, 2))))
@@ -115,20 +116,20 @@ def random_plan(seed, count=12, writes=0.0):
         else:
             size = generator.choice(SIZES)
             result = Window(f"v{k}", TensorType("u8", (size,)))
-            home = "extern" if kind < 0.3 else "arena"
-            buffers[f"v{k}"] = Buffer(f"v{k}", size, home, 0, k, k)
+            home = External() if kind < 0.3 else Temp()
+            buffers[f"v{k}"] = Buffer(f"v{k}", size, home, k, k)
             made[f"v{k}"] = k
             steps.append(ExternStep("aten.op.default", reads, ("op", k), (result,), effect=k + 1 if kind < 0.2 else 0)
-                         if home == "extern" else LibraryStep("op", reads, (result,), (("number", k),)))
+                         if isinstance(home, External) else LibraryStep("op", reads, (result,), (("number", k),)))
         read.update(names)
     outputs = tuple(Window(name, TensorType("u8", (buffers[name].bytes,))) for name in made if name not in read)
     for index, window in enumerate(outputs):
         name = window.buffer
-        if buffers[name].home == "arena":
-            buffers[name] = Buffer(name, buffers[name].bytes, "output", index, made[name], count)
+        if buffers[name].is_temp:
+            buffers[name] = Buffer(name, buffers[name].bytes, Output(index), made[name], count)
     last = {window.buffer: k for k, step in enumerate(steps) for window in touched(step)}
     last |= {window.buffer: count for window in outputs}
-    finished = tuple(Buffer(one.name, one.bytes, one.home, one.index, one.first, last.get(one.name, 0))
+    finished = tuple(Buffer(one.name, one.bytes, one.home, one.first, last.get(one.name, 0))
                      for one in buffers.values())
     return Plan("random", (TensorType("u8", (64,)), TensorType("u8", (64,))), outputs, (), finished, tuple(steps), (),
                 0, FACTS)
@@ -151,7 +152,7 @@ def outcome(plan):
 def beside(plan, values):
     """Bytes of results and tensors of PyTorch at the fullest step."""
     return max(sum(evaluate(one.bytes, values) for one in plan.buffers
-                   if one.home in ("output", "extern") and one.first <= step <= one.last)
+                   if one.is_allocated_tensor and one.first <= step <= one.last)
                for step in range(len(plan.steps) + 1))
 
 
@@ -347,9 +348,9 @@ def test_inputs_of_a_whole_step_are_not_the_calls_to_free():
     step = anyshape.train_step(model, lambda model, x: model(x).square().sum(), torch.optim.AdamW(model.parameters()))
     step(torch.randn(300, 32))
     forward, backward = (program.compiled.plan for program in step.programs)
-    assert {b.home for b in backward.buffers if b.name in caller_owned(backward, forward)} <= {"extern"}
+    assert all(b.is_external for b in backward.buffers if b.name in caller_owned(backward, forward))
 
     fast = anyshape.compile(model)
     fast(torch.randn(300, 32)).square().sum().backward()
     forward, backward = (program.compiled.plan for program in compilation_of(fast).programs)
-    assert "input" in {b.home for b in backward.buffers if b.name in caller_owned(backward, forward)}
+    assert any(b.is_input for b in backward.buffers if b.name in caller_owned(backward, forward))

@@ -14,6 +14,7 @@ from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.loop_ir.aliasing import overwritable
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
+from anyshape.plan.ir.home import External, Input, Output, Restored, Saved, Temp
 from anyshape.plan.ir.liveness import LiveRanges, live_bytes, peak_bytes
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, Plan, Window, touched
 from anyshape.plan.ir.show import show
@@ -32,7 +33,7 @@ b, s = symbol("b"), symbol("s")
 SIZES = [4 * b * s, 8 * b * s, 4 * b, 4 * b * s * s, 2 * b * s, 4096, 4 * s * 1024, 64 * s * floordiv(b + 3, 4), 0]
 SHAPES = [{"b": 0, "s": 5}, {"b": 1, "s": 1}, {"b": 3, "s": 17}, {"b": 8, "s": 512}, {"b": 64, "s": 33}]
 NOTHING = Window("x", TensorType("f32", (b, s)))
-X = Buffer("x", 4 * b * s, "input", 0, 0, 0)
+X = Buffer("x", 4 * b * s, Input(0), 0, 0)
 
 
 def problem(buffers, steps, saved=(), restored=()):
@@ -52,9 +53,9 @@ def random_problem(seed, count=40, steps=30, saved=0.0):
         size = generator.choice(SIZES)
         if generator.random() < saved:
             entries.append(Window(f"v{i}", TensorType("u8", (size,))))
-            buffers.append(Buffer(f"v{i}", size, "saved", len(entries) - 1, first, last))
+            buffers.append(Buffer(f"v{i}", size, Saved(len(entries) - 1), first, last))
         else:
-            buffers.append(Buffer(f"v{i}", size, "arena", 0, first, last))
+            buffers.append(Buffer(f"v{i}", size, Temp(), first, last))
     return problem(buffers, steps, entries)
 
 
@@ -88,11 +89,11 @@ def backward_of(forward, seed):
     generator = random.Random(seed)
     entries = [w for w in forward.saved if isinstance(w, Window)]
     steps = len(entries) + 5
-    buffers = [Buffer(f"t{i}", w.type.count, "tape", i, 0, generator.randrange(steps)) for i, w in enumerate(entries)
+    buffers = [Buffer(f"t{i}", w.type.count, Restored(i), 0, generator.randrange(steps)) for i, w in enumerate(entries)
                if i % 5]  # some entries are never read
     for i in range(20):
         first = generator.randrange(steps)
-        buffers.append(Buffer(f"g{i}", generator.choice(SIZES), "arena", 0, first, min(steps - 1, first + 3)))
+        buffers.append(Buffer(f"g{i}", generator.choice(SIZES), Temp(), first, min(steps - 1, first + 3)))
     return problem(buffers, steps, restored=entries)
 
 
@@ -113,9 +114,9 @@ def test_two_windows_of_one_saved_buffer():
     """Both tape entries lie in one buffer, whose place is free only after the last of them."""
     whole = Window("h", TensorType("f32", (2, b)))
     halves = [Window("h", TensorType("f32", (b,))), Window("h", TensorType("f32", (b,)), b)]
-    forward = allocate(problem([Buffer("h", whole.type.bytes, "saved", 0, 0, 0)], 1, halves))
-    buffers = [Buffer("t0", 4 * b, "tape", 0, 0, 0), Buffer("t1", 4 * b, "tape", 1, 0, 2),
-               *(Buffer(f"g{i}", 8 * b, "arena", 0, i, i) for i in range(4))]
+    forward = allocate(problem([Buffer("h", whole.type.bytes, Saved(0), 0, 0)], 1, halves))
+    buffers = [Buffer("t0", 4 * b, Restored(0), 0, 0), Buffer("t1", 4 * b, Restored(1), 0, 2),
+               *(Buffer(f"g{i}", 8 * b, Temp(), i, i) for i in range(4))]
     plan = allocate(problem(buffers, 4, restored=halves), forward)
     offsets = dict(plan.offsets)
     assert offsets["t1"] == 4 * b and offsets["g3"] == offsets["t0"] == 0
@@ -125,7 +126,7 @@ def test_two_windows_of_one_saved_buffer():
 
 def test_chains_of_equal_buffers_need_two_places():
     """v0 -> v1 -> v2 ...: exactly two buffers, as formulas."""
-    buffers = [Buffer(f"v{i}", 4 * b * s, "arena", 0, i, i + 1) for i in range(10)]
+    buffers = [Buffer(f"v{i}", 4 * b * s, Temp(), i, i + 1) for i in range(10)]
     plan = allocate(problem(buffers, 12))
     assert len(set(dict(plan.offsets).values())) == 2
     for values in SHAPES:
@@ -156,7 +157,7 @@ def test_small_problems_against_the_optimum(seed):
         first = generator.randrange(6)
         lives.append((first, min(5, first + generator.randrange(3))))
         sizes.append(64 * generator.randrange(1, 9))
-    plan = allocate(problem([Buffer(f"v{i}", z, "arena", 0, *x) for i, (z, x) in enumerate(zip(sizes, lives))], 6))
+    plan = allocate(problem([Buffer(f"v{i}", z, Temp(), *x) for i, (z, x) in enumerate(zip(sizes, lives))], 6))
     record = record_of(plan, {"b": 1, "s": 1})
     best = optimum(sizes, lives)
     bound = peak_bytes([(size, *life) for size, life in zip(sizes, lives, strict=True)], 6)
@@ -185,8 +186,8 @@ def test_the_judge_refuses():
     plan = allocate(random_problem(3, saved=0.3))
     values = SHAPES[3]
     good = record_of(plan, values)
-    alive = [x for x in plan.buffers if x.home == "arena" and x.first <= 10 <= x.last]
-    arena = [x for x in plan.buffers if x.home == "arena"]
+    alive = [x for x in plan.buffers if x.is_temp and x.first <= 10 <= x.last]
+    arena = [x for x in plan.buffers if x.is_temp]
 
     def refuse(change, why, arena_bytes=good.arena):
         with pytest.raises(VerifyError, match=why):
@@ -235,6 +236,11 @@ def test_text(golden):
     golden("plan/random.txt", show(plan))
 
 
+def test_a_buffer_says_its_device_where_that_is_not_the_cpu():
+    plan = problem([Buffer("v", 4, Temp(), 0, 0), Buffer("w", 4, Temp(), 0, 0, "cuda")], 1)
+    assert "v  4 bytes  steps 0-0  arena\n" in show(plan) and "w  4 bytes  steps 0-0  arena  cuda\n" in show(plan)
+
+
 def test_what_is_read_after_a_store_is_not_overwritten_by_it() -> None:
     def both(*order: str) -> tuple[tuple[int, int], ...]:
         loads = {"a": Instruction(0, "load", buffer="a", offset=symbol("i"), dtype="f64"),
@@ -263,8 +269,8 @@ def test_only_memory_of_its_own_is_written_over(target, shape, strides, room):
     last, result = Window("last", TensorType("f32", (1,))), Window("result", TensorType("f32", (1,)))
     steps = (ExternStep(target, (NOTHING,), (), (made,)), CopyStep(made, last), CopyStep(NOTHING, value),
              CopyStep(value, last), CopyStep(last, result))
-    buffers = (Buffer("made", made.type.bytes, "extern", 0, 0, 1), Buffer("value", value.type.bytes, "arena", 0, 2, 3),
-               Buffer("last", 4, "arena", 0, 1, 4), Buffer("result", 4, "output", 0, 4, 5))
+    buffers = (Buffer("made", made.type.bytes, External(), 0, 1), Buffer("value", value.type.bytes, Temp(), 2, 3),
+               Buffer("last", 4, Temp(), 1, 4), Buffer("result", 4, Output(0), 4, 5))
     facts = Facts(ranges=(("b", 0, None), ("s", 0, None)), hints=(("b", 64), ("s", 512)))
     plan = dataclasses.replace(problem(buffers, 0), steps=steps, outputs=(result,), facts=facts)
     assert ("made" in written_over(plan)) == room

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import anyshape
 from anyshape.base.errors import ParseError
 from anyshape.ir.types import TensorType
-from anyshape.plan.ir.parse import parse, parse_lines
+from anyshape.plan.ir.parse import HOMES, INDEXED, parse, parse_lines
 from anyshape.plan.ir.program import (
     Buffer,
     CopyStep,
@@ -121,8 +121,10 @@ steps = st.one_of(
 def any_plans(draw):
     known = draw(st.lists(names, unique=True, max_size=5))
     memory = st.builds(MemoryStep, tuples(st.sampled_from(known)), tuples(st.sampled_from(known)), texts, counts)
-    homes = st.sampled_from(("input", "output", "arena", "saved", "tape", "extern", "kept", "again"))
-    buffers = tuple(Buffer(name, draw(sizes), draw(homes), draw(st.integers(0, 4)), draw(counts), draw(counts))
+    homes = st.sampled_from(list(HOMES.values())).flatmap(
+        lambda kind: st.builds(kind, st.integers(0, 4)) if kind in INDEXED else st.just(kind()))
+    devices = st.sampled_from(("cpu", "cuda:0"))
+    buffers = tuple(Buffer(name, draw(sizes), draw(homes), draw(counts), draw(counts), draw(devices))
                     for name in known)
     own = draw(tuples(steps | memory if known else steps, max_size=6))
     again = st.builds(RecomputeStep, names, st.sampled_from(known), counts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 import pytest
 
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.home import Input, Temp
 from anyshape.plan.ir.program import Buffer, CopyStep, Plan, Window
 from anyshape.plan.remat.recompute_placement import places
 from anyshape.sym.facts import Facts
@@ -14,7 +15,7 @@ QUIET = [0] * 20  # a backward that has nothing of its own
 def part_of(bytes_: dict[str, int], *steps: tuple[str, str]) -> Plan:
     """A part of which each step makes one value of another: (source, target). What no step makes is an input."""
     made = {target for _, target in steps}
-    buffers = tuple(Buffer(name, size, "arena" if name in made else "input", 0, 0, len(steps))
+    buffers = tuple(Buffer(name, size, Temp() if name in made else Input(0), 0, len(steps))
                     for name, size in bytes_.items())
     window = {name: Window(name, TensorType("f32", (size // 4,))) for name, size in bytes_.items()}
     copies = tuple(CopyStep(window[source], window[target]) for source, target in steps)

@@ -498,7 +498,7 @@ def test_results_count_from_where_their_memory_is_taken(fast) -> None:
     limit, = limits(fast)
     plan = limit.backward.plan
     taken = {name: i for i, step in enumerate(plan.steps) if isinstance(step, MemoryStep) for name in step.take}
-    gradients = {b.name for b in plan.buffers if b.home == "output"}
+    gradients = {b.name for b in plan.buffers if b.is_output}
     line = timeline(limit)
     found = {life.name: life.first - line.border for life in line.lives if life.kind == "result"
              and life.first >= line.border}

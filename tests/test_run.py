@@ -16,6 +16,7 @@ from anyshape.base import counters
 from anyshape.base.errors import InputError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
+from anyshape.plan.ir.home import External, Input, Output, Restored, Saved, Temp
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Regime, Window
 from anyshape.plan.memory.symbolic_allocator import allocate
 from anyshape.plan.verify import judge
@@ -37,7 +38,7 @@ def tensor(*shape, strides=None, dtype="f32"):
 
 
 def plan_of(name, inputs, outputs, buffers, steps, saved=(), restored=(), facts=None):
-    """A plan whose buffers are (name, type, home, index); lifetimes are read off the steps."""
+    """A plan whose buffers are (name, type, home); lifetimes are read off the steps."""
     first, last = {}, {}
     for number, step in enumerate(steps):
         for window in windows_of(step):
@@ -46,8 +47,8 @@ def plan_of(name, inputs, outputs, buffers, steps, saved=(), restored=(), facts=
     for window in (*outputs, *saved):
         if isinstance(window, Window):
             last[window.buffer] = len(steps)
-    made = tuple(Buffer(label, kind.bytes, home, index, first.get(label, 0), last.get(label, 0))
-                 for label, kind, home, index in buffers)
+    made = tuple(Buffer(label, kind.bytes, home, first.get(label, 0), last.get(label, 0))
+                 for label, kind, home in buffers)
     return Plan(name, inputs, outputs, saved, made, tuple(steps), (), 0, facts or Facts(), restored)
 
 
@@ -63,7 +64,7 @@ def matmul_plan(left, right, out, bias=None, attrs=(), dtype="f32"):
     inputs = [left, right] + ([bias] if bias else [])
     windows = tuple(Window(f"in{i}", kind) for i, kind in enumerate(inputs))
     step = LibraryStep("matmul", windows, (Window("out", out),), attrs)
-    buffers = [(f"in{i}", kind, "input", i) for i, kind in enumerate(inputs)] + [("out", out, "output", 0)]
+    buffers = [(f"in{i}", kind, Input(i)) for i, kind in enumerate(inputs)] + [("out", out, Output(0))]
     return allocate(plan_of("product", tuple(inputs), (Window("out", out),), buffers, [step]))
 
 
@@ -184,14 +185,14 @@ def add_step(kernel, x, y, out, rows, columns):
 def chain_plan(length, saved=False):
     """x + y, `length` times, each step into a new buffer; the last is the output, every second one is saved."""
     x, y = Window("x", tensor(m, n)), Window("y", tensor(n))
-    steps, buffers, kept = [], [("x", x.type, "input", 0), ("y", y.type, "input", 1)], []
+    steps, buffers, kept = [], [("x", x.type, Input(0)), ("y", y.type, Input(1))], []
     before = x
     for number in range(length):
         label = f"t{number}"
-        home = "output" if number == length - 1 else "saved" if saved and number % 2 else "arena"
+        home = Output(0) if number == length - 1 else Saved(len(kept)) if saved and number % 2 else Temp()
         window = Window(label, tensor(m, n))
-        buffers.append((label, window.type, home, len(kept) if home == "saved" else 0))
-        if home == "saved":
+        buffers.append((label, window.type, home))
+        if isinstance(home, Saved):
             kept.append(window)
         steps.append(add_step("add_rows", before, y, window, m, n))
         before = window
@@ -255,7 +256,7 @@ def test_regimes():
     large = LoopProgram("large", large.params, large.sizes, large.rows, large.columns, "j", (Stage("column", doubled),))
     windows = (Window("x", tensor(m, n)), Window("y", tensor(n)), Window("out", tensor(m, n)))
     step = KernelStep((few, many), windows, (2,))
-    buffers = [("x", tensor(m, n), "input", 0), ("y", tensor(n), "input", 1), ("out", tensor(m, n), "output", 0)]
+    buffers = [("x", tensor(m, n), Input(0)), ("y", tensor(n), Input(1)), ("out", tensor(m, n), Output(0))]
     plan = allocate(plan_of("choice", (tensor(m, n), tensor(n)), (windows[2],), buffers, [step]))
     run = Executable(plan, built(small, large))
     for size, wanted in ((8, lambda x, y: x + y), (9, lambda x, y: x + x)):
@@ -275,7 +276,7 @@ def test_a_failed_check_raises_index_error():
                       (Window("index", kind), Window("status", tensor(dtype="i64")), Window("out", kind)), (1, 2),
                       "model.py:7")
     plan = plan_of("lookup", (kind,), (Window("out", kind),),
-                   [("index", kind, "input", 0), ("out", kind, "output", 0)], [step])
+                   [("index", kind, Input(0)), ("out", kind, Output(0))], [step])
     run = Executable(allocate(plan), built(program))
     index = torch.arange(10)
     assert torch.equal(run([index])[0], index)
@@ -297,8 +298,8 @@ def extern_plan(target="aten.cumsum.default", result=None):
     steps = [add_step("add_rows", x, y, h, m, n), ExternStep(target, (h,), template, (c,), "model.py:3"),
              add_step("add_rows", Window("c", tensor(m, n, strides=result)), y, Window("out", tensor(m, n)), m, n),
              CopyStep(h, turned)]
-    buffers = [("x", x.type, "input", 0), ("y", y.type, "input", 1), ("into", into.type, "input", 2),
-               ("h", h.type, "arena", 0), ("c", c.type, "extern", 0), ("out", x.type, "output", 0)]
+    buffers = [("x", x.type, Input(0)), ("y", y.type, Input(1)), ("into", into.type, Input(2)),
+               ("h", h.type, Temp()), ("c", c.type, External()), ("out", x.type, Output(0))]
     return allocate(plan_of("mixed", (x.type, y.type, into.type), (Window("out", x.type), c, n), buffers, steps))
 
 
@@ -385,13 +386,13 @@ def pair(length=6):
     kept = [w for w in forward.saved if isinstance(w, Window)]
     # backward: adds up its tape and the gradient, into buffers that may lie where dead tape entries were
     y, grad = Window("y", tensor(n)), Window("g", tensor(m, n))
-    buffers = [(f"s{i}", w.type, "tape", i) for i, w in enumerate(kept)]
-    buffers += [("g", grad.type, "input", len(kept) + 1), ("y", y.type, "input", len(kept) + 2)]
+    buffers = [(f"s{i}", w.type, Restored(i)) for i, w in enumerate(kept)]
+    buffers += [("g", grad.type, Input(len(kept) + 1)), ("y", y.type, Input(len(kept) + 2))]
     steps, before = [], grad
     for i in range(len(kept)):
-        home = "output" if i == len(kept) - 1 else "arena"
+        home = Output(0) if i == len(kept) - 1 else Temp()
         window = Window(f"r{i}", tensor(m, n))
-        buffers.append((window.buffer, window.type, home, 0))
+        buffers.append((window.buffer, window.type, home))
         params = (before, Window(f"s{i}", tensor(m, n)), window)
         steps.append(KernelStep((Regime("add_all", (), (m, n)),), params, (2,)))
         before = window
@@ -531,7 +532,7 @@ def test_calls_from_many_threads():
 
 def test_a_program_without_steps():
     x = Window("x", tensor(n))
-    run = Executable(allocate(plan_of("nothing", (x.type,), (x, n, None, 3), [("x", x.type, "input", 0)], [])))
+    run = Executable(allocate(plan_of("nothing", (x.type,), (x, n, None, 3), [("x", x.type, Input(0))], [])))
     given = torch.randn(4)
     found = run([given])
     assert found[0] is given and found[1:] == [4, None, 3]

@@ -170,7 +170,7 @@ def test_what_is_computed_again_is_so_before_its_weight_is_updated() -> None:
     _, step = made(Stale, memory_limit="1GB")
     step(torch.randn(300, 32))
     plan = step.programs[1].executable.plan
-    inputs = {b.name for b in plan.buffers if b.home == "input"}
+    inputs = {b.name for b in plan.buffers if b.is_input}
     optional = set(plan.optional)
     changed: set[str] = set()
     for position, one in enumerate(plan.steps):

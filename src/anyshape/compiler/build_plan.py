@@ -18,6 +18,7 @@ from anyshape.kernel.fusion.result import FusedKernel, Fusion, FusionBlocklist, 
 from anyshape.kernel.loop_ir.aliasing import overwritable
 from anyshape.kernel.loop_ir.elementwise import along
 from anyshape.kernel.schedule.multiversion import Versions
+from anyshape.plan.ir.home import External, Home, Input, Output, Restored, Saved, Temp
 from anyshape.plan.ir.program import (
     Buffer,
     CopyStep,
@@ -420,18 +421,18 @@ class _Assembly:
 
     def buffers(self, outputs: tuple[Operand | Window | None, ...], saved: tuple[Operand | Window, ...]
                 ) -> tuple[Buffer, ...]:
-        homes: dict[str, tuple[str, int]] = {}
+        homes: dict[str, Home] = {}
         for index, value in enumerate(self.graph.inputs):
             if isinstance(value.type, TensorType):
-                homes[value.name] = ("input", index)
-        homes |= {value.name: ("tape", index) for index, value in enumerate(self.graph.restored)}
-        homes |= {name: ("extern", 0) for name in self.extern}
+                homes[value.name] = Input(index)
+        homes |= {value.name: Restored(index) for index, value in enumerate(self.graph.restored)}
+        homes |= {name: External() for name in self.extern}
         for index, entry in enumerate(outputs):
             if isinstance(entry, Window):
-                homes.setdefault(entry.buffer, ("output", index))
+                homes.setdefault(entry.buffer, Output(index))
         for index, entry in enumerate(saved):
             if isinstance(entry, Window):
-                homes.setdefault(entry.buffer, ("saved", index))
+                homes.setdefault(entry.buffer, Saved(index))
         end = len(self.steps)
         last: dict[str, int] = {}
         for position, step in enumerate(self.steps):
@@ -442,9 +443,9 @@ class _Assembly:
                 last[entry.buffer] = end
         result = []
         for name, kind in self.types.items():
-            home, index = homes.get(name, ("arena", 0))
-            if name not in self.born and home == "input" and name not in last:
+            home = homes.get(name, Temp())
+            if name not in self.born and isinstance(home, Input) and name not in last:
                 last[name] = 0
-            result.append(Buffer(name, kind.bytes, home, index, self.born.get(name, 0),
-                                 last.get(name, self.born.get(name, 0))))
+            result.append(Buffer(name, kind.bytes, home, self.born.get(name, 0),
+                                 last.get(name, self.born.get(name, 0)), kind.device))
         return tuple(result)

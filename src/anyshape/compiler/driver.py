@@ -234,7 +234,7 @@ def _again(graph: Graph, forward: CompiledGraph, config: Config) -> tuple[Graph,
 
 def _with_again(plan: Plan, graph: Graph, again: list[_Again], forward: CompiledGraph) -> Plan:
     """The backward `plan` with the steps of `again`."""
-    tape = {b.index: b.name for b in plan.buffers if b.home == "tape"}
+    tape = {b.index: b.name for b in plan.buffers if b.is_restored}
     borrowed = {value.name: tape[index] for index, value in enumerate(forward.graph.saved)
                 if isinstance(value, Value) and value in forward.graph.inputs and index in tape}
     # an input of a whole step is an input of both halves, by one name, and may be written in this one
@@ -248,7 +248,7 @@ def _spent(plan: Plan, graph: Graph, parts: tuple[RecomputeSegment, ...], stored
     """What the one backward of this forward may write over: all but what is needed to compute something again."""
     kept = kept_values(graph, plan, stored)
     anchors = {kept.buffers[value.name][0] for part in parts for value in part.anchors if value.name in kept.buffers}
-    return tuple(b.name for b in plan.buffers if b.home == "saved" and b.name not in anchors)
+    return tuple(b.name for b in plan.buffers if b.is_saved and b.name not in anchors)
 
 
 def twin(compiled: CompiledGraph, config: Config) -> Executable:

@@ -33,17 +33,17 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
     placed: list[tuple[int, int, Buffer]] = []
     top = kept
     for buffer in plan.buffers:
-        if buffer.home in ("arena", "saved") and buffer.name not in offsets:
+        if buffer.in_arena and buffer.name not in offsets:
             _fail(plan, f"buffer {buffer.name} has no offset")
-        if buffer.name not in offsets or buffer.home in ("again", "kept"):
+        if buffer.name not in offsets or buffer.is_optional:
             continue
         start = offsets[buffer.name]
         stop = start + evaluate(buffer.bytes, values)
         if start < 0 or stop > arena:
             _fail(plan, f"buffer {buffer.name} at {start}..{stop} lies outside the arena of {arena} bytes")
-        if buffer.home != "tape" and start % 64:
+        if not buffer.is_restored and start % 64:
             _fail(plan, f"buffer {buffer.name} at {start} is not aligned to 64 bytes")
-        if start < kept < stop or (buffer.home in ("saved", "tape") and stop > kept):
+        if start < kept < stop or ((buffer.is_saved or buffer.is_restored) and stop > kept):
             _fail(plan, f"buffer {buffer.name} at {start}..{stop} crosses the kept block of {kept} bytes")
         top = max(top, stop)
         placed.append((start, stop, buffer))
@@ -52,13 +52,13 @@ def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | No
     for i, (start, stop, one) in enumerate(placed):
         for other_start, other_stop, other in placed[:i]:
             shared = min(stop, other_stop) - max(start, other_start)
-            if shared > 0 and _together(plan, one, other) and (one.home, other.home) != ("tape", "tape"):
+            if shared > 0 and _together(plan, one, other) and not (one.is_restored and other.is_restored):
                 _fail(plan, f"buffers {one.name} and {other.name} are alive together and share {shared} bytes")
     return lower_bound(plan, values)
 
 
 def _check_order(plan: Plan) -> None:
-    made = {buffer.name for buffer in plan.buffers if buffer.home not in ("arena", "saved", "output", "extern")}
+    made = {buffer.name for buffer in plan.buffers if not buffer.is_allocated}
     for number, step in enumerate(plan.steps):
         makes = {window.buffer for window in step_writes(step)}
         early = {window.buffer for window in touched(step)} - makes - made
@@ -74,7 +74,7 @@ def _check_order(plan: Plan) -> None:
 def lower_bound(plan: Plan, values: Mapping[str, int]) -> int:
     """The largest number of bytes of arena buffers alive at one step."""
     places = dict(plan.offsets)
-    inside = [b for b in plan.buffers if b.home in ("arena", "saved") or (b.home == "tape" and b.name in places)]
+    inside = [b for b in plan.buffers if b.in_arena or (b.is_restored and b.name in places)]
     best = 0
     for step in range(len(plan.steps) + 1):
         alive = [evaluate(b.bytes, values) for b in inside if _life(plan, b)[0] <= step <= _life(plan, b)[1]]
@@ -83,8 +83,8 @@ def lower_bound(plan: Plan, values: Mapping[str, int]) -> int:
 
 
 def _life(plan: Plan, buffer: Buffer) -> tuple[int, int]:
-    first = 0 if buffer.home == "tape" else buffer.first
-    last = len(plan.steps) if buffer.home == "saved" else buffer.last
+    first = 0 if buffer.is_restored else buffer.first
+    last = len(plan.steps) if buffer.is_saved else buffer.last
     return first, last
 
 

@@ -56,7 +56,7 @@ def zeros_of(backward: CompiledGraph, count: int, every: bool) -> list[tuple[Siz
     left_out = {} if every else specialize_to_undefined(backward, larger).dtypes
     ends = {name: number - 1 for number, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
             for name in step.drop}
-    names = {b.index: b.name for b in plan.buffers if b.home == "input"}
+    names = {b.index: b.name for b in plan.buffers if b.is_input}
     return [(kind.bytes, ends.get(names.get(given(plan)[number], ""), len(plan.steps)))
             for number, kind in larger.items() if number not in left_out]
 
@@ -71,7 +71,7 @@ def _without(plan: Plan, position: int, programs: dict[str, LoopProgram]) -> Pla
     """The plan with a scalar for an input, taken as zeros; None where something other than kernels reads it. What
     kernels become is added to `programs`."""
     kind = plan.inputs[position]
-    buffers = [b for b in plan.buffers if b.home == "input" and b.index == position]
+    buffers = [b for b in plan.buffers if b.is_input and b.index == position]
     if not isinstance(kind, TensorType) or len(buffers) > 1:
         return None
     name = buffers[0].name if buffers else ""

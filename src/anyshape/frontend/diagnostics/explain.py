@@ -125,7 +125,7 @@ def program_note(program: NativeProgram, compilation: Compilation) -> ProgramNot
     places = {name: words for _, words, name in capture.sizes}
     kernels = _kernels(compiled, names)
     libraries, externs = _calls(program, plan)
-    outputs = sum((b.bytes for b in plan.buffers if b.home in ("output", "extern")), start=0)
+    outputs = sum((b.bytes for b in plan.buffers if b.is_allocated_tensor), start=0)
     used = _sizes_of(program, compilation)
     likely = tuple((str(names.get(old, old)), value) for old, value in plan.facts.hints)
     return ProgramNote(
@@ -140,7 +140,7 @@ def program_note(program: NativeProgram, compilation: Compilation) -> ProgramNot
 
 def _undecided(plan: Plan, names: Names) -> tuple[tuple[Size, Size], ...]:
     """Bytes of different buffers of which no proof says how they compare."""
-    sizes = dict.fromkeys(b.bytes for b in plan.buffers if b.home in ("arena", "saved", "output"))
+    sizes = dict.fromkeys(b.bytes for b in plan.buffers if b.in_arena or b.is_output)
     return tuple((substitute(a, names), substitute(b, names)) for a, b, _ in compared(sizes, plan.facts).undecided)
 
 
@@ -230,7 +230,7 @@ def _refusals(compiled: CompiledGraph, names: Names) -> tuple[RefusalNote, ...]:
 
 def _steps(plan: Plan, names: Names) -> tuple[StepNote, ...]:
     placed = dict(plan.offsets)
-    inside = [b for b in plan.buffers if b.home in ("arena", "saved") or b.name in placed]
+    inside = [b for b in plan.buffers if b.in_arena or b.name in placed]
     notes = []
     for number, step in enumerate(plan.steps):
         live = sum((b.bytes for b in inside if _alive(b, number, len(plan.steps))), start=0)
@@ -239,8 +239,8 @@ def _steps(plan: Plan, names: Names) -> tuple[StepNote, ...]:
 
 
 def _alive(buffer: Any, step: int, steps: int) -> bool:
-    first = 0 if buffer.home == "tape" else buffer.first
-    last = steps if buffer.home == "saved" else buffer.last
+    first = 0 if buffer.is_restored else buffer.first
+    last = steps if buffer.is_saved else buffer.last
     return first <= step <= last
 
 

@@ -82,8 +82,8 @@ def arena_ranges(plan: Plan, forward: Plan | None) -> list[LiveRange]:
     """What lies in the arena: what is saved is live to the end. forward: of a backward program, whose arena begins with
     what that forward saved."""
     end = len(plan.steps)
-    found = [LiveRange(b.bytes, b.first, end if b.home == "saved" else b.last) for b in plan.buffers
-             if b.home in ("arena", "saved")]
+    found = [LiveRange(b.bytes, b.first, end if b.is_saved else b.last) for b in plan.buffers
+             if b.in_arena]
     if forward is not None:
         found += [LiveRange(b.bytes, 0, last) for b, last in last_reads(plan.buffers, forward)]
     return found
@@ -92,8 +92,8 @@ def arena_ranges(plan: Plan, forward: Plan | None) -> list[LiveRange]:
 def outside_ranges(plan: Plan, forward: Plan | None) -> list[LiveRange]:
     """Tensors outside the arena that only the call need hold: results, and what `caller_owned` says."""
     owned = caller_owned(plan, forward)
-    return [LiveRange(b.bytes, 0 if b.home in ("tape", "input") else b.first, b.last) for b in plan.buffers
-            if b.home == "output" or b.name in owned]
+    return [LiveRange(b.bytes, 0 if b.is_parameter else b.first, b.last) for b in plan.buffers
+            if b.is_output or b.name in owned]
 
 
 def hints(ranges: Iterable[LiveRange], plan: Plan) -> list[tuple[int, int, int]]:
@@ -110,33 +110,33 @@ def arena_bytes_at_hints(plan: Plan, forward: Plan | None) -> int:
 def first_writes(plan: Plan) -> dict[str, int]:
     """Results, and what PyTorch makes, with the step that allocates each; 0 for what is there from the start."""
     taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
-    return {b.name: b.first if b.home == "extern" or b.name in taken else 0 for b in plan.buffers
-            if b.home in ("extern", "output")}
+    return {b.name: b.first if b.is_external or b.name in taken else 0 for b in plan.buffers
+            if b.is_allocated_tensor}
 
 
 def escaping(plan: Plan) -> list[Buffer]:
     """Tensors that the caller gets."""
     results = {entry.buffer for entry in plan.outputs if isinstance(entry, Window)}
-    return [b for b in plan.buffers if b.home == "output" or (b.home == "extern" and b.name in results)]
+    return [b for b in plan.buffers if b.is_output or (b.is_external and b.name in results)]
 
 
 def saved_external(plan: Plan) -> list[Buffer]:
     """Tensors made by PyTorch that nobody but the tape of this forward keeps after the call."""
     saved = {entry.buffer for entry in plan.saved if isinstance(entry, Window)}
     given = escaping(plan)
-    return [b for b in plan.buffers if b.home == "extern" and b.name in saved and b not in given]
+    return [b for b in plan.buffers if b.is_external and b.name in saved and b not in given]
 
 
 def caller_owned(plan: Plan, forward: Plan | None) -> set[str]:
     """Tensors outside the arena that nobody but the call need hold: what PyTorch made, a gradient that comes in, or a
     result that only the tape kept."""
-    homes = {b.name: b.home for b in forward.buffers} if forward is not None else {}
+    made = {b.name for b in forward.buffers if b.is_allocated_tensor} if forward is not None else set()
     gradients = forward is not None and not forward.whole
     found = set()
     for buffer in plan.buffers:
-        saved = forward.saved[buffer.index] if forward is not None and buffer.home == "tape" else None
-        if buffer.home == "extern" or (buffer.home == "input" and gradients) or (
-                isinstance(saved, Window) and homes.get(saved.buffer) in ("output", "extern")):
+        saved = forward.saved[buffer.index] if forward is not None and buffer.is_restored else None
+        if buffer.is_external or (buffer.is_input and gradients) or (
+                isinstance(saved, Window) and saved.buffer in made):
             found.add(buffer.name)
     return found
 
@@ -164,7 +164,7 @@ def saved_entry(forward: Plan, index: int) -> tuple[Buffer, Window] | None:
 def tape_entry(forward: Plan, index: int) -> tuple[Buffer, Window] | None:
     """The kept buffer and the window of tape entry `index`, or None when the entry is a size or a held tensor."""
     entry = saved_entry(forward, index)
-    return entry if entry is not None and entry[0].home == "saved" else None
+    return entry if entry is not None and entry[0].is_saved else None
 
 
 def last_reads(buffers: Iterable[Buffer], forward: Plan) -> list[tuple[Buffer, int]]:
@@ -172,10 +172,10 @@ def last_reads(buffers: Iterable[Buffer], forward: Plan) -> list[tuple[Buffer, i
     does)."""
     last: dict[str, int] = {}
     for buffer in buffers:
-        entry = tape_entry(forward, buffer.index) if buffer.home in ("tape", "kept") else None
+        entry = tape_entry(forward, buffer.index) if buffer.has_tape_entry else None
         if entry is not None:
             last[entry[0].name] = max(last.get(entry[0].name, -1), buffer.last)
-    return [(b, last.get(b.name, -1)) for b in forward.buffers if b.home == "saved"]
+    return [(b, last.get(b.name, -1)) for b in forward.buffers if b.is_saved]
 
 
 def kept_regions(plan: Plan, forward: Plan) -> list[Region]:

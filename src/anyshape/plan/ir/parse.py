@@ -10,6 +10,18 @@ from anyshape.ir.graph import Attr, Literal
 from anyshape.ir.scanner import COMMENT, INTEGER, NAME, STRING, Scanner
 from anyshape.ir.show import attr_text
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.home import (
+    External,
+    Home,
+    IndexedHome,
+    Input,
+    Output,
+    Recomputed,
+    Restored,
+    RestoredBase,
+    Saved,
+    Temp,
+)
 from anyshape.plan.ir.program import (
     Buffer,
     CopyStep,
@@ -28,7 +40,8 @@ from anyshape.plan.ir.show import PLAN_NAME, SPOKEN
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
 
-HOMES = ("input", "output", "arena", "saved", "tape", "extern", "kept", "again")
+HOMES = {kind.word: kind for kind in (Input, Output, Temp, Saved, Restored, External, RestoredBase, Recomputed)}
+INDEXED = frozenset(kind for kind in HOMES.values() if issubclass(kind, IndexedHome))
 _FIELD = re.compile(r"(?:(?! {2}|[\n#{]).)+")
 _BYTES = re.compile(r"(.+?) bytes\b")
 _SPAN = re.compile(r"(-?\d+)-(-?\d+)")
@@ -150,19 +163,20 @@ class _Reader(Scanner):
             kind = self.tensor_type()
             self.inputs.append(kind)
         position = len(self.inputs) - 1
-        home, index = "input", position
+        home: Home = Input(position)
         self.skip_space()
         start = self.at
         if self.on_word("from"):
             self.word("from")
             self.word("tape")
-            home, index = "tape", int(self.take(INTEGER, "the number of the tape's entry"))
+            index = int(self.take(INTEGER, "the number of the tape's entry"))
+            home = Restored(index)
             if index in self.tape:
                 self.fail(f"entry {index} of the tape is there twice", "give each one its own number", start)
             self.tape[index] = position
             self.skip_space()
         if kind is not None and not (name == "_" and bare):
-            self.rest_of_buffer(name, bare, kind, (home, index))
+            self.rest_of_buffer(name, bare, kind, home)
 
     def buffer(self) -> None:
         name, bare = self.name("a buffer")
@@ -173,7 +187,7 @@ class _Reader(Scanner):
             kind = self.tensor_type()
         self.rest_of_buffer(name, bare, kind, None)
 
-    def rest_of_buffer(self, name: str, bare: bool, kind: TensorType | None, home: tuple[str, int] | None) -> None:
+    def rest_of_buffer(self, name: str, bare: bool, kind: TensorType | None, home: Home | None) -> None:
         if name in self.lines:
             self.fail(f"two buffers are called {name}", "give every buffer its own name")
         self.lines[name] = self.line()
@@ -190,19 +204,21 @@ class _Reader(Scanner):
         self.word("steps")
         first, last = self.span()
         if home is None:
-            self.skip_space()
-            start = self.at
-            word = self.take(NAME, "where it lives")
-            if word not in HOMES:
-                self.fail(f"{word} is no place where a buffer lives", f"use one of {', '.join(HOMES)}", start)
-            self.skip_space()
-            number = self.match(INTEGER)
-            home = word, int(number[0]) if number else 0
+            home = self.home()
         self.skip_space()
         if self.on("@"):
             self.expect("@")
             self.offsets.append((name, self.field()))
-        self.buffers.append(Buffer(name, bytes_, *home, first, last, **self.attributes(Buffer)))
+        self.buffers.append(Buffer(name, bytes_, home, first, last, **self.attributes(Buffer)))
+
+    def home(self) -> Home:
+        self.skip_space()
+        start = self.at
+        word = self.take(NAME, "where it lives")
+        kind: Callable[..., Home] | None = HOMES.get(word)
+        if kind is None:
+            self.fail(f"{word} is no place where a buffer lives", f"use one of {', '.join(HOMES)}", start)
+        return kind(int(self.take(INTEGER, "which one"))) if kind in INDEXED else kind()
 
     def again(self) -> RecomputeStep:
         buffer = self.known()

@@ -8,6 +8,18 @@ from dataclasses import dataclass
 
 from anyshape.ir.graph import Attr, Literal
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.home import (
+    External,
+    Home,
+    IndexedHome,
+    Input,
+    Output,
+    Recomputed,
+    Restored,
+    RestoredBase,
+    Saved,
+    Temp,
+)
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
 
@@ -17,25 +29,92 @@ class Buffer:
     """A piece of memory of the program.
 
     bytes: of the dense contents, unaligned, a size over the symbols.
-    home: where it lives:
-        input   the caller's tensor `index` (position among all graph inputs)
-        output  a tensor allocated for the caller, output `index`
-        arena   in the call's arena, free after its last step
-        saved   in the call's arena, kept for the backward program as tape entry `index`
-        tape    (backward) the tape's entry `index`: a piece of the forward's arena or a tensor it held
-        extern  made by PyTorch in step `first`, dropped after step `last`
-        kept    (backward) a saved buffer of the forward, of which tape entry `index` is a window: where the forward
-                kept it, or, if it is computed again, in the arena between `first` and `last`
-        again   in the arena in calls that run its steps, which are optional
+    home: where it lives (plan/ir/home.py).
     first, last: steps (0-based, inclusive) between which the contents must be kept.
+    device: PyTorch's word for what its memory belongs to.
     """
 
     name: str
     bytes: Size
-    home: str
-    index: int
+    home: Home
     first: int
     last: int
+    device: str = "cpu"
+
+    @property
+    def index(self) -> int:
+        """Its position among the inputs, the outputs or the tape's entries; 0 where the home has none."""
+        return self.home.index if isinstance(self.home, IndexedHome) else 0
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it is a tensor of the caller."""
+        return isinstance(self.home, Input)
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it is a tensor allocated for the caller."""
+        return isinstance(self.home, Output)
+
+    @property
+    def is_temp(self) -> bool:
+        """Whether it is in the arena, in every call, and free after its last step."""
+        return isinstance(self.home, Temp)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether it is in the forward's arena and kept for the backward."""
+        return isinstance(self.home, Saved)
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether it is an entry of the tape."""
+        return isinstance(self.home, Restored)
+
+    @property
+    def is_external(self) -> bool:
+        """Whether an operator of PyTorch makes it."""
+        return isinstance(self.home, External)
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether optional steps make it on the way to a saved value that they compute again."""
+        return isinstance(self.home, Recomputed)
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether the program is called with it: an input, or an entry of the tape."""
+        return isinstance(self.home, (Input, Restored))
+
+    @property
+    def in_arena(self) -> bool:
+        """Whether it has a place in the arena in every call."""
+        return isinstance(self.home, (Temp, Saved))
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether it has a place in the arena only in calls that run the optional steps that make it."""
+        return isinstance(self.home, (RestoredBase, Recomputed))
+
+    @property
+    def is_allocated_tensor(self) -> bool:
+        """Whether it is a tensor of its own that PyTorch allocates during the call."""
+        return isinstance(self.home, (Output, External))
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether every call makes it, in the arena or as a tensor."""
+        return self.in_arena or self.is_allocated_tensor
+
+    @property
+    def survives_call(self) -> bool:
+        """Whether its memory is kept after the last step: for the caller, or for the backward."""
+        return isinstance(self.home, (Output, Saved))
+
+    @property
+    def has_tape_entry(self) -> bool:
+        """Whether the tape's entry `index` says what it is in the forward."""
+        return isinstance(self.home, (Restored, RestoredBase))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +190,7 @@ class ExternStep:
     target: e.g. "aten.convolution.default", resolved under torch.ops.
     inputs: windows (tensors) and sizes, in the order that the template refers to them.
     template: nested tuples as the attr of the node "extern" (see ops/extern.py).
-    outputs: windows of the buffers the results become (home extern, or copied into place for other homes); a size
+    outputs: windows of the buffers the results become (home `External`, or copied into place for other homes); a size
         symbol bound by a result stands in `symbols` as (result index, name).
     effect: its place, from 1, among the calls that do more than give their results (draw random numbers): the order of
         such steps stays; 0: it does no more.
@@ -159,7 +238,7 @@ class CopyStep:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStep:
-    """Let go of the tensors of some buffers (homes input, tape, extern) and allocate those of some outputs. `chunk`: of
+    """Let go of some tensors (buffers `Input`, `Restored`, `External`) and allocate those of some outputs. `chunk`: of
     the kept block, where that is in chunks, to give back; or -1."""
 
     take: tuple[str, ...]
@@ -170,7 +249,7 @@ class MemoryStep:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeStep:
-    """A saved value that a backward can compute again: the forward's buffer, this plan's (home kept), and the tape
+    """A saved value that a backward can compute again: the forward's buffer, this plan's (`RestoredBase`), and the tape
     buffers that lie in it, each with its first byte there. Values of one segment share steps."""
 
     saved: str
@@ -187,9 +266,9 @@ class Plan:
     """See the head of this file.
 
     inputs: one entry per graph input: a TensorType, or the name of the symbol that a whole number binds.
-    outputs: one entry per graph output: a window (its buffer's home is output, input or extern), a size, or None.
+    outputs: one entry per graph output: a window (of an `Output`, `Input` or `External`), a size, or None.
     saved: one entry per tape entry of a forward program: a window, or a size.
-    offsets: buffer name -> byte offset in the arena, for homes arena and saved (aligned to 64), and for home tape when
+    offsets: buffer name -> byte offset in the arena, for `Temp` and `Saved` (aligned to 64), and for `Restored` when
         the entry lies in the forward's kept block.
     arena: bytes of the arena, a formula.
     restored: (backward) positions among `inputs` of the tape's entries, in the tape's order. A backward program is
@@ -229,6 +308,10 @@ class Plan:
     chunks: tuple[tuple[str, ...], ...] = ()
     spent: tuple[str, ...] = ()
     whole: bool = False
+
+    def parameter_number(self, buffer: Buffer) -> int:
+        """The position among the inputs of a buffer that the program is called with."""
+        return self.restored[buffer.index] if buffer.is_restored else buffer.index
 
 
 def step_writes(step: object) -> list[Window]:

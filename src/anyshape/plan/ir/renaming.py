@@ -35,9 +35,9 @@ def merged(plan: Plan, names: Mapping[str, str]) -> Plan:
 
 def united(buffer: Buffer, members: Sequence[Buffer]) -> Buffer:
     """`buffer` with the lives of all `members`; in the arena it becomes what the tape saves, if one of them is that."""
-    owner = next((b for b in members if b.home == "saved"), buffer) if buffer.home == "arena" else buffer
-    return Buffer(buffer.name, buffer.bytes, owner.home, owner.index, min(b.first for b in members),
-                  max(b.last for b in members))
+    owner = next((b for b in members if b.is_saved), buffer) if buffer.is_temp else buffer
+    return Buffer(buffer.name, buffer.bytes, owner.home, min(b.first for b in members),
+                  max(b.last for b in members), buffer.device)
 
 
 def dtypes_of(plan: Plan) -> dict[str, str]:

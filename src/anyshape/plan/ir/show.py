@@ -31,6 +31,7 @@ from typing import Any
 from anyshape.ir.scanner import NAME
 from anyshape.ir.show import attr_text, attrs_text, fact_texts, operand_text, wrapped
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.home import IndexedHome
 from anyshape.plan.ir.program import (
     Buffer,
     CopyStep,
@@ -49,7 +50,7 @@ from anyshape.sym.expr import Expr, symbols_of
 
 # fields that have words of their own in the text
 SPOKEN: dict[type, tuple[str, ...]] = {
-    Buffer: ("name", "bytes", "home", "index", "first", "last"),
+    Buffer: ("name", "bytes", "home", "first", "last"),
     KernelStep: ("regimes", "params", "handed"),
     LibraryStep: ("op", "inputs", "outputs", "attrs"),
     ExternStep: ("target", "inputs", "outputs"),
@@ -147,9 +148,9 @@ class _Text:
                 number = position + 1
             else:
                 kind = self.types.get(buffer.name)
-                index = f" {buffer.index}" if buffer.index or buffer.home not in ("arena", "extern", "again") else ""
+                index = f" {buffer.index}" if isinstance(buffer.home, IndexedHome) else ""
                 lines += self.buffer(f"  buffer  {self.name(buffer.name)}{'' if kind is None else f': {kind}'}", buffer,
-                                     f"  {buffer.home}{index}")
+                                     f"  {buffer.home.word}{index}")
         return lines + [self.input(k) for k in range(number, len(self.plan.inputs))]
 
     def input(self, number: int) -> str:
@@ -221,10 +222,11 @@ class _Text:
 def position_of(plan: Plan, buffer: Buffer) -> int | None:
     """The position of the input that a buffer is."""
     restored = plan.restored if in_tape(plan) else ()
-    if buffer.home == "tape":
-        found = restored[buffer.index] if 0 <= buffer.index < len(restored) else -1
-    else:
-        found = buffer.index if buffer.home == "input" and buffer.index not in restored else -1
+    found = -1
+    if buffer.is_restored and 0 <= buffer.index < len(restored):
+        found = restored[buffer.index]
+    elif buffer.is_input and buffer.index not in restored:
+        found = buffer.index
     return found if 0 <= found < len(plan.inputs) and isinstance(plan.inputs[found], TensorType) else None
 
 

@@ -26,7 +26,7 @@ def insert_alloc_free(plan: Plan, forward: Plan | None, limited: bool = False) -
     if forward is not None:
         # what the caller of a whole step holds is let go, too: there, pieces of the call's own memory can follow
         # each other under a limit (runtime/specialize/saved_policy.py)
-        elsewhere |= {b.name for b in plan.buffers if b.home == "input"}
+        elsewhere |= {b.name for b in plan.buffers if b.is_input}
     ends = {o.buffer for o in (*plan.outputs, *plan.saved) if isinstance(o, Window)}
     take: dict[int, list[str]] = {}
     drop: dict[int, list[str]] = {}
@@ -34,7 +34,7 @@ def insert_alloc_free(plan: Plan, forward: Plan | None, limited: bool = False) -
         small = plan.facts.hint(buffer.bytes) < WORTH and not (limited and symbols_of(buffer.bytes))
         if small or buffer.name in placed:
             continue
-        if buffer.home == "output" and buffer.first > 0:
+        if buffer.is_output and buffer.first > 0:
             take.setdefault(buffer.first, []).append(buffer.name)
         elif buffer.name in elsewhere and buffer.name not in ends and buffer.last + 1 < len(plan.steps):
             drop.setdefault(buffer.last + 1, []).append(buffer.name)

@@ -22,22 +22,22 @@ def in_place(plan: Plan, results: bool = False, forward: Plan | None = None) -> 
     owned = written_over(plan) | (_spent(plan, forward) if forward is not None and forward.spent else set())
     buffers = {b.name: b for b in plan.buffers}
     names: dict[str, str] = {}
-    ends = ("arena", "saved", "output") if results else ("arena", "saved")
     for position, step in enumerate(plan.steps):
         for source_window, output_window in pairs(step):
             source = buffers[names.get(source_window.buffer, source_window.buffer)]
             output = buffers[output_window.buffer]
             uses = [w for w in touched(step) if w.buffer == source_window.buffer and w is not source_window]
-            homes = ends if source.home == "arena" else ("arena",) if source.name in owned else ()
-            if (output.home not in homes or source.last != position or output.first != position
+            takes = (output.in_arena or (results and output.is_output) if source.is_temp
+                     else output.is_temp and source.name in owned)
+            if (not takes or source.last != position or output.first != position
                     or source.bytes != output.bytes or uses or output.name in names
                     or source_window.offset != 0 or output_window.offset != 0
-                    or (not {source.home, output.home} <= {"arena", "saved"}
+                    or (not (source.in_arena and output.in_arena)
                         and dtypes[source.name] != dtypes[output.name])):
                 continue
             names[output.name] = source.name
             buffers[source.name] = united(source, [source, output])
-    return _ended(names, {b.name for b in plan.buffers if b.home == "output"})
+    return _ended(names, {b.name for b in plan.buffers if b.is_output})
 
 
 def pairs(step: Step) -> list[tuple[Window, Window]]:
@@ -84,7 +84,7 @@ def written_over(plan: Plan) -> set[str]:
 
 def _spent(plan: Plan, forward: Plan) -> set[str]:
     """Entries of the tape that are whole buffers that may be written over, and the only ones that lie there."""
-    entries = {b.name: tape_entry(forward, b.index) for b in plan.buffers if b.home == "tape"}
+    entries = {b.name: tape_entry(forward, b.index) for b in plan.buffers if b.is_restored}
     homes = [entry[0].name for entry in entries.values() if entry is not None]
     return {name for name, entry in entries.items() if entry is not None and entry[0].name in forward.spent
             and homes.count(entry[0].name) == 1 and entry[1].offset == 0 and _fills(entry[1].type)

@@ -25,7 +25,7 @@ def sink_mutations(plan: Plan) -> Plan:
     """`plan` (as `assemble` makes it) with steps that make only what the copies at its end put into inputs right before
     these: behind all that reads the inputs as they were. Where they can come earlier, `hoist_mutations` sees to it."""
     steps = plan.steps
-    inputs = {b.name for b in plan.buffers if b.home == "input"}
+    inputs = {b.name for b in plan.buffers if b.is_input}
     end = len(steps)
     for step in reversed(steps):
         if not isinstance(step, CopyStep) or step.target.buffer not in inputs:
@@ -79,8 +79,8 @@ def without(plan: Plan, left_out: set[int]) -> Plan:
 
 def _names(plan: Plan) -> dict[str, str]:
     """Buffer -> the input that it is made in."""
-    inputs = {b.name for b in plan.buffers if b.home == "input"}
-    inside = {b.name for b in plan.buffers if b.home == "arena"}
+    inputs = {b.name for b in plan.buffers if b.is_input}
+    inside = {b.name for b in plan.buffers if b.is_temp}
     made: dict[str, int] = {}
     last: dict[str, int] = {}
     refuses = -1
@@ -139,7 +139,7 @@ def permuted(plan: Plan, order: Sequence[int]) -> Plan:
     for buffer in plan.buffers:
         found = uses.get(buffer.name)
         if found:
-            first = 0 if buffer.home in ("input", "tape") else min(found)
+            first = 0 if buffer.is_parameter else min(found)
             buffer = dataclasses.replace(buffer, first=first, last=end if buffer.last == end else max(found))
         buffers.append(buffer)
     return dataclasses.replace(plan, steps=tuple(plan.steps[k] for k in order), buffers=tuple(buffers))
@@ -149,8 +149,8 @@ def hoist_mutations(plan: Plan, dependencies: list[set[int]]) -> list[int]:
     """The order of steps in which those that only write inputs, beside what is theirs alone (what a kernel hands from
     stage to stage), come as soon as they can."""
     uses = Counter(name for step in plan.steps for name in {window.buffer for window in touched(step)})
-    free = {b.name for b in plan.buffers if b.home == "input" or uses[b.name] == 1}
-    inputs = {b.name for b in plan.buffers if b.home == "input"}
+    free = {b.name for b in plan.buffers if b.is_input or uses[b.name] == 1}
+    inputs = {b.name for b in plan.buffers if b.is_input}
     order: list[int] = []
     missing: dict[int, set[int]] = {}  # by step that waits, what of that which it needs is not there yet
     waiting: dict[int, list[int]] = {}

@@ -77,11 +77,11 @@ class _Search:
         self.hints = {name: plan.facts.hint(chain[0].bytes) for name, chain in chains.items()}
         owned = written_over(plan)
         self.rooms = [_Room(b, self.hints[b.name], [(one.first, one.last) for one in chains[b.name]])
-                      for b in plan.buffers if (b.home == "output" and b.first > 0) or b.name in owned]
+                      for b in plan.buffers if (b.is_output and b.first > 0) or b.name in owned]
         self.rooms.sort(key=lambda room: room.hint)
         self.alive = [0] * (len(plan.steps) + 1)
         self.chains = [sorted(chain, key=lambda b: b.first) for name, chain in chains.items()
-                       if all(b.home == "arena" and b.first <= b.last for b in chain) and self.hints[name] >= LEAST]
+                       if all(b.is_temp and b.first <= b.last for b in chain) and self.hints[name] >= LEAST]
         for chain in self.chains:
             self.change(chain[0].first, chain[-1].last, plan.facts.hint(chain[0].bytes))
         self.chains.sort(key=lambda chain: -plan.facts.hint(chain[0].bytes))
@@ -116,7 +116,7 @@ class _Search:
         value, last = values[0], values[-1].last
         if any(begin <= last and value.first <= end for begin, end in room.taken):
             return False
-        if room.buffer.home == "extern" and value.first < room.buffer.first:
+        if room.buffer.is_external and value.first < room.buffer.first:
             return False
         if any(self.dtypes.get(one.name) != self.dtypes.get(room.buffer.name) for one in values):
             return False

@@ -48,7 +48,7 @@ def allocate(plan: Plan, forward: Plan | None = None) -> Plan:
             receive their places, and the block's dead places are used.
     """
     end = len(plan.steps)
-    saved = [b for b in plan.buffers if b.home == "saved"]
+    saved = [b for b in plan.buffers if b.is_saved]
     offsets: dict[str, Size] = {}
     slots: list[_Slot] = []
     kept: Size = 0
@@ -63,7 +63,7 @@ def allocate(plan: Plan, forward: Plan | None = None) -> Plan:
         for region in kept_regions(plan, forward):
             slots.append(_Slot(region.bytes, plan.facts.hint(region.bytes), [(0, region.last)], [], region.offset))
     prover = _Prover(plan.facts)
-    moving = [b for b in plan.buffers if b.home == "arena"]
+    moving = [b for b in plan.buffers if b.is_temp]
     moving.sort(key=lambda b: (-plan.facts.hint(b.bytes), b.first - b.last, b.first, b.name))
     for buffer in moving:
         _assign(buffer, slots, prover)
@@ -120,12 +120,12 @@ def tape_offsets(plan: Plan, forward: Plan) -> dict[str, Size]:
     places = dict(forward.offsets)
     result: dict[str, Size] = {}
     for buffer in plan.buffers:
-        entry = tape_entry(forward, buffer.index) if buffer.home in ("tape", "kept") else None
+        entry = tape_entry(forward, buffer.index) if buffer.has_tape_entry else None
         if entry is not None:
             home, window = entry
-            before = window.offset * size_of(window.type.dtype) if buffer.home == "tape" else 0
+            before = window.offset * size_of(window.type.dtype) if buffer.is_restored else 0
             result[buffer.name] = places[home.name] + before
-        elif buffer.home == "again":
+        elif buffer.is_recomputed:
             result[buffer.name] = 0  # placed when sizes are known, if its steps run at all
     return result
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.op import base_of
 from anyshape.ir.types import TensorType, size_of
+from anyshape.plan.ir.home import External, Recomputed, RestoredBase, Saved
 from anyshape.plan.ir.launch_groups import unbroken
 from anyshape.plan.ir.liveness import last_reads, live_bytes, saved_entry
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, RecomputeStep, Step, Window, step_writes, touched
@@ -42,7 +43,7 @@ class Kept:
 
     def names(self, plan: Plan) -> dict[str, str]:
         """Stored value -> the buffer of the backward `plan` that it is."""
-        tape = {b.index: b.name for b in plan.buffers if b.home == "tape"}
+        tape = {b.index: b.name for b in plan.buffers if b.is_restored}
         return {value: tape[index] if name in self.outside else _kept(name)
                 for value, (name, index) in self.buffers.items() if name not in self.outside or index in tape}
 
@@ -50,19 +51,19 @@ class Kept:
 def kept_values(graph: Graph, plan: Plan, views: Container[str]) -> Kept:
     """What the forward `plan` of `graph` keeps. views: names of those that are stored (`Compiled.stored`)."""
     producers = graph.producers()
-    homes = {b.name: b.home for b in plan.buffers}
+    saved, external = ({b.name for b in plan.buffers if isinstance(b.home, one)} for one in (Saved, External))
     stored = {window.buffer: window.type for step in plan.steps for window in step_writes(step) if window.offset == 0}
     buffers: dict[str, tuple[str, int]] = {}
     types: dict[str, TensorType] = {}
     for index, (operand, window) in enumerate(zip(graph.saved, plan.saved, strict=True)):
         if isinstance(operand, Value) and isinstance(window, Window) and (
-                homes.get(window.buffer) == "saved" or (homes.get(window.buffer) == "extern" and window.offset == 0)):
+                window.buffer in saved or (window.buffer in external and window.offset == 0)):
             base = base_of(operand, producers, views)
             kind = stored.get(window.buffer)
             if kind is not None and kind.dtype == base.tensor.dtype and kind.shape == base.tensor.shape:
                 buffers[base.name] = window.buffer, index
                 types[base.name] = kind
-    outside = frozenset(name for name, _ in buffers.values() if homes[name] == "extern")
+    outside = frozenset(name for name, _ in buffers.values() if name in external)
     return Kept(buffers, types, outside)
 
 
@@ -110,12 +111,12 @@ def insert_recomputation(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forwar
                 continue
             name = one.names[buffer.name]
             begin, end = span[buffer.name]
-            if name in lives or name in stored.values() or buffer.home == "input":
+            if name in lives or name in stored.values() or buffer.is_input:
                 old = lives.get(name, (begin, end))
                 lives[name] = min(old[0], begin), max(old[1], end)
             else:
-                home = "again" if buffer.home == "arena" else buffer.home
-                added[name] = Buffer(name, buffer.bytes, home, 0, begin, end)
+                home = Recomputed() if buffer.is_temp else buffer.home
+                added[name] = Buffer(name, buffer.bytes, home, begin, end, buffer.device)
         for value in one.graph.outputs:
             assert isinstance(value, Value)
             name, _ = kept.buffers[value.name]
@@ -129,9 +130,9 @@ def insert_recomputation(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forwar
     for name, index in kept.buffers.values():
         if _kept(name) in lives:
             begin, end = lives[_kept(name)]
-            size = next(b.bytes for b in forward.buffers if b.name == name)
+            size, device = next((b.bytes, b.device) for b in forward.buffers if b.name == name)
             end = max([end, *(ends[tape] for tape, _ in windows.get(name, ()))])
-            added[_kept(name)] = Buffer(_kept(name), size, "kept", index, begin, end)
+            added[_kept(name)] = Buffer(_kept(name), size, RestoredBase(index), begin, end, device)
     everything = (*buffers, *added.values())
     return dataclasses.replace(
         plan, steps=tuple(steps), buffers=everything, again=tuple(again), optional=tuple(sorted((*optional, *borders))),
@@ -162,7 +163,7 @@ def _placed(plan: Plan, parts: Sequence[tuple[Graph, Plan]], kept: Kept,
         if not _fits(graph, part, kept, known):
             continue
         names = _names(graph, part, known)
-        inputs = [(b.name, graph.inputs[b.index].name) for b in part.buffers if b.home == "input"]
+        inputs = [(b.name, graph.inputs[b.index].name) for b in part.buffers if b.is_input]
         results = [(window.buffer, value) for value, window in _results(graph, part)]
         # what shows each saved value in the backward
         shown = {name: [tape for tape, _ in windows.get(kept.buffers[value][0], ())]
@@ -197,7 +198,7 @@ def _windows(plan: Plan, forward: Plan) -> dict[str, list[tuple[str, Size]]]:
     """Buffer of the forward -> the tape buffers that lie in it, with their first bytes there."""
     found: dict[str, list[tuple[str, Size]]] = {}
     for buffer in plan.buffers:
-        entry = saved_entry(forward, buffer.index) if buffer.home == "tape" else None
+        entry = saved_entry(forward, buffer.index) if buffer.is_restored else None
         if entry is not None:
             home, window = entry
             found.setdefault(home.name, []).append((buffer.name, window.offset * size_of(window.type.dtype)))
@@ -216,7 +217,7 @@ def _uses(plan: Plan) -> dict[str, tuple[int, int]]:
 def _alive(plan: Plan) -> tuple[list[int], list[int]]:
     """By step, the bytes at the hints of the plan's own values that are there, and of those that are before it and
     still needed."""
-    own = [(plan.facts.hint(b.bytes), b.first, b.last) for b in plan.buffers if b.home not in ("input", "tape")]
+    own = [(plan.facts.hint(b.bytes), b.first, b.last) for b in plan.buffers if not b.is_parameter]
     count = len(plan.steps)
     across = [(size, first + 1, last) for size, first, last in own]
     return live_bytes(own, count)[:count], live_bytes(across, count)[:count]
@@ -224,7 +225,7 @@ def _alive(plan: Plan) -> tuple[list[int], list[int]]:
 
 def _first_writes(plan: Plan) -> dict[str, int]:
     """Input, or entry of the tape -> the first step that writes it: from there on it is not what the forward had."""
-    inputs = {b.name for b in plan.buffers if b.home in ("input", "tape")}
+    inputs = {b.name for b in plan.buffers if b.is_parameter}
     first: dict[str, int] = {}
     for position, step in enumerate(plan.steps):
         for window in step_writes(step):
@@ -241,13 +242,13 @@ def _results(graph: Graph, part: Plan) -> list[tuple[str, Window]]:
 
 def _fits(graph: Graph, part: Plan, kept: Kept, stored: Mapping[str, str]) -> bool:
     """Whether the part makes outside the arena what the forward makes there: each may fuse in its own way."""
-    homes = {b.name: b.home for b in part.buffers}
-    return all(value in stored and (homes[window.buffer] == "extern" or kept.buffers[value][0] not in kept.outside)
+    external = {b.name for b in part.buffers if b.is_external}
+    return all(value in stored and (window.buffer in external or kept.buffers[value][0] not in kept.outside)
                for value, window in _results(graph, part))
 
 
 def _names(graph: Graph, part: Plan, stored: Mapping[str, str]) -> dict[str, str]:
     """Buffers of a part -> those of the backward."""
-    names = {b.name: stored[graph.inputs[b.index].name] if b.home == "input" else f"{graph.name} {b.name}"
+    names = {b.name: stored[graph.inputs[b.index].name] if b.is_input else f"{graph.name} {b.name}"
              for b in part.buffers}
     return names | {window.buffer: stored[value] for value, window in _results(graph, part)}

@@ -36,7 +36,7 @@ def places(part: Plan, first: Mapping[str, int], last: Mapping[str, int], before
     touches = [(frozenset(w.buffer for w in step_writes(step)), frozenset(w.buffer for w in touched(step)))
                for step in part.steps]
     bytes_ = {b.name: hint(b.bytes) for b in part.buffers}
-    inputs = {b.name for b in part.buffers if b.home == "input"}
+    inputs = {b.name for b in part.buffers if b.is_input}
     caps = [LATEST] * len(touches)
     while True:
         found = _latest(touches, caps, first, before)

@@ -32,7 +32,7 @@ def tile_gemm_consumers(plan: Plan, has_product: Callable[[str], bool]) -> Plan:
     for k, step in enumerate(steps):
         for name in {window.buffer for window in touched(step)}:
             readers.setdefault(name, []).append(k)
-    inside = {b.name for b in plan.buffers if b.home == "arena"}
+    inside = {b.name for b in plan.buffers if b.is_temp}
     banded: dict[str, TiledGemmStep] = {}
     left_out: set[int] = set()
     for k, kernel in enumerate(plan.steps):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from anyshape.plan.ir.home import Temp
 from anyshape.plan.ir.liveness import saved_entry
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Window
 from anyshape.plan.ir.renaming import renamed_step
@@ -28,14 +29,14 @@ def joined(forward: Plan, backward: Plan | None) -> Plan:
     for plan, before in zip(plans, ("", "b.")):
         names = {}
         for buffer in plan.buffers:
-            if buffer.home == "tape":
+            if buffer.is_restored:
                 entry = saved_entry(forward, buffer.index)
                 names[buffer.name] = buffer.name if entry is None else entry[0].name
-            elif buffer.home == "input":
+            elif buffer.is_input:
                 buffers.setdefault(buffer.name, dataclasses.replace(buffer, first=0, last=end))
             else:
                 names[buffer.name] = before + buffer.name
-                buffers[before + buffer.name] = Buffer(before + buffer.name, buffer.bytes, "arena", 0, 0, 0)
+                buffers[before + buffer.name] = Buffer(before + buffer.name, buffer.bytes, Temp(), 0, 0, buffer.device)
         for step in plan.steps:
             assert not isinstance(step, MemoryStep), "the plan is one that nothing is held for yet"
             steps.append(renamed_step(step, names))

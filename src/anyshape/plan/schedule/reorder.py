@@ -122,7 +122,7 @@ def _units(plan: Plan) -> list[list[int]]:
 
 def dependencies(plan: Plan) -> list[set[int]]:
     """Per step, the earlier ones that have to stay before it."""
-    inputs = {b.name for b in plan.buffers if b.home == "input"}
+    inputs = {b.name for b in plan.buffers if b.is_input}
     before: list[set[int]] = [set() for _ in plan.steps]
     maker: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
@@ -171,7 +171,7 @@ def problem_of(plan: Plan, forward: Plan | None, units: Sequence[Sequence[int]])
     touches: list[dict[int, None]] = [{} for _ in units]
     over: list[list[tuple[int, int]]] = [[] for _ in units]
     bytes_ = {b.name: b.bytes for b in plan.buffers}
-    inside = {b.name for b in plan.buffers if b.home in ("arena", "saved")}
+    inside = {b.name for b in plan.buffers if b.in_arena}
     for k, step in enumerate(plan.steps):
         for window in touched(step):
             if window.buffer in number:
@@ -197,13 +197,13 @@ def _values(plan: Plan, forward: Plan | None) -> list[_Value]:
     found: list[_Value] = []
     lying: dict[str, list[str]] = {}
     for buffer in plan.buffers:
-        entry = tape_entry(forward, buffer.index) if forward is not None and buffer.home == "tape" else None
+        entry = tape_entry(forward, buffer.index) if forward is not None and buffer.is_restored else None
         if entry is not None:
             lying.setdefault(entry[0].name, []).append(buffer.name)
-        elif buffer.home in ("arena", "saved"):
+        elif buffer.in_arena:
             found.append(((buffer.name,), buffer.bytes, 0, False, buffer.name in ends))
-        elif buffer.home == "output" or buffer.name in elsewhere:
-            early = buffer.home in ("tape", "input")
+        elif buffer.is_output or buffer.name in elsewhere:
+            early = buffer.is_parameter
             found.append(((buffer.name,), buffer.bytes, 1, early, buffer.name in ends))
     if forward is not None:
         sizes = {b.name: b.bytes for b in forward.buffers}

@@ -16,6 +16,7 @@ import torch
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import DiskCache, cache_of
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.home import Input, Output
 from anyshape.plan.ir.program import Buffer, CopyStep, LibraryStep, Plan, Window
 from anyshape.plan.memory.symbolic_allocator import allocate
 from anyshape.runtime.call.executable import Executable
@@ -64,8 +65,8 @@ def multiplied(dtype: str, context: Context | None = None, products: str = "usua
     """Operations of products that a thread does in a second."""
     left, right, result = (TensorType(dtype, shape) for shape in ((ROWS, INNER), (INNER, COLUMNS), (ROWS, COLUMNS)))
     windows = [Window(name, one) for name, one in (("left", left), ("right", right), ("result", result))]
-    buffers = tuple(Buffer(one.buffer, one.type.bytes, home, index, 0, last) for one, home, index, last in zip(
-        windows, ("input", "input", "output"), (0, 1, 0), (0, 0, 1), strict=True))
+    buffers = tuple(Buffer(one.buffer, one.type.bytes, home, 0, last) for one, home, last in zip(
+        windows, (Input(0), Input(1), Output(0)), (0, 0, 1), strict=True))
     step = LibraryStep("matmul", tuple(windows[:2]), (windows[2],))
     plan = Plan("speed of products", (left, right), (windows[2],), (), buffers, (step,), (), 0, Facts())
     inputs = [torch.ones(one.shape, dtype=TORCH_DTYPES[dtype], device="cpu") for one in (left, right)]
@@ -77,7 +78,7 @@ def copied(threads: int, context: Context | None = None) -> float:
     size = min(COPIED * threads, MOST_COPIED)
     type_ = TensorType("f32", (size // 4,))
     source, target = Window("source", type_), Window("target", type_)
-    buffers = tuple(Buffer(one.buffer, size, "input", index, 0, 0) for index, one in enumerate((source, target)))
+    buffers = tuple(Buffer(one.buffer, size, Input(index), 0, 0) for index, one in enumerate((source, target)))
     plan = Plan("speed of a copy", (type_, type_), (), (), buffers, (CopyStep(source, target),), (), 0, Facts())
     blocks = [Block(size) for _ in range(2)]
     for block in blocks:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def peak_breakdown(program: Executable, values: Mapping[str, int]) -> list[tuple[str, int]]:
     """What is alive at the fullest step of a program that no backward follows, the largest first."""
     plan, end = program.plan, len(program.plan.steps)
-    buffers = [b for b in plan.buffers if b.home in ("arena", "saved", "output", "extern")]
+    buffers = [b for b in plan.buffers if b.is_allocated]
     sizes = function_of([b.bytes for b in buffers], f"bytes of {program.name}")(values)
     there = first_writes(plan)
-    ranges = [(size, there.get(b.name, b.first), end if b.home in ("saved", "output") else b.last)
+    ranges = [(size, there.get(b.name, b.first), end if b.survives_call else b.last)
               for b, size in zip(buffers, sizes, strict=True)]
     curve = live_bytes(ranges, end)
     at = curve.index(max(curve))

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from anyshape.plan.ir.home import Home, Recomputed, Temp
 from anyshape.plan.ir.liveness import escaping, first_writes, saved_entry
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan
 from anyshape.runtime.budget.peak_breakdown import source_of
@@ -28,13 +29,13 @@ class LiveRange:
     number: int
     first: int
     last: int
-    home: str
+    home: Home
     where: str
 
     @property
     def inside(self) -> bool:
         """Whether it lies in the upper block of the arena."""
-        return self.home in ("arena", "again")
+        return isinstance(self.home, (Temp, Recomputed))
 
     @property
     def label(self) -> str:
@@ -122,15 +123,15 @@ class TradeoffProblem:
         end = self.length - 1
         given, first, later = escaping(self.forward), first_writes(self.forward), first_writes(self.plan)
         found = [self._life(b, self.forward, end if b in given else None, first.get(b.name)) for b in
-                 self.forward.buffers if b.home in ("arena", "extern", "output") and b.name not in self.outside]
+                 self.forward.buffers if b.is_allocated and not b.is_saved and b.name not in self.outside]
         for b in self.plan.buffers:
-            if b.home in ("arena", "extern", "output") and b.name not in self.keeps.made:
-                last = len(self.plan.steps) if b.home == "output" else None
+            if b.is_allocated and not b.is_saved and b.name not in self.keeps.made:
+                last = len(self.plan.steps) if b.is_output else None
                 found.append(self._life(b, self.plan, last, later.get(b.name)))
         return found
 
     def _held(self) -> dict[str, LiveRange]:
-        saved = [b for b in self.forward.buffers if b.home == "saved"]
+        saved = [b for b in self.forward.buffers if b.is_saved]
         lasts = [(b, region.last) for b, region in zip(saved, self.backward.maker.regions, strict=True)]
         return {b.name: self._life(b, self.forward, self.border + max(last, -1)) for b, last in (*lasts, *self.beside)}
 
@@ -155,7 +156,7 @@ def _beside(program: Executable, plan: Plan) -> list[tuple[Buffer, int]]:
                for name in step.drop}
     last: dict[str, int] = {}
     for b in plan.buffers:
-        entry = saved_entry(program.plan, b.index) if b.home == "tape" else None
+        entry = saved_entry(program.plan, b.index) if b.is_restored else None
         if entry is not None:
             last[entry[0].name] = max(last.get(entry[0].name, 0), dropped.get(b.name, len(plan.steps)))
     return [(b, last[b.name]) for b in program.maker.keeps.outside]

@@ -93,11 +93,11 @@ class Call:
         """The tensor of a buffer that is one, None for a place in the arena."""
         if buffer.name in self.record.offsets:
             return None
-        if buffer.home == "output":
+        if buffer.is_output:
             return self.outputs[self.shared.output_of[buffer.name]]
-        if buffer.home == "extern":
+        if buffer.is_external:
             return self.externs[buffer.name]
-        position = self.shared.plan.restored[buffer.index] if buffer.home == "tape" else buffer.index
+        position = self.shared.plan.parameter_number(buffer)
         return self.inputs[position]
 
     # --- steps
@@ -169,10 +169,10 @@ class Call:
                 self.block[host.SLOTS + slot] = address + byte
         for name in step.drop:
             buffer = shared.buffers[name]
-            if buffer.home == "extern":
+            if buffer.is_external:
                 self.externs.pop(name, None)
             else:
-                self.inputs[shared.plan.restored[buffer.index] if buffer.home == "tape" else buffer.index] = None
+                self.inputs[shared.plan.parameter_number(buffer)] = None
         for name in step.take:
             index = shared.output_of[name]
             if index == self.record.room:
@@ -225,8 +225,8 @@ class Call:
                               where=step.where, why=f"it returned {found}; traced: {window.type}, {list(shape)} here",
                               do="compile the program again; if it stays, report this operator")
         buffer = self.shared.buffers[window.buffer]
-        again = self.shared.again.get(window.buffer) if buffer.home == "tape" else None
-        if buffer.home != "extern" and again is None:
+        again = self.shared.again.get(window.buffer) if buffer.is_restored else None
+        if not buffer.is_external and again is None:
             self.tensor(window, view).copy_(result)
             return
         if result.is_neg() or (result.dtype.is_complex and result.is_conj()):
@@ -248,7 +248,7 @@ class Call:
         if again.saved not in self.record.keeping.dropped:
             return
         for name, byte in again.windows:
-            position = shared.plan.restored[shared.buffers[name].index]
+            position = shared.plan.parameter_number(shared.buffers[name])
             shape, strides, _ = self.record.inputs[position]  # type: ignore[misc]
             offset = result.storage_offset() + evaluate(byte, self.record.values) // result.itemsize
             found = result.as_strided(shape, strides, offset)
@@ -342,7 +342,7 @@ class Call:
                 value = self.tensor(entry, record.saved[i])
             else:
                 buffer = self.shared.buffers[entry.buffer]
-                if buffer.home == "input" and record.saved[i] == record.inputs[buffer.index]:
+                if buffer.is_input and record.saved[i] == record.inputs[buffer.index]:
                     given.append((i, buffer.index))
                 else:
                     others.append((i, entry))

@@ -79,8 +79,8 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
         keys.append("origin")
         # tensors of a tape that is not the forward's own come as they are
         strides.append("origin.__class__ is tuple")
-    pointers = [_pointer(plan, b.home, b.index, restored) for b in sorted(plan.buffers, key=lambda b: slots[b.name])
-                if b.home in ("input", "tape") and b.name not in placed]
+    pointers = [f"a{plan.parameter_number(b)}.data_ptr()" for b in sorted(plan.buffers, key=lambda b: slots[b.name])
+                if b.is_parameter and b.name not in placed]
     every = _tuple(f"a{i}" for i in range(count))
     given = ", ".join(f"a{i}" for i in fixed)
     open_ = ", ".join(f"a{i}" for i in called if i not in fixed and isinstance(plan.inputs[i], TensorType))
@@ -146,11 +146,6 @@ class _Learner:
             self.names[self.name] = api.same_kind(tensors, self.sizes) or _never
             return
         self.names[self.name] = _never
-
-
-def _pointer(plan: Plan, home: str, index: int, restored: Mapping[int, int]) -> str:
-    position = plan.restored[index] if home == "tape" else index
-    return f"a{position}.data_ptr()"
 
 
 def _tuple(parts: Any) -> str:

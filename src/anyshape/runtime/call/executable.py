@@ -86,7 +86,7 @@ class Executable:
         self.records: dict[Any, Specialization] = {}
         self.lock = threading.Lock()
         self.enter = make_enter(plan, self.layout.slots, self.binder.strided)
-        written = [b for b in plan.buffers if b.home in ("input", "tape", "output") and b.name not in self.maker.homes]
+        written = [b for b in plan.buffers if (b.is_parameter or b.is_output) and b.name not in self.maker.homes]
         in_front = 1 + len(written)
         self.put = struct.Struct(f"{len(written)}q").pack_into
         # slots that the host or PyTorch fill in, and the room for kernel blocks
@@ -213,8 +213,8 @@ class Executable:
                 block.tensor[:record.kept].copy_(lease.block.tensor[:record.kept])
             return block
         for buffer in self.plan.buffers:
-            if buffer.home == "tape" and buffer.name in record.offsets:
-                position = self.plan.restored[buffer.index]
+            if buffer.is_restored and buffer.name in record.offsets:
+                position = self.plan.parameter_number(buffer)
                 view = record.inputs[position]
                 assert view is not None
                 source = inputs[position]

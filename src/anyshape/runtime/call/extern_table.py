@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyshape.backend.cpu.bytecode.encode_plan import PlanEncoding
+from anyshape.plan.ir.home import Input, Output
 from anyshape.plan.ir.liveness import first_writes, peak_bytes, saved_external
 from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, Window, step_writes, touched
 from anyshape.runtime.memory.packed_weights import PackedWeights
@@ -29,7 +30,7 @@ class Calls:
         self.plan = plan
         self.slots = layout.slots
         self.buffers = {b.name: b for b in plan.buffers}
-        ordered = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
+        ordered = sorted((b for b in plan.buffers if b.is_output), key=lambda b: layout.slots[b.name])
         self.output_of = {b.name: i for i, b in enumerate(ordered)}
         self.order = self._order()
         taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
@@ -41,10 +42,10 @@ class Calls:
         self.later: dict[int, tuple[str, ...]] = {}  # the same where the tape would keep them
         self.again = {one.buffer: one for one in plan.again}
         self.written = frozenset(self.buffers[name].index for name in _written(plan)
-                                 if name in self.buffers and self.buffers[name].home == "input")
+                                 if name in self.buffers and self.buffers[name].is_input)
         self.checked = tuple(i for i, w in enumerate(plan.saved)
-                             if isinstance(w, Window) and self.buffers[w.buffer].home in ("input", "output"))
-        externs = [b for b in plan.buffers if b.home == "extern"]
+                             if isinstance(w, Window) and isinstance(self.buffers[w.buffer].home, (Input, Output)))
+        externs = [b for b in plan.buffers if b.is_external]
         ends = {w.buffer for w in (*plan.outputs, *plan.saved) if isinstance(w, Window)}
         outside = {b.name for b in saved_external(plan)}
         used = {w.buffer: number for number, step in enumerate(plan.steps) for w in touched(step)}
@@ -57,7 +58,7 @@ class Calls:
                 if step.target == CONVOLUTION:
                     weights = step.inputs[1]
                     # a program that trains has others at every step
-                    constant = isinstance(weights, Window) and self.buffers[weights.buffer].home == "input" and not (
+                    constant = isinstance(weights, Window) and self.buffers[weights.buffer].is_input and not (
                         plan.saved or plan.restored)
                     attributes: Any = step.template
                     self.functions[number] = Convolution(packed, (owner, number), dict(attributes), constant)

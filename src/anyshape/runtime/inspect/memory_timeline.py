@@ -15,6 +15,7 @@ from types import MappingProxyType
 import numpy as np
 
 from anyshape.base.align import align
+from anyshape.plan.ir.home import External, Home, Output, Recomputed, Restored, Saved, Temp
 from anyshape.plan.ir.liveness import live_bytes
 from anyshape.plan.ir.program import step_writes
 from anyshape.runtime.budget.memory_budget import MemoryBudget
@@ -24,8 +25,9 @@ from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.specialize.saved_policy import Move, SavePolicy
 from anyshape.sym.expr import Size, evaluate
 
-KINDS = {"arena": "temporary", "again": "temporary", "saved": "saved", "output": "result", "extern": "made by PyTorch",
-         "tape": "made by PyTorch"}
+KINDS: dict[type[Home], str] = {
+    Temp: "temporary", Recomputed: "temporary", Saved: "saved", Output: "result", External: "made by PyTorch",
+    Restored: "made by PyTorch"}
 Span = tuple[int, int]  # first and last position
 
 
@@ -98,15 +100,15 @@ def timeline(limit: MemoryBudget) -> Timeline:
     ladders = limit.ladders
     if ladders is None:
         return _alone(limit.program)
-    lives = [LiveRange(life.name, KINDS[life.home], ladders.bytes[life.number], life.first, life.last, life.where)
+    lives = [LiveRange(life.name, KINDS[type(life.home)], ladders.bytes[life.number], life.first, life.last, life.where)
              for life in ladders.fixed]
     gaps = {name: (first, last - 1) for name, (first, last) in zip(ladders.names, ladders.gaps, strict=True)
             if first < last}
     for name, life in ladders.held.items():
         size = align(ladders.bytes[life.number])
         lives.append(LiveRange(name, "saved", size, life.first, life.last, life.where, gaps.get(name)))
-    lives += [LiveRange(life.name, KINDS[life.home], ladders.bytes[life.number], life.first, life.last, life.where,
-                   only=True) for life in ladders.temporaries]
+    lives += [LiveRange(life.name, KINDS[type(life.home)], ladders.bytes[life.number], life.first, life.last,
+                   life.where, only=True) for life in ladders.temporaries]
     return Timeline(tuple(life for life in lives if life.first <= life.last), ladders.border, ladders.length)
 
 
@@ -114,9 +116,9 @@ def _alone(program: Executable) -> Timeline:
     plan = program.plan
     end = len(plan.steps)
     # results count from when they are written: before that, other values may lie in their memory
-    lives = tuple(LiveRange(b.name, KINDS[b.home], b.bytes, b.first,
-                       end if b.home in ("saved", "output") else b.last, source_of(b, plan))
-                  for b in plan.buffers if b.home in ("arena", "saved", "output", "extern"))
+    lives = tuple(LiveRange(b.name, KINDS[type(b.home)], b.bytes, b.first,
+                       end if b.survives_call else b.last, source_of(b, plan))
+                  for b in plan.buffers if b.is_allocated)
     return Timeline(lives, end + 1, end + 1)
 
 

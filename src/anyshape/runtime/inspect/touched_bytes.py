@@ -14,11 +14,11 @@ from anyshape.torch_compat import storage_id
 
 def counted_peak(plan: Plan, record: Specialization) -> int:
     """The bytes of the arena up to the highest that any step's window touches, rounded up to 64: what a run uses."""
-    homes = {b.name: b.home for b in plan.buffers}
+    inside = {b.name for b in plan.buffers if b.in_arena}
     top = record.kept
     for step in plan.steps:
         for window in touched(step):
-            if homes.get(window.buffer) in ("arena", "saved"):
+            if window.buffer in inside:
                 top = max(top, record.offsets[window.buffer] + _extent(window, record.values))
     return align(top) - (record.kept if record.room >= 0 else 0)
 
@@ -30,9 +30,9 @@ def counted_outside(call: Call, forward: Plan | None = None) -> int:
     tensors = [*call.externs.values(), *call.outputs]
     kept = {b.name for b in saved_external(forward)} if forward is not None else set()
     for buffer in plan.buffers:
-        entry = saved_entry(forward, buffer.index) if forward is not None and buffer.home == "tape" else None
+        entry = saved_entry(forward, buffer.index) if forward is not None and buffer.is_restored else None
         if entry is not None and entry[0].name in kept:
-            tensors.append(call.inputs[plan.restored[buffer.index]])
+            tensors.append(call.inputs[plan.parameter_number(buffer)])
     storages = {storage_id(tensor): tensor.untyped_storage() for tensor in tensors
                 if tensor is not None and not tensor.is_meta}
     return sum(storage.nbytes() for storage in storages.values())

@@ -26,6 +26,7 @@ import numpy as np
 from anyshape.backend.cpu.bytecode.encode_plan import PlanEncoding
 from anyshape.base.align import align
 from anyshape.ir.types import size_of
+from anyshape.plan.ir.home import External, Recomputed
 from anyshape.plan.ir.liveness import LiveRanges, Region, first_writes, saved_external, tape_entry
 from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, step_writes, touched
 from anyshape.runtime.context.process_context import Context
@@ -153,30 +154,30 @@ class SavedLayout:
         self.region_lasts = np.array([region.last for region in regions], np.int64)
         by_name = {b.name: b for b in plan.buffers}
         self.homes = homes = {name: by_name[name] for name in layout.placed}
-        self.kept_buffers = [b for b in (forward or plan).buffers if b.home == "saved"]
+        self.kept_buffers = [b for b in (forward or plan).buffers if b.is_saved]
         self.chunks = plan.chunks  # of a forward: those of its backward, once that is known
         self.optional = frozenset(plan.optional)
         # what only optional steps make: in the arena, or by PyTorch
         self.made = frozenset(window.buffer for number in plan.optional for window in step_writes(plan.steps[number])
-                              if by_name[window.buffer].home in ("again", "extern"))
+                              if isinstance(by_name[window.buffer].home, (Recomputed, External)))
         self.outside = saved_external(plan)
         self.begins = {one.saved: min(number for number in plan.optional
                                       if one.buffer in {window.buffer for window in step_writes(plan.steps[number])})
-                       for one in plan.again if by_name[one.buffer].home == "tape"}
+                       for one in plan.again if by_name[one.buffer].is_restored}
         # where saved buffers, and what shows them in a backward, lie: index -> (the forward's buffer, first byte there)
         self.shown: dict[int, tuple[str, Size]] = {i: (layout.placed[i], 0) for i in self.saved}
         for i, buffer in enumerate(homes.values()):
-            entry = tape_entry(forward, buffer.index) if forward and buffer.home in ("tape", "kept") else None
+            entry = tape_entry(forward, buffer.index) if forward and buffer.has_tape_entry else None
             if entry is not None:
                 home, window = entry
-                before = window.offset * size_of(window.type.dtype) if buffer.home == "tape" else 0
+                before = window.offset * size_of(window.type.dtype) if buffer.is_restored else 0
                 self.shown[i] = home.name, before
         self.life_table = np.array(lives, np.int64).reshape(-1, 2)
         self.places_of = {name: i for i, name in enumerate(layout.placed)}
         self.numbers = {b.name: i for i, b in enumerate(self.kept_buffers)}
-        # what lies in the arena where optional steps touch it: all of "again", and of "kept" what is dropped
-        self.brought = {b.name: (i, "" if b.home == "again" else self.shown.get(i, ("-", 0))[0])
-                        for i, b in enumerate(homes.values()) if b.home in ("again", "kept")}
+        # what lies in the arena where optional steps touch it: all that is recomputed, and of the bases what is dropped
+        self.brought = {b.name: (i, "" if b.is_recomputed else self.shown.get(i, ("-", 0))[0])
+                        for i, b in enumerate(homes.values()) if b.is_optional}
         # by place, which of the saved buffers it shows; -1: none, -2: one that is not dropped
         self.brought_of = np.full(len(lives), -1, np.int64)
         for i, shown in self.brought.values():
@@ -203,7 +204,7 @@ class SavedLayout:
         self.freeing = frozenset(number for number, writes, _ in self.repeats if writes is None)
         last = {window.buffer: number for number, step in enumerate(plan.steps) for window in touched(step)}
         self.ends = {b.name: last.get(b.name, 0)
-                     for b in (*(b for b in plan.buffers if b.home == "saved"), *self.outside)}
+                     for b in (*(b for b in plan.buffers if b.is_saved), *self.outside)}
         # of a forward, by saved buffer: where it is among what has a place, and the last step that touches it
         own = [] if forward is not None else self.kept_buffers
         self.saved_places = np.array([self.places_of[b.name] for b in own], np.int64)
@@ -422,10 +423,10 @@ class SavedLayout:
         end = len(self.plan.steps)
         if self.others is None:
             there = first_writes(self.plan)
-            some = [b for b in self.plan.buffers if b.home in ("output", "extern") and b.name not in self.made]
+            some = [b for b in self.plan.buffers if b.is_allocated_tensor and b.name not in self.made]
             gone = {step.chunk: number for number, step in enumerate(self.plan.steps) if isinstance(step, MemoryStep)}
             steps = [(0, gone.get(chunk, end + 1) - 1) for chunk in range(len(starts) - 1)]
-            steps += [(there.get(b.name, b.first), end if b.home == "output" else b.last) for b in some]
+            steps += [(there.get(b.name, b.first), end if b.is_output else b.last) for b in some]
             self.others = SizeTable([b.bytes for b in some], f"results of {self.plan.name}"), LiveRanges(steps, end)
         sizes, lives = self.others
         return lives.live_bytes(np.concatenate((np.diff(starts), sizes(values)))) - starts[-1]

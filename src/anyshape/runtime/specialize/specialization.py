@@ -30,6 +30,7 @@ from anyshape.base import counters
 from anyshape.base.align import ALIGNMENT, align
 from anyshape.base.errors import Unsupported, VerifyError
 from anyshape.ir.types import size_of
+from anyshape.plan.ir.home import Input, Restored
 from anyshape.plan.ir.liveness import kept_regions, peak_bytes
 from anyshape.plan.ir.program import Buffer, KernelStep, MemoryStep, Plan, Window, parts_of
 from anyshape.runtime.context.process_context import Context
@@ -128,15 +129,15 @@ class Specializer:
         end = len(plan.steps)
         by_name = {b.name: b for b in plan.buffers}
         homes = self.homes = {name: by_name[name] for name in layout.placed}
-        self.given, self.restored = (with_addresses(plan, homes, home) for home in ("input", "tape"))
-        self.moving = [i for i, name in enumerate(layout.placed) if homes[name].home == "arena"]
-        self.saved = [i for i, name in enumerate(layout.placed) if homes[name].home == "saved"]
+        self.given, self.restored = (with_addresses(plan, homes, home) for home in (Input, Restored))
+        self.moving = [i for i, name in enumerate(layout.placed) if homes[name].is_temp]
+        self.saved = [i for i, name in enumerate(layout.placed) if homes[name].is_saved]
         self.slots = [layout.slots[name] for name in layout.placed]
-        self.lives = [(b.first, end if b.home == "saved" else b.last) for b in homes.values()]
-        self.outputs = sorted((b for b in plan.buffers if b.home == "output"), key=lambda b: layout.slots[b.name])
+        self.lives = [(b.first, end if b.is_saved else b.last) for b in homes.values()]
+        self.outputs = sorted((b for b in plan.buffers if b.is_output), key=lambda b: layout.slots[b.name])
         self.regions = kept_regions(plan, forward) if forward is not None else []
         self.keeps = SavedLayout(plan, forward, layout, context, self.lives, self.moving, self.saved, self.regions)
-        self.beside = [b for b in plan.buffers if b.home == "extern"]
+        self.beside = [b for b in plan.buffers if b.is_external]
         self.records: dict[Any, Specialization] = {}
         self.sizes = SizeTable([b.bytes for b in homes.values()], f"values of {plan.name}")
         self.offsets: SizeTable | None = None  # the plan's, kept and arena, made when a limit asks
@@ -434,7 +435,7 @@ class Specializer:
         if words[at] != host.PRODUCT or not may_pack_over(words, at):
             return False
         rows = next((b for b in self.homes.values() if self.layout.slots[b.name] == words[at + host.MATMUL_B]), None)
-        return rows is not None and rows.home == "arena" and rows.last == words[at + 2]
+        return rows is not None and rows.is_temp and rows.last == words[at + 2]
 
     def _live(self, items: Sequence[Item]) -> int:
         return peak_bytes([item[:3] for item in items], len(self.plan.steps))

@@ -18,6 +18,7 @@ import torch
 
 from anyshape.base.errors import InputError
 from anyshape.ir.types import TensorType
+from anyshape.plan.ir.home import Home
 from anyshape.plan.ir.program import Plan
 from anyshape.torch_compat import is_zeros
 
@@ -53,11 +54,11 @@ def without_memory(plan: Plan, inputs: Sequence[Any]) -> InputError:
     return next((error for error in found if error is not None), InputError(f"an input of {plan.name} has no memory"))
 
 
-def with_addresses(plan: Plan, placed: Container[str], home: str) -> tuple[int, list[int]]:
+def with_addresses(plan: Plan, placed: Container[str], home: type[Home]) -> tuple[int, list[int]]:
     """How many buffers of this home the host finds by addresses that Python gives it, and the positions of the inputs
     among them that may have no elements."""
-    found = [plan.restored[b.index] if home == "tape" else b.index
-             for b in plan.buffers if b.home == home and b.name not in placed]
+    found = [plan.parameter_number(b)
+             for b in plan.buffers if isinstance(b.home, home) and b.name not in placed]
     kinds = [(i, plan.inputs[i]) for i in found]
     return len(found), [i for i, kind in kinds if isinstance(kind, TensorType)
                         and not all(isinstance(n, int) and n > 0 for n in kind.shape)]

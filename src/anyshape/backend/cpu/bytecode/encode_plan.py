@@ -90,7 +90,7 @@ def layout_of(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> PlanEncodin
     writer = _Writer(plan, slots, kernels)
     placed = tuple(b.name for b in plan.buffers if b.name in offsets)
     sizes = {b.name: b.bytes for b in plan.buffers}
-    outputs = {b.index: b.bytes for b in plan.buffers if b.home == "output"}
+    outputs = {b.index: b.bytes for b in plan.buffers if b.is_output}
     parts = [
         "[" + ", ".join(filter(None, writer.steps())) + "]",
         writer.tuple_of(sizes[name] for name in placed),
@@ -121,7 +121,7 @@ def _rank(buffer: Buffer, offsets: Mapping[str, Size]) -> int:
     """Order of slots: a call's tensors come first, so that their addresses are written in one go."""
     if buffer.name in offsets:
         return 3
-    return {"input": 0, "tape": 1, "output": 2}.get(buffer.home, 3)
+    return 0 if buffer.is_input else 1 if buffer.is_restored else 2 if buffer.is_output else 3
 
 
 @dataclass(frozen=True, slots=True)
