@@ -18,17 +18,8 @@ ROAD = os.environ.get("ANYSHAPE_TEST_ROAD", "native")
 class Interpreted:
     """A program compiler that stops after the translation and interprets the graph."""
 
-    def __init__(self) -> None:
-        self.graphs: dict[str, Any] = {}
-
     def __call__(self, request: ProgramRequest) -> Boxed:
-        number = request.name.split(".")[0]
-        restored = None
-        if request.role == "backward" and number in self.graphs:
-            restored = tuple(getattr(value, "type", None) for value in self.graphs[number].saved)
-        graph, notes = to_graph(request.gm, request.name, request.role, restored)
-        if request.role == "forward":
-            self.graphs[number] = graph
+        graph, notes = to_graph(request.gm, request.name, request.role)
         layout = request.tape
 
         def program(inputs: list[Any]) -> list[Any]:

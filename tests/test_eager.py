@@ -252,7 +252,7 @@ def test_a_graph_that_could_not_be_compiled_is_counted(monkeypatch: pytest.Monke
     def fail(*arguments: Any) -> Any:
         raise KeyError("broken on purpose")
 
-    monkeypatch.setattr(compile_program, "compile_graph", fail)
+    monkeypatch.setattr(compile_program, "compile_pair", fail)
     monkeypatch.setattr("anyshape.frontend.diagnostics.repro.write", lambda request, error: "")
     fast = anyshape.compile(lambda x: x * 2)
     with pytest.warns(FallbackWarning, match="broken on purpose"):

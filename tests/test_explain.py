@@ -244,7 +244,7 @@ def broken(monkeypatch):
     def fail(*arguments):
         raise KeyError("broken on purpose")
 
-    monkeypatch.setattr(program, "compile_graph", fail)
+    monkeypatch.setattr(program, "compile_pair", fail)
 
 
 def test_an_internal_error_leaves_a_file_to_run_again(monkeypatch, tmp_path, capsys):
@@ -258,7 +258,7 @@ def test_an_internal_error_leaves_a_file_to_run_again(monkeypatch, tmp_path, cap
     assert "KeyError" in fast.explain().fallbacks[0].reason
     [path] = tmp_path.glob("*.repro")
     found = repro.read(path.read_text())
-    assert "broken on purpose" in found.error and found.stage == "frontend/programs/compile_program.py, _built"
+    assert "broken on purpose" in found.error and found.stage == "frontend/programs/compile_program.py, _with_backward"
     assert set(found.sizes.values()) == {5} and found.versions["torch"] == torch.__version__
     assert any("broken on purpose" in line for line in found.traceback)
     verdict = repro_tool.run(found)

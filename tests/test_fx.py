@@ -20,7 +20,6 @@ from anyshape.frontend.programs.session import Compilation, ProgramRequest
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.graph import Graph
 from anyshape.ir.show import show
-from anyshape.ir.types import SizeType
 from anyshape.runtime.memory.tape import Tape
 from anyshape.runtime.torch_ops.reference_interpreter import interpret
 from anyshape.sym.expr import evaluate
@@ -445,10 +444,7 @@ class Recorder:
         self.notes: list[Notes] = []
 
     def __call__(self, request: ProgramRequest) -> Callable[[list[Any]], list[Any]]:
-        restored = None
-        if request.role == "backward":
-            restored = tuple(getattr(value, "type", SizeType()) for value in self.graphs[-1].saved)
-        graph, notes = to_graph(request.gm, request.name, request.role, restored)
+        graph, notes = to_graph(request.gm, request.name, request.role)
         self.graphs.append(graph)
         self.notes.append(notes)
 

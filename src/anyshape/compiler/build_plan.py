@@ -275,6 +275,7 @@ class _Assembly:
         self.store = store
         self.versions = versions
         self.steps: list[Step] = []
+        self.position = -1  # of the item that steps are made of
         self.types: dict[str, TensorType] = {}
         self.born: dict[str, int] = {}
         self.extern: set[str] = set()
@@ -287,6 +288,7 @@ class _Assembly:
             if isinstance(value.type, TensorType):
                 self.types[value.name] = value.type
         for position, item in enumerate(self.fusion.items):
+            self.position = position
             if isinstance(item, FusedKernel):
                 self.kernel(item, self.versions[position])
             elif row(item).kind == "library":
@@ -355,12 +357,13 @@ class _Assembly:
         text = "; ".join(dict.fromkeys(n.where for n in item.group.nodes if n.where))
         self.steps.append(KernelStep(
             tuple(regimes), tuple(params), tuple(outputs), text, tuple(p for p in over[0] if all(p in r for r in over)),
-            tuple(handed), along(versions[0].programs[0]) if len(versions) == 1 else (), checks_of(item.group.nodes)))
+            tuple(handed), along(versions[0].programs[0]) if len(versions) == 1 else (), checks_of(item.group.nodes),
+            self.position))
 
     def library(self, node: Node) -> None:
         inputs = tuple(self.window(v) for v in node.values())
         outputs = tuple(self.define(v.name, v.tensor.dense()) for v in node.outputs)
-        self.steps.append(LibraryStep(node.op, inputs, outputs, node.attrs, node.where))
+        self.steps.append(LibraryStep(node.op, inputs, outputs, node.attrs, node.where, self.position))
 
     def call(self, node: Node) -> None:
         inputs = tuple(self.window(o) if isinstance(o, Value) else o for o in node.inputs)
@@ -374,7 +377,8 @@ class _Assembly:
         else:
             target, template = f"anyshape.{node.op}", tuple(node.attrs)
         assert isinstance(target, str)
-        self.steps.append(ExternStep(target, inputs, template, outputs, node.where, effect_of(node)))
+        self.steps.append(ExternStep(target, inputs, template, outputs, node.where, effect_of(node),
+                                     self.position))
 
     def dense(self, window: Operand | Window, node: Node) -> Window:
         """The operand of a library that would copy it aside: here the copy lies in the arena."""

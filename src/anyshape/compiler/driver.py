@@ -3,20 +3,23 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from anyshape.backend.cpu.bytecode.encode_gemm import takes_any_strides
 from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.llvm.jit import build
 from anyshape.backend.cpu.llvm.libm import UNSUPPORTED
 from anyshape.backend.cpu.machine.target import host
-from anyshape.backend.interface import LoadedKernel as BuiltKernel
 from anyshape.base import counters
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
-from anyshape.base.errors import ParseError, VerifyError
+from anyshape.base.errors import ParseError, Unsupported, VerifyError
 from anyshape.compiler.build_plan import Storage, assemble, storage
+from anyshape.compiler.compiled import BackwardGraph, CompiledGraph, CompiledPair, PlannedGraph
+from anyshape.compiler.link import link_backward, link_pair, link_plan
+from anyshape.compiler.undefined_gradients import given, zeros_of
 from anyshape.ir.graph import Graph, Value
 from anyshape.kernel.fusion.result import FusedKernel, Fusion, FusionBlocklist, NotFusable
 from anyshape.kernel.fusion.vertical import fuse
@@ -30,7 +33,7 @@ from anyshape.passes.dce import dce
 from anyshape.passes.driver import pipeline
 from anyshape.passes.driver.ir_dumps import Edits, edits, publish
 from anyshape.passes.driver.pipeline import History
-from anyshape.plan.ir.program import CopyStep, KernelStep, Plan, parts_of
+from anyshape.plan.ir.program import KernelStep, Plan, origins, parts_of
 from anyshape.plan.ir.show import show as show_plan
 from anyshape.plan.memory.alloc_free_steps import insert_alloc_free
 from anyshape.plan.memory.mutation_copy_elision import elide_mutation_copies, sink_mutations
@@ -45,6 +48,7 @@ from anyshape.plan.verify import judge
 from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.context.process_context import context_of
 from anyshape.runtime.cost.autotune import autotune_of
+from anyshape.runtime.memory.pools import LiveTapes
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
 
@@ -52,42 +56,46 @@ from anyshape.sym.facts import Facts
 KERNELS, LLVM, PLAN = (90, "kernels"), (91, "llvm"), (92, "plan")
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledGraph:
-    """What the compiler decided on one graph, for `explain`, and the executable.
-
-    graph: after the passes; `history` has it before and between. programs: kernel name -> loop program.
-    seconds: (stage, time) in order. edited: files whose text stands in place of a computed stage.
-    stored: of a forward under a limit, the names of values that are stored. other: the same with its steps in another
-    order, for sizes at which that needs less.
-    """
-
-    name: str
-    graph: Graph
-    history: History
-    fusion: Fusion
-    programs: dict[str, LoopProgram]
-    plan: Plan
-    executable: Executable
-    seconds: tuple[tuple[str, float], ...]
-    edited: tuple[str, ...] = ()
-    segments: tuple[RecomputeSegment, ...] = ()
-    stored: frozenset[str] = frozenset()
-    other: Executable | None = None
-
-
-def compile_graph(graph: Graph, config: Config, forward: CompiledGraph | None = None,
-                  needed: tuple[Size, ...] = (), whole: bool = False) -> CompiledGraph:
-    """Compile one graph.
+def compile_pair(forward: Graph, backward: BackwardGraph | None, config: Config, needed: tuple[Size, ...] = (),
+                 whole: bool = False, names: Mapping[str, str] = MappingProxyType({}),
+                 held: LiveTapes | None = None) -> CompiledPair:
+    """Compile a forward with its backward, or a graph alone.
 
     Args:
-        forward: for a backward graph, the compiled forward whose memory and tape it shares.
+        backward: None where none follows, or it is compiled later (`compile_backward`).
         needed: sizes that must be at least 0 in a call, beside those of the graph itself.
-        whole: it is half of a whole step. No second backward reads the tape, and all inputs are the caller's.
+        whole: the two are a whole step. No second backward reads the tape, and all inputs are the caller's.
+        names: symbol -> what errors call it.
+        held: what tapes keep of the limits of `config`; None: those limits are not put on the programs.
 
     Raises:
         EditError: a stage in `config.edit` is not valid or does not fit.
     """
+    first, note = plan_graph(forward, config, None, needed, whole), ""
+    if backward is not None:
+        try:
+            second = plan_graph(backward.reading(first.plan), config, first, backward.needed, whole)
+            return link_pair(first, second, config, names, held, _zeros(second, backward, whole), whole)
+        except Unsupported as error:
+            note = f"nothing is computed again: {error.what}"
+    return dataclasses.replace(link_pair(first, None, config, names, held), note=note)
+
+
+def compile_backward(graph: Graph, config: Config, forward: CompiledGraph, needed: tuple[Size, ...] = (),
+                     whole: bool = False, names: Mapping[str, str] = MappingProxyType({})) -> CompiledGraph:
+    """Compile a backward whose forward is there, and knows nothing of it; see `compile_pair`."""
+    return link_backward(plan_graph(graph, config, forward, needed, whole), forward, config, names)
+
+
+def compile_graph(graph: Graph, config: Config) -> CompiledGraph:
+    """Compile a graph alone, without limits; see `compile_pair`."""
+    return compile_pair(graph, None, config).forward
+
+
+def plan_graph(graph: Graph, config: Config, forward: PlannedGraph | None = None, needed: tuple[Size, ...] = (),
+               whole: bool = False) -> PlannedGraph:
+    """The plans of one graph and its kernels. forward: of a backward, the graph whose memory and tape it shares; the
+    others: see `compile_pair`."""
     clock = _Clock()
     history = History()
     edited = edits(config, graph.name, [*pipeline.stages(pipeline.ROAD, config), KERNELS, LLVM, PLAN])
@@ -122,16 +130,23 @@ def compile_graph(graph: Graph, config: Config, forward: CompiledGraph | None = 
     kernels = build(texts, host(), cache_of(config))
     clock.mark("build")
 
-    before = forward.plan if forward is not None else None
     lowered = _Lowered(store, fusion, regimes, parts, again, stored)
     finished, fusion = _plans(graph, lowered, nonnegative, forward, config, whole, bool(edited))
-    plan = finished[0]
     publish(config, graph.name, *PLAN, lambda: "\n\n".join(show_plan(one) for one in finished))
-    executable, *beside = (_executable(one, kernels, before, config) for one in finished)
     clock.mark("plan")
     counters.count("compile_seconds", clock.total())
-    return CompiledGraph(graph.name, graph, history, fusion, programs, plan, executable, tuple(clock.marks),
-                    tuple(one.path for one in edited.values()), parts, stored, *beside)
+    return PlannedGraph(
+        graph.name, graph, history, fusion, programs, tuple(kernels), finished[0],
+        finished[1] if len(finished) > 1 else None, tuple(clock.marks), tuple(one.path for one in edited.values()),
+        parts, stored)
+
+
+def _zeros(second: PlannedGraph, backward: BackwardGraph, whole: bool) -> list[tuple[Size, int]]:
+    """The zeros that are probably made for a backward, which a limit counts; a whole step takes no gradients."""
+    if whole:
+        return []
+    count = len(given(second.plan)) - backward.constants
+    return zeros_of(second.plan, second.programs, count, backward.materialized)
 
 
 def rebuilt(compiled: CompiledGraph, plan: Plan, programs: Mapping[str, LoopProgram], config: Config) -> Executable:
@@ -139,11 +154,12 @@ def rebuilt(compiled: CompiledGraph, plan: Plan, programs: Mapping[str, LoopProg
     kernels that `compiled` has not."""
     used = {name for step in plan.steps for part in parts_of(step) if isinstance(part, KernelStep)
             for one in part.regimes for name in one.kernels}
-    kernels = [kernel for kernel in compiled.executable.kernels if kernel.name in used]
+    kernels = [kernel for kernel in compiled.kernels if kernel.name in used]
     kernels += build([emit(program, host()) for program in programs.values()], host(), cache_of(config))
     if config.check >= 1:
         _judged(plan)
-    return _executable(plan, kernels, compiled.executable.maker.keeps.forward, config)
+    maker = compiled.executable.maker
+    return link_plan(plan, kernels, maker.keeps.forward, config, maker.layout.names)
 
 
 @dataclass(slots=True)
@@ -168,25 +184,22 @@ class _Lowered:
     stored: frozenset[str]
 
 
-def _plans(graph: Graph, lowered: _Lowered, nonnegative: tuple[Size, ...], forward: CompiledGraph | None,
+def _plans(graph: Graph, lowered: _Lowered, nonnegative: tuple[Size, ...], forward: PlannedGraph | None,
            config: Config, whole: bool, edited: bool) -> tuple[list[Plan], Fusion]:
     """The plan of a graph, in each order of steps that calls are to choose from, and the fusion by the first one."""
     before = forward.plan if forward is not None else None
-    assembled = assemble(graph, lowered.fusion, lowered.store, lowered.regimes)
-    plan = sink_mutations(assembled)
-    fusion = _with_items(lowered.fusion, assembled, plan)
+    plan = sink_mutations(assemble(graph, lowered.fusion, lowered.store, lowered.regimes))
     plan = dataclasses.replace(
         elide_mutation_copies(plan), nonnegative=nonnegative, selected=selected_sizes(graph),
         divided=divided_sizes(graph),
         whole=whole and forward is None)
     if pipeline.EPILOGUES not in config.disabled():
         ours = autotune_of(context_of(cache_of(config)), config.products_mode).ours
-        banded = tile_gemm_consumers(plan, lambda dtype: takes_any_strides(dtype, ours))
-        fusion, plan = _with_items(fusion, plan, banded), banded
+        plan = tile_gemm_consumers(plan, lambda dtype: takes_any_strides(dtype, ours))
     ordered: tuple[Plan, ...] = (plan,)
     if pipeline.ORDER not in config.disabled():
         ordered = orders(plan, before, config.planning_seconds)
-        fusion = _with_items(fusion, plan, ordered[0])
+    fusion = dataclasses.replace(lowered.fusion, items=tuple(lowered.fusion.items[at] for at in origins(ordered[0])))
     finished = []
     # where results and gradients are alive until the backward has ended, its order matters less than that its forward
     # knows it
@@ -211,7 +224,7 @@ def _with_inputs_saved(graph: Graph, parts: tuple[RecomputeSegment, ...]) -> Gra
     return graph.replace(saved=(*graph.saved, *more.values()))
 
 
-def _again(graph: Graph, forward: CompiledGraph, config: Config) -> tuple[Graph, list[_Again]]:
+def _again(graph: Graph, forward: PlannedGraph, config: Config) -> tuple[Graph, list[_Again]]:
     """The backward `graph` with what its forward's tape has beside, and the graphs of the forward's segments."""
     taken = {value.name for node in graph.nodes for value in node.outputs} | {value.name for value in graph.inputs}
     more = []
@@ -232,7 +245,7 @@ def _again(graph: Graph, forward: CompiledGraph, config: Config) -> tuple[Graph,
     return graph, found
 
 
-def _with_again(plan: Plan, graph: Graph, again: list[_Again], forward: CompiledGraph) -> Plan:
+def _with_again(plan: Plan, graph: Graph, again: list[_Again], forward: PlannedGraph) -> Plan:
     """The backward `plan` with the steps of `again`."""
     tape = {b.index: b.name for b in plan.buffers if b.is_restored}
     borrowed = {value.name: tape[index] for index, value in enumerate(forward.graph.saved)
@@ -249,27 +262,6 @@ def _spent(plan: Plan, graph: Graph, parts: tuple[RecomputeSegment, ...], stored
     kept = kept_values(graph, plan, stored)
     anchors = {kept.buffers[value.name][0] for part in parts for value in part.anchors if value.name in kept.buffers}
     return tuple(b.name for b in plan.buffers if b.is_saved and b.name not in anchors)
-
-
-def twin(compiled: CompiledGraph, config: Config) -> Executable:
-    """The executable of `compiled` once more, of the same kernels."""
-    return _executable(compiled.plan, compiled.executable.kernels, None, config)
-
-
-def _executable(plan: Plan, kernels: Sequence[BuiltKernel], before: Plan | None, config: Config) -> Executable:
-    return Executable(plan, kernels, context_of(cache_of(config)), before, config.threads, config.packed_bytes,
-                      config.products_mode)
-
-
-def _with_items(fusion: Fusion, plan: Plan, other: Plan) -> Fusion:
-    """The items that the steps of `other` stand for, which is `plan` with the steps in another order."""
-    if other is plan:
-        return fusion
-    # each item is one step, beside copies that it may need
-    own, steps = ([part for step in one.steps for part in parts_of(step)] for one in (plan, other))
-    item = {id(step): item for step, item in zip(
-        [step for step in own if not isinstance(step, CopyStep)], fusion.items, strict=True)}
-    return dataclasses.replace(fusion, items=tuple(item[id(step)] for step in steps if id(step) in item))
 
 
 def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:

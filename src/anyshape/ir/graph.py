@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Union
+from typing import Any, Union
 
 from anyshape.ir.types import TensorType, ValueType
 from anyshape.sym.expr import Expr
 from anyshape.sym.facts import Facts
+
+UNUSED = "_unused_"  # how names of inputs begin that are sizes on which nothing depends
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +106,19 @@ class Graph:
     def replace(self, **changes: object) -> Graph:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+    def with_values(self, other: Mapping[Value, Value]) -> Graph:
+        """A copy with other values in the place of some inputs."""
+        def of(operand: Operand | None) -> Operand | None:
+            return other.get(operand, operand) if isinstance(operand, Value) else operand
+
+        def each(operands: Iterable[Operand | None]) -> tuple[Any, ...]:
+            return tuple([of(operand) for operand in operands])
+
+        nodes = tuple(Node(node.op, each(node.inputs), node.attrs, node.outputs, node.where) for node in self.nodes)
+        return self.replace(
+            inputs=each(self.inputs), nodes=nodes, outputs=each(self.outputs), saved=each(self.saved),
+            restored=each(self.restored), writes=tuple(each(pair) for pair in self.writes))
 
     def roots(self) -> Iterator[Value]:
         """Every value that must exist at the end: outputs, saved values and written values."""

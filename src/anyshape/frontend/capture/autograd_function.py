@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 
-from anyshape.base.config import Config
 from anyshape.compiler.driver import rebuilt
+from anyshape.compiler.undefined_gradients import specialize_to_undefined
 from anyshape.frontend.autograd.partition import Halves
-from anyshape.frontend.autograd.undefined_gradients import specialize_to_undefined
-from anyshape.frontend.programs.compile_program import NativeProgram
+from anyshape.frontend.programs.compile_program import NativeProgram, native
 from anyshape.frontend.programs.double_backward import DoubleBackward
 from anyshape.frontend.programs.session import Boxed, Compilation
 from anyshape.passes.driver.pipeline import FAST_DISPATCH
@@ -95,7 +94,7 @@ class AutogradProgram:
             found = self.without.get(absent)
             if found is None:
                 try:
-                    found = _without(self.forward, self.backward, absent, self.compilation.config)
+                    found = _without(self.forward, self.backward, absent, self.compilation)
                 except Exception as error:
                     if self.compilation.config.strict:
                         raise
@@ -120,28 +119,24 @@ class AutogradProgram:
             and all(gradients[index] is not None for index in runtime.detached)
 
 
-def _without(forward: Boxed, backward: Boxed, absent: tuple[int, ...], config: Config) -> NoGradProgram:
+def _without(forward: Boxed, backward: Boxed, absent: tuple[int, ...],
+             compilation: Compilation) -> NoGradProgram:
     """The backward for calls in which the gradients of these numbers are absent."""
-    before, native = _native(forward), _native(backward)
-    found = None if before is None or native is None else specialize_to_undefined(native.compiled, absent)
-    if before is None or native is None or found is None or not found.dtypes:
+    before, known = native(forward, compilation), native(backward, compilation)
+    found = None if before is None or known is None else specialize_to_undefined(
+        known.compiled.plan, known.compiled.programs, absent)
+    if before is None or known is None or found is None or not found.dtypes:
         return NoGradProgram(backward, {})
-    executable = rebuilt(native.compiled, found.plan, found.programs, config)
-    known = {source.name for one in (before.executable, executable) for source in one.binder.sources}
-    if not known.issuperset(executable.layout.symbols):
+    executable = rebuilt(known.compiled, found.plan, found.programs, compilation.config)
+    sources = {source.name for one in (before.executable, executable) for source in one.binder.sources}
+    if not sources.issuperset(executable.layout.symbols):
         return NoGradProgram(backward, {})  # it needs a size that only such a gradient has
     stand_ins = {number: torch.zeros((), dtype=TORCH_DTYPES[dtype]) for number, dtype in found.dtypes.items()}
-    pair = native.executable, executable
-    if not native.constants:
+    pair = known.executable, executable
+    if not known.constants:
         return NoGradProgram(executable, stand_ins, pair)
-    compiled = replace(native.compiled, plan=found.plan, executable=executable)
-    return NoGradProgram(NativeProgram(native.name, compiled, native.notes), stand_ins, pair)
-
-
-def _native(program: Boxed) -> NativeProgram | None:
-    """The record of a program that is one executable."""
-    found = getattr(program, "program", None) if isinstance(program, Executable) else program
-    return found if isinstance(found, NativeProgram) else None
+    compiled = replace(known.compiled, plan=found.plan, executable=executable)
+    return NoGradProgram(NativeProgram(known.name, compiled, known.notes), stand_ins, pair)
 
 
 def _function(pair: AutogradProgram, forward_program: Boxed, runtime: internals.TrainingRuntime,

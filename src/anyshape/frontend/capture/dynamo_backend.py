@@ -100,7 +100,8 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     if FAST_DISPATCH in compilation.config.disabled():
         return wrapped
     flat = inference.flat(len(example_inputs)) or pair.flat(wrapped)
-    if flat is not None and halves.backward is not None and f"{number}.backward" in compilation.prepared:
+    ahead = compilation.prepared.get(f"{number}.backward")
+    if flat is not None and halves.backward is not None and ahead is not None and ahead.compiled is not None:
         _compile_backward(compilation, number, pair, halves.backward, ())  # so that the first call goes that way too
     return flat or wrapped
 

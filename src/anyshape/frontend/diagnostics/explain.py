@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyshape.base.errors import InputError
-from anyshape.compiler.driver import CompiledGraph
+from anyshape.compiler.compiled import CompiledGraph
 from anyshape.frontend.diagnostics.explain_data import (
     AttentionUse,
     CallNote,
@@ -17,9 +17,9 @@ from anyshape.frontend.diagnostics.explain_data import (
     StepNote,
 )
 from anyshape.frontend.diagnostics.explain_text import Explanation
-from anyshape.frontend.importer.graph_inputs import UNUSED
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Capture, Compilation, Fallback
+from anyshape.ir.graph import UNUSED
 from anyshape.kernel.fusion.result import FusedKernel
 from anyshape.plan.ir.program import (
     CopyStep,

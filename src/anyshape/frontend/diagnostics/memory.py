@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anyshape.base.errors import InputError, LimitError
+from anyshape.compiler.link import has_own_sizes
 from anyshape.frontend.diagnostics.explain import (
     capture_of,
     given_values,
@@ -15,7 +16,6 @@ from anyshape.frontend.diagnostics.explain import (
 )
 from anyshape.frontend.diagnostics.explain_data import AliveNote, MemoryCurve, WayBack
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
-from anyshape.frontend.importer.graph_inputs import UNUSED
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Compilation
 from anyshape.runtime.budget.memory_budget import UNLIMITED, MemoryBudget
@@ -88,8 +88,8 @@ def _limit(program: Executable, later: Executable | None) -> MemoryBudget:
     if isinstance(program.limit, MemoryBudget):
         return program.limit.apart()
     # what is compiled in parts has backwards that read the tapes of several, or have sizes of their own
-    if later is not None and (later.maker.keeps.forward is not program.plan or any(
-            not name.startswith(UNUSED) for name in set(later.layout.symbols) - set(program.layout.symbols))):
+    if later is not None and (later.maker.keeps.forward is not program.plan
+                              or has_own_sizes(program.maker, later.maker)):
         later = None
     return MemoryBudget(program, later, UNLIMITED, LiveTapes())
 

@@ -39,7 +39,7 @@ from anyshape.frontend.importer.graph_inputs import Inputs, Notes, Skipped
 from anyshape.frontend.symbols.node_metadata import check_bound
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.graph import Graph, Operand, Value
-from anyshape.ir.types import NATIVE, TensorType, ValueType
+from anyshape.ir.types import NATIVE, TensorType
 from anyshape.runtime.memory.tape import make_tape, tape_get
 from anyshape.runtime.torch_ops.extern_calls import BY_STORAGE
 from anyshape.sym.expr import Expr, Size, coefficient_of, symbol, symbols_of
@@ -53,16 +53,14 @@ TABLES = (ops, activation, attention, create, aten_index, matmul, norm, pointwis
 _MOST_EQUALITIES = 16
 
 
-def to_graph(gm: GraphModule, name: str, role: str = "inference",
-             restored: tuple[ValueType, ...] | None = None) -> tuple[Graph, Notes]:
+def to_graph(gm: GraphModule, name: str, role: str = "inference") -> tuple[Graph, Notes]:
     """The Graph of an ATen graph.
 
     Args:
         gm: functional but for `copy_` nodes onto placeholders; every node has `meta["val"]`.
         name: of the Graph.
-        role: "inference", "forward" (ends in the tape) or "backward" (begins with it).
-        restored: for a backward: the types of the forward Graph's `saved` operands, by tape index, whose strides are
-            taken over. Without them saved intermediate values are taken to be dense.
+        role: "inference", "forward" (ends in the tape) or "backward" (begins with it). Saved intermediate values are
+            taken to be dense.
 
     Raises:
         Unsupported: mutation, effects, or values that the IR does not have; names the node and its source line.
@@ -70,16 +68,17 @@ def to_graph(gm: GraphModule, name: str, role: str = "inference",
     equal: dict[str, Size] = {}
     notes = Notes()
     for _ in range(_MOST_EQUALITIES):
-        walk = _Walk(gm, name, SymIntImporter(dict(equal)), restored, unify=True)
+        walk = _Walk(gm, name, SymIntImporter(dict(equal)), unify=True)
         try:
             graph = walk.run(role)
         except _Equal as found:
             equal[found.name] = found.size
             notes.equalities.append((symbol(found.name), found.size))
             continue
-        walk.notes.equalities[:0] = notes.equalities
+        walk.notes.equalities[:0], walk.notes.renamed = notes.equalities, equal
         return graph, walk.notes
-    walk = _Walk(gm, name, SymIntImporter(dict(equal)), restored, unify=False)
+    walk = _Walk(gm, name, SymIntImporter(dict(equal)), unify=False)
+    walk.notes.renamed = equal
     return walk.run(role), walk.notes
 
 

@@ -12,13 +12,11 @@ from anyshape.frontend.aten.table import Translator
 from anyshape.frontend.symbols.node_metadata import Trace
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.build import Builder
-from anyshape.ir.graph import Operand, Value
-from anyshape.ir.types import SizeType, TensorType, ValueType
+from anyshape.ir.graph import UNUSED, Operand, Value
+from anyshape.ir.types import SizeType, TensorType
 from anyshape.runtime.memory.tape import tape_get
-from anyshape.sym.expr import Expr, Size, substitute
+from anyshape.sym.expr import Expr, Size
 from anyshape.torch_compat.versions import api
-
-UNUSED = "_unused_"  # how names of sizes begin that nothing depends on
 
 
 @dataclass(slots=True)
@@ -32,6 +30,7 @@ class Notes:
     externs: (target, why it is not compiled, source line) of every extern call.
     asserts: conditions that the trace asserts, in words; they hold by the facts or by the guards of the trace.
     equalities: pairs of sizes that the trace takes as equal though their formulas differ.
+    renamed: symbol -> the size that stands for it everywhere, of some of them.
     """
 
     constants: list[torch.Tensor] = field(default_factory=list)
@@ -41,6 +40,7 @@ class Notes:
     externs: list[tuple[str, str, str]] = field(default_factory=list)
     asserts: list[str] = field(default_factory=list)
     equalities: list[tuple[Size, Size]] = field(default_factory=list)
+    renamed: dict[str, Size] = field(default_factory=dict)
 
 
 class Skipped:
@@ -53,8 +53,7 @@ class Skipped:
 class Inputs:
     """The state of a walk over an fx graph, and the declaration of the Graph's inputs."""
 
-    def __init__(self, gm: GraphModule, name: str, sizes: SymIntImporter, restored: tuple[ValueType, ...] | None,
-                 unify: bool) -> None:
+    def __init__(self, gm: GraphModule, name: str, sizes: SymIntImporter, unify: bool) -> None:
         self.gm = gm
         self.builder = Builder(name)
         self.sizes = sizes
@@ -62,7 +61,6 @@ class Inputs:
         self.notes = Notes()
         self.env: dict[Node, Any] = {}
         self.trace = Trace(sizes)
-        self.restored_types = restored
         self.restored: dict[int, Value] = {}
         self.saved: tuple[Operand, ...] = ()
         self.writes: dict[Value, Value] = {}
@@ -130,10 +128,7 @@ class Inputs:
             value = node.meta["val"]
             if isinstance(value, torch.Tensor):
                 kind = self.trace.tensor_type(value, node)
-                if self.restored_types is not None:
-                    strides = self.restored_types[index].strides
-                    kind = TensorType(kind.dtype, kind.shape, self._renamed(strides), kind.device)
-                elif index not in borrowed:
+                if index not in borrowed:
                     kind = kind.dense()
                 self.env[node] = self.restored[index] = self.builder.input(_clean(node.name), kind)
             elif isinstance(value, torch.SymInt):
@@ -145,9 +140,6 @@ class Inputs:
                 self.t.floats.add(self.restored[index].name)
             else:
                 raise self.trace.unsupported(node, f"a saved value of type {type(value).__name__}")
-
-    def _renamed(self, strides: tuple[Size, ...] | None) -> tuple[Size, ...] | None:
-        return None if strides is None else tuple(substitute(stride, self.sizes.equal) for stride in strides)
 
     def _constant(self, node: Node) -> Any:
         found = api.attribute_of(self.gm, str(node.target))

@@ -1,6 +1,7 @@
 """From one captured graph to a program that runs: our executable, or the graph as PyTorch would run it."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -10,28 +11,21 @@ from torch.fx import GraphModule
 
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, Unsupported
-from anyshape.compiler.driver import CompiledGraph, compile_graph, twin
-from anyshape.frontend.autograd.undefined_gradients import given, zeros_of
-from anyshape.frontend.importer.fx_to_graph import Notes, to_graph
-from anyshape.frontend.importer.graph_inputs import UNUSED
+from anyshape.compiler.compiled import BackwardGraph, CompiledGraph
+from anyshape.compiler.driver import compile_backward, compile_pair
+from anyshape.frontend.importer.fx_to_graph import to_graph
+from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.programs.differential_check import CheckedProgram
 from anyshape.frontend.programs.graph_partition import found_in_data, split_program
-from anyshape.frontend.programs.session import Boxed, ProgramRequest
+from anyshape.frontend.programs.session import Boxed, Compilation, Prepared, ProgramRequest, is_copy
 from anyshape.frontend.symbols.node_metadata import UnsupportedNode
 from anyshape.ir.graph import Graph
-from anyshape.ir.show import show
-from anyshape.ir.types import TensorType, ValueType
+from anyshape.ir.types import TensorType
 from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.passes.driver import pipeline
 from anyshape.passes.driver.ir_dumps import check_edit
-from anyshape.plan.ir.program import Window
 from anyshape.plan.schedule.ilp import check_installed
-from anyshape.runtime.budget.arbitration import attach_memory_budget
-from anyshape.runtime.budget.calibration import calibration_of
-from anyshape.runtime.budget.order_selection import attach_order_selection
-from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.memory.offload_store import check_folder
-from anyshape.runtime.specialize.joint_layout import attach_joint_layout
 from anyshape.sym.expr import Expr, Size, symbols_of
 from anyshape.torch_compat import need
 from anyshape.torch_compat.tensors import plain_gradient
@@ -119,114 +113,90 @@ def compile_program(request: ProgramRequest) -> Boxed:
 
 def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes,
            forward: CompiledGraph | None = None) -> Boxed:
+    """A program that runs `graph`: all of the request's, or a part of it with a name of its own."""
     _refuse_other_devices(graph)
-    with api.outside_tracing():
-        prepared = request.compilation.prepared.pop(request.name, None)
-        if prepared is not None and show(prepared.history.captured) == show(graph):
-            compiled = prepared
-        else:
-            compiled = compile_graph(graph, request.config, forward, _needed(request, graph, notes), request.whole)
-        _offer(compiled, forward, request.config)
-        _name_sizes(request, compiled)
-        if forward is not None:
-            _name_sizes(request, forward)
-        if request.whole and request.role == "backward" and forward is not None and not _own_sizes(forward, compiled):
-            for one, later in in_orders(forward.executable, compiled.executable):
-                if later is not None:
-                    attach_joint_layout(one.maker, later.maker)
-        if request.config.limited:
-            _limit(request, compiled, notes, forward)
+    ahead = prepared_of(request) if name == request.name else None
+    compiled = None if ahead is None else ahead.compiled
+    if compiled is None:
+        with api.outside_tracing():
+            if forward is None:
+                compiled = _with_backward(request, name, graph, notes)
+            else:
+                compiled = _later(request, graph, notes, forward)
+    if name == request.name:
+        request.compilation.prepared.pop(name, None)
     program = NativeProgram(name, compiled, notes)
     request.compilation.register(program)
     if request.config.check >= 2:
         return CheckedProgram(program, graph, notes.constants, request)
-    return program if notes.constants else _with(compiled.executable, program)
+    return program if notes.constants else compiled.executable  # one Python call less per run
 
 
-def _limit(request: ProgramRequest, compiled: CompiledGraph, notes: Notes, forward: CompiledGraph | None) -> None:
-    """Puts the limit on a program. That of a forward has to know its backward, which is compiled with it."""
-    if request.role == "backward":
-        if forward is not None:
-            _pair(request, forward, compiled, _zeros(request, compiled, notes))
-        return
-    backward = None
-    zeros: list[tuple[Size, int]] = []
-    if request.role == "forward" and request.partner is not None and compiled.plan.saved:
-        name = request.name.replace("forward", "backward")
-        try:
-            later, notes = to_graph(request.partner, name.replace(".", "_"), "backward",
-                                tuple(_saved_type(s) for s in compiled.plan.saved))
-            backward = compile_graph(later, request.config, compiled)
-            request.compilation.prepared[name] = backward
-            zeros = _zeros(request, backward, notes)
-            if _own_sizes(compiled, backward):
-                request.compilation.record(name, "limit", "its memory is not counted: it has sizes of its own")
-                backward = None
-            else:
-                _offer(backward, compiled, request.config)
-                _name_sizes(request, backward)
-                _name_sizes(request, compiled)
-        except Unsupported as error:
-            request.compilation.record(name, "limit", f"nothing is computed again: {error.what}")
-    _pair(request, compiled, backward, zeros)
+def _with_backward(request: ProgramRequest, name: str, graph: Graph, notes: Notes) -> CompiledGraph:
+    """Compiles a graph, and its backward with it where the two are to know each other: under a limit, and of a whole
+    step. That is handed over when torch asks for it."""
+    config, compilation = request.config, request.compilation
+    backward = _backward_of(request)
+    ahead = backward if name == request.name and (config.limited or request.whole) else None
+    later = ahead.form[0] if ahead is not None and ahead.form is not None else None
+    pair = compile_pair(graph, later, config, _needed(graph, notes, backward), request.whole,
+                        compilation.names_of(request.name), compilation.held)
+    if ahead is not None:
+        compilation.prepared[backward_name(name)] = dataclasses.replace(ahead, compiled=pair.backward)
+        note = ahead.refused or pair.note
+        if config.limited and note and pair.forward.plan.saved:
+            compilation.record(backward_name(name), "limit", note)
+    return pair.forward
 
 
-def _pair(request: ProgramRequest, forward: CompiledGraph, backward: CompiledGraph | None,
-          zeros: list[tuple[Size, int]]) -> None:
-    """Puts the limit on a forward, or on a program that has no backward, in each order that there is."""
-    later = None if backward is None else backward.executable
-    for one, other in in_orders(forward.executable, later):
-        attach_memory_budget(one, other, request.config, request.compilation.held, calibration_of(request.config),
-                             zeros)
+def _later(request: ProgramRequest, graph: Graph, notes: Notes, forward: CompiledGraph) -> CompiledGraph:
+    """Compiles a backward when torch asks for it."""
+    if request.config.limited and request.name in request.compilation.prepared:
+        request.compilation.record(request.name, "limit", "its memory is not counted: it is compiled after its forward")
+    return compile_backward(graph, request.config, forward, _needed(graph, notes, None), request.whole,
+                            request.compilation.names_of(request.name))
 
 
-def in_orders(program: Executable, backward: Executable | None) -> list[tuple[Executable, Executable | None]]:
-    """A program with its backward, in each order of steps that calls choose from."""
-    found = [(program, backward)]
-    if program.other is not None:
-        found.append((program.other, None if backward is None else backward.other))
+def backward_name(name: str) -> str:
+    """The name of a forward's backward."""
+    return name.replace("forward", "backward")
+
+
+def _backward_of(request: ProgramRequest) -> Prepared | None:
+    """The backward of a forward, translated when it is first asked for; None of other requests."""
+    if request.role != "forward" or request.partner is None:
+        return None
+    name = backward_name(request.name)
+    found = request.compilation.prepared.get(name)
+    if found is None:
+        found = request.compilation.prepared[name] = _translated(request, request.partner, name)
     return found
 
 
-def _name_sizes(request: ProgramRequest, compiled: CompiledGraph) -> None:
-    """Lets errors of a program call its sizes what the report calls them, in each order of steps."""
-    names = request.compilation.names_of(request.name)
-    for one, _ in in_orders(compiled.executable, None):
-        one.layout.names.update(names)
+def _translated(request: ProgramRequest, gm: GraphModule, name: str) -> Prepared:
+    try:
+        graph, notes = to_graph(gm, name.replace(".", "_"), "backward")
+    except Unsupported as error:  # it will be compiled in parts, or not at all
+        return Prepared(gm, refused=f"nothing is computed again: {error.what}")
+    backward = BackwardGraph(graph, notes.renamed, _needed(graph, notes, None), len(notes.constants), request.wrapped)
+    return Prepared(gm, (backward, notes))
 
 
-def _offer(compiled: CompiledGraph, forward: CompiledGraph | None, config: Config) -> None:
-    """Lets calls of a program, and of its forward, choose between the orders of steps that there are for it."""
-    if compiled.other is None or compiled.executable.other is not None:
-        return
-    if forward is None:
-        attach_order_selection(compiled.executable, compiled.other)
-    elif forward.executable.other is None and not _own_sizes(forward, compiled):
-        attach_order_selection(compiled.executable, compiled.other, forward.executable, twin(forward, config))
+def prepared_of(request: ProgramRequest) -> Prepared | None:
+    """What there is of a backward since its forward was compiled; None where it was another graph."""
+    if request.role != "backward":
+        return None
+    found = request.compilation.prepared.get(request.name)
+    return found if found is not None and found.form is not None and is_copy(found.gm, request.gm) else None
 
 
-def _own_sizes(forward: CompiledGraph, backward: CompiledGraph) -> bool:
-    """Whether a backward has sizes that its forward does not know."""
-    unknown = set(backward.executable.layout.symbols) - set(forward.executable.layout.symbols)
-    return any(not symbol.startswith(UNUSED) for symbol in unknown)
-
-
-def _zeros(request: ProgramRequest, backward: CompiledGraph, notes: Notes) -> list[tuple[Size, int]]:
-    if request.whole:
-        return []
-    return zeros_of(backward, len(given(backward.plan)) - len(notes.constants), request.wrapped)
-
-
-def _needed(request: ProgramRequest, graph: Graph, notes: Notes) -> tuple[Size, ...]:
+def _needed(graph: Graph, notes: Notes, backward: Prepared | None) -> tuple[Size, ...]:
     """Sizes that must be at least 0, beside those of the graph itself: differences of sizes that the trace takes as
     equal, and what the backward of this forward needs. A call that does not fit must be refused before it runs."""
     sizes = list(_differences(notes))
-    if request.role == "forward" and request.partner is not None:
-        try:
-            backward, later = to_graph(request.partner, "later", "backward")
-            sizes += [*_differences(later), *uncertain_sizes(backward)]
-        except Unsupported:
-            pass  # it will be compiled in parts, or not at all
+    if backward is not None and backward.form is not None:
+        later, more = backward.form
+        sizes += [*_differences(more), *uncertain_sizes(later.graph)]
     known = {name for value in graph.inputs if isinstance(value.type, TensorType) for size in value.type.shape
              for name in symbols_of(size)} | {value.name for value in graph.inputs}
     return tuple(size for size in dict.fromkeys(sizes) if symbols_of(size) <= known)
@@ -249,16 +219,13 @@ def graph_of(request: ProgramRequest) -> tuple[Graph, Notes, CompiledGraph | Non
     Raises:
         Unsupported: as `to_graph`.
     """
-    forward = _forward_of(request)
-    restored = None if forward is None else tuple(_saved_type(s) for s in forward.plan.saved)
-    graph, notes = to_graph(request.gm, request.name.replace(".", "_"), request.role, restored)
-    return graph, notes, forward
-
-
-def _with(executable: Any, program: NativeProgram) -> Boxed:
-    """The executable itself, one Python call less per run, keeping its record alive."""
-    executable.program = program
-    return executable
+    forward, known = _forward_of(request), prepared_of(request)
+    if known is not None and known.form is not None:
+        backward, notes = known.form
+    else:
+        graph, notes = to_graph(request.gm, request.name.replace(".", "_"), request.role)
+        backward = BackwardGraph(graph, notes.renamed)
+    return backward.graph if forward is None else backward.reading(forward.plan), notes, forward
 
 
 def _forward_of(request: ProgramRequest) -> CompiledGraph | None:
@@ -271,10 +238,10 @@ def _forward_of(request: ProgramRequest) -> CompiledGraph | None:
     return None
 
 
-def _saved_type(saved: object) -> ValueType:
-    if isinstance(saved, Window):
-        return saved.type
-    return TensorType("i64", ())
+def native(program: Boxed, compilation: Compilation) -> NativeProgram | None:
+    """What is known of a program that is one executable; None of others."""
+    known = (one for one in compilation.programs if isinstance(one, NativeProgram))
+    return next((one for one in known if program in (one, one.executable)), None)
 
 
 STAGES = ("capture", *(step.__name__ for step in pipeline.ROAD), "kernels", "llvm", "plan", "all")

@@ -8,13 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from torch.fx import GraphModule
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
 
 from anyshape.base import counters
 from anyshape.base.config import Config
+from anyshape.compiler.compiled import BackwardGraph, CompiledGraph
 from anyshape.frontend.attention_fusion.match import AttentionNote
 from anyshape.frontend.autograd.partition import TapeLayout
+from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.runtime.memory.pools import LiveTapes
+from anyshape.torch_compat.versions import api
 
 MOST_REASONS = 32  # for which calls run as PyTorch, that are told apart
 Role = Literal["inference", "forward", "backward"]
@@ -88,6 +93,49 @@ class NotCovered(Exception):
     """The program for all sizes does not cover this call; an ordinary trace has to serve it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The backward of a forward that is compiled, before torch asks for it.
+
+    Args:
+        gm: as the partition left it.
+        form: translated; None where that failed, which `refused` then says.
+        compiled: with its forward; None: not yet.
+    """
+    gm: GraphModule
+    form: tuple[BackwardGraph, Notes] | None = None
+    refused: str = ""
+    compiled: CompiledGraph | None = None
+
+
+def is_copy(gm: GraphModule, other: GraphModule) -> bool:
+    """Whether two modules of one trace are the same node for node, as a module and the copy that torch takes of it."""
+    if gm is other:
+        return True
+    nodes, others = list(gm.graph.nodes), list(other.graph.nodes)
+    if len(nodes) != len(others):
+        return False
+    for one, its in zip(nodes, others, strict=True):
+        if (one.name, one.op, one.target) != (its.name, its.op, its.target):
+            return False
+        if _by_name(one) != _by_name(its):
+            return False
+        if one.op == "get_attr" and not _are_equal(*(api.attribute_of(each, str(one.target)) for each in (gm, other))):
+            return False
+    return True
+
+
+def _by_name(node: Node) -> tuple[Any, ...]:
+    """The arguments of a node, with nodes by their names."""
+    return map_arg((node.args, node.kwargs), lambda operand: operand.name)  # type: ignore[no-any-return]
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and not api.is_fake(one):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    return one is other
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Compilation:
     """The mutable record of one `anyshape.compile`: programs, fallbacks, how graphs were traced.
@@ -97,7 +145,7 @@ class Compilation:
         compiler: compiles one graph; another one may be put in for tests.
         attentions: by number of the captured graph, the attention that its program writes out.
         eager: how many calls ran as PyTorch, by the reason.
-        prepared: by name, backwards that were compiled with their forward, before torch asks for them.
+        prepared: by name, backwards that torch has not asked for yet.
         held: what tapes keep, of all its programs.
         step: what its graphs, which are train steps with the backward inside, do with gradients; None for others.
         fixed: sizes of inputs that a trace took as numbers, such as L['x'].size()[0], each with the line that asked.
@@ -110,7 +158,7 @@ class Compilation:
     captures: list[Capture] = field(default_factory=list)
     eager: dict[str, int] = field(default_factory=dict)
     attentions: dict[int, tuple[AttentionNote, ...]] = field(default_factory=dict)
-    prepared: dict[str, Any] = field(default_factory=dict)
+    prepared: dict[str, Prepared] = field(default_factory=dict)
     held: LiveTapes = field(default_factory=LiveTapes)
     step: Any = None
     graphs: int = 0

@@ -4,7 +4,7 @@ Nothing here runs; runtime/call/executable.py does. plan/ir/show.py prints a pla
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Attr, Literal
 from anyshape.ir.types import TensorType
@@ -148,7 +148,9 @@ class KernelStep:
     `params[i].offset` is taken into account by the host (pointer + offset). `outputs` are the written params; `reuse`
     all (input, output) params of which the two may share memory; `handed` is what the kernels of a regime give each
     other; `along`: of a flat kernel (kernel/loop_ir/elementwise.py), the params of which it takes element k at point k;
-    the number of points is its last size; `checks`: (op, operand, source line) of what may fail."""
+    the number of points is its last size; `checks`: (op, operand, source line) of what may fail. `origin`: the position
+    among the items of its graph's fusion that it was made of, as of the other steps (of an optional step, of those of
+    its segment); -1: none."""
 
     regimes: tuple[Regime, ...]
     params: tuple[Window, ...]
@@ -158,6 +160,7 @@ class KernelStep:
     handed: tuple[Window, ...] = ()
     along: tuple[int, ...] = ()
     checks: tuple[tuple[str, str, str], ...] = ()
+    origin: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,7 @@ class LibraryStep:
     outputs: tuple[Window, ...]
     attrs: tuple[tuple[str, Attr], ...] = ()
     where: str = ""
+    origin: int = field(default=-1, compare=False)
 
     @property
     def dtype(self) -> str:
@@ -202,6 +206,7 @@ class ExternStep:
     outputs: tuple[Window | None, ...]
     where: str = ""
     effect: int = 0
+    origin: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,3 +350,9 @@ def touched(step: Step) -> list[Window]:
 def parts_of(step: Step) -> tuple[Step, ...]:
     """The steps that a step is made of: itself, or a product and a kernel."""
     return (step.product, step.kernel) if isinstance(step, TiledGemmStep) else (step,)
+
+
+def origins(plan: Plan) -> list[int]:
+    """The positions of fusion items, in the order in which the plan does them."""
+    found = [getattr(part, "origin", -1) for step in plan.steps for part in parts_of(step)]
+    return [origin for origin in found if origin >= 0]

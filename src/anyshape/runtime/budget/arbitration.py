@@ -137,19 +137,23 @@ class SharedMemoryBudget(MemoryBudget):
             lease.begun = True
 
 
-def attach_memory_budget(program: Executable, backward: Executable | None, config: Config, held: LiveTapes,
-         calibration: Calibration | None, zeros: Sequence[tuple[Size, int]] = ()) -> SharedMemoryBudget:
-    """Puts the limits of `config` on a forward and its backward, or on a program alone; the others: see
-    `MemoryBudget`."""
-    store = None
-    if config.memory_store:
-        store = program.context.stores.at(config.memory_store, config.memory_store_limit)
-    limit = SharedMemoryBudget(program, backward, config.memory_limit or UNLIMITED, held,
-                        config.memory_limit_total or UNLIMITED, store, calibration, zeros)
-    if backward is not None:
-        program.maker.keeps.chunks = backward.plan.chunks
-    program.limit = limit
-    return limit
+@dataclass(frozen=True, slots=True)
+class BudgetTerms:
+    """The limits of `config` on a forward and its backward, or on a program alone; the others: see `MemoryBudget`."""
+
+    backward: Executable | None
+    config: Config
+    held: LiveTapes
+    calibration: Calibration | None
+    zeros: Sequence[tuple[Size, int]] = ()
+
+    def bind(self, program: Executable) -> SharedMemoryBudget:
+        """The budget of a program, which is being made."""
+        config, store = self.config, None
+        if config.memory_store:
+            store = program.context.stores.at(config.memory_store, config.memory_store_limit)
+        return SharedMemoryBudget(program, self.backward, config.memory_limit or UNLIMITED, self.held,
+                                  config.memory_limit_total or UNLIMITED, store, self.calibration, self.zeros)
 
 
 def make_room(limit: MemoryBudget, values: dict[str, int], room: int) -> SavePolicy:

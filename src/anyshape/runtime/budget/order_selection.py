@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from anyshape.runtime.budget.footprint import ExternalBytes
 from anyshape.runtime.specialize.joint_layout import ProgramLifetimes
-
-if TYPE_CHECKING:
-    from anyshape.runtime.call.executable import Executable
+from anyshape.runtime.specialize.specialization import Specializer
 
 CLEARLY = 0.99  # of what the first order needs, what the second has to come to
 REMEMBERED = 512  # sizes
@@ -29,8 +26,8 @@ class OrderSelection:
     """Says which of two programs, alike but for the order of their steps, needs less. May be used from several
     threads."""
 
-    def __init__(self, first: Executable, second: Executable) -> None:
-        self.parts = [(ProgramLifetimes(one.maker), ExternalBytes(one.plan)) for one in (first, second)]
+    def __init__(self, first: Specializer, second: Specializer) -> None:
+        self.parts = [(ProgramLifetimes(one), ExternalBytes(one.plan)) for one in (first, second)]
         self.unknown = dict.fromkeys(first.layout.symbols, 0)  # of a backward, sizes that nothing depends on
         self.known: dict[tuple[tuple[str, int], ...], bool] = {}
         self.lock = threading.Lock()
@@ -49,14 +46,3 @@ class OrderSelection:
                     self.known.pop(next(iter(self.known)))
                 self.known[key] = known
         return known
-
-
-def attach_order_selection(first: Executable, second: Executable, forward: Executable | None = None,
-          twin: Executable | None = None) -> None:
-    """From now on calls of `first` run `second` where that needs less. forward, twin: of backwards, the forward, and
-    the same for use before `second`. No call has run."""
-    choice = OrderSelection(first, second)
-    for program, other in ((first, second), (forward, twin)):
-        if program is not None and other is not None:
-            program.other, program.choice = other, choice
-            other.maker.is_other = True

@@ -12,12 +12,12 @@ import threading
 import weakref
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.bytecode.encode_plan import layout_of
 from anyshape.backend.interface import LoadedKernel
 from anyshape.base import counters
 from anyshape.base.errors import InputError, VerifyError
@@ -30,8 +30,9 @@ from anyshape.runtime.call.step_timer import clock_of, durations
 from anyshape.runtime.context.process_context import Context, shared_context
 from anyshape.runtime.cost.autotune import autotune_of
 from anyshape.runtime.memory.huge_pages import prefer_large
-from anyshape.runtime.memory.pools import Block, CallPolicy, PhasedBlock, SegmentedBlock, TapeMemory
+from anyshape.runtime.memory.pools import Block, BudgetPolicy, PhasedBlock, SegmentedBlock, TapeMemory
 from anyshape.runtime.memory.tape import Tape
+from anyshape.runtime.specialize.bind_plan import specializer_of
 from anyshape.runtime.specialize.shape_binding import Binder, failed_check
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
 from anyshape.runtime.specialize.tensor_kinds import refused, without_memory
@@ -50,6 +51,29 @@ class OrderPolicy(Protocol):
         """Whether it is the second one at these sizes."""
 
 
+class BudgetTerms(Protocol):
+    """A memory budget that has no program yet: runtime/budget/arbitration.py."""
+
+    def bind(self, program: Executable) -> BudgetPolicy:
+        """That of a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPolicy:
+    """What calls of a program keep to.
+
+    budget: says what a call at given sizes does not keep. alternative: the same in another order, which calls run
+    where `selection` says so.
+    """
+
+    budget: BudgetTerms | None = None
+    alternative: Executable | None = None
+    selection: OrderPolicy | None = None
+
+
+FREE = CallPolicy()
+
+
 class Executable:
     """See the head of this file.
 
@@ -60,6 +84,8 @@ class Executable:
         forward: for a backward program that uses the kept block of its forward, the forward's allocated plan.
         packed_bytes: see `Config`.
         products: which routines multiply (runtime/cost/autotune.py).
+        maker: the plan's specializer, on the same context; made when left out.
+        policy: what its calls keep to.
 
     Raises:
         Unsupported: a size of the plan cannot be read from its inputs.
@@ -69,20 +95,18 @@ class Executable:
 
     def __init__(self, plan: Plan, kernels: Sequence[LoadedKernel] = (), context: Context | None = None,
                  forward: Plan | None = None, threads: int = 0, packed_bytes: int = 0,
-                 products: str = "usual") -> None:
+                 products: str = "usual", maker: Specializer | None = None, policy: CallPolicy = FREE) -> None:
         self.plan = plan
         self.name = plan.name
         self.kernels = list(kernels)
         self.context = shared_context() if context is None else context
         self.threads = threads
-        entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(self.kernels)}
         self.autotune = autotune_of(self.context, products)
-        self.layout = layout_of(plan, entries, self.autotune.ours)
-        self.functions = self.context.functions(self.kernels, self.layout.dtypes)
+        self.maker = maker or specializer_of(plan, self.kernels, self.context, forward, products)
+        self.layout, self.functions = self.maker.layout, self.maker.functions
         self.functions_address = ctypes.addressof(self.functions)
         known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
         self.binder = Binder(plan, self.layout.symbols, known, self.layout.names)
-        self.maker = Specializer(plan, self.layout, self.context, self.functions, forward)
         self.records: dict[Any, Specialization] = {}
         self.lock = threading.Lock()
         self.enter = make_enter(plan, self.layout.slots, self.binder.strided)
@@ -103,9 +127,8 @@ class Executable:
         self.ordered = self.calls.order == tuple(range(len(self.dtypes)))
         self.plain = self.ordered and not plan.saved
         self.straight = self.calls.order is not None and not self.lazy  # allocated at the start, returned as they are
-        self.limit: CallPolicy | None = None  # says what a call at given sizes does not keep
-        self.other: Executable | None = None  # the same in another order, which calls run where `choice` says so
-        self.choice: OrderPolicy | None = None
+        self.other, self.choice = policy.alternative, policy.selection
+        self.limit = None if policy.budget is None else policy.budget.bind(self)
         self.profiles: list[tuple[Specialization, list[tuple[int, float]]]] | None = None  # set to [] to receive times
         # of steps
         counters.count("programs")

@@ -306,7 +306,7 @@ class LiveTapes:
         return len(before)
 
 
-class CallPolicy(Protocol):
+class BudgetPolicy(Protocol):
     """What decides, under a limit, which saved tensors a call keeps: runtime/budget/arbitration.py."""
 
     held: LiveTapes
@@ -332,7 +332,8 @@ class TapeMemory:
     __slots__ = ("__weakref__", "_blocks", "begun", "beside", "bytes", "held", "limit", "number", "pool", "record",
                  "tape")
 
-    def __init__(self, pool: Pool, block: Block | SegmentedBlock, record: Any, limit: CallPolicy | None = None) -> None:
+    def __init__(self, pool: Pool, block: Block | SegmentedBlock, record: Any,
+                 limit: BudgetPolicy | None = None) -> None:
         self.pool = pool
         self._blocks = [block]
         self.record = record

@@ -76,7 +76,7 @@ class JointLayout:
                 while len(self.known) >= REMEMBERED:
                     self.known.pop(next(iter(self.known)))
                 self.known[key] = found
-        return None if found is None else found[maker is self.backward]
+        return None if found is None else found[maker.plan is self.backward.plan]
 
     def _found(self, values: dict[str, int]) -> tuple[ArenaLayout, ArenaLayout] | None:
         arenas, lives = zip(*(half.quick(values) for half in self.halves), strict=True)
@@ -109,8 +109,10 @@ class JointLayout:
         return offsets
 
 
-def attach_joint_layout(forward: Specializer, backward: Specializer) -> None:
-    """From now on both lie in one block where that takes less. No call has run; the backward has no sizes of its own.
-    Where there is no tape, there is no block that both have."""
-    if forward.plan.saved and backward.plan.restored:
-        forward.joined = backward.joined = JointLayout(forward, backward)
+def joined(forward: Specializer, backward: Specializer) -> tuple[Specializer, Specializer]:
+    """Both, in one block where that takes less; the backward has no sizes of its own. Where there is no tape, there is
+    no block that both have."""
+    if not (forward.plan.saved and backward.plan.restored):
+        return forward, backward
+    layout = JointLayout(forward, backward)
+    return forward.with_joint_layout(layout), backward.with_joint_layout(layout)

@@ -131,13 +131,14 @@ class SavedLayout:
         lives: first and last step of each buffer that has a place; moving, saved: which of them are free to move, and
             which are saved.
         regions: of a backward, the forward's saved buffers.
+        chunks: of a forward, those of its backward's plan.
 
     outside: of a forward, what its tape keeps outside the arena. begins: of a backward, which step makes that again.
     """
 
     def __init__(self, plan: Plan, forward: Plan | None, layout: PlanEncoding, context: Context,
                  lives: Sequence[tuple[int, int]], moving: Sequence[int], saved: Sequence[int],
-                 regions: Sequence[Region]) -> None:
+                 regions: Sequence[Region], chunks: Sequence[tuple[str, ...]] = ()) -> None:
         self.plan = plan
         self.forward = forward
         self.layout = layout
@@ -155,7 +156,7 @@ class SavedLayout:
         by_name = {b.name: b for b in plan.buffers}
         self.homes = homes = {name: by_name[name] for name in layout.placed}
         self.kept_buffers = [b for b in (forward or plan).buffers if b.is_saved]
-        self.chunks = plan.chunks  # of a forward: those of its backward, once that is known
+        self.chunks = chunks or plan.chunks
         self.optional = frozenset(plan.optional)
         # what only optional steps make: in the arena, or by PyTorch
         self.made = frozenset(window.buffer for number in plan.optional for window in step_writes(plan.steps[number])

@@ -13,6 +13,7 @@ written, what dies before it lies in a lower block of its own, which is given ba
 from __future__ import annotations
 
 import bisect
+import copy
 import ctypes
 import itertools
 import operator
@@ -117,10 +118,16 @@ class JointPlacement(Protocol):
 
 
 class Specializer:
-    """Makes the records of one plan."""
+    """Makes the records of one plan.
+
+    Args:
+        forward: of a backward, the forward's plan.
+        chunks: of a forward whose backward is known, see `Plan`.
+        is_other: the plan has the second of two orders of steps (runtime/budget/order_selection.py).
+    """
 
     def __init__(self, plan: Plan, layout: PlanEncoding, context: Context, functions: ctypes.Array[WORD],
-                 forward: Plan | None) -> None:
+                 forward: Plan | None, chunks: Sequence[tuple[str, ...]] = (), is_other: bool = False) -> None:
         self.plan = plan
         self.layout = layout
         self.context = context
@@ -136,7 +143,8 @@ class Specializer:
         self.lives = [(b.first, end if b.is_saved else b.last) for b in homes.values()]
         self.outputs = sorted((b for b in plan.buffers if b.is_output), key=lambda b: layout.slots[b.name])
         self.regions = kept_regions(plan, forward) if forward is not None else []
-        self.keeps = SavedLayout(plan, forward, layout, context, self.lives, self.moving, self.saved, self.regions)
+        self.keeps = SavedLayout(plan, forward, layout, context, self.lives, self.moving, self.saved, self.regions,
+                                 chunks)
         self.beside = [b for b in plan.buffers if b.is_external]
         self.records: dict[Any, Specialization] = {}
         self.sizes = SizeTable([b.bytes for b in homes.values()], f"values of {plan.name}")
@@ -145,7 +153,7 @@ class Specializer:
         self.latest: tuple[tuple[int, ...], tuple[Any, ...]] | None = None
         self.lock = threading.Lock()
         self.joined: JointPlacement | None = None  # of half of a whole step
-        self.is_other = False  # the plan has the second of two orders of steps (runtime/budget/order_selection.py)
+        self.is_other = is_other
         # the largest result that is not written from the start on; of a call that a backward follows, none
         free = [] if plan.saved or forward is not None else [b for b in self.outputs if b.first > 0]
         self.room = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
@@ -157,6 +165,12 @@ class Specializer:
                   for step in plan.steps]
         series = [sum(blocks[first:last + 1]) for first, last in plan.together]
         self.workspace_words = max([*blocks, *series], default=0)
+
+    def with_joint_layout(self, joined: JointPlacement) -> Specializer:
+        """The same plan as half of a whole step. It has made nothing yet."""
+        found = copy.copy(self)
+        found.joined, found.lock, found.records, found.laid = joined, threading.Lock(), {}, {}
+        return found
 
     def made(self, values: dict[str, int], keeping: SavePolicy = SAVE_ALL) -> Specialization:
         """The record at the symbols' `values`, remembered: what is only asked about is made ready for its call. Errors

@@ -16,9 +16,9 @@ from anyshape.base.errors import InputError, LimitError
 from anyshape.frontend.diagnostics.explain import capture_of, given_values, step_text
 from anyshape.frontend.diagnostics.memory import backward_name, limit_at, pairs
 from anyshape.frontend.diagnostics.report.spans import POINTS, Span, points, taken_apart
-from anyshape.frontend.importer.graph_inputs import UNUSED
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Capture, Compilation
+from anyshape.ir.graph import UNUSED
 from anyshape.plan.ir.program import Plan
 from anyshape.runtime.budget.memory_budget import UNLIMITED, MemoryBudget
 from anyshape.runtime.budget.tradeoff_curve import TradeoffPoint

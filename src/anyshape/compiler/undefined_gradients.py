@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 
-from anyshape.compiler.driver import CompiledGraph
 from anyshape.ir.types import TensorType, size_of
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram
 from anyshape.kernel.loop_ir.show import content_name
@@ -31,9 +30,11 @@ class SpecializedBackward:
     dtypes: Mapping[int, str]
 
 
-def specialize_to_undefined(backward: CompiledGraph, absent: Iterable[int]) -> SpecializedBackward:
-    """The plan of a backward without the gradients of these numbers, as far as only kernels read them."""
-    plan, programs = backward.plan, dict(backward.programs)
+def specialize_to_undefined(plan: Plan, kernels: Mapping[str, LoopProgram],
+                            absent: Iterable[int]) -> SpecializedBackward:
+    """The plan of a backward without the gradients of these numbers, as far as only kernels read them. kernels: by
+    name, those of the plan."""
+    programs = dict(kernels)
     positions = given(plan)
     dtypes: dict[int, str] = {}
     for number in absent:
@@ -41,19 +42,18 @@ def specialize_to_undefined(backward: CompiledGraph, absent: Iterable[int]) -> S
         kind, without = plan.inputs[positions[number]], _without(plan, positions[number], found)
         if without is not None and isinstance(kind, TensorType):
             plan, programs, dtypes[number] = without, found, kind.dtype
-    return SpecializedBackward(plan, {name: one for name, one in programs.items() if name not in backward.programs},
+    return SpecializedBackward(plan, {name: one for name, one in programs.items() if name not in kernels},
                                dtypes)
 
 
-def zeros_of(backward: CompiledGraph, count: int, every: bool) -> list[tuple[Size, int]]:
+def zeros_of(plan: Plan, kernels: Mapping[str, LoopProgram], count: int, every: bool) -> list[tuple[Size, int]]:
     """The zeros that a backward of `count` gradients probably takes: bytes, and the last step that they are there. A
     number among the outputs is probably the loss, and the only one that has a gradient. every: none is left out."""
-    plan = backward.plan
     kinds = {number: plan.inputs[position] for number, position in enumerate(given(plan)[:count])}
     larger = {number: kind for number, kind in kinds.items() if isinstance(kind, TensorType) and kind.rank}
     if len(larger) == len(kinds):
         return []
-    left_out = {} if every else specialize_to_undefined(backward, larger).dtypes
+    left_out = {} if every else specialize_to_undefined(plan, kernels, larger).dtypes
     ends = {name: number - 1 for number, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
             for name in step.drop}
     names = {b.index: b.name for b in plan.buffers if b.is_input}
