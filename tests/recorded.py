@@ -23,6 +23,8 @@ from anyshape.ir.parse import parse
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.kernel.loop_ir.show import show as show_kernel
 from anyshape.passes.driver import pipeline
+from anyshape.plan.driver import pipeline as plan_pipeline
+from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.ir.show import show as show_plan
 from anyshape.plan.memory.alloc_free_steps import insert_alloc_free
@@ -36,6 +38,7 @@ MODELS = ("llama", "bert", "gpt2-decode", "resnet", "vit", "conformer", "t5", "d
 LINUX = "x86_64-unknown-linux-gnu"
 AVX2 = frozenset({"avx2", "fma"})
 AVX512 = AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
+PASSES = (reorder, alias_buffers, group_launches, allocate, insert_alloc_free)
 TARGETS = {"avx512": target_of(LINUX, "znver4", AVX512), "avx2": target_of(LINUX, "haswell", AVX2)}
 
 
@@ -65,8 +68,7 @@ def compiled(model: str) -> Iterator[tuple[str, LoopProgram | Plan]]:
         regimes, programs = named(fusion, graph.facts)
         for name, program in programs.items():
             yield f"{graph.name} {name}", program
-        plan = group_launches(alias_buffers(reorder(assemble(graph, fusion, store, regimes), before), before))
-        plan = insert_alloc_free(allocate(plan, before), before)
+        plan, *_ = plan_pipeline.run(PASSES, (assemble(graph, fusion, store, regimes),), PlanContext(forward=before))
         before = plan if graph.name.endswith("forward") else None
         yield f"{graph.name} plan", plan
 

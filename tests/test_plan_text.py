@@ -51,7 +51,7 @@ def test_random_plans_read_back(seed):
 
 
 class Block(torch.nn.Module):
-    """A product, a kernel, an operator that PyTorch runs, an index that is checked, a draw, a buffer that is written."""
+    """Products, kernels, an operator that PyTorch runs, an index that is checked, draws, a buffer that is written."""
 
     def __init__(self):
         super().__init__()
@@ -87,8 +87,9 @@ def test_plans_of_a_train_step_read_back(limited):
 
 SIZES = (0, 7, N, 4 * B * N + 8, floordiv(B * N + 3, 4), 3 * floordiv(N, B) - 2, mod(N, 8), maximum(B, N) + 1,
          minimum(2 * B, floordiv(N, 2)), root(B * N), scaled(N, 0.6), -N + 4, B * (N - B))
-NAMES = ("x", "h", "sum_1 parts", "kept h", "b", "None", "inf", "_", "kernel", "copy", 'a "quoted" \\ name', "in", "plan",
-         "f32", "a.b", "status", "é", "x + 1: f32[b]")
+NAMES = ("x", "h", "sum_1 parts", "kept h", "b", "None", "inf", "_", "kernel", "copy", 'a "quoted" \\ name', "in",
+         "plan", "f32", "a.b", "status", "é", "x + 1: f32[b]")
+FACTS = Facts((("b", 1, None), ("n", 0, 4096)), (("n", 512),), ((N, 8),), (N - B,))
 sizes, names = st.sampled_from(SIZES), st.sampled_from(NAMES)
 texts = st.text(max_size=12) | st.sampled_from(("model.py:12 y = f(x)  # why", " leads", "two\nlines", '{"a"}'))
 counts = st.integers(-1, 40)
@@ -108,11 +109,13 @@ words = st.sampled_from(("alpha", "rounded", "trans_a"))
 library = st.builds(LibraryStep, st.sampled_from(("matmul", "kernel", "two words")), tuples(windows), tuples(windows),
                     tuples(st.tuples(words, attrs)), texts)
 regimes = st.builds(Regime, names, tuples(sizes), tuples(sizes), tuples(names))
+pairs, checks = st.tuples(counts, counts), st.tuples(texts, texts, texts)
 kernels = st.builds(KernelStep, tuples(regimes, min_size=1, max_size=3), tuples(windows), tuples(counts), texts,
-                    tuples(st.tuples(counts, counts)), tuples(windows), tuples(counts), tuples(st.tuples(texts, texts, texts)))
+                    tuples(pairs), tuples(windows), tuples(counts), tuples(checks))
 operands = windows | scalars
 steps = st.one_of(
-    kernels, library, st.builds(TiledGemmStep, library, kernels, counts, counts), st.builds(CopyStep, windows, windows, texts),
+    kernels, library, st.builds(TiledGemmStep, library, kernels, counts, counts),
+    st.builds(CopyStep, windows, windows, texts),
     st.builds(ExternStep, st.sampled_from(("aten.sort.default", "custom op")), tuples(operands), attrs,
               tuples(st.none() | windows), texts, st.integers(0, 3)))
 
@@ -129,12 +132,14 @@ def any_plans(draw):
     own = draw(tuples(steps | memory if known else steps, max_size=6))
     again = st.builds(RecomputeStep, names, st.sampled_from(known), counts,
                       tuples(st.tuples(st.sampled_from(known), sizes))) if known else st.nothing()
-    facts = Facts((("b", 1, None), ("n", 0, 4096)), (("n", 512),), ((N, 8),), (N - B,)) if draw(st.booleans()) else Facts()
+    facts = draw(st.sampled_from((Facts(), FACTS)))
     spans = st.tuples(st.integers(0, 9), st.integers(0, 9))
     return Plan(
-        draw(st.sampled_from(("0.forward", "f", "two words", "a#b"))), draw(tuples(tensors | st.sampled_from(("b", "n")))),
+        draw(st.sampled_from(("0.forward", "f", "two words", "a#b"))),
+        draw(tuples(tensors | st.sampled_from(("b", "n")))),
         draw(tuples(operands | st.none())), draw(tuples(operands)), buffers, own,
-        tuple((name, draw(sizes)) for name in draw(st.permutations(known))[:draw(st.integers(0, 5))]), draw(sizes), facts,
+        tuple((name, draw(sizes)) for name in draw(st.permutations(known))[:draw(st.integers(0, 5))]), draw(sizes),
+        facts,
         draw(tuples(st.integers(0, 2))), draw(sizes), draw(tuples(sizes)), draw(tuples(st.tuples(sizes, texts))),
         draw(tuples(st.tuples(sizes, texts))), draw(tuples(spans)), draw(tuples(again)) if known else (),
         draw(tuples(st.integers(0, 5))), draw(tuples(tuples(names))), draw(tuples(names)), draw(st.booleans()))

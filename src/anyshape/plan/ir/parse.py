@@ -136,8 +136,8 @@ class _Reader(Scanner):
             elif word[0] in fields:
                 given[word[0]] = self.of_field(Plan, word[0], self.attribute(), start)
             else:
-                self.fail(f"{word[0]} is no word of a plan", f"begin with {', '.join((*readers, *lists, 'again'))}, the "
-                          f"number of a step, or one of {', '.join(sorted(fields))}", start)
+                words = ", ".join((*readers, *lists, "again", *sorted(fields)))
+                self.fail(f"{word[0]} is no word of a plan", f"begin with the number of a step, or {words}", start)
             self.end_of_line()
         return ParsedPlan(self.plan(given, start), line, self.lines, tuple(self.step_lines))
 

@@ -11,14 +11,14 @@
       1  matmul(e, w) -> y
       out     y
 
-An input stands with its buffer, where it has one: `in` also says which entry of the tape it is (`from tape 0`). A window
-is written `buffer + offset: type`; the type is left out where it is the one that stands at the buffer, that of the
-first window at its begin. Of a kernel, `&` marks what it writes, and the sizes after ";" are those of every version
+An input stands with its buffer, where it has one: `in` also says which entry of the tape it is (`from tape 0`). A
+window is written `buffer + offset: type`; the type is left out where it is the one that stands at the buffer, that of
+the first window at its begin. Of a kernel, `&` marks what it writes, and the sizes after ";" are those of every version
 that has none of its own in brackets. "?" behind a step's number marks an optional one.
 
 What is not said this way stands in braces under its line, or on a line of the plan, by the names of the fields in
-plan/ir/program.py, where it differs from their defaults: a field that is new needs nothing here. Fields that are no part
-of a plan's value (`compare=False`) are left out.
+plan/ir/program.py, where it differs from their defaults: a field that is new needs nothing here. Fields that are no
+part of a plan's value (`compare=False`) are left out.
 """
 from __future__ import annotations
 

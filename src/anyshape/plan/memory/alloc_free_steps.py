@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.launch_groups import unbroken
 from anyshape.plan.ir.liveness import caller_owned
 from anyshape.plan.ir.program import MemoryStep, Plan, Step, Window
@@ -18,9 +19,10 @@ from anyshape.sym.expr import symbols_of
 WORTH = 262144  # bytes at the hints below which a buffer is not worth a step of its own
 
 
-def insert_alloc_free(plan: Plan, forward: Plan | None, limited: bool = False) -> Plan:
-    """`plan` (allocated) with memory steps. `forward`: of a backward program; tells which tape entries own memory
-    outside the kept block. `limited`: what is small at the hints may be large in a call, and counts."""
+def insert_alloc_free(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
+    """`plan` (allocated) with memory steps. The forward tells which tape entries own memory outside the kept block.
+    Under a limit, what is small at the hints may be large in a call, and counts."""
+    forward, limited = context.forward, context.config.limited
     placed = {name for name, _ in plan.offsets}
     elsewhere = caller_owned(plan, forward)
     if forward is not None:

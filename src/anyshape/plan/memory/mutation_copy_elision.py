@@ -17,11 +17,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.program import CopyStep, KernelStep, LibraryStep, Plan, Step, Window, step_writes, touched
 from anyshape.plan.ir.renaming import merged
 
 
-def sink_mutations(plan: Plan) -> Plan:
+def sink_mutations(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` (as `assemble` makes it) with steps that make only what the copies at its end put into inputs right before
     these: behind all that reads the inputs as they were. Where they can come earlier, `hoist_mutations` sees to it."""
     steps = plan.steps
@@ -47,7 +48,7 @@ def sink_mutations(plan: Plan) -> Plan:
     return permuted(plan, [*order, *moved, *range(end, len(steps))])
 
 
-def elide_mutation_copies(plan: Plan) -> Plan:
+def elide_mutation_copies(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` (as `sink_mutations` gives it) with such values made in the inputs."""
     names = _names(plan)
     if not names:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.liveness import arena_bytes_at_hints, hints, live_bytes, outside_ranges
 from anyshape.plan.ir.program import Buffer, Plan
 from anyshape.plan.ir.renaming import dtypes_of, merged
@@ -21,9 +22,10 @@ from anyshape.sym.prover import prove_at_most
 LEAST = 4096  # bytes at the hints below which a buffer is not worth the search
 
 
-def alias_buffers(plan: Plan, forward: Plan | None) -> Plan:
+def alias_buffers(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` (not allocated) with buffers made one: what a kernel can write in place, and values moved into rooms, if
     the whole call then needs less memory at the hints."""
+    forward = context.forward
     candidates = []
     for results in (False, True):
         names = in_place(plan, results, forward)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from anyshape.base.align import align
 from anyshape.ir.types import size_of
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.liveness import kept_regions, tape_entry
 from anyshape.plan.ir.program import Buffer, Plan
 from anyshape.sym.expr import Size, maximum
@@ -39,14 +40,15 @@ class _Slot:
         return all(last < buffer.first or buffer.last < first for first, last in self.lives)
 
 
-def allocate(plan: Plan, forward: Plan | None = None) -> Plan:
+def allocate(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` with offsets, arena and kept filled in.
 
     Args:
         plan: buffers with lifetimes; those with home arena and saved receive offsets.
-        forward: for a backward program, the allocated plan of its forward: tape buffers that lie in its kept block
-            receive their places, and the block's dead places are used.
+        context: of a backward program, tape buffers that lie in the kept block of `context.forward` receive their
+            places, and the block's dead places are used.
     """
+    forward = context.forward
     end = len(plan.steps)
     saved = [b for b in plan.buffers if b.is_saved]
     offsets: dict[str, Size] = {}

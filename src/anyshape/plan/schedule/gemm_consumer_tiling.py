@@ -13,9 +13,9 @@ The kernel may write what it reads along with the result, but nothing that the p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from anyshape.ir.types import size_of
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, TiledGemmStep, step_writes, touched
 from anyshape.plan.memory.mutation_copy_elision import permuted, without
 
@@ -23,9 +23,9 @@ from anyshape.plan.memory.mutation_copy_elision import permuted, without
 BYTES, LEAST_ROWS, GRAIN = 1 << 20, 256, 48
 
 
-def tile_gemm_consumers(plan: Plan, has_product: Callable[[str], bool]) -> Plan:
-    """`plan` (not allocated, with what inputs receive made there) with such pairs as one step, where the kernel stands.
-    has_product: whether the host has products of a dtype, of operands with any strides."""
+def tile_gemm_consumers(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
+    """`plan` (not allocated, with what inputs receive made there) with such pairs as one step, where the kernel
+    stands."""
     steps: list[Step] = [*plan.steps]
     makers = {window.buffer: k for k, step in enumerate(steps) for window in step_writes(step)}
     readers: dict[str, list[int]] = {}
@@ -43,7 +43,7 @@ def tile_gemm_consumers(plan: Plan, has_product: Callable[[str], bool]) -> Plan:
             first = makers.get(name, k)
             product = plan.steps[first]
             if (name not in inside or readers[name] != [first, k] or place in kernel.outputs
-                    or not isinstance(product, LibraryStep) or not has_product(product.dtype)
+                    or not isinstance(product, LibraryStep) or product.dtype not in context.strided_products
                     or sum(window.buffer == name for window in kernel.params) > 1):
                 continue
             count = _rows(product)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.launch_groups import is_run, kernels_from
 from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, touched
 
@@ -25,13 +26,13 @@ MOST = 4  # products in a run
 DTYPES = ("bf16", "f16", "f32")  # of products that the host has panels for
 
 
-def group_launches(plan: Plan, epilogues: bool = True) -> Plan:
+def group_launches(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` (not allocated) with its runs of such steps, and the lives of what products side by side touch.
-    epilogues: kernels run with the products before them."""
+    Kernels run with the products before them unless epilogues are left out."""
     runs: list[tuple[int, int]] = []
     first = 0
     for position in range(1, len(plan.steps) + 1):
-        if position < len(plan.steps) and _joins(plan.steps[first:position], plan.steps[position], epilogues):
+        if position < len(plan.steps) and _joins(plan.steps[first:position], plan.steps[position], context.epilogues):
             continue
         if is_run(plan.steps[first:position]):
             runs.append((first, position - 1))
