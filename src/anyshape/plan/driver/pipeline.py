@@ -66,7 +66,7 @@ class PlanPasses(PassManager[Plans, PlanContext]):
             verify(plan, stage)
 
     def put_back(self, computed: Plans, edited: Edited, stage: str) -> Plans:
-        return put_back(computed, edited)
+        return put_back(computed, edited, stage == self.last[1] or any(plan.offsets for plan in computed))
 
 
 def run(passes: Sequence[PlanPass], plans: Plans, context: PlanContext, history: History | None = None,

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from anyshape.base.errors import ParseError, VerifyError
 from anyshape.ir.ir_dumps import Edited
 from anyshape.ir.types import TensorType, size_of
 from anyshape.plan.ir.parse import ParsedPlan, parse_lines
-from anyshape.plan.ir.program import Buffer, CopyStep, MemoryStep, Plan, Step, TiledGemmStep, Window
+from anyshape.plan.ir.program import Buffer, CopyStep, KernelStep, MemoryStep, Plan, Step, TiledGemmStep, Window, step_writes
 from anyshape.plan.ir.renaming import renamed_step
 from anyshape.plan.ir.show import parts_inside
 from anyshape.plan.verify import judge, verify
@@ -31,12 +31,12 @@ from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_at_most
 
 # fields of a plan that an edit leaves
-FIXED = ("name", "inputs", "restored", "nonnegative", "selected", "divided", "again", "chunks", "spent", "whole")
+FIXED = ("name", "inputs", "restored", "nonnegative", "again", "chunks", "spent", "whole")
 SCALES = (0, 1, 3, 8)  # parts of the way from the smallest sizes to the hints, in quarters, at which a layout is judged
 
 
-def put_back(computed: Sequence[Plan], edited: Edited) -> tuple[Plan, ...]:
-    """The edited plans, to go on with instead of `computed`.
+def put_back(computed: Sequence[Plan], edited: Edited, placed: bool) -> tuple[Plan, ...]:
+    """The edited plans, to go on with instead of `computed`. placed: their buffers have offsets by now.
 
     Raises:
         EditError: the text holds no valid plans, or they do not fit; with the file and the line.
@@ -46,7 +46,7 @@ def put_back(computed: Sequence[Plan], edited: Edited) -> tuple[Plan, ...]:
         if len(found) != len(computed):
             raise VerifyError("the edited plan does not fit", why=f"{len(found)} plans stand for {len(computed)}",
                               do="leave each order of steps in its place")
-        return tuple(_Fit(old, new, edited.text).run() for old, new in zip(computed, found, strict=True))
+        return tuple(_Fit(old, new, edited.text).run(placed) for old, new in zip(computed, found, strict=True))
     except (ParseError, VerifyError) as error:
         edited.refuse(error)
 
@@ -60,22 +60,28 @@ class _Fit:
         self.buffers = {buffer.name: buffer for buffer in new.plan.buffers}
         self.windows = set(_windows(old))
 
-    def run(self) -> Plan:
+    def run(self, placed: bool) -> Plan:
         old, new = self.old, self.new
         for name in FIXED:
             if getattr(old, name) != getattr(new, name):
                 self.fail(self.parsed.line, f"{name} is another than in the computed plan", "leave it as it was")
+        if [[size for size, _ in one] for one in (old.selected, old.divided)] != [
+                [size for size, _ in one] for one in (new.selected, new.divided)]:
+            self.fail(self.parsed.line, "sizes that may not be 0 are others", "leave them as they were")
         if dataclasses.replace(old.facts, hints=()) != dataclasses.replace(new.facts, hints=()):
             self.fail(self.parsed.line, "what is known of sizes is another", "leave it as it was")
-        for name in ("outputs", "saved"):
-            if _kinds(old, getattr(old, name)) != _kinds(new, getattr(new, name)):
-                self.fail(self.parsed.line, f"the {name} are of other types, or live elsewhere", "leave them")
         self.check_buffers()
+        for name, word in (("outputs", "out"), ("saved", "saved")):
+            if _kinds(old, getattr(old, name)) != _kinds(new, getattr(new, name)):
+                self.fail(self.line_of(word), f"what is {'returned' if word == 'out' else word} is of other types, or "
+                          "lives elsewhere", "leave it as it was")
         plan = dataclasses.replace(new, steps=tuple(self.steps()), facts=old.facts)
-        verify(plan)
-        if old.offsets:
-            for values in sizes_between(plan.facts):
+        try:
+            verify(plan)
+            for values in sizes_between(plan.facts) if placed else ():
                 judge(plan, values)
+        except VerifyError as error:
+            raise VerifyError("the edited plan is wrong", why=error.why, do="correct the plan") from error
         return plan
 
     def check_buffers(self) -> None:
@@ -96,6 +102,7 @@ class _Fit:
     def steps(self) -> Iterator[Step]:
         """The steps, each with the origin of the computed one that it is."""
         computed: dict[Step, list[Step]] = {}
+        written = {window.buffer for step in self.old.steps for window in step_writes(step)}
         for step, called in _calls(self.old):
             computed.setdefault(called, []).append(step)
         marked = {called for number, (_, called) in enumerate(_calls(self.old)) if number in self.old.optional}
@@ -104,6 +111,9 @@ class _Fit:
             for window in parts_inside(step):
                 if isinstance(window, Window):
                     self.check_window(window, line)
+            for name in {window.buffer for window in step_writes(step)} - written:
+                if name in self.buffers and not self.buffers[name].is_allocated:
+                    self.fail(line, f"the computed plan does not write {name}", "leave what is given as it is")
             if isinstance(step, CopyStep) and not _alike(step):
                 self.fail(line, "a copy is of one dtype and shape", "copy to a window of the same type")
             if called not in computed and not _is_free(step):
@@ -130,6 +140,11 @@ class _Fit:
         bounds.append(((last + 1) * size_of(window.type.dtype), buffer.bytes))
         if not all(prove_at_most(self.old.facts, low, high) for low, high in bounds):
             self.fail(line, why, "read and write inside of buffers")
+
+    def line_of(self, word: str) -> int:
+        """The line of the plan that begins with a word."""
+        lines = range(self.parsed.line, len(self.text) + 1)
+        return next((line for line in lines if self.text[line - 1].split()[:1] == [word]), self.parsed.line)
 
     def fail(self, line: int, why: str, do: str) -> NoReturn:
         raise VerifyError("the edited plan does not fit", where=f"line {line}: {self.text[line - 1]}", why=why, do=do)
@@ -172,16 +187,16 @@ def _kinds(plan: Plan, entries: Sequence[object]) -> list[object]:
 def _calls(plan: Plan) -> list[tuple[Step, Step]]:
     """The steps, each with what it calls: the same without names of buffers and lines of the source."""
     names = {buffer.name: "" for buffer in plan.buffers}
-    found: list[tuple[Step, Step]] = []
-    for step in plan.steps:
-        called = step if isinstance(step, MemoryStep) else renamed_step(step, names)
-        if isinstance(called, TiledGemmStep):
-            called = dataclasses.replace(called, product=dataclasses.replace(called.product, where=""),
-                                         kernel=dataclasses.replace(called.kernel, where=""))
-        else:
-            called = dataclasses.replace(called, where="")
-        found.append((step, called))
-    return found
+    return [(step, _without_lines(step if isinstance(step, MemoryStep) else renamed_step(step, names)))
+            for step in plan.steps]
+
+
+def _without_lines(step: Any) -> Any:
+    if isinstance(step, TiledGemmStep):
+        return dataclasses.replace(step, product=_without_lines(step.product), kernel=_without_lines(step.kernel))
+    if isinstance(step, KernelStep):
+        step = dataclasses.replace(step, checks=tuple((op, operand, "") for op, operand, _ in step.checks))
+    return dataclasses.replace(step, where="")
 
 
 def _is_free(step: Step) -> bool:
