@@ -22,7 +22,17 @@ from anyshape.base.errors import ParseError, VerifyError
 from anyshape.ir.ir_dumps import Edited
 from anyshape.ir.types import TensorType, size_of
 from anyshape.plan.ir.parse import ParsedPlan, parse_lines
-from anyshape.plan.ir.program import Buffer, CopyStep, KernelStep, MemoryStep, Plan, Step, TiledGemmStep, Window, step_writes
+from anyshape.plan.ir.program import (
+    Buffer,
+    CopyStep,
+    KernelStep,
+    MemoryStep,
+    Plan,
+    Step,
+    TiledGemmStep,
+    Window,
+    step_writes,
+)
 from anyshape.plan.ir.renaming import renamed_step
 from anyshape.plan.ir.show import parts_inside
 from anyshape.plan.verify import judge, verify

@@ -175,7 +175,10 @@ class _Text:
 
     def step(self, step: Step) -> list[str]:
         if isinstance(step, TiledGemmStep):
-            parts = [f"  {line}" for part in (step.product, step.kernel) for line in self.step(part)]
+            parts = []
+            for part in (step.product, step.kernel):
+                first, *others = self.step(part)
+                parts += [f"  {first}", *(f"       {line}" for line in others)]
             return [f"tiles of {step.rows} rows, param {step.result}", *_rest(step), *parts]
         where = step.where
         spoken = {"where"} if where == where.strip() and "\n" not in where else set()

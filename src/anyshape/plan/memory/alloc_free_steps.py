@@ -1,8 +1,30 @@
 """Allocation and release steps: outputs are allocated at their first write, tensors freed after their last use.
 
-    0 k0(saved logits) -> a      -->      0 k0(saved logits) -> a
-    1 matmul(a, x) -> grad                1 memory: drop logits, take grad
-                                          2 matmul(a, x) -> grad
+before:
+    plan late  arena 64*((n + 15)//16)
+      where 1 <= n, n near 1048576
+      in      x: f32[n]  4*n bytes  steps 0-0
+      buffer  a: f32[n]  4*n bytes  steps 1-2  arena @ 0
+      buffer  t: f32[n]  4*n bytes  steps 0-1  extern
+      buffer  y: f32[n]  4*n bytes  steps 2-3  output 0
+      0  call aten.sort.default(x) -> t
+           {template=["args", ["operand", 0]]}
+      1  kernel k1(t, &a; n)
+      2  kernel k2(a, &y; n)
+      out     y
+after insert_alloc_free:
+    plan late  arena 64*((n + 15)//16)
+      where 1 <= n, n near 1048576
+      in      x: f32[n]  4*n bytes  steps 0-0
+      buffer  a: f32[n]  4*n bytes  steps 1-3  arena @ 0
+      buffer  t: f32[n]  4*n bytes  steps 0-1  extern
+      buffer  y: f32[n]  4*n bytes  steps 3-4  output 0
+      0  call aten.sort.default(x) -> t
+           {template=["args", ["operand", 0]]}
+      1  kernel k1(t, &a; n)
+      2  memory take y; drop t
+      3  kernel k2(a, &y; n)
+      out     y
 
 Without it all gradients would be allocated before the first step, while everything saved is still there.
 """

@@ -1,9 +1,29 @@
 """Buffer aliasing: values of the arena move into tensors that exist anyway: a result before it is written, a tensor
 that PyTorch made after its last use.
 
-    0 k0(x) -> a        (arena)        -->      0 k0(x) -> out
-    1 k1(a) -> b                                1 k1(out) -> b
-    2 k2(b) -> out      (output)                2 k2(b) -> out
+before:
+    plan chain  arena 0
+      where 1 <= n, n near 4096
+      in      x: f32[n]  4*n bytes  steps 0-0
+      buffer  a: f32[n]  4*n bytes  steps 0-1  arena
+      buffer  b: f32[n]  4*n bytes  steps 1-2  arena
+      buffer  y: f32[n]  4*n bytes  steps 2-3  output 0
+      0  kernel k0(x, &a; n)
+      1  matmul(a, a) -> b
+      2  kernel k2(b, &y; n)
+           {reuse=[[0, 1]]}
+      out     y
+after alias_buffers:
+    plan chain  arena 0
+      where 1 <= n, n near 4096
+      in      x: f32[n]  4*n bytes  steps 0-0
+      buffer  b: f32[n]  4*n bytes  steps 1-2  arena
+      buffer  y: f32[n]  4*n bytes  steps 0-3  output 0
+      0  kernel k0(x, &y; n)
+      1  matmul(y, y) -> b
+      2  kernel k2(b, &y; n)
+           {reuse=[[0, 1]]}
+      out     y
 
 The arena is held through the whole call, so results and what PyTorch makes come on top of it. What lies in those
 instead makes the arena smaller, at no cost.

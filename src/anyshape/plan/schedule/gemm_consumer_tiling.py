@@ -1,8 +1,27 @@
 """Fusion of GEMMs with their consumers by row tiles: products whose results are read by a flat kernel alone run with
 it, a band of rows after the other.
 
-    5 matmul(dy, x) -> g             g: 4096x512                  5 bands of 1024 rows:  matmul(dy, x) -> g: 1024x512
-    6 update(w, g, m) -> &w, &m                          -->         update(w, g, m) -> &w, &m
+before:
+    plan step  arena 0
+      in      dy: f32[4096, 64]  1048576 bytes  steps 0-0
+      in      x: f32[64, 512]  131072 bytes  steps 0-0
+      in      w: f32[4096, 512]  8388608 bytes  steps 0-1
+      buffer  g: f32[4096, 512]  8388608 bytes  steps 0-1  arena
+      0  matmul(dy, x) -> g
+      1  kernel update(&w, g; 2097152)
+           {along=[0, 1]}
+      out
+after tile_gemm_consumers:
+    plan step  arena 0
+      in      dy: f32[4096, 64]  1048576 bytes  steps 0-0
+      in      x: f32[64, 512]  131072 bytes  steps 0-0
+      in      w: f32[4096, 512]  8388608 bytes  steps 0-0
+      buffer  g: f32[4096, 512]  1081344 bytes  steps 0-0  arena
+      0  tiles of 528 rows, param 1
+             matmul(dy, x) -> g
+             kernel update(&w, g; 2097152)
+                  {along=[0, 1]}
+      out
 
 So there is never more of a weight's gradient than a band: one that lies in a near cache when the update reads it, and
 that takes no memory to speak of, however large the weight is. The update has to come when the gradient is made, which

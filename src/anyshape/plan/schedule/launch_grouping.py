@@ -1,12 +1,37 @@
 """Launch grouping: steps that follow each other and that the host does as one: products of one left operand, and
 kernels.
 
-    0 matmul(x, wq) -> q         -->      together 0-2: rows of x are packed once, and threads are called together once
-    1 matmul(x, wk) -> k
-    2 matmul(x, wv) -> v
-    3 k0(q) -> a                          together 3-4: threads are called together once, and meet between the two
-    4 k1(a) -> b
-                                          together 0-4: where k0 reads what the products made
+before:
+    plan heads  arena 0
+      where 1 <= n
+      in      x: f32[n, 64]  256*n bytes  steps 0-1
+      in      wq: f32[64, 64]  16384 bytes  steps 0-0
+      in      wk: f32[64, 64]  16384 bytes  steps 0-1
+      buffer  q: f32[n, 64]  256*n bytes  steps 0-2  arena
+      buffer  k: f32[n, 64]  256*n bytes  steps 1-3  arena
+      buffer  y: f32[n, 64]  256*n bytes  steps 2-4  output 0
+      buffer  z: f32[n, 64]  256*n bytes  steps 3-4  output 1
+      0  matmul(x, wq) -> q
+      1  matmul(x, wk) -> k
+      2  kernel k0(q, &y; n)
+      3  kernel k1(k, &z; n)
+      out     y, z
+after group_launches:
+    plan heads  arena 0
+      where 1 <= n
+      in      x: f32[n, 64]  256*n bytes  steps 0-1
+      in      wq: f32[64, 64]  16384 bytes  steps 0-1
+      in      wk: f32[64, 64]  16384 bytes  steps 0-1
+      buffer  q: f32[n, 64]  256*n bytes  steps 0-2  arena
+      buffer  k: f32[n, 64]  256*n bytes  steps 0-3  arena
+      buffer  y: f32[n, 64]  256*n bytes  steps 2-4  output 0
+      buffer  z: f32[n, 64]  256*n bytes  steps 3-4  output 1
+      0  matmul(x, wq) -> q
+      1  matmul(x, wk) -> k
+      2  kernel k0(q, &y; n)
+      3  kernel k1(k, &z; n)
+      together  0-3
+      out     y, z
 
 Products run side by side. So what they touch is kept from the first of them to the last, and none reads or writes what
 another one writes. Whether the host can is seen when sizes are known (`joined` in backend/cpu/bytecode/encode_gemm.py).

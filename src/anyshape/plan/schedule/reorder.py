@@ -1,9 +1,31 @@
 """Memory-aware reordering: steps in another order, where that takes less memory and nothing else of it can be seen.
 
-    0 k0(x) -> a     (large)          -->      0 k0(x) -> a
-    1 k1(x) -> b     (large)                   1 sum(a) -> c
-    2 sum(a) -> c                              2 k1(x) -> b
-    3 sum(b) -> d                              3 sum(b) -> d
+before:
+    plan sums  arena 0
+      where 1 <= n, n near 4096
+      in      x: f32[n]  4*n bytes  steps 0-1
+      buffer  a: f32[n, 16]  64*n bytes  steps 0-2  arena
+      buffer  b: f32[n, 16]  64*n bytes  steps 1-3  arena
+      buffer  c: f32[16]  64 bytes  steps 2-4  output 0
+      buffer  d: f32[16]  64 bytes  steps 3-4  output 1
+      0  kernel k0(x, &a; n)
+      1  kernel k1(x, &b; n)
+      2  kernel sum(a, &c; n)
+      3  kernel sum(b, &d; n)
+      out     c, d
+after reorder:
+    plan sums  arena 0
+      where 1 <= n, n near 4096
+      in      x: f32[n]  4*n bytes  steps 0-2
+      buffer  a: f32[n, 16]  64*n bytes  steps 0-1  arena
+      buffer  b: f32[n, 16]  64*n bytes  steps 2-3  arena
+      buffer  c: f32[16]  64 bytes  steps 1-4  output 0
+      buffer  d: f32[16]  64 bytes  steps 3-4  output 1
+      0  kernel k0(x, &a; n)
+      1  kernel sum(a, &c; n)
+      2  kernel k1(x, &b; n)
+      3  kernel sum(b, &d; n)
+      out     c, d
 
 The search (plan/schedule/beam_search.py, of parts: plan/schedule/divide_and_conquer.py) goes by the hints: where it is
 proved for every size that one step makes more than another, it does so at the hints too. What it finds stands in place
