@@ -132,7 +132,8 @@ class _Fit:
             if (called in marked) != (number in self.new.optional):
                 self.fail(line, "optional steps are marked by ?, and no others", "leave the mark as it was")
             same = computed.get(called, [step])
-            yield _with_origin(step, same.pop(0) if len(same) > 1 else same[0])
+            own: Step = _with_origin(step, same.pop(0) if len(same) > 1 else same[0])
+            yield own
 
     def check_window(self, window: Window, line: int) -> None:
         """Whether it is one of the computed plan, or lies inside of a buffer that the call makes for sure."""
@@ -146,7 +147,7 @@ class _Fit:
         last = window.offset
         for size, stride in zip(window.type.shape, strides, strict=True):
             last = last + (size - 1) * stride
-        bounds = [(0, one) for one in (window.offset, *strides)]
+        bounds: list[tuple[Size, Size]] = [(0, one) for one in (window.offset, *strides)]
         bounds.append(((last + 1) * size_of(window.type.dtype), buffer.bytes))
         if not all(prove_at_most(self.old.facts, low, high) for low, high in bounds):
             self.fail(line, why, "read and write inside of buffers")
@@ -219,7 +220,7 @@ def _alike(copy: CopyStep) -> bool:
     return source.dtype == target.dtype and source.shape == target.shape
 
 
-def _with_origin(step: Step, computed: Step) -> Step:
+def _with_origin(step: Any, computed: Any) -> Any:
     """The step with what is no part of its value from the computed one that it is."""
     if isinstance(step, TiledGemmStep) and isinstance(computed, TiledGemmStep):
         return dataclasses.replace(step, product=_with_origin(step.product, computed.product),

@@ -40,8 +40,8 @@ from anyshape.plan.ir.show import PLAN_NAME, SPOKEN
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
 
-HOMES = {kind.word: kind for kind in (Input, Output, Temp, Saved, Restored, External, RestoredBase, Recomputed)}
-INDEXED = frozenset(kind for kind in HOMES.values() if issubclass(kind, IndexedHome))
+HOMES: dict[str, Callable[..., Home]] = {kind.word: kind for kind in (Input, Output, Temp, Saved, Restored, External, RestoredBase, Recomputed)}
+INDEXED = frozenset(kind for kind in HOMES.values() if isinstance(kind, type) and issubclass(kind, IndexedHome))
 _FIELD = re.compile(r"(?:(?! {2}|[\n#{]).)+")
 _BYTES = re.compile(r"(.+?) bytes\b")
 _SPAN = re.compile(r"(-?\d+)-(-?\d+)")
@@ -215,9 +215,9 @@ class _Reader(Scanner):
         self.skip_space()
         start = self.at
         word = self.take(NAME, "where it lives")
-        kind: Callable[..., Home] | None = HOMES.get(word)
-        if kind is None:
+        if word not in HOMES:
             self.fail(f"{word} is no place where a buffer lives", f"use one of {', '.join(HOMES)}", start)
+        kind = HOMES[word]
         return kind(int(self.take(INTEGER, "which one"))) if kind in INDEXED else kind()
 
     def again(self) -> RecomputeStep:
