@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.native_routines import NativeRoutines
 from anyshape.plan.ir.program import Plan
 from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.call.extern_table import _written
-from anyshape.runtime.context.process_context import Context
 from anyshape.runtime.memory.pools import Block, Pool
 from anyshape.runtime.specialize.saved_policy import SavedLayout
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
@@ -145,7 +145,7 @@ class _Arena(Block):
 
 def install() -> None:
     """Fences everything from now on; programs that were made before stay as they are."""
-    make, init, give, start = Specializer.make, Specializer.__init__, Pool.give, Context.__init__
+    make, init, give, start = Specializer.make, Specializer.__init__, Pool.give, NativeRoutines.__init__
 
     def without_room(records: Specializer, *args: Any) -> None:
         init(records, *args)
@@ -163,9 +163,9 @@ def install() -> None:
             give(pool, block)
 
     def above(_executable: Executable, record: Specialization, scratch: int) -> tuple[Block, int, Block | None]:
-        laid = _laid[record.address]
+        laid = _laid[record.payload.address]
         threads = scratch // laid.stride
-        key = (record.address, threads)
+        key = (record.payload.address, threads)
         free = _free.get(key)
         block = free.pop() if free else _Arena(laid, threads, key)
         first = laid.bytes + PAGE + pages(laid.scratch) - laid.scratch
@@ -174,22 +174,23 @@ def install() -> None:
             ctypes.memset(block.address + begin, POISON, bytes_)
         return block, block.address + first, None
 
-    def started(context: Context, *args: Any) -> None:
-        start(context, *args)
-        native = context.run_plan
-        context.run_plan = lambda block: _run(native, block)  # type: ignore[assignment]
+    def started(routines: NativeRoutines, *args: Any) -> None:
+        start(routines, *args)
+        native = routines.run_plan
+        routines.run_plan = lambda block: _run(native, block)  # type: ignore[assignment]
 
     # every value of the arena has memory of its own, so that nothing is gained by giving some of it back
     SavedLayout._in_phases = lambda *args: None  # type: ignore[method-assign]
     Specializer.__init__, Specializer.make = without_room, made  # type: ignore[method-assign,assignment]
     Pool.give, Executable._above = give_fenced, above  # type: ignore[method-assign,assignment]
-    Context.__init__ = started  # type: ignore[method-assign,assignment]
+    NativeRoutines.__init__ = started  # type: ignore[method-assign,assignment]
     api.allocator = lambda: empty  # type: ignore[assignment,return-value]
 
 
 def _lay_out(records: Specializer, record: Specialization) -> Specialization:
     """The record with every value of the arena, and every thread's scratch, between fences."""
-    program, plan = record.program, records.plan
+    payload, plan = record.payload, records.plan
+    program = payload.words
     offsets = dict(record.offsets)
     fences, pieces, at = [], [], 0
     names = [record_name for record_name, buffer in records.homes.items() if buffer.is_temp]
@@ -206,7 +207,7 @@ def _lay_out(records: Specializer, record: Specialization) -> Specialization:
     word = program[host.HEAD_FIRST]
     while program[word] != host.END:
         length = program[word + 1]
-        if records._dies(program, word) and next(_turns) % 2:
+        if records.runner._dies(program, word) and next(_turns) % 2:
             program[word] = host.OVER
         word += length
     scratch = program[host.HEAD_SCRATCH]
@@ -222,8 +223,10 @@ def _lay_out(records: Specializer, record: Specialization) -> Specialization:
                 item = span((1,), (1,), records_dtype(kind.dtype))
                 bytes_ = 0 if 0 in view[0] else item * (1 + sum((n - 1) * s for n, s in zip(*view[:2], strict=True)))
                 inputs.append((records.layout.slots[buffer.name], bytes_, buffer.name in written))
-    record = dataclasses.replace(record, offsets=offsets, temporary=at, scratch=stride, spare=-1, room=-1, given=-1)
-    _laid[record.address] = Laid(record, plan, inputs, fences, pieces, at, scratch, stride)
+    record = dataclasses.replace(record, offsets=offsets, temporary=at,
+                                 payload=dataclasses.replace(payload, scratch=stride), scratch=stride, spare=-1,
+                                 room=-1, given=-1)
+    _laid[record.payload.address] = Laid(record, plan, inputs, fences, pieces, at, scratch, stride)
     return record
 
 
@@ -241,9 +244,9 @@ def _run(native: Any, block: int) -> int:
     if TRACE:
         with open(TRACE, "w") as file:
             file.write(f"{laid.plan.name} {laid.record.values}\n")
-    slots = (ctypes.c_int64 * (host.SLOTS + len(laid.record.block))).from_address(block)
+    slots = (ctypes.c_int64 * (host.SLOTS + len(laid.record.payload.block))).from_address(block)
     given = [(slot, slots[host.SLOTS + slot], bytes_, written) for slot, bytes_, written in laid.inputs if bytes_]
-    if any(written for *_, written in given) and (laid.record.calls or _meet(given)):
+    if any(written for *_, written in given) and (laid.record.payload.calls or _meet(given)):
         given = []
     used = []
     for slot, address, bytes_, written in given:

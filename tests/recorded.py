@@ -16,6 +16,7 @@ from pathlib import Path
 
 from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.machine.target import target_of
+from anyshape.backend.targets import usual_target
 from anyshape.base.config import Config
 from anyshape.compiler.build_plan import assemble
 from anyshape.compiler.driver import fused, named
@@ -64,7 +65,7 @@ def compiled(model: str) -> Iterator[tuple[str, LoopProgram | Plan]]:
     before: Plan | None = None
     for path in sorted(FOLDER.glob(f"{model}.*.txt.xz"), key=lambda path: "backward" in path.name):
         graph = pipeline.run(pipeline.ROAD, parse(lzma.decompress(path.read_bytes()).decode()), config)
-        store, fusion = fused(graph, config)
+        store, fusion = fused(graph, usual_target(), config)
         regimes, programs = named(fusion, graph.facts)
         for name, program in programs.items():
             yield f"{graph.name} {name}", program

@@ -9,16 +9,18 @@ import pytest
 import torch
 
 import anyshape
+from anyshape.backend import measurements
+from anyshape.backend.cpu import autotune
+from anyshape.backend.cpu.autotune import KINDS, Autotune, machine_key, usual
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.encode_gemm import FULL, MANY, does
 from anyshape.backend.cpu.machine import target as limits
+from anyshape.backend.cpu.target import target_of
+from anyshape.backend.measurements import Measurements, key_of
+from anyshape.backend.targets import host_routines
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import DiskCache
 from anyshape.base.errors import ConfigError
-from anyshape.runtime.context.process_context import shared_context
-from anyshape.runtime.cost import autotune, measurements
-from anyshape.runtime.cost.autotune import KINDS, Autotune, usual
-from anyshape.runtime.cost.measurements import Measurements, key_of
 from anyshape.tools import cli
 
 AMD = limits.target_of("x86_64-unknown-linux-gnu", "znver9", frozenset(("avx512f", "avx512bw", "avx512vl", "sse4a")))
@@ -30,21 +32,21 @@ kinds = pytest.mark.parametrize("kind", [kind for kind, one in KINDS.items() if 
 def gains(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """What measuring a kind gives; what is not in it may not be measured."""
     found: dict[str, float] = {}
-    monkeypatch.setattr(autotune, "measured", lambda context, kind: found[kind])
+    monkeypatch.setattr(autotune, "measured", lambda native, kind: found[kind])
     return found
 
 
 def tune(folder: Path | None, mode: str = "measured") -> Autotune:
     cache = None if folder is None else DiskCache(str(folder))
-    return Autotune(shared_context(), Measurements(cache), mode)
+    return Autotune(host_routines(), Measurements(cache, machine_key()), mode)
 
 
 def ops_of(fast) -> set[int]:
     record, = fast.programs[0].executable.records.values()
-    found, at = set(), record.program[host.HEAD_FIRST]
-    while record.program[at] != host.END:
-        found.add(record.program[at])
-        at += record.program[at + 1]
+    found, at = set(), record.payload.words[host.HEAD_FIRST]
+    while record.payload.words[at] != host.END:
+        found.add(record.payload.words[at])
+        at += record.payload.words[at + 1]
     return found
 
 
@@ -86,7 +88,7 @@ def test_what_cannot_be_measured_is_as_usual(monkeypatch) -> None:
 
 @kinds
 def test_the_real_thing(kind) -> None:
-    gain = autotune.measured(shared_context(), kind)
+    gain = autotune.measured(host_routines(), kind)
     assert 1e-3 < gain < 1e3
 
 
@@ -94,7 +96,7 @@ def test_measuring_leaves_the_threads_of_others_as_they_are() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        autotune.measured(shared_context(), FULL)
+        autotune.measured(host_routines(), FULL)
         assert torch.get_num_threads() == 3
         assert not any(thread.name == "anyshape autotune" for thread in threading.enumerate())
     finally:
@@ -111,8 +113,9 @@ def test_it_is_set_and_seen(gains, tmp_path, monkeypatch, capsys) -> None:
     with pytest.raises(ConfigError, match="measured, own, library, usual"):
         anyshape.compile(torch.matmul, products="mine")
     gains.update(dict.fromkeys(KINDS, 2.5))
-    monkeypatch.setattr(autotune, "_measurements", lambda _, kept=Measurements(DiskCache(str(tmp_path))): kept)
-    autotune.autotune_of.cache_clear()
+    kept = Measurements(DiskCache(str(tmp_path)), machine_key())
+    monkeypatch.setattr(autotune, "_measurements", lambda _: kept)
+    target_of.cache_clear()
     try:
         seen = anyshape.compile(lambda x, w: x @ w, strict=True, calibrate=True)
         seen(x, w)
@@ -126,7 +129,7 @@ def test_it_is_set_and_seen(gains, tmp_path, monkeypatch, capsys) -> None:
         assert cli.main(["machine", "--again"]) == 0
         assert "f32                 BLAS      0.10" in capsys.readouterr().out
     finally:
-        autotune.autotune_of.cache_clear()
+        target_of.cache_clear()
 
 
 # ---- what is kept
@@ -144,7 +147,7 @@ def test_the_first_process_decides(gains, tmp_path) -> None:
 def test_of_two_at_once_the_second_takes_what_is_there(gains, tmp_path, monkeypatch) -> None:
     def slowly(context, kind):
         gains[kind] = 3.0
-        monkeypatch.setattr(autotune, "measured", lambda context, kind: gains[kind])
+        monkeypatch.setattr(autotune, "measured", lambda native, kind: gains[kind])
         assert tune(tmp_path).ours(kind)  # another process, meanwhile
         return 0.1
     monkeypatch.setattr(autotune, "measured", slowly)
@@ -157,7 +160,7 @@ def test_a_file_that_is_damaged_or_foreign_is_measured_again(damage, gains, tmp_
     gains[FULL] = 3.0
     assert tune(tmp_path).ours(FULL)
     cache = DiskCache(str(tmp_path))
-    key = key_of(autotune._name(FULL))
+    key = key_of(autotune._name(FULL), machine_key())
     if damage is None:
         cache.put(key, b"not a number")
     else:

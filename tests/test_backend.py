@@ -16,10 +16,9 @@ import pytest
 
 from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.llvm import jit
-from anyshape.backend.cpu.llvm.jit import build, object_key
-from anyshape.backend.cpu.machine.target import Target, host, target_of
+from anyshape.backend.cpu.llvm.jit import LoadedKernel, build, object_key
+from anyshape.backend.cpu.machine.target import Machine, host, target_of
 from anyshape.backend.cpu.microkernels import gemv
-from anyshape.backend.interface import LoadedKernel
 from anyshape.base.errors import VerifyError
 from anyshape.kernel.loop_ir.program import Instruction as I
 from anyshape.kernel.loop_ir.program import LoopProgram, Param, Scratch, Stage
@@ -354,7 +353,7 @@ def test_emit_is_deterministic_and_named() -> None:
         assert f"@{name}(" in first
 
 
-def narrow(cpu: str, *without: str) -> Target:
+def narrow(cpu: str, *without: str) -> Machine:
     """The host as an older processor."""
     features = frozenset(f[1:] for f in host().features.split(",") if not any(w in f for w in without))
     return target_of(host().triple, cpu, features)

@@ -233,7 +233,7 @@ def test_without_a_compiler_resident_memory_is_used(tmp_path: Path, monkeypatch:
     with mmap.mmap(-1, 1 << 25) as block:
         block.write(os.urandom(1 << 16) * 512)
         assert meter.peak() - before > 30e6
-    assert "resident" in report.memory_words(Results(options={"memory_note": why}))
+    assert "resident" in report.document(Results(options={"memory_note": why}))
 
 
 # ---- comparing with eager ----

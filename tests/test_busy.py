@@ -19,7 +19,7 @@ THREADS = 4  # more than most machines have idle
 
 @pytest.fixture(autouse=True)
 def threads():
-    before, load = torch.get_num_threads(), shared_context().load
+    before, load = torch.get_num_threads(), shared_context().host.load
     torch.set_num_threads(THREADS)
     for i in range(len(load)):
         load[i] = 0
@@ -48,7 +48,7 @@ def now() -> int:
 def test_while_the_machine_is_busy_calls_use_one_thread_and_give_the_same() -> None:
     net, x = Net(), torch.randn(300, 128)
     fast = anyshape.compile(net, strict=True, products="own")
-    load = shared_context().load
+    load = shared_context().host.load
     with torch.no_grad():
         torch.set_num_threads(1)
         wanted = fast(x)
@@ -60,15 +60,16 @@ def test_while_the_machine_is_busy_calls_use_one_thread_and_give_the_same() -> N
         parallel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(lambda *_: seen.append(1))
         run = fast.programs[0].executable
         entry = host.Functions.index("gomp_parallel")
-        kept, run.functions[entry] = run.functions[entry], ctypes.cast(parallel, ctypes.c_void_p).value or 0
+        kept = run.runner.functions[entry]
+        run.runner.functions[entry] = ctypes.cast(parallel, ctypes.c_void_p).value or 0
         try:
             assert torch.equal(fast(x), wanted) and not seen  # no region is begun
         finally:
-            run.functions[entry] = kept
+            run.runner.functions[entry] = kept
         load[0] = now() - 1
         assert torch.equal(fast(x), wanted)
         assert load[0] == 0 or load[0] > now() - 10**9  # all threads again, until waiting is in vain again
-        assert context.load is load
+        assert context.host.load is load
 
 
 def test_numbers_do_not_depend_on_where_the_others_are_left_behind() -> None:
@@ -82,7 +83,7 @@ def test_numbers_do_not_depend_on_where_the_others_are_left_behind() -> None:
         others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
         try:
             for _ in range(20):
-                shared_context().load[0] = 0
+                shared_context().host.load[0] = 0
                 assert torch.equal(fast(x), wanted)
         finally:
             for one in others:

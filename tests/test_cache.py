@@ -14,8 +14,11 @@ import pytest
 import torch
 
 import anyshape
+from anyshape.backend.cpu.native_routines import routines_of
+from anyshape.backend.cpu.target import target_of
+from anyshape.backend.targets import host_routines
 from anyshape.base.disk_cache import DiskCache
-from anyshape.runtime.context.process_context import context_of, shared_context
+from anyshape.runtime.context.process_context import shared_context
 from anyshape.tools import cli
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -250,7 +253,9 @@ def test_the_command_shows_prunes_and_clears(folder, capsys):
 
 def test_the_setting_holds_for_the_hosts_own_routines(folder, monkeypatch):
     """The native host, its products and its measurements are kept where the first program says, or nowhere."""
-    monkeypatch.setattr("anyshape.runtime.context.process_context._shared", {})
+    monkeypatch.setattr("anyshape.runtime.context.process_context._shared", [])
+    monkeypatch.setattr("anyshape.backend.cpu.native_routines._shared", {})
+    target_of.cache_clear()
     monkeypatch.setenv("ANYSHAPE_CACHE_DIR", str(folder / "environment"))
     monkeypatch.setenv("ANYSHAPE_CALIBRATE", "1")
     left, right = torch.randn(3, 5), torch.randn(5, 4)
@@ -262,7 +267,7 @@ def test_the_setting_holds_for_the_hosts_own_routines(folder, monkeypatch):
 
 
 def test_programs_of_several_caches_share_memory(folder):
-    one = shared_context()
-    other = context_of(DiskCache(str(folder)))
-    assert other is not one and other.kept is one.kept and other.calls is one.calls and other.lock is one.lock
-    assert other is context_of(other.cache) and one is shared_context()
+    one = host_routines()
+    other = routines_of(DiskCache(str(folder)))
+    assert other is not one and other.running is one.running and other.lock is one.lock
+    assert other is routines_of(other.cache) and one is host_routines() and one is shared_context().host

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import anyshape
+from anyshape.backend.targets import usual_target
 from anyshape.base.disk_cache import DiskCache
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import CopyStep, LibraryStep, Window
@@ -49,15 +50,16 @@ def test_seconds_follow_from_speeds() -> None:
 
 def test_it_is_measured_once_for_a_dtype_and_a_number_of_threads(measured, tmp_path) -> None:
     cache = DiskCache(str(tmp_path))
-    first = Calibration(cache)
+    first = Calibration(cache, usual_target())
     for _ in range(2):
         assert first.speeds(["f32", "f32"], 1) == Speeds({**USUAL.products, "f32": 5e9}, 7e9)
     assert sorted(measured) == [("copy", 1), ("f32",)]
-    assert Calibration(cache).speeds(["f32", "bf16"], 2) == Speeds({**USUAL.products, "f32": 5e9, "bf16": 5e9}, 3.5e9)
+    speeds = Calibration(cache, usual_target()).speeds(["f32", "bf16"], 2)
+    assert speeds == Speeds({**USUAL.products, "f32": 5e9, "bf16": 5e9}, 3.5e9)
     assert sorted(measured) == [("bf16",), ("copy", 1), ("copy", 2), ("f32",)]
-    Calibration(cache).speeds(["f32", "bf16"], 2)
+    Calibration(cache, usual_target()).speeds(["f32", "bf16"], 2)
     assert len(measured) == 4
-    Calibration(None).speeds(["f32"], 1)
+    Calibration(None, usual_target()).speeds(["f32"], 1)
     assert len(measured) == 6
 
 
@@ -66,12 +68,12 @@ def test_what_cannot_be_measured_is_as_usual_and_is_not_kept(measured, monkeypat
         raise RuntimeError("can't allocate memory")
     cache = DiskCache(str(tmp_path))
     monkeypatch.setattr(calibration, "copied", fails)
-    assert Calibration(cache).speeds(["f32"], 1).bytes == USUAL.bytes
+    assert Calibration(cache, usual_target()).speeds(["f32"], 1).bytes == USUAL.bytes
     for wrong in (math.inf, math.nan, 0.0):
         monkeypatch.setattr(calibration, "copied", lambda _, __, wrong=wrong: wrong)
-        assert Calibration(cache).speeds(["f32"], 1).bytes == USUAL.bytes
+        assert Calibration(cache, usual_target()).speeds(["f32"], 1).bytes == USUAL.bytes
     monkeypatch.setattr(calibration, "copied", lambda _, __: 9e9)
-    assert Calibration(cache).speeds(["f32"], 1).bytes == 9e9
+    assert Calibration(cache, usual_target()).speeds(["f32"], 1).bytes == 9e9
 
 
 def test_the_real_thing() -> None:

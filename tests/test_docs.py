@@ -6,7 +6,9 @@ and docs/settings.md, which is made from the code.
 """
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import io
 import json
 import linecache
@@ -31,6 +33,7 @@ DECISIONS = sorted((ROOT / "docs" / "adr").glob("*.md"))
 OUTPUT = "text output"
 _FENCE = re.compile(r"^```(.*)$")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_TEST = re.compile(r"\]\(([^)#\s]*tests/\w+\.py)#(\w+)\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _FILE = re.compile(r"[\w./-]*\w\.(?:py|c|toml|txt|md)")
 _MODULE = re.compile(r"anyshape(?:\.\w+)+")
@@ -170,6 +173,31 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert (path.parent / target).exists(), f"{path.name} links to {target}, which is not there"
 
 
+def test_tests_that_are_linked_exist() -> None:
+    """A document shows that something is so by a link to a test: `[test](../tests/test_x.py#test_name)`."""
+    for path in (*DOCUMENTS, *DECISIONS):
+        for file, name in _TEST.findall(path.read_text("utf-8")):
+            assert name in names_of_tests(path.parent / file), f"{path.name} links to {file}, which has no {name}"
+
+
+@functools.cache
+def names_of_tests(path: Path) -> set[str]:
+    return {node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)}
+
+
+def test_most_limitations_are_shown_by_a_test() -> None:
+    limitations = (ROOT / "docs" / "limitations.md").read_text("utf-8").split("## Open work")[0].split("\n- ")[1:]
+    shown = [one for one in limitations if _TEST.search(one)]
+    assert len(limitations) > 80 and len(shown) > 0.7 * len(limitations)
+
+
+def test_every_block_of_the_walk_asserts_what_is_said_of_it() -> None:
+    path = ROOT / "docs" / "walk.md"
+    blocks = [block for block in blocks_of(path.read_text("utf-8")) if block.info == "python"]
+    for block in blocks:
+        assert "assert" in block.text, f"walk.md:{block.line} asserts nothing of what it prints"
+
+
 @pytest.mark.parametrize("path", [*DOCUMENTS, *DECISIONS], ids=name_of)
 def test_files_and_modules_that_are_named_exist(path: Path) -> None:
     for word in _CODE.findall(prose_of(path)):
@@ -200,6 +228,24 @@ def test_the_architecture_names_every_package() -> None:
         assert f"`{folder}/`" in text, f"ARCHITECTURE.md does not say what {folder}/ is"
     for path in sorted(SOURCE.glob("[a-z]*.py")):
         assert f"`{path.name}`" in text, f"ARCHITECTURE.md does not say what {path.name} is"
+
+
+# what somebody who knows Inductor looks for, and a word that the file of that row has
+SOUGHT = {
+    "buffer liveness": "live range", "epilogue fusion": "matmul", "offload scheduling": "begin to copy",
+    "AMX gemm": "unit for whole tiles", "guard translation": "guards", "recompute selection": "recompute",
+    "horizontal fusion": "horizontal fusion", "disk cache and its key": "def object_key",
+    "dtype promotion": "def promoted",
+    "attention masks": "mask"}
+
+
+@pytest.mark.parametrize("term", SOUGHT)
+def test_the_architecture_leads_to_the_file_of(term: str) -> None:
+    rows = [line for line in (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("\n") if line.startswith("| ")]
+    [row] = [line for line in rows if term in line.split("|")[1]]
+    files = [SOURCE / name for name in re.findall(r"`([\w/]+\.py)`", row)]
+    assert files and all(file.exists() for file in files)
+    assert any(SOUGHT[term] in file.read_text("utf-8") for file in files)
 
 
 def test_every_package_has_a_page_whose_files_exist() -> None:

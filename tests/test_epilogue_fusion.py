@@ -74,10 +74,10 @@ def ops_of(fast, *arguments):
     """The host's steps of the last call, those of a series one by one after its head."""
     fast(*arguments)
     *_, record = fast.programs[-1].compiled.executable.records.values()
-    found, at = [], record.program[format.HEAD_FIRST]
-    while record.program[at] != format.END:
-        found.append(record.program[at])
-        at += record.program[at + 1]
+    found, at = [], record.payload.words[format.HEAD_FIRST]
+    while record.payload.words[at] != format.END:
+        found.append(record.payload.words[at])
+        at += record.payload.words[at + 1]
     return found
 
 

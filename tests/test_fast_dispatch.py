@@ -242,13 +242,13 @@ def test_profiles_show_the_frame_and_nothing_stays_of_it():
 def test_a_call_is_short():
     """Functions called, Dynamo's guards among them; they were 103, and 158 with an operator of PyTorch's.
     One of them asks whether the input is what it was (`akin` in runtime/call/dispatch_codegen.py), in place of
-    questions without a call."""
+    questions without a call; four make the frame of a call and run it (`PlanRunner` in backend/interface.py)."""
     net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
     fast, _ = opened(net, torch.randn(3, 8))
     running, _ = opened(lambda x: torch.logcumsumexp(x, 0), torch.randn(3, 8))
     x = torch.randn(3, 8)
     with torch.no_grad():
-        for call, most in ((fast, 68), (running, 109)):
+        for call, most in ((fast, 68), (running, 111)):
             shared_context().temporary.release_idle()  # a search among blocks of other programs counts too
             call(x)
             assert calls(lambda call=call: call(x)) < most

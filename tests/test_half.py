@@ -15,7 +15,7 @@ import anyshape
 import anyshape.ops  # noqa: F401  (fills the op table)
 from anyshape.backend.cpu.bytecode import encode_gemm, encode_plan, format
 from anyshape.backend.cpu.llvm import half_precision, jit
-from anyshape.backend.cpu.machine.target import Target, host, target_of
+from anyshape.backend.cpu.machine.target import Machine, host, target_of
 from anyshape.backend.cpu.microkernels import gemm, gemv
 from anyshape.backend.cpu.microkernels.amx import tiles
 from anyshape.base.config import Config
@@ -294,7 +294,7 @@ def test_operands_and_results_in_f32(dtype):
             torch.testing.assert_close(one, other, rtol=close, atol=close * (1 + k) ** 0.5)
             assert torch.equal(one, one.to(dtype).to(one.dtype))
     if native():
-        assert not any(record.calls for record in compiled.executable.records.values())
+        assert not any(record.payload.calls for record in compiled.executable.records.values())
 
 
 @only_native
@@ -308,7 +308,7 @@ def test_products_stay_in_the_host():
         x = torch.randn(rows, 64).bfloat16()
         fast(x, w, c)
     run = program.executable
-    assert all(not record.calls for record in run.records.values())
+    assert all(not record.payload.calls for record in run.records.values())
 
     # the thread's scratch does not grow with the matrices
     fast = anyshape.compile(torch.matmul)
@@ -335,7 +335,7 @@ def test_without_products_of_its_own_the_host_calls_pytorch(dtype):
         found = linear(x, w)
     check(found, x.to(dtype), w.T.to(dtype), x.to(dtype).double() @ w.T.to(dtype).double())
     records = [record for p in (*fast.programs, *linear.programs) for record in p.executable.records.values()]
-    assert any(record.calls for record in records)
+    assert any(record.payload.calls for record in records)
 
 
 # ---- f32
@@ -402,7 +402,7 @@ def test_sums_of_f32_with_addends(threads, inner, monkeypatch):
 # ---- routines on processors other than this one
 
 
-def targets() -> list[Target]:
+def targets() -> list[Machine]:
     """This machine; without whole tiles; without pairs of bf16; with half and a quarter of the width."""
     names = sorted(name[1:] for name in host().features.split(",") if name.startswith("+"))
     cut = [(), ("amx",), ("avx512bf16", "amx"), ("avx512", "avx10", "evex", "amx"),
@@ -412,12 +412,12 @@ def targets() -> list[Target]:
         kept = frozenset(n for n in names if not (late and n.startswith(late)))
         target = target_of(host().triple, cpu, kept)
         off = ",".join(f"-{n}" for n in names if n not in kept)
-        result.append(Target(target.triple, target.cpu, f"{target.features},{off}" if off else target.features,
+        result.append(Machine(target.triple, target.cpu, f"{target.features},{off}" if off else target.features,
                              target.vector_bytes, target.fma, target.wide_int))
     return list(dict.fromkeys(result))
 
 
-def name_of(target: Target) -> str:
+def name_of(target: Machine) -> str:
     return f"{target.vector_bytes}{'-pairs' * half_precision.pairs(target, 'bf16')}{'-tiles' * tiles(target, 'bf16')}"
 
 

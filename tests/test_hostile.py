@@ -80,24 +80,25 @@ def test_machine_code_that_somebody_else_may_have_written_is_not_run(tmp_path):
 def test_which_routine_multiplies_does_not_hang_on_the_name_of_the_processor(monkeypatch: pytest.MonkeyPatch,
                                                                              tmp_path: Path) -> None:
     """What was measured on this machine decides, in both directions; the numbers are right either way."""
+    from anyshape.backend.cpu import autotune
     from anyshape.backend.cpu.bytecode import format
+    from anyshape.backend.cpu.target import target_of
+    from anyshape.backend.measurements import Measurements
     from anyshape.base.disk_cache import DiskCache
-    from anyshape.runtime.cost import autotune
-    from anyshape.runtime.cost.measurements import Measurements
 
     x, w = torch.randn(64, 256), torch.randn(256, 128)
     for gain, op in ((3.0, format.PRODUCT), (0.3, format.MATMUL)):
-        kept = Measurements(DiskCache(str(tmp_path / str(gain))))
+        kept = Measurements(DiskCache(str(tmp_path / str(gain))), autotune.machine_key())
         monkeypatch.setattr(autotune, "measured", lambda *_, gain=gain: gain)
         monkeypatch.setattr(autotune, "_measurements", lambda _, kept=kept: kept)
-        autotune.autotune_of.cache_clear()
+        target_of.cache_clear()
         try:
             fast = anyshape.compile(torch.matmul, strict=True, calibrate=True)
             torch.testing.assert_close(fast(x, w), x @ w)
             (record,) = fast.programs[0].executable.records.values()
-            assert record.program[record.program[format.HEAD_FIRST]] == op
+            assert record.payload.words[record.payload.words[format.HEAD_FIRST]] == op
         finally:
-            autotune.autotune_of.cache_clear()
+            target_of.cache_clear()
 
 
 def test_a_tensor_means_what_its_bits_say_and_one_without_memory_is_refused() -> None:

@@ -33,9 +33,9 @@ RANK = {name: rank for rank, name in enumerate(ORDER)}
 STRANGERS = ("sym torch_compat", "ops passes kernel plan")  # rooms that know nothing of each other
 FULL = 16  # files of a folder; beyond that it wants folders of its own
 TORCH_ROOMS = ("frontend", "runtime", "route", "tools", "torch_compat")
-TORCH_FILES = ("backend/cpu/machine/torch_libs.py",)
+TORCH_FILES = ("backend/cpu/machine/torch_libs.py", "backend/cpu/autotune.py")  # what torch's libraries do
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
-BORDERS = ("frontend/", "tools/", "runtime/context/process_context.py", "runtime/call/executable.py")
+BORDERS = ("frontend/", "tools/", "backend/cpu/native_routines.py", "runtime/call/executable.py")
 # base/config.py reads every knob; the disk cache asks for the user's cache folder
 ENVIRONMENT = ("base/config.py", "base/disk_cache.py")
 # private names of torch: the package that looks them up; the files of `run` that patch what it finds have their
@@ -47,7 +47,7 @@ ASKED_FOR = ("_growth_tracker", "_lazy_init_scale_growth_tracker", "_opt_called"
 
 
 # files whose imports for type checkers still close a circle; no other may
-TYPE_CIRCLES = ("runtime/budget/footprint.py", "runtime/budget/order_selection.py", "runtime/budget/greedy_search.py")
+TYPE_CIRCLES = ("runtime/budget/footprint.py", "runtime/budget/greedy_search.py")
 
 
 @cache

@@ -54,10 +54,10 @@ def test_the_host_gets_one_step(dtype):
     fast(x, a, b, c)
     executable = fast.programs[0].compiled.executable
     (record,) = executable.records.values()
-    ops, at = [], record.program[format.HEAD_FIRST]
-    while record.program[at] != format.END:  # the head of a series, then what is in it
-        ops.append((record.program[at], record.program[at + 1] // format.MATMUL_DIMS))
-        at += record.program[at + 1]
+    ops, at = [], record.payload.words[format.HEAD_FIRST]
+    while record.payload.words[at] != format.END:  # the head of a series, then what is in it
+        ops.append((record.payload.words[at], record.payload.words[at + 1] // format.MATMUL_DIMS))
+        at += record.payload.words[at + 1]
     assert ops == [(format.SERIES, 0), (format.PRODUCT, 3), (format.KERNEL, 0)]
     assert counted_peak(executable.ran(record).plan, record) == record.arena
 

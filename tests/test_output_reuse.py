@@ -115,7 +115,7 @@ def test_a_program_without_calls_of_pytorch() -> None:
         assert not differs(fast(x, y), all_native(x, y)), (s, t)
     run = compilation_of(fast).programs[0].compiled.executable
     assert [record.room for record in run.records.values()] == [-1, 0, 0]
-    assert not any(record.calls for record in run.records.values())
+    assert not any(record.payload.calls for record in run.records.values())
 
 
 def test_what_is_written_of_the_arena_is_counted() -> None:
@@ -163,10 +163,10 @@ def test_training_keeps_its_blocks() -> None:
 
 
 def ops_of(record: Specialization) -> list[int]:
-    found, at = [], record.program[host.HEAD_FIRST]
-    while record.program[at] != host.END:
-        found.append(record.program[at])
-        at += record.program[at + 1]
+    found, at = [], record.payload.words[host.HEAD_FIRST]
+    while record.payload.words[at] != host.END:
+        found.append(record.payload.words[at])
+        at += record.payload.words[at + 1]
     return found
 
 

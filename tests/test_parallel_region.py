@@ -47,7 +47,7 @@ def test_the_host_gets_one_step():
     fast(x, y)
     executable = fast.programs[0].compiled.executable
     (record,) = executable.records.values()
-    at = record.program[record.program[format.HEAD_FIRST]:].tolist()
+    at = record.payload.words[record.payload.words[format.HEAD_FIRST]:].tolist()
     length = format.SERIES_HEAD + at[format.SERIES_WORDS]
     assert at[0] == format.SERIES and at[length] == format.END
     assert counted_peak(executable.ran(record).plan, record) == record.arena

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from anyshape.backend.cpu.bytecode.encode_plan import layout_of
+from anyshape.backend.targets import usual_target
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.loop_ir.aliasing import overwritable
@@ -61,9 +61,7 @@ def random_problem(seed, count=40, steps=30, saved=0.0):
 
 
 def record_of(plan, values, forward=None):
-    context = shared_context()
-    functions = context.functions([], ())
-    return Specializer(plan, layout_of(plan, {}, lambda _: True), context, functions, forward).make(values)
+    return Specializer(plan, usual_target().runner(plan, ()), shared_context().host, forward).make(values)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -210,8 +208,7 @@ def test_the_judge_refuses():
 def test_a_new_shape_costs_little():
     """300 buffers: layout and placement of a new shape."""
     plan = allocate(random_problem(1, count=300, steps=250, saved=0.2))
-    context = shared_context()
-    records = Specializer(plan, layout_of(plan, {}, lambda _: True), context, context.functions([], ()), None)
+    records = Specializer(plan, usual_target().runner(plan, ()), shared_context().host, None)
     records.make({"b": 2, "s": 2})
     made = calls(lambda: records.make({"b": 5, "s": 300}))
     assert made < 10_000  # a few milliseconds
@@ -225,7 +222,7 @@ def test_places_are_the_same_where_only_what_is_alive_together_is_looked_at(long
         lives = [(first, first + random_.choice((0, 1, 2, longest))) for first in random_.choices(range(200), k=300)]
         items = np.array([(0, 0, 200, 0), *((64 * random_.randint(0, 9), *life, 0) for life in lives)], np.int64)
         items[:3, 3], items[:3, 0] = (0, 640, 1920), 576
-        places = [assign_offsets(shared_context(), one, 3, 4096, 8192, sys.maxsize, few) for few in (0, len(items))
+        places = [assign_offsets(shared_context().host, one, 3, 4096, 8192, sys.maxsize, few) for few in (0, len(items))
                   for one in (items, [tuple(item) for item in items.tolist()])]
         assert all(one == places[0] for one in places)
         found += len(set(places[0][1])) > 3

@@ -134,7 +134,7 @@ def test_matmul_uses_the_library_in_place():
     for threads in (1, 2):
         run.threads = threads
         torch.testing.assert_close(run([x, y])[0], x @ y)
-    assert not run.record(x, y).calls
+    assert not run.record(x, y).payload.calls
     batch = Executable(matmul_plan(tensor(b, m, k), tensor(b, k, n), tensor(b, m, n)))
     x, y = torch.randn(9, 64, 32), torch.randn(9, 32, 48)
     batch.threads = 2
@@ -348,7 +348,7 @@ def test_an_error_in_an_operator_comes_out_and_nothing_is_lost():
                      built(add_program()), context)
     with pytest.raises(IndexError):
         run([torch.randn(3, 4), torch.randn(4), torch.zeros(4, 3)])
-    assert len(context.temporary.free) == 1 and not context.calls
+    assert len(context.temporary.free) == 1 and not context.host.running
 
 
 # ---- what does not fit

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "versions.md"
-FILES = ("test_direct", "test_frontend", "test_quick", "test_run")
+FILES = ("test_fast_dispatch", "test_frontend", "test_symint_cache", "test_run")
 
 
 def outcome(name: str) -> str:

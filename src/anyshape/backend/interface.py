@@ -1,34 +1,25 @@
-"""What every backend returns: the addresses of a compiled kernel, and the object that keeps its code loaded."""
+"""The backend interface: what a device gives to the compiler and to the runtime. The one seam between both and devices.
+
+    Target       a device as a value: what it supports, which library it has for an operation
+    its compile  loop programs -> kernels, which nobody else looks into
+    PlanRunner   runs one plan: specialise it to sizes (an opaque payload), make the frame of a call, run it
+
+A compilation carries a target (backend/targets.py); nothing outside of `backend` asks what it is.
+"""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.plan.ir.program import Plan
+from anyshape.plan.ir.size_function import SizeFunction
 
-@dataclass(frozen=True, slots=True)
-class LoadedKernel:
-    """A loaded kernel; addresses of C functions, `block` being int64*: pointers of the params, then the sizes.
-
-    run: void(int64* block, int64 begin, int64 end, void* scratch), row blocks begin to end.
-    blocks: int64(int64* block), number of row blocks at these sizes.
-    scratch: int64(int64* block), bytes of scratch that one thread needs; the caller aligns it to 64 bytes.
-    work: int64(int64* block), estimated scalar operations, for the choice between one thread and many.
-    """
-
-    name: str
-    run: int
-    blocks: int
-    scratch: int
-    work: int
-    keep: object = field(repr=False, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Routines:
-    """Loaded functions other than kernels: name -> address."""
-
-    address: dict[str, int]
-    keep: object = field(repr=False, compare=False)
+# how the run of a plan ends: well; a step's check failed; Python failed at a step; an input with elements has no
+# address
+DONE, CHECK_FAILED, CALLBACK_FAILED, NO_MEMORY = range(4)
 
 
 class ObjectCache(Protocol):
@@ -42,3 +33,155 @@ class ObjectCache(Protocol):
 
     def put_first(self, key: str, data: bytes) -> bytes:
         """Keep `data` under `key` unless something is there; what is there then."""
+
+
+class Kernel(Protocol):
+    """A compiled kernel; everything but its name is its target's own."""
+
+    @property
+    def name(self) -> str:
+        """By which the regimes of a plan's steps know it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A plan at given sizes, with everything laid out: what a runner makes a payload of.
+
+    encoded: the runner's own part of what the plan's size function returned. values: symbol -> value. offsets: (slot,
+    byte) of what lies in the two blocks of memory of a call, one after the other: up to `kept` bytes in the lower one,
+    the rest in the upper one. skipped: optional steps that do not run. actions: before which step Python does
+    something, in order; they are numbered from the number of the plan's steps on. given: how many slots a call brings,
+    which are the first ones; empty: how many of these have no elements, and so no address. reused_until: the lower
+    block is there only up to this step; -1: as long as the call.
+    """
+
+    encoded: Any
+    values: Mapping[str, int]
+    offsets: Sequence[int]
+    kept: int
+    skipped: frozenset[int] = frozenset()
+    actions: tuple[int, ...] = ()
+    given: int = 0
+    empty: int = 0
+    reused_until: int = -1
+
+
+class Payload(Protocol):
+    """A plan specialised to sizes. It is immutable, and several calls may use it at once."""
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of scratch that each thread needs."""
+
+    @property
+    def calls(self) -> bool:
+        """Whether Python does some step."""
+
+    @property
+    def scratch_below(self) -> bool:
+        """Whether scratch may lie in the lower block, where that is there up to a step only: none is used later."""
+
+
+class PythonSteps(Protocol):
+    """A running call that does steps for its runner: by PyTorch, or moving values out of memory."""
+
+    error: BaseException | None
+
+    def step(self, number: int) -> None:
+        """Does step `number`."""
+
+
+class PlanRunner(Protocol):
+    """Runs one plan on one target. Threads may share it."""
+
+    sizes: SizeFunction
+
+    def specialize(self, placement: Placement) -> Payload:
+        """The plan at given sizes.
+
+        Raises:
+            VerifyError: no version of a kernel fits these sizes: a bug of the compiler.
+        """
+
+    def scratch_of_steps(self, payload: Any) -> Mapping[int, int]:
+        """Bytes of scratch that each thread needs, by step; those that need none may be missing."""
+
+    def frame(self, payload: Any, addresses: Sequence[int], lower: int, upper: int, scratch: int, threads: int) -> Any:
+        """The frame of one call, which belongs to it alone.
+
+        Args:
+            addresses: of what the call brings, by slot from 1 on: inputs, saved tensors, results; 0: not there yet.
+            lower, upper, scratch: addresses of the two blocks, and of the scratch of all threads.
+        """
+
+    def bind(self, frame: Any, slot: int, address: int) -> None:
+        """Tells where a buffer is, before the first step that touches it."""
+
+    def run(self, frame: Any, steps: PythonSteps | None = None) -> int:
+        """Runs a frame, once; one of DONE, CHECK_FAILED, CALLBACK_FAILED, NO_MEMORY. `steps`: does what Python does."""
+
+    def timed(self, payload: Any, frame: Any, steps: PythonSteps | None = None) -> tuple[int, list[tuple[int, float]]]:
+        """`run` of a frame of `payload`, and (step, seconds) of what ran; a group of steps is one."""
+
+    def failure(self, frame: Any) -> tuple[int, int]:
+        """After a run that did not end well: its step, and the position in `checks` from 1 on of what failed there."""
+
+
+class HostRoutines(Protocol):
+    """Native routines of the host that every target's runtime uses: searches on numbers, bytes and bits."""
+
+    state_bytes: int
+
+    def search(self, columns: array[int], count: int, fixed: int, wall: int, bound: int, good: int, top: int,
+               room: array[int], starts: array[int], near: array[int] | None) -> int:
+        """The lowest top of some ways to place items: see runtime/memory/offset_assignment.py."""
+
+    def neighbours(self, columns: array[int], count: int, fixed: int, order: array[int], starts: array[int],
+                   near: array[int] | None) -> int:
+        """Which items are alive with which, and how many pairs there are."""
+
+    @property
+    def budget_search(self) -> Any:
+        """The search for what to recompute or to offload: see runtime/budget/greedy_search.py."""
+
+    def digest(self, address: int, bytes_: int) -> int:
+        """A digest of a piece of memory."""
+
+    def draw(self, state: int, result: int, count: int, limit: int) -> None:
+        """Bools drawn from the state of a random generator: see runtime/torch_ops/bernoulli.py."""
+
+
+class Target(Protocol):
+    """A device that programs are compiled for, as a value.
+
+    device: torch's word for it. key: everything that its code depends on; machine_key: that its speed does.
+    alignment: of buffers, in bytes.
+    unsupported: scalar operations that its kernels lack.
+    """
+
+    device: str
+    key: str
+    alignment: int
+    unsupported: frozenset[str]
+    machine_key: str
+
+    def emit(self, program: LoopProgram) -> str:
+        """The text of a kernel: the same for the same program, always."""
+
+    def build(self, texts: Sequence[str]) -> list[Kernel]:
+        """Compiles and loads kernels. Code lives as long as its kernels."""
+
+    def multiplies(self, dtype: str) -> bool:
+        """Whether it has products and attention of this dtype, by the device's features."""
+
+    def multiplies_any_strides(self, dtype: str) -> bool:
+        """Whether it does products of this dtype itself, whatever the strides of the operands."""
+
+    def products_in_words(self, dtype: str) -> str:
+        """Which library does products of a dtype, where that was measured; "" where it was not."""
+
+    def warm(self) -> None:
+        """Loads what most programs need. May run in another thread, beside a trace."""
+
+    def runner(self, plan: Plan, kernels: Sequence[Any]) -> PlanRunner:
+        """What runs an allocated plan; kernels: those that it names, in any order."""

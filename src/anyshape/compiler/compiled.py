@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anyshape.backend.interface import LoadedKernel
+from anyshape.backend.interface import Kernel, Target
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.pass_manager import History
 from anyshape.ir.types import TensorType
@@ -24,18 +24,19 @@ from anyshape.sym.expr import Size, substitute
 class PlannedGraph:
     """What the compiler decided on one graph.
 
-    graph: after the passes; `history` has it before and between. programs: kernel name -> loop program; kernels: their
-    code. second: the plan with its steps in another order, for sizes at which that needs less. seconds: (stage, time)
-    in order. edited: files whose text stands in place of a computed stage. segments: of a forward under a limit, what
-    its backward may compute again; stored: names of values that are stored.
+    target: that it is compiled for. graph: after the passes; `history` has it before and between. programs: kernel
+    name -> loop program; kernels: their code. second: the plan with its steps in another order, for sizes at which that
+    needs less. seconds: (stage, time) in order. edited: files whose text stands in place of a computed stage. segments:
+    of a forward under a limit, what its backward may compute again; stored: names of values that are stored.
     """
 
     name: str
+    target: Target
     graph: Graph
     history: History
     fusion: Fusion
     programs: Mapping[str, LoopProgram]
-    kernels: tuple[LoadedKernel, ...]
+    kernels: tuple[Kernel, ...]
     plan: Plan
     second: Plan | None
     seconds: tuple[tuple[str, float], ...]

@@ -7,14 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from anyshape.backend.cpu.bytecode.encode_gemm import takes_any_strides
-from anyshape.backend.cpu.codegen.kernel import emit
-from anyshape.backend.cpu.llvm.jit import build
-from anyshape.backend.cpu.llvm.libm import UNSUPPORTED
-from anyshape.backend.cpu.machine.target import host
+from anyshape.backend.interface import Target
+from anyshape.backend.targets import target_of
 from anyshape.base import counters
 from anyshape.base.config import Config
-from anyshape.base.disk_cache import cache_of
 from anyshape.base.errors import ParseError, Unsupported, VerifyError
 from anyshape.compiler.build_plan import Storage, assemble, storage
 from anyshape.compiler.compiled import BackwardGraph, CompiledGraph, CompiledPair, PlannedGraph
@@ -41,8 +37,6 @@ from anyshape.plan.remat.checkpoint_segments import RecomputeSegment, again_grap
 from anyshape.plan.remat.insert_recompute import kept_values
 from anyshape.plan.verify import verify
 from anyshape.runtime.call.executable import Executable
-from anyshape.runtime.context.process_context import context_of
-from anyshape.runtime.cost.autotune import autotune_of
 from anyshape.runtime.memory.pools import LiveTapes
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
@@ -50,7 +44,7 @@ from anyshape.sym.facts import Facts
 
 def compile_pair(forward: Graph, backward: BackwardGraph | None, config: Config, needed: tuple[Size, ...] = (),
                  whole: bool = False, names: Mapping[str, str] = MappingProxyType({}),
-                 held: LiveTapes | None = None) -> CompiledPair:
+                 held: LiveTapes | None = None, target: Target | None = None) -> CompiledPair:
     """Compile a forward with its backward, or a graph alone.
 
     Args:
@@ -59,14 +53,16 @@ def compile_pair(forward: Graph, backward: BackwardGraph | None, config: Config,
         whole: the two are a whole step. No second backward reads the tape, and all inputs are the caller's.
         names: symbol -> what errors call it.
         held: what tapes keep of the limits of `config`; None: those limits are not put on the programs.
+        target: that of the configuration when left out.
 
     Raises:
         EditError: a stage in `config.edit` is not valid or does not fit.
     """
-    first, note = plan_graph(forward, config, None, needed, whole), ""
+    target = target_of(config) if target is None else target
+    first, note = plan_graph(forward, target, config, None, needed, whole), ""
     if backward is not None:
         try:
-            second = plan_graph(backward.reading(first.plan), config, first, backward.needed, whole)
+            second = plan_graph(backward.reading(first.plan), target, config, first, backward.needed, whole)
             return link_pair(first, second, config, names, held, _zeros(second, backward, whole), whole)
         except Unsupported as error:
             note = f"nothing is computed again: {error.what}"
@@ -76,16 +72,16 @@ def compile_pair(forward: Graph, backward: BackwardGraph | None, config: Config,
 def compile_backward(graph: Graph, config: Config, forward: CompiledGraph, needed: tuple[Size, ...] = (),
                      whole: bool = False, names: Mapping[str, str] = MappingProxyType({})) -> CompiledGraph:
     """Compile a backward whose forward is there, and knows nothing of it; see `compile_pair`."""
-    return link_backward(plan_graph(graph, config, forward, needed, whole), forward, config, names)
+    return link_backward(plan_graph(graph, forward.target, config, forward, needed, whole), forward, config, names)
 
 
-def compile_graph(graph: Graph, config: Config) -> CompiledGraph:
+def compile_graph(graph: Graph, config: Config, target: Target | None = None) -> CompiledGraph:
     """Compile a graph alone, without limits; see `compile_pair`."""
-    return compile_pair(graph, None, config).forward
+    return compile_pair(graph, None, config, target=target).forward
 
 
-def plan_graph(graph: Graph, config: Config, forward: PlannedGraph | None = None, needed: tuple[Size, ...] = (),
-               whole: bool = False) -> PlannedGraph:
+def plan_graph(graph: Graph, target: Target, config: Config, forward: PlannedGraph | None = None,
+               needed: tuple[Size, ...] = (), whole: bool = False) -> PlannedGraph:
     """The plans of one graph and its kernels. forward: of a backward, the graph whose memory and tape it shares; the
     others: see `compile_pair`."""
     clock = _Clock()
@@ -100,12 +96,12 @@ def plan_graph(graph: Graph, config: Config, forward: PlannedGraph | None = None
     parts: tuple[RecomputeSegment, ...] = ()
     again: list[_Again] = []
     if config.limited and forward is None and graph.saved:
-        parts = segments(graph, storage(graph, FusionBlocklist(UNSUPPORTED)).base())
+        parts = segments(graph, storage(graph, FusionBlocklist(target.unsupported)).base())
         graph = _with_inputs_saved(graph, parts)
     elif config.limited and forward is not None and forward.segments:
-        graph, again = _again(graph, forward, config)
+        graph, again = _again(graph, forward, target, config)
 
-    store, fusion = fused(graph, config)
+    store, fusion = fused(graph, target, config)
     stored = frozenset(store.base().values()) if parts else frozenset()
     clock.mark("fuse")
 
@@ -114,24 +110,24 @@ def plan_graph(graph: Graph, config: Config, forward: PlannedGraph | None = None
     for part in again:
         part.regimes, more = named(part.fusion, graph.facts, first)
         programs |= more
-    regimes, programs = _with_edited(regimes, programs, edited)
+    regimes, programs = _with_edited(regimes, programs, edited, target)
     publish(config, graph.name, *KERNELS, lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
-    texts = [emit(program, host()) for program in programs.values()]
+    texts = [target.emit(program) for program in programs.values()]
     publish(config, graph.name, *LLVM, lambda: "\n\n".join(texts))
     clock.mark("emit")
 
-    kernels = build(texts, host(), cache_of(config))
+    kernels = target.build(texts)
     clock.mark("build")
 
     lowered = _Lowered(store, fusion, regimes, parts, again, stored)
     plan = _assembled(graph, lowered, nonnegative, whole and forward is None)
-    context = _context(graph, lowered, plan, forward, config)
+    context = _context(graph, lowered, plan, forward, target, config)
     finished = PlanPasses(PLAN_ROAD, config).run((plan,), context, history, edited)
     fusion = dataclasses.replace(fusion, items=tuple(fusion.items[at] for at in origins(finished[0])))
     clock.mark("plan")
     counters.count("compile_seconds", clock.total())
     return PlannedGraph(
-        graph.name, graph, history, fusion, programs, tuple(kernels), finished[0],
+        graph.name, target, graph, history, fusion, programs, tuple(kernels), finished[0],
         finished[1] if len(finished) > 1 else None, tuple(clock.marks), tuple(one.path for one in edited.values()),
         parts, stored)
 
@@ -150,11 +146,11 @@ def rebuilt(compiled: CompiledGraph, plan: Plan, programs: Mapping[str, LoopProg
     used = {name for step in plan.steps for part in parts_of(step) if isinstance(part, KernelStep)
             for one in part.regimes for name in one.kernels}
     kernels = [kernel for kernel in compiled.kernels if kernel.name in used]
-    kernels += build([emit(program, host()) for program in programs.values()], host(), cache_of(config))
+    kernels += compiled.target.build([compiled.target.emit(program) for program in programs.values()])
     if config.check >= 1:
         verify(plan)
     maker = compiled.executable.maker
-    return link_plan(plan, kernels, maker.keeps.forward, config, maker.layout.names)
+    return link_plan(plan, kernels, maker.keeps.forward, compiled.target, config, maker.names)
 
 
 @dataclass(slots=True)
@@ -186,9 +182,9 @@ def _assembled(graph: Graph, lowered: _Lowered, nonnegative: tuple[Size, ...], w
                                divided=divided_sizes(graph), whole=whole)
 
 
-def _context(graph: Graph, lowered: _Lowered, plan: Plan, forward: PlannedGraph | None, config: Config) -> PlanContext:
+def _context(graph: Graph, lowered: _Lowered, plan: Plan, forward: PlannedGraph | None, target: Target,
+             config: Config) -> PlanContext:
     """What passes over the plan go by."""
-    ours = autotune_of(context_of(cache_of(config)), config.products_mode).ours
     dtypes = {step.dtype for step in plan.steps if isinstance(step, LibraryStep) and step.op == "matmul"}
     if forward is None:
         anchors = tuple(value.name for part in lowered.parts for value in part.anchors)
@@ -198,7 +194,7 @@ def _context(graph: Graph, lowered: _Lowered, plan: Plan, forward: PlannedGraph 
     return PlanContext(
         config, None if forward is None else forward.plan, source,
         tuple((one.graph, assemble(one.graph, one.fusion, one.store, one.regimes)) for one in lowered.again),
-        frozenset(dtype for dtype in dtypes if takes_any_strides(dtype, ours)),
+        frozenset(filter(target.multiplies_any_strides, dtypes)),
         # where results and gradients are alive until the backward has ended, its order matters less than that its
         # forward knows it
         not graph.saved if forward is None else forward.plan.whole)
@@ -211,7 +207,7 @@ def _with_inputs_saved(graph: Graph, parts: tuple[RecomputeSegment, ...]) -> Gra
     return graph.replace(saved=(*graph.saved, *more.values()))
 
 
-def _again(graph: Graph, forward: PlannedGraph, config: Config) -> tuple[Graph, list[_Again]]:
+def _again(graph: Graph, forward: PlannedGraph, target: Target, config: Config) -> tuple[Graph, list[_Again]]:
     """The backward `graph` with what its forward's tape has beside, and the graphs of the forward's segments."""
     taken = {value.name for node in graph.nodes for value in node.outputs} | {value.name for value in graph.inputs}
     more = []
@@ -228,13 +224,13 @@ def _again(graph: Graph, forward: PlannedGraph, config: Config) -> tuple[Graph, 
         one = again_graph(segment, number, forward.graph, kept.types)
         if one is not None:
             one = dce(one, config)
-            found.append(_Again(one, *fused(one, config), {}))
+            found.append(_Again(one, *fused(one, target, config), {}))
     return graph, found
 
 
-def fused(graph: Graph, config: Config) -> tuple[Storage, Fusion]:
+def fused(graph: Graph, target: Target, config: Config) -> tuple[Storage, Fusion]:
     """Storage and fusion; what cannot be lowered after all is left to PyTorch, one group after another."""
-    refused = FusionBlocklist(UNSUPPORTED)
+    refused = FusionBlocklist(target.unsupported)
     enabled = config.fuse
     while True:
         store = storage(graph, refused)
@@ -267,7 +263,7 @@ def named(fusion: Fusion, facts: Facts, first: int = 0) -> tuple[dict[int, Versi
 
 
 def _with_edited(regimes: dict[int, Versions], programs: dict[str, LoopProgram],
-                 edited: Edits) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
+                 edited: Edits, target: Target) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
     """The kernels that a person has edited in place of the computed ones."""
     found = edited.get("kernels")
     if found is None:
@@ -275,7 +271,7 @@ def _with_edited(regimes: dict[int, Versions], programs: dict[str, LoopProgram],
     try:
         programs = put_back(programs, found.text)
         for program in programs.values():
-            emit(program, host())
+            target.emit(program)
     except (ParseError, VerifyError) as error:
         found.refuse(error)
     return {position: tuple(dataclasses.replace(version, programs=tuple(

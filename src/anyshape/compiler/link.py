@@ -13,10 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from anyshape.backend.interface import LoadedKernel
+from anyshape.backend.interface import Kernel, Target
 from anyshape.base import counters
 from anyshape.base.config import Config
-from anyshape.base.disk_cache import cache_of
 from anyshape.compiler.compiled import CompiledGraph, CompiledPair, PlannedGraph
 from anyshape.ir.graph import UNUSED
 from anyshape.plan.ir.program import Plan
@@ -24,9 +23,8 @@ from anyshape.runtime.budget.arbitration import BudgetTerms
 from anyshape.runtime.budget.calibration import calibration_of
 from anyshape.runtime.budget.order_selection import OrderSelection
 from anyshape.runtime.call.executable import FREE, CallPolicy, Executable
-from anyshape.runtime.context.process_context import context_of
+from anyshape.runtime.context.process_context import shared_context
 from anyshape.runtime.memory.pools import LiveTapes
-from anyshape.runtime.specialize.bind_plan import specializer_of
 from anyshape.runtime.specialize.joint_layout import joined
 from anyshape.runtime.specialize.specialization import Specializer
 from anyshape.sym.expr import Size
@@ -50,17 +48,17 @@ def link_pair(first: PlannedGraph, second: PlannedGraph | None, config: Config, 
         Unsupported: a size of a plan cannot be read from its inputs.
     """
     begun = time.perf_counter()
-    forwards = [_specializer(first, plan, None, config, names, second, at) for at, plan in enumerate(first.plans)]
+    forwards = [_specializer(first, plan, None, names, second, at) for at, plan in enumerate(first.plans)]
     backwards = []
     if second is not None:
         plans = second.plans if len(forwards) == 1 else second.plans[:1]
-        backwards = [_specializer(second, plan, first.plan, config, names, None, at) for at, plan in enumerate(plans)]
+        backwards = [_specializer(second, plan, first.plan, names, None, at) for at, plan in enumerate(plans)]
         if has_own_sizes(forwards[0], backwards[0]):
             backward = _executable(second, backwards[0], config)
             forward = link_pair(first, None, config, names, held).forward
             return CompiledPair(forward, _linked(second, [backward], begun), OWN_SIZES)
         if len(backwards) > 1:  # where the forward's values lie depends on what its backward does
-            forwards.append(_specializer(first, first.plan, None, config, names, second, 1))
+            forwards.append(_specializer(first, first.plan, None, names, second, 1))
         if whole:
             halves = [joined(*both) for both in zip(forwards, backwards, strict=False)]
             forwards[:len(halves)], backwards[:len(halves)] = zip(*halves, strict=True)
@@ -82,16 +80,16 @@ def link_backward(planned: PlannedGraph, forward: CompiledGraph, config: Config,
                   names: Mapping[str, str] = NO_NAMES) -> CompiledGraph:
     """A backward whose forward is there, and knows nothing of it. Errors as of `link_pair`."""
     begun = time.perf_counter()
-    maker = _specializer(planned, planned.plan, forward.plan, config, names, None, 0)
+    maker = _specializer(planned, planned.plan, forward.plan, names, None, 0)
     return _linked(planned, [_executable(planned, maker, config)], begun)
 
 
-def link_plan(plan: Plan, kernels: Sequence[LoadedKernel], forward: Plan | None, config: Config,
+def link_plan(plan: Plan, kernels: Sequence[Kernel], forward: Plan | None, target: Target, config: Config,
               names: Mapping[str, str] = NO_NAMES) -> Executable:
     """The executable of a plan that keeps to nothing. forward: of a backward, the plan of its forward."""
-    context = context_of(cache_of(config))
-    maker = specializer_of(plan, kernels, context, forward, config.products_mode, names)
-    return Executable(plan, kernels, context, forward, config.threads, config.packed_bytes, config.products_mode, maker)
+    context = shared_context()
+    maker = Specializer(plan, target.runner(plan, kernels), context.host, forward, names=names)
+    return Executable(plan, kernels, context, forward, config.threads, config.packed_bytes, target, maker)
 
 
 def has_own_sizes(forward: Specializer, backward: Specializer) -> bool:
@@ -100,12 +98,12 @@ def has_own_sizes(forward: Specializer, backward: Specializer) -> bool:
     return any(not symbol.startswith(UNUSED) for symbol in unknown)
 
 
-def _specializer(planned: PlannedGraph, plan: Plan, before: Plan | None, config: Config, names: Mapping[str, str],
+def _specializer(planned: PlannedGraph, plan: Plan, before: Plan | None, names: Mapping[str, str],
                  later: PlannedGraph | None, order: int) -> Specializer:
     """That of a plan in one of its orders. before, later: the forward's plan, and the backward that reads its tape."""
     chunks = () if later is None else later.plans[min(order, len(later.plans) - 1)].chunks
-    return specializer_of(plan, planned.kernels, context_of(cache_of(config)), before, config.products_mode, names,
-                          chunks, order > 0)
+    runner = planned.target.runner(plan, planned.kernels)
+    return Specializer(plan, runner, shared_context().host, before, chunks, order > 0, names)
 
 
 def _in_orders(planned: PlannedGraph, makers: Sequence[Specializer], config: Config,
@@ -120,8 +118,8 @@ def _in_orders(planned: PlannedGraph, makers: Sequence[Specializer], config: Con
 
 
 def _executable(planned: PlannedGraph, maker: Specializer, config: Config, policy: CallPolicy = FREE) -> Executable:
-    return Executable(maker.plan, planned.kernels, maker.context, maker.keeps.forward, config.threads,
-                      config.packed_bytes, config.products_mode, maker, policy)
+    return Executable(maker.plan, planned.kernels, shared_context(), maker.keeps.forward, config.threads,
+                      config.packed_bytes, planned.target, maker, policy)
 
 
 def _linked(planned: PlannedGraph, executables: Sequence[Executable], begun: float) -> CompiledGraph:

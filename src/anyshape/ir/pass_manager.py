@@ -99,7 +99,7 @@ class PassManager(Generic[IR, Context]):
         if name in edits:
             ir = self.put_back(ir, edits[name], name)
         publish(self.config, self.name(ir), number, name, lambda: self.text(ir))
-        if self.config.check >= 1:
+        if self.config.check >= 1 or edits:
             self.verify(ir, name)
         return ir
 

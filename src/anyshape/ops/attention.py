@@ -20,6 +20,17 @@ from anyshape.sym.expr import Size
 
 HALF = ("bf16", "f16")
 DTYPES = ("f32", "f64", *HALF)
+OPERANDS = {  # the operands of each op, without the mask, and its results
+    "attention": (("q", "k", "v"), ("result", "sums")),
+    "attention_backward": (("gradient", "q", "k", "v", "sums", "products"), ("dq", "dk", "dv")),
+}
+FAR = 64.0  # a logarithm as far from 0 as that has lost digits of its sum
+
+
+def roles(op: str, count: int) -> tuple[str, ...]:
+    """What each of `count` operands and results of a step is."""
+    operands, results = OPERANDS[op]
+    return (*operands, *(("mask",) if count > len(operands) + len(results) else ()), *results)
 
 
 def wide(dtype: str) -> str:

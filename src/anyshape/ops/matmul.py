@@ -78,5 +78,6 @@ def _infer_grouped_inner(name: str, inputs: Inputs, _attrs: Attrs) -> Types:
 OPTIONAL = ("rounded", "dtype")
 add_row("matmul", "library", "a, b", _infer, optional=OPTIONAL)
 add_row("matmul_add", "library", "a, b, c | alpha, beta", _infer_add, optional=OPTIONAL)
+GROUPED = ("grouped", "grouped_inner")  # products of groups of rows
 add_row("grouped", "library", "x, weights, ends", _infer_grouped)
 add_row("grouped_inner", "library", "x, y, ends", _infer_grouped_inner)

@@ -5,12 +5,12 @@ import argparse
 
 import torch
 
+from anyshape.backend.cpu.autotune import KINDS
 from anyshape.backend.cpu.bytecode.encode_gemm import does
 from anyshape.backend.cpu.machine import target as limits
+from anyshape.backend.cpu.target import target_of
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
-from anyshape.runtime.context.process_context import context_of
-from anyshape.runtime.cost.autotune import KINDS, autotune_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     config, target = Config.make(), limits.host()
-    tune = autotune_of(context_of(cache_of(config)), config.products_mode)
+    tune = target_of(cache_of(config), config.products_mode).autotune
     print(f"{limits.model()} ({target.cpu}), vectors of {target.vector_bytes} bytes, torch {torch.__version__}; "
           f"products={config.products!r}, calibrate={config.calibrate}")
     print(f"{'products':<20}{'by':<10}ours over the library")

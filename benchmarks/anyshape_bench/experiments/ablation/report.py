@@ -63,24 +63,16 @@ INTRODUCTION = """\
 # What the techniques give
 
 This file is written by `anyshape bench --techniques --write-document` from stored results; it is not edited by hand.
-[performance.md](performance.md) says what bounds a step.
-
-Each line leaves one technique out (`disable="..."`, `fuse=False`). *step takes*: the time of a step relative to that
-with everything, over all shapes; more than 1.00x is what the technique gives. "nothing, again" is a second program with
-everything: how far it is from 1.00x is noise. *steps*: medians per shape of {rounds} rounds, in which all programs run
-in turn, in one process, on one set of parameters; on one thread processor time. *launches*: at the first shape, with
-every kernel counted. *arena*: of the program that needs most, at the second shape. A technique has no part in a model
-whose programs are the same without it. What one technique leaves to do another may do as well, so the lines do not add
-up.
+[how-to-benchmark.md](how-to-benchmark.md) says how it is measured and what the columns mean.
 
 """
 
 
 def document(found: Techniques) -> str:
-    """The text of docs/techniques.md."""
+    """The text of the page."""
     autocast = found.options.get("autocast")
-    parts = [INTRODUCTION.format(rounds=found.options.get("rounds", MISSING)),
-             facts(found.machine, str(found.options.get("threads", MISSING))), "\n",
+    parts = [INTRODUCTION, facts(found.machine, str(found.options.get("threads", MISSING))),
+             f"- rounds: {found.options.get('rounds', MISSING)}\n\n",
              f"Every model runs under `torch.autocast` to {autocast}.\n\n" if autocast else "", markdown(found)]
     wrong = problems(found)
     if wrong:

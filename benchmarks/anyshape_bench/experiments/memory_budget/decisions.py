@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
 from anyshape.base.errors import LimitError
 from anyshape.compiler.build_plan import assemble
@@ -181,7 +182,7 @@ def orders(model: BenchModel, job: dict[str, Any], found: Ours, tell: Tell) -> N
 def _plans(compiled: CompiledGraph, program: Executable) -> tuple[Plan, Plan, Plan | None]:
     """The plan in the order of the model, the one in our order, and the forward's."""
     config = Config()
-    store, fusion = fused(compiled.graph, config)
+    store, fusion = fused(compiled.graph, target_of(config), config)
     plan = elide_mutation_copies(sink_mutations(assemble(compiled.graph, fusion, store, named(fusion,
                                                                                               compiled.graph.facts)[0])))
     forward = program.maker.keeps.forward

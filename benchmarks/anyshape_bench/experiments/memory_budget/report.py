@@ -4,11 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from anyshape_bench.experiments.memory_budget.results import (
-    CALL_SHARES,
-    EPOCH_SHARE,
-    PLANNED_SHARES,
     PROGRAMS,
-    SEARCHES,
     WAYS,
     Epoch,
     Limits,
@@ -265,38 +261,15 @@ INTRODUCTION = """\
 # Train steps under a limit
 
 This file is written by `anyshape bench memory ... --write-document` from stored results; it is not edited by hand.
-[memory.md](memory.md) says how the limit works.
-
-Every way runs in a fresh process. `anyshape` is forward and backward (`anyshape.compile`), with torch's fused AdamW;
-`anyshape-step` is `anyshape.train_step`, all of it as one program. *peak*: blocks of the C library above parameters and
-optimiser state, with what idles between steps. *step*: median of {rounds} steps, the optimiser's included. *again*:
-saved values that are computed again. A line "60% of that" has a share of what the same program takes without a limit as
-its limit, a line "as ..." that way's peak. Ratios are geometric means over the shapes. Calls were counted at random
-shapes under {shares} of what each takes without a limit; no size of random shapes is 1.
-
-*Batches of sentences*: lengths from a log-normal distribution, three counts, under {share} of the greatest need of a
-batch; words are real ones, padding is none; the better of two passes over shapes seen before. "fits" of the first way
-says whether it would. What is padded (lengths, to those of buckets) runs in our program too, under the same limit.
-
-*Planning*: processor time of choosing what to keep at a shape never seen, with all layouts, under {planned} of what
-it takes without a limit. *Layouts*: bytes of the arena of forward and backward, without a limit, above the most bytes
-alive at one step; the mean over programs and shapes. *Orders*: the most bytes alive at one step, in the arena and
-beside it, in the order that serves all shapes, of those in the best order that {searches} searches found for one shape;
-none is made where a bound for all orders is reached.
+[how-to-benchmark.md](how-to-benchmark.md) says how it is measured and what the columns mean.
 
 """
 
 
-def _percents(shares: Iterable[float]) -> str:
-    return ", ".join(f"{share:.0%}" for share in shares)
-
-
 def document(found: Limits) -> str:
-    """The text of docs/benchmarks-memory.md."""
-    parts = [INTRODUCTION.format(rounds=found.options.get("rounds", MISSING), shares=_percents(CALL_SHARES),
-                                 share=f"{EPOCH_SHARE:.0%}", planned=_percents(PLANNED_SHARES),
-                                 searches=SEARCHES),
-             facts(found.machine, str(found.options.get("threads") or MISSING)), "\n", markdown(found)]
+    """The text of the page."""
+    parts = [INTRODUCTION, facts(found.machine, str(found.options.get("threads") or MISSING)),
+             f"- rounds: {found.options.get('rounds', MISSING)}\n\n", markdown(found)]
     wrong = problems(found)
     if wrong:
         parts.append(f"## What went wrong\n\n{bullets(wrong)}")

@@ -27,8 +27,7 @@ def placed(problem: Problem, order: Sequence[int], context: Context) -> Solution
     """The solution with that order, and the layout that is best for it."""
     items = lives(problem, order)
     bound = peak_bytes([one for one, _ in items], len(order))
-    top, places = assign_offsets(context, [(*one, 0) for one, _ in items], 0, 0, bound, sys.maxsize) if items else (0,
-                                                                                                                    [])
+    top, places = assign_offsets(context.host, [(*one, 0) for one, _ in items], 0, 0, bound, sys.maxsize)
     offsets = [-1] * len(problem.sizes)
     for (_, values), place in zip(items, places, strict=True):
         for value in values:

@@ -1,12 +1,11 @@
-"""Shows what `anyshape bench plan` found: tables, aims beside findings, and docs/benchmarks-plan.md."""
+"""Shows what `anyshape bench plan` found: tables, targets, and the page."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from anyshape_bench.experiments.planning.results import DEEP, Plans
-from anyshape_bench.experiments.planning.train_step_problems import NETWORKS, TRACED
-from anyshape_bench.experiments.planning.worker import WHOLE_PROGRAM, WINDOW
+from anyshape_bench.experiments.planning.train_step_problems import NETWORKS
 from anyshape_bench.harness import targets
 from anyshape_bench.harness.experiment import Report
 from anyshape_bench.harness.machine import facts
@@ -131,44 +130,14 @@ INTRODUCTION = """\
 # Plans of train steps
 
 This file is written by `anyshape bench plan ... --write-document` from stored results; it is not edited by hand.
-
-Every way is given the same problem: the steps of a train step compiled by `anyshape.train_step` with AdamW, forward,
-backward and update, fused into kernels, before any order is chosen. A step makes and reads values of given bytes; some
-steps have to follow others. *Program order* is that of the list, as it was traced: all updates at the end. A network is
-traced with a batch of {traced}; sizes are formulas, so a batch of 32 is never run. Weights are random.
-
-*Counted* is what a step takes beyond what is alive before it: saved values, temporary values, gradients, results, and
-what PyTorch's operators make. Weights, moments and the batch are not, nor is scratch within a step. A value that a
-kernel can make in the place of another that dies there is made there in every way but the integer program's.
-
-- *PyTorch's allocator* is a simulation of c10/cuda/CUDACachingAllocator.cpp from empty: blocks of 512 bytes, best fit
-  with splitting, free neighbours joined, segments of 2 and 20 MB. What counts is the segments that it reserves.
-- *Greedy*: of the steps that can run the one that raises the peak least and then leaves least alive, as LESCEA orders;
-  then each value at its lowest place, the one that lives longest first.
-- *Our plan* (`plan/schedule/divide_and_conquer.py`, `benchmarks/anyshape_bench/experiments/planning/plan_solver.py`) is
-made for the one batch
-  size: the problem is cut into parts, which are searched one by one, equal ones once; then the layout of a call's
-  record (`runtime/memory/offset_assignment.py`). A judge that shares no code with it recomputes the peak from the texts
-  (`benchmarks/anyshape_bench/experiments/planning/problem_text.py`).
-- *The bound*: no order needs less, as far as the fullest steps show.
-- *The integer program* has the form of MODeL's order, without addresses and under HiGHS on one thread; a problem of
-  at most {whole} steps is given whole, of others {window} steps about the fullest one of our plan. Both plan the same
-  steps. Times are until each has a peak as low as our last one; those within 0.1 % are the same.
-
-The programs that run are planned for all shapes at once. So *a call takes* more than our plan, except where the
-gradient of a large weight is never there as a whole (`plan/schedule/gemm_consumer_tiling.py`), which the problem does
-not know. Forward and backward are ordered apart, so the forward is done when the backward begins; of the backward there
-is the best order that is proved to take no more at any size than the program's, and perhaps one that needs less at the
-sizes of the first call; calls take the better of both (`plan/schedule/reorder.py`,
-`runtime/budget/order_selection.py`). The first call has the batch that is traced. *Order of the compiler* is the better
-one, where the first call has this batch.
+[how-to-benchmark.md](how-to-benchmark.md) says how it is measured and what the columns mean.
 
 """
 
 
 def document(found: Plans) -> str:
-    """The text of docs/benchmarks-plan.md."""
-    parts = [INTRODUCTION.format(traced=TRACED, whole=WHOLE_PROGRAM, window=WINDOW), "## Machine\n\n",
+    """The text of the page."""
+    parts = [INTRODUCTION, "## Machine\n\n",
              facts(found.machine, "1"), f"\nThe integer program had {found.options.get('seconds', 0):g} seconds; ",
              "all times are processor time.\n\n",
              markdown(found)]

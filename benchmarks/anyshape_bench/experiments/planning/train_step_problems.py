@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import anyshape
+from anyshape.backend.targets import usual_target
 from anyshape.base.config import Config
 from anyshape.compiler.build_plan import assemble
 from anyshape.compiler.driver import fused, named
@@ -142,7 +143,7 @@ def plans_of(step: Any) -> list[Plan]:
     plans = []
     for program in step.programs:
         graph = program.compiled.graph
-        store, fusion = fused(graph, Config())
+        store, fusion = fused(graph, usual_target(), Config())
         plans.append(elide_mutation_copies(sink_mutations(assemble(graph, fusion, store, named(fusion,
                                                                                                graph.facts)[0]))))
     return plans

@@ -1,4 +1,4 @@
-"""Shows a roofline: a table for the terminal, one in Markdown, and the document docs/roofline.md."""
+"""Shows a roofline: a table for the terminal, one in Markdown, and the page."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -90,34 +90,17 @@ INTRODUCTION = """\
 # Roofline
 
 This file is written by `anyshape bench --roofline --write-document` from stored results; it is not edited by hand.
+[how-to-benchmark.md](how-to-benchmark.md) says how it is measured and what the columns mean.
 
 """
 
-METHOD = """\
-## How it is measured
-
-- The functions are plain PyTorch (`benchmarks/anyshape_bench/experiments/roofline/functions.py`). Each is compiled
-  once, at small sizes, with every size dynamic, and measured at the sizes shown, in one process with {threads}
-  thread(s).
-- *moved*: bytes that have to be moved at least: inputs read once, results written once; of a lookup, the rows that are
-  asked for. Backward, the inputs that it depends on, the gradients that it is given, and those that it makes. What a
-  program saves for its backward, or stores in between, is not counted, and so lowers its rate.
-- *of a copy*: the rate against that of `target.copy_(source)` of two tensors of 64 MiB, on the same threads, read and
-  written bytes counted. Each round runs the copy, our program and eager PyTorch in turn; times are medians of up to
-  {rounds} rounds. That an ordinary store first reads the line that it writes is counted on neither side. More than
-  100 % is possible where little is written.
-- {kept}
-- *reach*: {most} of a copy, and none under {least}; "short" where it is not.
-- *made of*: what our program launched in one call; "of PyTorch" are operators that it calls rather than compiles.
-- *same as eager*: results and gradients within 1e-3, or two units in the last place of a shorter dtype.
-"""
 KEPT = ("Freed memory stays with the process (`mallopt`), so that neither side pays for page faults of its results at "
         "every call; in a program of its own a result of more than 32 MB does, in eager too.")
 NOT_KEPT = "The C library gives freed memory back, so each result's pages are faulted in anew; the copy's are not."
 
 
 def document(found: Roofline) -> str:
-    """The text of docs/roofline.md."""
+    """The text of the page."""
     threads = found.options.get("threads", MISSING)
     lines = [INTRODUCTION, "## Machine\n\n", facts(found.machine, str(threads)), "\n## Results\n\n",
              table(found).markdown(), "\n", summary(found)]
@@ -126,7 +109,6 @@ def document(found: Roofline) -> str:
     wrong = problems(found)
     if wrong:
         lines.append("\n### What went wrong\n\n" + bullets(wrong))
-    lines += ["\n", METHOD.format(threads=threads, rounds=found.options.get("rounds", MISSING),
-                                  most=share(SHARE), least=share(LEAST_SHARE),
-                                  kept=KEPT if found.options.get("kept") else NOT_KEPT)]
+    lines.append(f"\nRounds: {found.options.get('rounds', MISSING)}. ")
+    lines.append(f"{KEPT if found.options.get('kept') else NOT_KEPT}\n")
     return "".join(lines)

@@ -131,79 +131,29 @@ INTRODUCTION = """\
 # Benchmarks
 
 This file is written by `anyshape bench --write-document` from stored results; it is not edited by hand.
+[how-to-benchmark.md](how-to-benchmark.md) says how it is measured and what the columns mean.
 
 """
-
-REACH = """\
-### What is aimed at
-
-"short" where it is not reached. Ratios are taken within a round, and are medians over rounds.
-
-"""
-
-METHOD = """\
-## How it is measured
-
-- Every model and backend runs in fresh processes, the backends in turn. Ratios compare processes of the same round;
-  with several rounds the median of the ratios is shown. More than 1.00x means faster than eager (new shapes, seen
-  shapes) or more memory than eager (of eager's).
-- *cold first step*: from before compile to the first result, with empty cache folders. *warm first step*: the same
-  in a later process that finds the caches filled.
-- *new shapes*: total time over shapes met for the first time, after two warm-up calls, in the process that began with
-  empty caches; a stall for a recompilation counts. *seen shapes*: the same shapes again, median per shape.
-- *first 1*: the slowest first call with a size of 1 that the other shapes do not have, for which a backend may compile
-  again; after all that is timed.
-- *p50*, *p99*: of single steps at seen shapes.
-- *programs / shapes*: compiled programs, where forward and backward of one graph are two, and the shapes that were
-  run; with "uncompiled", parts that ran as in eager, with "calls as eager", calls that no program served. Among the
-  shapes are the least and the greatest of each size, primes, and 1 where a model can run it (see Models).
-- *launches*: kernels, matrix products, attention, single operators of PyTorch and copies that one step runs, forward
-  and backward, at the first shape, in a pass that is not timed; behind it the ratio to Inductor's. Ours are counted
-  from what ran, Inductor's in the Python that it generates. Kernels that follow each other, with no call between, are
-  one, ours as Inductor's: threads are called together once for all of them. Of ours, so are a product and the kernels
-  that read its result, one product. Views, allocations and the optimiser do not count.
-- *peak memory*: most bytes alive during a step above parameters and optimiser state, the greatest over the shapes;
-  what a backend keeps between steps is included. {memory}
-- *arena predicted*: the peak that the compiler predicts for its arena from its formulas, the greatest over all shapes;
-  "=" says that at every shape, for every program (in training forward and backward), it is the counted one to the
-  byte. Counted is what a run wrote: the arena is filled with a pattern before it and looked through after it, in a
-  pass that is not timed.
-- *same as eager*: at two shapes, results (for training the loss and every gradient) equal eager's within 1e-3; under
-  autocast, their error against float32 is at most 1.5 times eager's own.
-- eager is PyTorch as it is; inductor is `torch.compile(model, dynamic=True)`; anyshape is `anyshape.compile(model)`;
-  inductor-padded is `torch.compile(model, dynamic=False)` with inputs padded into buckets, the next power of two for a
-  batch and the next multiple of 128 for a length, all of them compiled before new shapes are timed; anyshape-single has
-  a program of ours for each of the first four shapes, with every size a number; the program for all sizes is measured
-  in turn with it, in one process.
-  In training only the model's forward with its loss is compiled; the optimiser is torch's fused AdamW everywhere.
-
-"""
-
-
-def memory_words(results: Results) -> str:
-    note = results.options.get("memory_note")
-    if note:
-        return f"Here it is resident memory, which is coarse ({note})."
-    return ("Blocks of 64 KiB and more are counted one by one, by an allocator in front "
-            "(`benchmarks/anyshape_bench/measure/heapcount.c`).")
 
 
 def document(results: Results, roofline: Roofline | None = None) -> str:
-    """The text of docs/benchmarks.md."""
+    """The text of the page."""
     threads = sorted({r["threads"] for r in results.records if not r["error"]})
     lines = [INTRODUCTION, "## Machine\n\n", facts(results.machine, ", ".join(map(str, threads)) or MISSING)]
     autocast = results.options.get("autocast")
     if autocast:
         lines.append(f"\nEvery model runs under `torch.autocast` to {autocast}.\n")
     lines += ["\n## Results\n\n", markdown(results), "\n### Geometric means\n\n", averages(results), "\n",
-              REACH, targets.table(measures(results, roofline)).markdown(), "\n"]
+              "### Targets\n\n", targets.table(measures(results, roofline)).markdown(), "\n"]
     wrong = problems(results)
     if wrong:
         lines.append(f"### What went wrong\n\n{bullets(wrong)}\n")
     if results.options.get("interrupted"):
         lines.append("The run was interrupted; only what had finished is shown.\n\n")
     lines.append("## Models\n\n" + "".join(f"- `{m}`: {describe(results, m)}\n" for m in models_of(results)) + "\n")
-    lines.append(METHOD.format(memory=memory_words(results)))
+    note = results.options.get("memory_note")
+    if note:
+        lines.append(f"Peak memory is resident memory, which is coarse ({note}).\n\n")
     lines.append(f"Rounds: {results.options.get('rounds')}. Run again with `anyshape bench`.\n")
     return "".join(lines)
 

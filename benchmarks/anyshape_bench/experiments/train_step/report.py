@@ -9,13 +9,8 @@ from anyshape_bench.experiments.speed import charts
 from anyshape_bench.experiments.speed.report import describe, programs, verdict
 from anyshape_bench.experiments.speed.results import Cell, Results, backends_of, cell, models_of, records_of
 from anyshape_bench.experiments.train_step.results import (
-    EAGER,
     EXACT,
     INDUCTOR,
-    MOVED,
-    NOISE,
-    OURS,
-    TOLERANCE,
     WHOLE,
     Steps,
 )
@@ -177,35 +172,16 @@ INTRODUCTION = """\
 # Train steps
 
 This file is written by `anyshape bench step ... --write-document` from stored results; it is not edited by hand.
-[train-step.md](train-step.md) says what a train step is.
-
-Each line is a backend in fresh processes with empty caches: `{eager}` and `{inductor}` (`torch.compile(model,
-dynamic=True)`) and `{ours}` (`anyshape.compile`) run forward, backward and torch's fused AdamW; `{whole}` is
-`anyshape.train_step`, one program. Every step has another shape. *new shapes*: throughput at shapes seen for the first
-time after two warm-up calls; *seen shapes*: the same ones again; relative to eager, then to Inductor. What is compiled
-again at a new shape counts; *median shape* is the median of the ratio at each new shape, where it hardly does. *first
-step*: from before compiling to the first loss.
-
-*peak*: blocks of the C library above parameters and optimiser state, with what idles between steps: at the greatest
-shape, after the warm-up calls alone; and the greatest at any shape, of some that run after each other, with the
-greatest shape again as the last. *idle*: what is kept between steps, after the last one.
-
-*same as eager*: the losses of all steps of the process that counts memory, each within {tolerance:g} of eager's; under
-autocast the root mean square of their error against eager's in float32 may be {noise:g} times that of eager under
-autocast. All weights together have moved as far as eager's, within {moved:.0%}.
-
-The aims were set for `llama`; the lines of other models say where they are. A step of several batches (`accumulate`)
-keeps one set of gradients; the rest may be {rest:g} times the peak of a step of one batch.
+[how-to-benchmark.md](how-to-benchmark.md) says how it is measured and what the columns mean.
 
 """
 
 
 def document(found: Steps) -> str:
-    """The text of docs/benchmarks-step.md."""
+    """The text of the page."""
     threads = sorted({r["threads"] for r in found.records if not r["error"]})
-    parts = [INTRODUCTION.format(eager=EAGER, inductor=INDUCTOR, ours=OURS, whole=WHOLE, tolerance=TOLERANCE,
-                                 noise=NOISE, moved=MOVED, rest=REST),
-             "## Machine\n\n", facts(found.machine, ", ".join(map(str, threads)) or MISSING), "\n", markdown(found)]
+    parts = [INTRODUCTION, "## Machine\n\n", facts(found.machine, ", ".join(map(str, threads)) or MISSING), "\n",
+             markdown(found)]
     wrong = problems(found)
     if wrong:
         parts.append("\n## What went wrong\n\n" + bullets(wrong))

@@ -13,16 +13,12 @@ from anyshape.backend.cpu.bytecode.format import (
     ATTENTION,
     BANDS,
     CALL,
-    CALLBACK_FAILED,
-    CHECK_FAILED,
     COPY,
-    DONE,
     END,
     GROUPED,
     KERNEL,
     MATMUL,
     MONOTONIC,
-    NO_MEMORY,
     OVER,
     PARALLEL_WORK,
     PRODUCT,
@@ -65,6 +61,7 @@ from anyshape.backend.cpu.routines.packed_gemm import run_packed
 from anyshape.backend.cpu.routines.packed_gemm_in_place import run_over
 from anyshape.backend.cpu.routines.parallel_region import following, run_bands, run_series
 from anyshape.backend.cpu.routines.threads import look, parallel_for, share
+from anyshape.backend.interface import CALLBACK_FAILED, CHECK_FAILED, DONE, NO_MEMORY
 
 
 class KernelWork(Struct):

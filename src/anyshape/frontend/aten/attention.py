@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyshape.backend.cpu.bytecode.encode_gemm import native
 from anyshape.frontend.aten.table import Decline, Mismatch, Translator, translates
 from anyshape.ir.graph import Value
 from anyshape.ops.attention import DTYPES, HALF, wide
@@ -24,7 +23,7 @@ def _given(t: Translator, q: Value, k: Value, v: Value, dropout: Any, mask: Valu
            scale: Any) -> tuple[tuple[Value, ...], float | None]:
     """The operands after the values, and the scale."""
     dtype = q.tensor.dtype
-    if dtype not in DTYPES or (dtype in HALF and not native(dtype)):
+    if dtype not in DTYPES or (dtype in HALF and not t.target.multiplies(dtype)):
         raise Decline(f"{dtype} on this processor")
     if dropout:
         raise Decline("dropout")

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from anyshape.backend.cpu.bytecode.encode_gemm import native as native_products
 from anyshape.base.errors import InputError
 from anyshape.frontend.aten.table import Decline, Mismatch, Translator, is_float, translates, translates_schema
 from anyshape.ir.graph import Value
@@ -112,7 +111,7 @@ def linear(t: Translator, x: Value, weight: Value, bias: Value | None = None) ->
 
 def _groups(t: Translator, name: str, x: Value, y: Value, ends: Value) -> Value:
     """An op of ops/matmul.py for groups; `name` grouped or grouped_inner."""
-    if x.tensor.dtype != y.tensor.dtype or not native_products(x.tensor.dtype):
+    if x.tensor.dtype != y.tensor.dtype or not t.target.multiplies(x.tensor.dtype):
         raise Decline(f"groups of {x.tensor.dtype} times {y.tensor.dtype} on this processor")
     if ends.tensor.dtype not in ("i32", "i64"):
         raise Decline(f"groups whose ends are {ends.tensor.dtype}")

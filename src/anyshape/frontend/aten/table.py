@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from anyshape.backend.interface import Target
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Attr, Operand, Value
@@ -99,15 +100,16 @@ def is_literal(operand: Any) -> bool:
 class Translator:
     """The state of one walk over a graph, as translations see it.
 
-    builder: where equations go. sizes: converts symbolic numbers.
+    builder: where equations go. sizes: converts symbolic numbers. target: what the graph will be compiled for.
     result: the traced types of the current node's results, dense (a tuple for an op with several results, None in the
         place of results that are not made).
     node: the traced node, for what only the trace knows (strides).
     floats: names of rank-0 values that stand for Python floats; they do not take part in promotion as tensors do.
     """
 
-    def __init__(self, builder: Builder, sizes: SymIntImporter) -> None:
+    def __init__(self, builder: Builder, sizes: SymIntImporter, target: Target) -> None:
         self.builder = builder
+        self.target = target
         self.sizes = sizes
         self.result: Any = None
         self.node: Node | None = None

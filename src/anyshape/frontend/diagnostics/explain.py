@@ -211,7 +211,7 @@ def _calls(program: NativeProgram, plan: Plan) -> tuple[tuple[CallNote, ...], tu
             externs.setdefault(step.target, []).append(step.where)
     reasons.setdefault(CONVOLUTION, "PyTorch's library does it, channels last and with reordered weights")
     own = "no kernel can be made for these dtypes or sizes"
-    told = program.compiled.executable.autotune.told
+    told = program.compiled.executable.target.products_in_words
     return (tuple(CallNote(op, "; ".join(filter(None, map(told, dtypes[op]))), _lines(lines), len(lines))
                   for op, lines in libraries.items()),
             tuple(CallNote(target, reasons.get(target, own), _lines(lines), len(lines))

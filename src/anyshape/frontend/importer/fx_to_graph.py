@@ -14,6 +14,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from anyshape import ops
+from anyshape.backend.interface import Target
+from anyshape.backend.targets import usual_target
 from anyshape.base.errors import VerifyError
 from anyshape.frontend.aten import (
     activation,
@@ -53,7 +55,8 @@ TABLES = (ops, activation, attention, create, aten_index, matmul, norm, pointwis
 _MOST_EQUALITIES = 16
 
 
-def to_graph(gm: GraphModule, name: str, role: str = "inference") -> tuple[Graph, Notes]:
+def to_graph(gm: GraphModule, name: str, role: str = "inference",
+             target: Target | None = None) -> tuple[Graph, Notes]:
     """The Graph of an ATen graph.
 
     Args:
@@ -61,14 +64,16 @@ def to_graph(gm: GraphModule, name: str, role: str = "inference") -> tuple[Graph
         name: of the Graph.
         role: "inference", "forward" (ends in the tape) or "backward" (begins with it). Saved intermediate values are
             taken to be dense.
+        target: that it will be compiled for; that of the environment when left out.
 
     Raises:
         Unsupported: mutation, effects, or values that the IR does not have; names the node and its source line.
     """
+    target = usual_target() if target is None else target
     equal: dict[str, Size] = {}
     notes = Notes()
     for _ in range(_MOST_EQUALITIES):
-        walk = _Walk(gm, name, SymIntImporter(dict(equal)), unify=True)
+        walk = _Walk(gm, name, SymIntImporter(dict(equal)), target, unify=True)
         try:
             graph = walk.run(role)
         except _Equal as found:
@@ -77,7 +82,7 @@ def to_graph(gm: GraphModule, name: str, role: str = "inference") -> tuple[Graph
             continue
         walk.notes.equalities[:0], walk.notes.renamed = notes.equalities, equal
         return graph, walk.notes
-    walk = _Walk(gm, name, SymIntImporter(dict(equal)), unify=False)
+    walk = _Walk(gm, name, SymIntImporter(dict(equal)), target, unify=False)
     walk.notes.renamed = equal
     return walk.run(role), walk.notes
 

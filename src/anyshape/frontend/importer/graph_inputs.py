@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from anyshape.backend.interface import Target
 from anyshape.frontend.aten.table import Translator
 from anyshape.frontend.symbols.node_metadata import Trace
 from anyshape.frontend.symbols.symint import SymIntImporter
@@ -53,11 +54,12 @@ class Skipped:
 class Inputs:
     """The state of a walk over an fx graph, and the declaration of the Graph's inputs."""
 
-    def __init__(self, gm: GraphModule, name: str, sizes: SymIntImporter, unify: bool) -> None:
+    def __init__(self, gm: GraphModule, name: str, sizes: SymIntImporter, target: Target,
+                 unify: bool) -> None:
         self.gm = gm
         self.builder = Builder(name)
         self.sizes = sizes
-        self.t = Translator(self.builder, sizes)
+        self.t = Translator(self.builder, sizes, target)
         self.notes = Notes()
         self.env: dict[Node, Any] = {}
         self.trace = Trace(sizes)

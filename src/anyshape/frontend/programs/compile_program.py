@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.compiler.compiled import BackwardGraph, CompiledGraph
@@ -107,7 +108,8 @@ def compile_program(request: ProgramRequest) -> Boxed:
     except UnsupportedNode as error:
         first, why = error.node, error.what
     return split_program(
-        request, first, why, translate=lambda gm, name: to_graph(gm, name.replace(".", "_")),
+        request, first, why,
+        translate=lambda gm, name: to_graph(gm, name.replace(".", "_"), target=target_of(request.config)),
         build=lambda form, name: _built(request, name, *form))
 
 
@@ -138,9 +140,13 @@ def _with_backward(request: ProgramRequest, name: str, graph: Graph, notes: Note
     config, compilation = request.config, request.compilation
     backward = _backward_of(request)
     ahead = backward if name == request.name and (config.limited or request.whole) else None
-    later = ahead.form[0] if ahead is not None and ahead.form is not None else None
-    pair = compile_pair(graph, later, config, _needed(graph, notes, backward), request.whole,
-                        compilation.names_of(request.name), compilation.held)
+    given = config, _needed(graph, notes, backward), request.whole, compilation.names_of(request.name), compilation.held
+    try:
+        pair = compile_pair(graph, ahead.form[0] if ahead is not None and ahead.form is not None else None, *given)
+    except Exception:
+        if ahead is None or config.limited:
+            raise
+        pair = compile_pair(graph, None, *given)  # if it was the backward, its own request fails, and says so
     if ahead is not None:
         compilation.prepared[backward_name(name)] = dataclasses.replace(ahead, compiled=pair.backward)
         note = ahead.refused or pair.note
@@ -174,8 +180,9 @@ def _backward_of(request: ProgramRequest) -> Prepared | None:
 
 
 def _translated(request: ProgramRequest, gm: GraphModule, name: str) -> Prepared:
+    """A backward in our IR, which reads the tape of a forward that has no plan yet."""
     try:
-        graph, notes = to_graph(gm, name.replace(".", "_"), "backward")
+        graph, notes = to_graph(gm, name.replace(".", "_"), "backward", target_of(request.config))
     except Unsupported as error:  # it will be compiled in parts, or not at all
         return Prepared(gm, refused=f"nothing is computed again: {error.what}")
     backward = BackwardGraph(graph, notes.renamed, _needed(graph, notes, None), len(notes.constants), request.wrapped)
@@ -223,7 +230,7 @@ def graph_of(request: ProgramRequest) -> tuple[Graph, Notes, CompiledGraph | Non
     if known is not None and known.form is not None:
         backward, notes = known.form
     else:
-        graph, notes = to_graph(request.gm, request.name.replace(".", "_"), request.role)
+        graph, notes = to_graph(request.gm, request.name.replace(".", "_"), request.role, target_of(request.config))
         backward = BackwardGraph(graph, notes.renamed)
     return backward.graph if forward is None else backward.reading(forward.plan), notes, forward
 

@@ -40,7 +40,8 @@ from anyshape.plan.ir.show import PLAN_NAME, SPOKEN
 from anyshape.sym.expr import Expr, Size
 from anyshape.sym.facts import Facts
 
-HOMES: dict[str, Callable[..., Home]] = {kind.word: kind for kind in (Input, Output, Temp, Saved, Restored, External, RestoredBase, Recomputed)}
+HOMES: dict[str, Callable[..., Home]] = {
+    kind.word: kind for kind in (Input, Output, Temp, Saved, Restored, External, RestoredBase, Recomputed)}
 INDEXED = frozenset(kind for kind in HOMES.values() if isinstance(kind, type) and issubclass(kind, IndexedHome))
 _FIELD = re.compile(r"(?:(?! {2}|[\n#{]).)+")
 _BYTES = re.compile(r"(.+?) bytes\b")

@@ -3,16 +3,20 @@
     product   256 x 512 x 512 on one thread, as programs do it: our own routines, or the library's
     copy      16 MB a thread into other 16 MB, about what caches hold, on all threads: they share the memory
 
-What was measured is kept (runtime/cost/measurements.py), so later processes choose as the first one did. Of several
+What was measured is kept (backend/measurements.py), so later processes choose as the first one did. Of several
 turns the fastest counts, for other work on the machine only makes them slower.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 import torch
 
+from anyshape.backend.interface import Target
+from anyshape.backend.measurements import Measurements
+from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import DiskCache, cache_of
 from anyshape.ir.types import TensorType
@@ -20,8 +24,6 @@ from anyshape.plan.ir.home import Input, Output
 from anyshape.plan.ir.program import Buffer, CopyStep, LibraryStep, Plan, Window
 from anyshape.plan.memory.symbolic_allocator import allocate
 from anyshape.runtime.call.executable import Executable
-from anyshape.runtime.context.process_context import Context, context_of
-from anyshape.runtime.cost.measurements import Measurements
 from anyshape.runtime.cost.step_cost import FLOATS, USUAL, Speeds
 from anyshape.runtime.memory.pools import Block
 from anyshape.sym.facts import Facts
@@ -39,12 +41,12 @@ class Calibration:
 
     Args:
         cache: None: only this process remembers.
-        products: which routines multiply (runtime/cost/autotune.py).
+        target: what programs run on; products: which of its routines multiply.
     """
 
-    def __init__(self, cache: DiskCache | None, products: str = "measured") -> None:
-        self.cache = cache
-        self.measurements = Measurements(cache)
+    def __init__(self, cache: DiskCache | None, target: Target, products: str = "measured") -> None:
+        self.measurements = Measurements(cache, target.machine_key)
+        self.target = target
         self.products = products
 
     def speeds(self, dtypes: Iterable[str], threads: int) -> Speeds:
@@ -52,16 +54,16 @@ class Calibration:
         """
         wanted = set(dtypes)
         products = {dtype: self._product(dtype) if dtype in wanted else USUAL.products[dtype] for dtype in FLOATS}
-        copy = self.measurements.get(f"{COPY} on {threads} threads", lambda: copied(threads, context_of(self.cache)))
+        copy = self.measurements.get(f"{COPY} on {threads} threads", lambda: copied(threads, self.target))
         return Speeds(products, copy or USUAL.bytes)
 
     def _product(self, dtype: str) -> float:
         found = self.measurements.get(f"products of {dtype}, {self.products}",
-                                      lambda: multiplied(dtype, context_of(self.cache), self.products))
+                                      lambda: multiplied(dtype, self.target))
         return found or USUAL.products[dtype]
 
 
-def multiplied(dtype: str, context: Context | None = None, products: str = "usual") -> float:
+def multiplied(dtype: str, target: Target | None = None) -> float:
     """Operations of products that a thread does in a second."""
     left, right, result = (TensorType(dtype, shape) for shape in ((ROWS, INNER), (INNER, COLUMNS), (ROWS, COLUMNS)))
     windows = [Window(name, one) for name, one in (("left", left), ("right", right), ("result", result))]
@@ -70,27 +72,26 @@ def multiplied(dtype: str, context: Context | None = None, products: str = "usua
     step = LibraryStep("matmul", tuple(windows[:2]), (windows[2],))
     plan = Plan("speed of products", (left, right), (windows[2],), (), buffers, (step,), (), 0, Facts())
     inputs = [torch.ones(one.shape, dtype=TORCH_DTYPES[dtype], device="cpu") for one in (left, right)]
-    return 2.0 * ROWS * INNER * COLUMNS / _fastest(plan, inputs, 1, context, products)
+    return 2.0 * ROWS * INNER * COLUMNS / _fastest(plan, inputs, 1, target)
 
 
-def copied(threads: int, context: Context | None = None) -> float:
+def copied(threads: int, target: Target | None = None) -> float:
     """Bytes that each of so many threads reads and writes in a second, all together."""
     size = min(COPIED * threads, MOST_COPIED)
     type_ = TensorType("f32", (size // 4,))
-    source, target = Window("source", type_), Window("target", type_)
-    buffers = tuple(Buffer(one.buffer, size, Input(index), 0, 0) for index, one in enumerate((source, target)))
-    plan = Plan("speed of a copy", (type_, type_), (), (), buffers, (CopyStep(source, target),), (), 0, Facts())
+    source, copy = Window("source", type_), Window("copy", type_)
+    buffers = tuple(Buffer(one.buffer, size, Input(index), 0, 0) for index, one in enumerate((source, copy)))
+    plan = Plan("speed of a copy", (type_, type_), (), (), buffers, (CopyStep(source, copy),), (), 0, Facts())
     blocks = [Block(size) for _ in range(2)]
     for block in blocks:
         block.tensor.zero_()
     inputs = [block.window(torch.float32, 0, (size // 4,), (1,)) for block in blocks]
-    return 2.0 * size / _fastest(plan, inputs, threads, context) / threads
+    return 2.0 * size / _fastest(plan, inputs, threads, target) / threads
 
 
-def _fastest(plan: Plan, inputs: list[torch.Tensor], threads: int, context: Context | None,
-             products: str = "usual") -> float:
+def _fastest(plan: Plan, inputs: list[torch.Tensor], threads: int, target: Target | None) -> float:
     """Seconds of the plan's only step in its fastest turn."""
-    program = Executable(allocate(plan), context=context, threads=threads, products=products)
+    program = Executable(allocate(plan), threads=threads, target=target)
     program.profiles = []
     for _ in range(TURNS):
         program([*inputs])
@@ -98,10 +99,11 @@ def _fastest(plan: Plan, inputs: list[torch.Tensor], threads: int, context: Cont
 
 
 @lru_cache(maxsize=16)
-def _calibration(cache: DiskCache | None, products: str) -> Calibration:
-    return Calibration(cache, products)
+def _calibration(cache: DiskCache | None, target: Any, products: str) -> Calibration:
+    return Calibration(cache, target, products)
 
 
 def calibration_of(config: Config) -> Calibration | None:
     """What `config` asks for, one object per cache; None: the usual speeds."""
-    return _calibration(cache_of(config), config.products_mode) if config.calibrate else None
+    target: Any = target_of(config)  # one object for equal settings
+    return _calibration(cache_of(config), target, config.products_mode) if config.calibrate else None

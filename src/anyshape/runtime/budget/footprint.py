@@ -7,23 +7,21 @@ steps of layers that repeat are asked once.
 """
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import itertools
-from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.bytecode.encode_plan import NO_REGIME, layout_of
+from anyshape.backend.interface import Placement
 from anyshape.base.align import align
+from anyshape.base.errors import VerifyError
 from anyshape.plan.ir.liveness import LiveRange, arena_ranges, first_writes
 from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, TiledGemmStep, parts_of
 from anyshape.runtime.cost.library_workspace import taken_by
-from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, WORD
+from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH
 from anyshape.runtime.memory.size_vectors import LiveBytes, SizeTable
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
 from anyshape.runtime.specialize.specialization import Specialization
@@ -53,12 +51,10 @@ class FootprintEstimator:
 
     def __init__(self, program: Executable) -> None:
         self.maker = maker = program.maker
-        self.context, self.functions = program.context, program.functions
         plan = program.plan
         self.sizes = SizeTable([plan.kept, plan.arena, *plan.nonnegative], f"blocks of {plan.name}")
         # with everything kept: what lies in the arena
         self.inside = LiveBytes(arena_ranges(plan, maker.keeps.forward), len(plan.steps), f"values of {plan.name}")
-        entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(program.kernels)}
         kinds: dict[Hashable, int] = {}
         steps: list[Step] = []
         self.kinds: list[int] = []  # by step
@@ -71,10 +67,9 @@ class FootprintEstimator:
         self.kind_of = np.array(self.kinds, np.int64)
         self.always = sorted({kind for number, kind in enumerate(self.kinds) if number not in maker.keeps.optional})
         self.count = len(steps)
-        self.layout = layout_of(dataclasses.replace(
+        self.runner = program.target.runner(dataclasses.replace(
             plan, steps=tuple(step for step in steps if isinstance(step, NATIVE)), together=(),
-            inputs=(), outputs=(), saved=(), offsets=(), kept=0, arena=0, nonnegative=(), optional=()), entries,
-            program.autotune.ours)
+            inputs=(), outputs=(), saved=(), offsets=(), kept=0, arena=0, nonnegative=(), optional=()), program.kernels)
         self.numbers = [i for i, step in enumerate(steps) if isinstance(step, NATIVE)]
         self.latest: tuple[tuple[int, ...], np.ndarray] | None = None
         self.held = ExternalBytes(plan)
@@ -104,29 +99,17 @@ class FootprintEstimator:
     def scratch(self, values: dict[str, int]) -> np.ndarray | None:
         """Bytes that a thread takes for each kind of step; None: no version of a kernel fits. Those of the last sizes
         are at hand."""
-        sizes = tuple([values[name] for name in self.layout.symbols])
+        sizes = tuple([values[name] for name in self.runner.sizes.symbols])
         latest = self.latest
         if latest is not None and latest[0] == sizes:
             return latest[1]
-        steps = self.layout.shape(*sizes)[0]
-        at = 0
-        while at < len(steps):
-            if steps[at] == NO_REGIME:
-                return None
-            at += steps[at + 1]
-        head = host.HEAD(kept=0, scratch=0, first=host.HEAD_WORDS, workspace=self.maker.workspace, given=0, empty=0,
-                         placed=0, pairs=())
-        words = array("q", [*head, *steps, host.END])
-        room = (WORD * max(self.maker.workspace_words, 1))()
-        self.context.measure(words.buffer_info()[0], ctypes.addressof(self.functions), ctypes.addressof(room))
+        try:
+            payload = self.runner.specialize(Placement(self.runner.sizes.shape(*sizes)[0], values, (), 0))
+        except VerifyError:
+            return None
         found = [0] * self.count
-        at = host.HEAD_WORDS
-        while words[at] != host.END:
-            place = host.THREADS_SCRATCH.get(words[at])
-            if place is not None:
-                kind = self.numbers[words[at + 2]]
-                found[kind] = max(found[kind], words[at + place])
-            at += words[at + 1]
+        for number, bytes_ in self.runner.scratch_of_steps(payload).items():
+            found[self.numbers[number]] = bytes_
         result = np.array(found, np.int64)
         self.latest = sizes, result
         return result

@@ -221,7 +221,7 @@ class GreedySearch:
         frame = self.frame = choices.frame.copy()
         frame[choices.fields // 8] = choices.offsets + self.block.ctypes.data
         record = self.record = Frame(frame.ctypes.data)
-        self.context = ladders.program.context
+        self.search = ladders.program.context.host.budget_search
         bytes_ = ladder.bytes[choices.numbers]
         bytes_[choices.padded] = align(bytes_[choices.padded])
         self.block[:len(bytes_)] = bytes_
@@ -234,7 +234,7 @@ class GreedySearch:
         record.shift = 61 - (int(self.at(Frame.life_bytes).sum()) + int(sizes.sum())).bit_length()
         if clock is not None:
             self._moves(clock, threads, most)
-        self.context.climbing.begin(self.record)
+        self.search.begin(self.record)
 
     def at(self, field: int) -> np.ndarray:
         """An array of the block."""
@@ -264,7 +264,7 @@ class GreedySearch:
     def climb(self, until: int) -> list[int]:
         """The peaks of all rungs up to one that may need at most `until` bytes, or to the last."""
         self.record.stop = until
-        self.context.climbing.climb(self.record)
+        self.search.climb(self.record)
         return self.at(Frame.rung_live)[:self.record.rungs].tolist()  # type: ignore[no-any-return]
 
     def bounds(self, first: int, end: int) -> list[int]:

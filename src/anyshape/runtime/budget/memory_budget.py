@@ -306,7 +306,7 @@ class MemoryBudget:
         return self.calibration.speeds(self.ladders.costs.dtypes, threads)
 
     def _error(self, values: dict[str, int], room: int, full: StoreError | None, freed: int) -> LimitError:
-        names = self.program.layout.names
+        names = self.program.maker.names
         shape = ", ".join(f"{name}={value}" for name, value in sorted(
             (names.get(old, old), value) for old, value in values.items())[:NAMED_SIZES])
         ladder, lowest = self.ladder(values, full is None), self.lowest(values, full is None)

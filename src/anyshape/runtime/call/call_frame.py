@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.bytecode.encode_attention import OPS as ATTENTION
-from anyshape.backend.cpu.bytecode.encode_grouped_gemm import OPS as GROUPED
+from anyshape.backend.interface import PlanRunner
 from anyshape.base import counters
 from anyshape.base.errors import VerifyError
 from anyshape.ir.graph import Graph, Node, Value
+from anyshape.ops.attention import OPERANDS as ATTENTION
+from anyshape.ops.matmul import GROUPED
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
 from anyshape.runtime.call.extern_table import OWN, Calls
 from anyshape.runtime.memory.huge_pages import prefer_large
@@ -47,12 +47,12 @@ def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 class Call:
     """See the head of this file."""
 
-    __slots__ = ("block", "error", "externs", "inputs", "kept", "outputs", "phases", "record", "shared", "temporary",
-                 "tickets")
+    __slots__ = ("error", "externs", "frame", "inputs", "kept", "outputs", "phases", "record", "runner", "shared",
+                 "temporary", "tickets")
 
     def __init__(self, shared: Calls, record: Specialization, inputs: list[Any], outputs: list[Any],
                  kept: Block | SegmentedBlock,
-                 temporary: Block, phases: PhasedBlock | None = None) -> None:
+                 temporary: Block, phases: PhasedBlock | None, runner: PlanRunner, frame: Any) -> None:
         self.shared = shared
         self.record = record
         self.inputs = inputs
@@ -61,7 +61,7 @@ class Call:
         self.temporary = temporary
         self.phases = phases
         self.externs: dict[str, torch.Tensor] = {}
-        self.block: Any = None
+        self.runner, self.frame = runner, frame
         self.error: BaseException | None = None
         self.tickets: dict[int, CopyRequest] = {}  # copies that were begun
 
@@ -93,12 +93,11 @@ class Call:
         """The tensor of a buffer that is one, None for a place in the arena."""
         if buffer.name in self.record.offsets:
             return None
-        if buffer.is_output:
+        if buffer.name in self.shared.output_of:
             return self.outputs[self.shared.output_of[buffer.name]]
-        if buffer.is_external:
-            return self.externs[buffer.name]
-        position = self.shared.plan.parameter_number(buffer)
-        return self.inputs[position]
+        if buffer.name in self.shared.position_of:
+            return self.inputs[self.shared.position_of[buffer.name]]
+        return self.externs[buffer.name]
 
     # --- steps
 
@@ -166,13 +165,12 @@ class Call:
             self.phases.turn()
             address = self.phases.block.address
             for slot, byte in self.record.late[self.phases.number - 1]:
-                self.block[host.SLOTS + slot] = address + byte
+                self.runner.bind(self.frame, slot, address + byte)
         for name in step.drop:
-            buffer = shared.buffers[name]
-            if buffer.is_external:
+            if name in shared.external:
                 self.externs.pop(name, None)
             else:
-                self.inputs[shared.plan.parameter_number(buffer)] = None
+                self.inputs[shared.position_of[name]] = None
         for name in step.take:
             index = shared.output_of[name]
             if index == self.record.room:
@@ -180,7 +178,7 @@ class Call:
             result = shared.allocate(*self.record.allocations[index], shared.dtypes[index])
             self.outputs[index] = result
             prefer_large(result.data_ptr(), result.nbytes)
-            self.block[host.SLOTS + shared.slots[name]] = result.data_ptr()
+            self.runner.bind(self.frame, shared.slots[name], result.data_ptr())
 
     def _let_go(self, number: int) -> None:
         """Lets go of what PyTorch made and no step from this one on reads."""
@@ -224,9 +222,8 @@ class Call:
             raise VerifyError(f"{getattr(step, 'target', 'a library')} returned something else than was traced",
                               where=step.where, why=f"it returned {found}; traced: {window.type}, {list(shape)} here",
                               do="compile the program again; if it stays, report this operator")
-        buffer = self.shared.buffers[window.buffer]
-        again = self.shared.again.get(window.buffer) if buffer.is_restored else None
-        if not buffer.is_external and again is None:
+        again = self.shared.again.get(window.buffer)
+        if again is None and window.buffer not in self.shared.external:
             self.tensor(window, view).copy_(result)
             return
         if result.is_neg() or (result.dtype.is_complex and result.is_conj()):
@@ -240,7 +237,7 @@ class Call:
             self._put_back(again, result)
             return
         self.externs[window.buffer] = result
-        self.block[host.SLOTS + self.shared.slots[window.buffer]] = result.data_ptr()
+        self.runner.bind(self.frame, self.shared.slots[window.buffer], result.data_ptr())
 
     def _put_back(self, again: RecomputeStep, result: torch.Tensor) -> None:
         """Lets the tape's entries that lie in what the forward dropped be windows of `result`, unless it kept it."""
@@ -248,12 +245,12 @@ class Call:
         if again.saved not in self.record.keeping.dropped:
             return
         for name, byte in again.windows:
-            position = shared.plan.parameter_number(shared.buffers[name])
+            position = shared.position_of[name]
             shape, strides, _ = self.record.inputs[position]  # type: ignore[misc]
             offset = result.storage_offset() + evaluate(byte, self.record.values) // result.itemsize
             found = result.as_strided(shape, strides, offset)
             self.inputs[position] = found
-            self.block[host.SLOTS + shared.slots[name]] = found.data_ptr()
+            self.runner.bind(self.frame, shared.slots[name], found.data_ptr())
 
     def _attention(self, step: LibraryStep, views: tuple[Any, ...]) -> None:
         """Attention that the host cannot do in place: odd strides."""

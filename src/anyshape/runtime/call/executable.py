@@ -6,19 +6,16 @@ fill the block, run the host natively, give the arena back. Nothing is decided h
 """
 from __future__ import annotations
 
-import ctypes
-import struct
 import threading
 import weakref
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.interface import LoadedKernel
+from anyshape.backend.interface import CALLBACK_FAILED, CHECK_FAILED, DONE, NO_MEMORY, Kernel, Target
+from anyshape.backend.targets import usual_target
 from anyshape.base import counters
 from anyshape.base.errors import InputError, VerifyError
 from anyshape.ir.types import TensorType
@@ -26,13 +23,10 @@ from anyshape.plan.ir.program import Plan, Window
 from anyshape.runtime.call.call_frame import Call, restrided
 from anyshape.runtime.call.dispatch_codegen import make_enter
 from anyshape.runtime.call.extern_table import Calls
-from anyshape.runtime.call.step_timer import clock_of, durations
 from anyshape.runtime.context.process_context import Context, shared_context
-from anyshape.runtime.cost.autotune import autotune_of
 from anyshape.runtime.memory.huge_pages import prefer_large
 from anyshape.runtime.memory.pools import Block, BudgetPolicy, PhasedBlock, SegmentedBlock, TapeMemory
 from anyshape.runtime.memory.tape import Tape
-from anyshape.runtime.specialize.bind_plan import specializer_of
 from anyshape.runtime.specialize.shape_binding import Binder, failed_check
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
 from anyshape.runtime.specialize.tensor_kinds import refused, without_memory
@@ -40,7 +34,6 @@ from anyshape.torch_compat.dtypes import TORCH_DTYPES
 from anyshape.torch_compat.tensors import in_memory
 from anyshape.torch_compat.versions import api
 
-FIRST = 8 * (host.SLOTS + 1)  # byte of a call's block where the addresses of buffers begin
 RECORDS = 512  # shapes that one program remembers
 
 
@@ -82,9 +75,9 @@ class Executable:
         kernels: what the plan's regimes name, in any order.
         context: what programs share; the process's own when left out.
         forward: for a backward program that uses the kept block of its forward, the forward's allocated plan.
-        packed_bytes: see `Config`.
-        products: which routines multiply (runtime/cost/autotune.py).
-        maker: the plan's specializer, on the same context; made when left out.
+        threads, packed_bytes: see `Config`.
+        target: what runs the plan, and what its kernels were compiled for; that of the environment when left out.
+        maker: the plan's specializer, for the same target; made when left out.
         policy: what its calls keep to.
 
     Raises:
@@ -93,28 +86,23 @@ class Executable:
 
     _boxed_call = True
 
-    def __init__(self, plan: Plan, kernels: Sequence[LoadedKernel] = (), context: Context | None = None,
+    def __init__(self, plan: Plan, kernels: Sequence[Kernel] = (), context: Context | None = None,
                  forward: Plan | None = None, threads: int = 0, packed_bytes: int = 0,
-                 products: str = "usual", maker: Specializer | None = None, policy: CallPolicy = FREE) -> None:
+                 target: Target | None = None, maker: Specializer | None = None, policy: CallPolicy = FREE) -> None:
         self.plan = plan
         self.name = plan.name
         self.kernels = list(kernels)
+        self.target = usual_target() if target is None else target
         self.context = shared_context() if context is None else context
         self.threads = threads
-        self.autotune = autotune_of(self.context, products)
-        self.maker = maker or specializer_of(plan, self.kernels, self.context, forward, products)
-        self.layout, self.functions = self.maker.layout, self.maker.functions
-        self.functions_address = ctypes.addressof(self.functions)
+        self.maker = maker or Specializer(plan, self.target.runner(plan, self.kernels), self.context.host, forward)
+        self.runner = self.maker.runner
+        self.layout = self.runner.sizes
         known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
-        self.binder = Binder(plan, self.layout.symbols, known, self.layout.names)
+        self.binder = Binder(plan, self.layout.symbols, known, self.maker.names)
         self.records: dict[Any, Specialization] = {}
         self.lock = threading.Lock()
         self.enter = make_enter(plan, self.layout.slots, self.binder.strided)
-        written = [b for b in plan.buffers if (b.is_parameter or b.is_output) and b.name not in self.maker.homes]
-        in_front = 1 + len(written)
-        self.put = struct.Struct(f"{len(written)}q").pack_into
-        # slots that the host or PyTorch fill in, and the room for kernel blocks
-        self.rest = bytes(8 * (len(self.layout.slots) - in_front + self.maker.workspace_words))
         windows = [plan.outputs[buffer.index] for buffer in self.maker.outputs]
         self.dtypes = tuple(TORCH_DTYPES[window.type.dtype] for window in windows if isinstance(window, Window))
         self.allocate = api.allocator()
@@ -152,7 +140,7 @@ class Executable:
         space = None
         if self.limit is not None:
             record, space = self.limit.fit(record)
-        run = self._straight if self._is_straight(record, undo) else self._run
+        run = self._straight if self.straight and record.native and not undo and self.profiles is None else self._run
         if not self.plan.saved:
             return run(record, list(inputs), pointers, undo, self.context.kept.empty)
         pool = self.context.kept
@@ -196,7 +184,7 @@ class Executable:
         del inputs, values
         if not keeps:
             tape.values = []
-        run = self._straight if self._is_straight(record, undo) else self._run
+        run = self._straight if self.straight and record.native and not undo and self.profiles is None else self._run
         try:
             outputs = run(record, held, pointers, undo, kept)
         except BaseException:
@@ -244,10 +232,6 @@ class Executable:
                 block.window(source.dtype, record.offsets[buffer.name], view[0], view[1]).copy_(source)
         return block
 
-    def _is_straight(self, record: Specialization, undo: tuple[Any, ...]) -> bool:
-        """Whether a call is native code alone, from what is allocated at the start to the results."""
-        return self.straight and record.exact and not record.calls and not undo and self.profiles is None
-
     def _straight(self, record: Specialization, inputs: list[Any], pointers: tuple[int, ...], _undo: tuple[Any, ...],
                   kept: Any, lease: TapeMemory | None = None) -> list[Any]:
         """`_run` for such calls."""
@@ -273,20 +257,16 @@ class Executable:
         else:
             temporary, spare, _own = self._above(record, scratch)
         try:
-            block = record.block[:]
-            block[host.KEPT] = lower
-            block[host.TEMP] = temporary.address
-            block[host.SCRATCH] = spare
-            block[host.THREADS] = threads
-            self.put(block, FIRST, *pointers, *addresses)
+            runner = self.runner
+            frame = runner.frame(record.payload, (*pointers, *addresses), lower, temporary.address, spare, threads)
             for slot, chunk, byte in record.parts:
-                block[host.SLOTS + slot] = kept.addresses[chunk] + byte
-            code = context.run_plan(block.buffer_info()[0])
-            if code != host.DONE:
-                self._raise(code, block, None, inputs)
+                runner.bind(frame, slot, kept.addresses[chunk] + byte)
+            code = runner.run(frame)
+            if code != DONE:
+                self._raise(code, frame, None, inputs)
             if self.plain:
                 return outputs
-            call = Call(self.calls, record, inputs, outputs, kept, temporary)
+            call = Call(self.calls, record, inputs, outputs, kept, temporary, None, runner, frame)
             results = call.in_order()
             if self.plan.saved:
                 results.append(self._tape(call, lease))
@@ -312,9 +292,8 @@ class Executable:
         temporary: Block | None = None
         phases: PhasedBlock | None = None
         call: Call | None = None
-        number = 0
         # torch.no_grad() costs more than the rest of a small call
-        graded = bool(record.calls or undo or not self.plain) and torch.is_grad_enabled()
+        graded = bool(record.payload.calls or undo or not self.plain) and torch.is_grad_enabled()
         try:
             scratch = record.scratch * threads
             if record.given >= 0:
@@ -329,34 +308,30 @@ class Executable:
                 temporary, spare, _own = self._above(record, scratch)
             if graded:
                 api.set_grad_enabled(False)
-            if record.calls:
-                number = next(context.numbers)
+            runner = self.runner
+            frame = runner.frame(record.payload, (*pointers, *(0 if output is None else output.data_ptr()
+                                                              for output in outputs)),
+                                 lower, temporary.address, spare, threads)
+            if record.payload.calls:
                 self.calls.begin(record)
-                call = Call(self.calls, record, inputs, outputs, kept, temporary, phases)
-                context.calls[number] = call
-            clock = None if self.profiles is None else clock_of(self.plan, len(record.actions))
-            times = 0 if clock is None else clock.buffer_info()[0]
-            block = array("q", (0, number, lower, temporary.address, threads, context.callback,
-                                self.functions_address, record.address, 0, times, spare, 0, 0, *pointers,
-                                *[0 if output is None else output.data_ptr() for output in outputs]))
-            block.frombytes(self.rest)
+                call = Call(self.calls, record, inputs, outputs, kept, temporary, phases, runner, frame)
             if record.parts:
                 addresses = [*kept.addresses, phases.block.address] if phases is not None else kept.addresses
                 for slot, chunk, byte in record.parts:
-                    block[host.SLOTS + slot] = addresses[chunk] + byte
-            if call is not None:
-                call.block = block
-            code = context.run_plan(block.buffer_info()[0])
-            if clock is not None and self.profiles is not None:
-                self.profiles.append((record, durations(clock, len(self.plan.steps))))
-            if code != host.DONE:
-                self._raise(code, block, call, inputs)
+                    runner.bind(frame, slot, addresses[chunk] + byte)
+            if self.profiles is None:
+                code = runner.run(frame, call)
+            else:
+                code, times = runner.timed(record.payload, frame, call)
+                self.profiles.append((record, times))
+            if code != DONE:
+                self._raise(code, frame, call, inputs)
             for given, used in undo:
                 given.copy_(used)
             if self.plain and record.exact:
                 return outputs
             if call is None:
-                call = Call(self.calls, record, inputs, outputs, kept, temporary)
+                call = Call(self.calls, record, inputs, outputs, kept, temporary, phases, runner, frame)
             results = call.in_order() if self.calls.order is not None and record.exact else call.results()
             if self.plan.saved:
                 results.append(self._tape(call, lease))
@@ -366,8 +341,6 @@ class Executable:
                 api.set_grad_enabled(True)
             if call is not None and call.tickets:
                 call.settle()
-            if number:
-                context.calls.pop(number, None)
             if phases is not None:
                 phases.release()
             if temporary is not None:
@@ -391,16 +364,17 @@ class Executable:
         own = pool.fresh(scratch)
         return pool.take(record.temporary), own.address, own
 
-    def _raise(self, code: int, block: Any, call: Call | None, inputs: list[Any]) -> None:
-        """Turns the host's code into an exception."""
-        if code == host.CALLBACK_FAILED and call is not None:
+    def _raise(self, code: int, frame: Any, call: Call | None, inputs: list[Any]) -> None:
+        """Turns the end of a run into an exception."""
+        if code == CALLBACK_FAILED and call is not None:
             raise call.error or KeyboardInterrupt("while PyTorch was about to do a step")
-        step = self.plan.steps[block[host.STEP]]
-        if code == host.CHECK_FAILED:
-            raise failed_check(self.name, step, block[host.STATUS])
-        if code == host.NO_MEMORY:
+        number, status = self.runner.failure(frame)
+        step = self.plan.steps[number]
+        if code == CHECK_FAILED:
+            raise failed_check(self.name, step, status)
+        if code == NO_MEMORY:
             raise without_memory(self.plan, inputs)
-        raise VerifyError(f"step {block[host.STEP]} of {self.name} failed with code {code}", where=step.where)
+        raise VerifyError(f"step {number} of {self.name} failed with code {code}", where=step.where)
 
     def _slow(self, args: list[Any], values: Sequence[Any] = (), origin: Any = None
               ) -> tuple[Specialization, tuple[Any, ...]]:

@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anyshape.backend.cpu.bytecode.encode_plan import PlanEncoding
 from anyshape.plan.ir.home import Input, Output
 from anyshape.plan.ir.liveness import first_writes, peak_bytes, saved_external
 from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, Window, step_writes, touched
+from anyshape.plan.ir.size_function import SizeFunction
 from anyshape.runtime.memory.packed_weights import PackedWeights
 from anyshape.runtime.specialize.specialization import Specialization
 from anyshape.runtime.torch_ops.convolution import Convolution
@@ -26,7 +26,7 @@ CONVOLUTION = f"{OWN}convolution"  # but for this one
 class Calls:
     """What calls of one plan need that does not depend on sizes."""
 
-    def __init__(self, plan: Plan, layout: PlanEncoding, packed: PackedWeights, packed_bytes: int) -> None:
+    def __init__(self, plan: Plan, layout: SizeFunction, packed: PackedWeights, packed_bytes: int) -> None:
         self.plan = plan
         self.slots = layout.slots
         self.buffers = {b.name: b for b in plan.buffers}
@@ -40,12 +40,14 @@ class Calls:
         self.functions: dict[int, Callable[[Sequence[Any]], Any]] = {}
         self.drops: dict[int, tuple[str, ...]] = {}  # let go before a step
         self.later: dict[int, tuple[str, ...]] = {}  # the same where the tape would keep them
-        self.again = {one.buffer: one for one in plan.again}
+        self.again = {one.buffer: one for one in plan.again if self.buffers[one.buffer].is_restored}
+        self.position_of = {b.name: plan.parameter_number(b) for b in plan.buffers if b.is_parameter}  # of inputs
         self.written = frozenset(self.buffers[name].index for name in _written(plan)
                                  if name in self.buffers and self.buffers[name].is_input)
         self.checked = tuple(i for i, w in enumerate(plan.saved)
                              if isinstance(w, Window) and isinstance(self.buffers[w.buffer].home, (Input, Output)))
         externs = [b for b in plan.buffers if b.is_external]
+        self.external = frozenset(b.name for b in externs)
         ends = {w.buffer for w in (*plan.outputs, *plan.saved) if isinstance(w, Window)}
         outside = {b.name for b in saved_external(plan)}
         used = {w.buffer: number for number, step in enumerate(plan.steps) for w in touched(step)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyshape.backend.cpu.bytecode.encode_attention import OPS as ATTENTION
+from anyshape.ops.attention import OPERANDS as ATTENTION
 from anyshape.plan.ir.program import ExternStep, LibraryStep, Step, TiledGemmStep, Window, touched
 from anyshape.runtime.memory.size_vectors import SizeTable
 from anyshape.sym.expr import Size, product
@@ -27,8 +27,8 @@ class Speeds:
     bytes: float
 
 
-# where nothing is measured (runtime/budget/calibration.py): a core of docs/performance.md beside others that use the
-# memory
+# where nothing is measured (runtime/budget/calibration.py): a core of docs/adr/010-library-gemm.md beside others that
+# use the memory
 USUAL = Speeds({"f32": 80e9, "f64": 40e9, "bf16": 80e9, "f16": 80e9}, 10e9)
 
 

@@ -2,15 +2,14 @@
 (backend/cpu/routines/offset_assignment.py)."""
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-WORD = ctypes.c_int64
+from anyshape.backend.interface import HostRoutines
+
 GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
 
 
@@ -42,19 +41,8 @@ LiveRange = tuple[int, int, int]  # bytes, first, last
 FEW = 128  # items among which those that are alive with one are found by looking at all
 
 
-class NativeOffsetSearch(Protocol):
-    """The native routines of a search; both are in backend/cpu/routines/offset_assignment.py."""
-
-    def search(self, *words: int | None) -> int:
-        """The lowest top of some layouts."""
-
-    def neighbours(self, *words: int | None) -> int:
-        """Which items are alive with which, and how many pairs there are."""
-
-
-def assign_offsets(context: NativeOffsetSearch, items: Sequence[Item] | np.ndarray, fixed: int, wall: int, bound: int,
-                   top: int,
-         few: int = FEW) -> tuple[int, list[int]]:
+def assign_offsets(host: HostRoutines, items: Sequence[Item] | np.ndarray, fixed: int, wall: int, bound: int, top: int,
+                   few: int = FEW) -> tuple[int, list[int]]:
     """The lowest top of some ways to place the items from `fixed` on, and their offsets; none below `top`."""
     count = len(items)
     if count == 0:
@@ -65,17 +53,13 @@ def assign_offsets(context: NativeOffsetSearch, items: Sequence[Item] | np.ndarr
     else:
         for column in zip(*items, strict=True):
             columns.extend(column)
-    address = columns.buffer_info()[0]
     room = array("q", bytes(8 * (1 + 9 * count)))
     starts, near = array("q", [0]), array("q")
     if count > few:
         order = array("q", sorted(range(count), key=columns[count:2 * count].__getitem__))
         starts = array("q", bytes(8 * (count + 1)))
-        given = (count, fixed, order.buffer_info()[0], address + 8 * count, address + 16 * count,
-                 starts.buffer_info()[0])
-        near = array("q", bytes(8 * context.neighbours(*given, None)))
+        near = array("q", bytes(8 * host.neighbours(columns, count, fixed, order, starts, None)))
         if near:
-            context.neighbours(*given, near.buffer_info()[0])
-    found = context.search(count, fixed, address, wall, bound, int(GOOD_ENOUGH * bound), top, room.buffer_info()[0],
-                           starts.buffer_info()[0], near.buffer_info()[0] if near else None)
+            host.neighbours(columns, count, fixed, order, starts, near)
+    found = host.search(columns, count, fixed, wall, bound, int(GOOD_ENOUGH * bound), top, room, starts, near or None)
     return found, room[1 + fixed:1 + count].tolist() if room[0] else []

@@ -89,7 +89,7 @@ class JointLayout:
             return forward, backward
         sizes = align(self.sizes(values))
         items = np.column_stack((sizes, self.lives, np.zeros(len(sizes), np.int64)))
-        top, offsets = assign_offsets(self.forward.context, items, 0, 0, bound, most)
+        top, offsets = assign_offsets(self.forward.host, items, 0, 0, bound, most)
         if top > WORTH * most:
             return forward, backward
         moved, kept = len(self.forward.moving), len(self.backward.regions)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyshape.backend.cpu.bytecode import format as host
 from anyshape.base.errors import VerifyError
 from anyshape.plan.ir.program import Plan
 from anyshape.runtime.specialize.saved_policy import Move, SavedLayout, SavePolicy
@@ -60,22 +59,6 @@ def actions(keeps: SavedLayout, keeping: SavePolicy, runs: frozenset[int],
         found += [Action(begin, kind, number, offset, at, bytes_), Action(until, "wait", number, offset, at, bytes_)]
         at += bytes_
     return tuple(sorted(found, key=lambda one: (one.step, ORDER.index(one.kind), one.number)))
-
-
-def with_actions(steps: Sequence[int], found: Sequence[Action], number: int) -> list[int]:
-    """The words of the steps with calls of the actions between them, which are numbered from `number` on."""
-    words: list[int] = []
-    at = done = 0
-    while at < len(steps):
-        while done < len(found) and found[done].step <= steps[at + 2]:
-            words += [host.CALL, host.STEP_WORDS, number + done]
-            done += 1
-        length = steps[at + 1] + (steps[at + host.SERIES_WORDS] if steps[at] == host.SERIES else 0)
-        words += steps[at:at + length]
-        at += length
-    for k in range(done, len(found)):
-        words += [host.CALL, host.STEP_WORDS, number + k]
-    return words
 
 
 def first_read(keeps: SavedLayout, saved: str, runs: frozenset[int]) -> int:

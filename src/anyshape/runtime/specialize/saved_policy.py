@@ -23,13 +23,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anyshape.backend.cpu.bytecode.encode_plan import PlanEncoding
+from anyshape.backend.interface import HostRoutines
 from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.home import External, Recomputed
 from anyshape.plan.ir.liveness import LiveRanges, Region, first_writes, saved_external, tape_entry
 from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, step_writes, touched
-from anyshape.runtime.context.process_context import Context
+from anyshape.plan.ir.size_function import SizeFunction
 from anyshape.runtime.memory.offset_assignment import ArenaLayout, assign_offsets
 from anyshape.runtime.memory.pools import PAGE
 from anyshape.runtime.memory.size_vectors import SizeTable
@@ -67,17 +67,6 @@ SAVE_ALL = SavePolicy()
 WORTH = 0.99  # of the fullest step, what it has to come to for one more phase
 PHASES = 4  # of an upper block, at most
 REMEMBERED = 64  # sets of dropped values of which it is known what computes them again
-
-
-def without(steps: Sequence[int], left_out: frozenset[int]) -> list[int]:
-    """The words of the steps but for some."""
-    words: list[int] = []
-    at = 0
-    while at < len(steps):
-        if steps[at + 2] not in left_out:
-            words += steps[at:at + steps[at + 1]]
-        at += steps[at + 1]
-    return words
 
 
 def _best_turn(rest: np.ndarray, live: np.ndarray, across: np.ndarray, turns: np.ndarray, first: int, end: int) -> int:
@@ -136,13 +125,13 @@ class SavedLayout:
     outside: of a forward, what its tape keeps outside the arena. begins: of a backward, which step makes that again.
     """
 
-    def __init__(self, plan: Plan, forward: Plan | None, layout: PlanEncoding, context: Context,
+    def __init__(self, plan: Plan, forward: Plan | None, layout: SizeFunction, host: HostRoutines,
                  lives: Sequence[tuple[int, int]], moving: Sequence[int], saved: Sequence[int],
                  regions: Sequence[Region], chunks: Sequence[tuple[str, ...]] = ()) -> None:
         self.plan = plan
         self.forward = forward
         self.layout = layout
-        self.context = context
+        self.host = host
         self.lives = lives
         self.moving = moving
         self.saved = saved
@@ -360,7 +349,7 @@ class SavedLayout:
         free[len(moving):, 2] = lasts[returned]
         items = np.concatenate((fixed, free))
         bound = max(LiveRanges(items[:, 1:3], len(self.plan.steps)).peak(items[:, 0]), border)
-        top, placed = assign_offsets(self.context, items, len(fixed), border, bound, sys.maxsize)
+        top, placed = assign_offsets(self.host, items, len(fixed), border, bound, sys.maxsize)
         layout = ArenaLayout([], border, max(top, border), bound, starts=starts if keeping.apart else [], moving=moving,
                         placed=placed)
         if keeping.apart and self.forward is not None:
@@ -404,7 +393,7 @@ class SavedLayout:
         below[0] = True  # the chunks
         fixed = items[below]
         bound = max(LiveRanges(fixed[:, 1:3], end).peak(fixed[:, 0]), border)
-        middle, placed = assign_offsets(self.context, fixed, 1, border, bound, sys.maxsize)
+        middle, placed = assign_offsets(self.host, fixed, 1, border, bound, sys.maxsize)
         middle = max(middle, border)
         fixed[1:, 3] = placed
         items[below] = fixed
@@ -413,7 +402,7 @@ class SavedLayout:
             own = ~below & (number == phase)
             some = np.concatenate((fixed, items[own]))
             bound = max(LiveRanges(some[:, 1:3], end).peak(some[:, 0]), middle)
-            top, placed = assign_offsets(self.context, some, len(fixed), middle, bound, sys.maxsize)
+            top, placed = assign_offsets(self.host, some, len(fixed), middle, bound, sys.maxsize)
             offsets = np.array(placed, np.int64)
             items[own, 3] = np.where(offsets >= middle, offsets + sum(sizes), offsets)
             sizes.append(max(top - middle, 0))

@@ -14,32 +14,28 @@ from __future__ import annotations
 
 import bisect
 import copy
-import ctypes
 import itertools
 import operator
 import sys
 import threading
-from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
-from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.bytecode.encode_gemm import may_pack_over
-from anyshape.backend.cpu.bytecode.encode_plan import NO_REGIME, PlanEncoding
+from anyshape.backend.interface import HostRoutines, Payload, Placement, PlanRunner
 from anyshape.base import counters
 from anyshape.base.align import ALIGNMENT, align
-from anyshape.base.errors import Unsupported, VerifyError
+from anyshape.base.errors import Unsupported
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.home import Input, Restored
 from anyshape.plan.ir.liveness import kept_regions, peak_bytes
-from anyshape.plan.ir.program import Buffer, KernelStep, MemoryStep, Plan, Window, parts_of
-from anyshape.runtime.context.process_context import Context
+from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Window
 from anyshape.runtime.memory import huge_pages
-from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, WORD, ArenaLayout, Item, LiveRange, assign_offsets
+from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, Item, LiveRange, assign_offsets
 from anyshape.runtime.memory.size_vectors import SizeTable
-from anyshape.runtime.specialize.offload_schedule import Action, actions, with_actions
-from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavedLayout, SavePolicy, without
+from anyshape.runtime.specialize.offload_schedule import Action, actions
+from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavedLayout, SavePolicy
 from anyshape.runtime.specialize.shape_binding import check_inside, renamed
 from anyshape.runtime.specialize.tensor_kinds import with_addresses
 from anyshape.sym.expr import Size, evaluate, symbols_of
@@ -55,7 +51,7 @@ View = tuple[tuple[int, ...], tuple[int, ...], int]
 class Specialization:
     """See the head of this file. Bytes and strides are numbers; views are (sizes, strides, offset in elements).
 
-    values: symbol -> value. program: the host's words, at `address`. offsets: buffer -> byte offset in the two blocks.
+    values: symbol -> value. payload: what the runner made of it. offsets: buffer -> byte offset in the two blocks.
     kept, temporary: bytes of the lower and the upper block, without scratch; phases: bytes of pieces above that, one
     after the other in time, each but the first from its step of `turns` on; scratch: bytes per thread, at `spare_at`
     in the lower block where that of all threads is at most `spare` bytes, else at `temporary` in the upper one. room:
@@ -67,12 +63,11 @@ class Specialization:
     what lies in them, where it is in chunks, and after them of what lies in the first phase; late: (slot, byte) of
     what lies in each of the others. actions: what moves values out or back, of `stored` bytes. allocations: (sizes,
     strides) of each output buffer, by slot; exact: these are the outputs' own; large: (slot, bytes) of those on large
-    pages. calls: Python has something to do between steps. block: what is the same in the blocks of all calls.
+    pages. native: no step is Python's, and results are what is allocated.
     """
 
     values: dict[str, int]
-    program: array[int]
-    address: int
+    payload: Payload
     offsets: dict[str, int]
     kept: int
     temporary: int
@@ -98,11 +93,10 @@ class Specialization:
     outputs: tuple[Any, ...]
     allocations: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
     exact: bool
+    native: bool
     large: tuple[tuple[int, int], ...]
-    calls: bool
     saved: tuple[Any, ...]
     windows: tuple[tuple[Any, ...], ...]
-    block: array[int]
 
     @property
     def arena(self) -> int:
@@ -124,15 +118,16 @@ class Specializer:
         forward: of a backward, the forward's plan.
         chunks: of a forward whose backward is known, see `Plan`.
         is_other: the plan has the second of two orders of steps (runtime/budget/order_selection.py).
+        names: symbol -> what errors call it.
     """
 
-    def __init__(self, plan: Plan, layout: PlanEncoding, context: Context, functions: ctypes.Array[WORD],
-                 forward: Plan | None, chunks: Sequence[tuple[str, ...]] = (), is_other: bool = False) -> None:
+    def __init__(self, plan: Plan, runner: PlanRunner, host: HostRoutines, forward: Plan | None = None,
+                 chunks: Sequence[tuple[str, ...]] = (), is_other: bool = False,
+                 names: Mapping[str, str] = MappingProxyType({})) -> None:
         self.plan = plan
-        self.layout = layout
-        self.context = context
-        self.functions = functions
-        self.workspace = host.SLOTS + len(layout.slots)
+        self.runner = runner
+        self.host = host
+        layout = self.layout = runner.sizes
         end = len(plan.steps)
         by_name = {b.name: b for b in plan.buffers}
         homes = self.homes = {name: by_name[name] for name in layout.placed}
@@ -143,7 +138,7 @@ class Specializer:
         self.lives = [(b.first, end if b.is_saved else b.last) for b in homes.values()]
         self.outputs = sorted((b for b in plan.buffers if b.is_output), key=lambda b: layout.slots[b.name])
         self.regions = kept_regions(plan, forward) if forward is not None else []
-        self.keeps = SavedLayout(plan, forward, layout, context, self.lives, self.moving, self.saved, self.regions,
+        self.keeps = SavedLayout(plan, forward, layout, host, self.lives, self.moving, self.saved, self.regions,
                                  chunks)
         self.beside = [b for b in plan.buffers if b.is_external]
         self.records: dict[Any, Specialization] = {}
@@ -154,17 +149,13 @@ class Specializer:
         self.lock = threading.Lock()
         self.joined: JointPlacement | None = None  # of half of a whole step
         self.is_other = is_other
+        self.names = names
         # the largest result that is not written from the start on; of a call that a backward follows, none
         free = [] if plan.saved or forward is not None else [b for b in self.outputs if b.first > 0]
         self.room = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
         # the step that takes it; -1: it is there from the start
         self.taken = next((i for i, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
                            and self.room is not None and self.room.name in step.take), -1)
-        # words of the kernel blocks that there are at a time, at most
-        blocks = [sum(_block_words(part) for part in parts_of(step) if isinstance(part, KernelStep))
-                  for step in plan.steps]
-        series = [sum(blocks[first:last + 1]) for first, last in plan.together]
-        self.workspace_words = max([*blocks, *series], default=0)
 
     def with_joint_layout(self, joined: JointPlacement) -> Specializer:
         """The same plan as half of a whole step. It has made nothing yet."""
@@ -215,36 +206,77 @@ class Specializer:
         layout = self.layout
         missing = [name for name in layout.symbols if name not in values]
         if missing:
-            raise Unsupported(f"{self.plan.name} computes with the size {renamed(', '.join(missing), layout.names)}",
+            raise Unsupported(f"{self.plan.name} computes with the size {renamed(', '.join(missing), self.names)}",
                               why="neither its inputs nor its tape say what it is",
                               do="run the forward that was compiled with this backward")
-        (steps, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain,
+        (encoded, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain,
          selected) = self._shape(tuple([values[name] for name in layout.symbols]))
-        check_inside(self.plan, uncertain, selected, layout.names)
+        check_inside(self.plan, uncertain, selected, self.names)
         room = 0 if self.room is None else output_bytes[self.room.index]
         runs = self.keeps.runs(keeping)
-        if self.keeps.optional:
-            steps = without(steps, self.keeps.optional - runs)
         if keeping != SAVE_ALL or (*[values[name] for name in layout.symbols], keeping) in self.laid:
             place = self.places(values, keeping)
             if not place.offsets:
                 self.keeps.complete(place, self.sizes(values), values, keeping)
         else:
             place = self._place(list(sizes), list(offsets), kept, arena, values, room)
-        calls = self._check(steps)
         acts = actions(self.keeps, keeping, runs, [(at - place.border, bytes_) for at, bytes_ in place.moved])
-        if acts:
-            steps, calls = with_actions(steps, acts, len(self.plan.steps)), True
-        parts = []
-        pairs = []
-        late: list[list[tuple[int, int]]] = [[] for _ in place.phases[1:]]
+        pairs, parts, late = self._bindings(place, keeping)
         phases = [bytes_ for _, bytes_ in place.phases]
         middle = place.middle if phases else place.top
-        begins = [middle + before for before in itertools.accumulate(phases[:-1], initial=0)]
+        given, hollow = map(operator.add, self.given, self.restored if keeping == SAVE_ALL else (0, []))
+        until = -1 if self.room is None or place.lower == "kept" else (
+            self.taken if place.lower == "early" else self.room.first)
+        payload = self.runner.specialize(Placement(
+            encoded, values, pairs, place.border, self.keeps.optional - runs, tuple([one.step for one in acts]), given,
+            sum(0 in inputs[i][0] for i in hollow), until))
+        spare_at, spare = self._spare(place, sizes) if payload.scratch_below else (0, 0)
+        counters.count("plans")
+        allocations = tuple(self._allocation(b, outputs[b.index], output_bytes[b.index]) for b in self.outputs)
+        large = tuple((i, output_bytes[b.index]) for i, b in enumerate(self.outputs)
+                      if output_bytes[b.index] >= huge_pages.WORTH)
+        exact = all(allocated == outputs[b.index][:2]
+                    for allocated, b in zip(allocations, self.outputs, strict=True))
+        return Specialization(
+            values=values, payload=payload,
+            offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
+            temporary=middle - place.border, phases=tuple(phases),
+            turns=tuple(first for first, _ in place.phases[1:]),
+            room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
+            given=self.taken if place.lower == "early" else -1,
+            scratch=payload.scratch, spare=spare, spare_at=spare_at, bound=place.bound,
+            overwrites=bool(self.regions) and not keeping.apart and any(
+                place.offsets[i] < place.border for i in self.moving),
+            outside=sum(evaluate(b.bytes, values) for b in self.keeps.outside if b.name not in keeping.dropped),
+            is_other=self.is_other, keeping=keeping, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)),
+            parts=tuple(parts), late=tuple(map(tuple, late)),
+            actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
+            inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
+            outputs=outputs, allocations=allocations, exact=exact,
+            native=exact and not payload.calls, large=large, saved=saved, windows=windows)
+
+    def _shape(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
+        """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
+        known = self.latest
+        if known is None or known[0] != sizes:
+            known = self.latest = sizes, self.layout.shape(*sizes)
+        return known[1]
+
+    def _bindings(self, place: ArenaLayout, keeping: SavePolicy
+                  ) -> tuple[list[int], list[tuple[int, int, int]], list[list[tuple[int, int]]]]:
+        """Where buffers lie, by slot: slots and offsets in the two blocks in turn; what lies in chunks or in the first
+        phase; and what lies in each of the other phases. See `Specialization`."""
+        parts: list[tuple[int, int, int]] = []
+        late: list[list[tuple[int, int]]] = [[] for _ in place.phases[1:]]
+        phases = [bytes_ for _, bytes_ in place.phases]
         if not phases and not keeping.apart:
             pairs = [0] * (2 * len(self.slots))
             pairs[::2], pairs[1::2] = self.slots, place.offsets
-        for slot, offset in zip(self.slots, place.offsets, strict=True) if phases or keeping.apart else ():
+            return pairs, parts, late
+        pairs = []
+        middle = place.middle if phases else place.top
+        begins = [middle + before for before in itertools.accumulate(phases[:-1], initial=0)]
+        for slot, offset in zip(self.slots, place.offsets, strict=True):
             if phases and offset >= middle:
                 phase = bisect.bisect_right(begins, offset) - 1
                 if phase:
@@ -256,52 +288,7 @@ class Specializer:
                 parts.append((slot, chunk, offset - place.starts[chunk]))
             else:
                 pairs += [slot, offset]
-        given, hollow = map(operator.add, self.given, self.restored if keeping == SAVE_ALL else (0, []))
-        first = host.HEAD_WORDS + len(pairs)
-        words = [place.border, 0, first, self.workspace, given, sum(0 in inputs[i][0] for i in hollow),
-                 len(pairs) // 2, *pairs, *steps, host.END]
-        program = array("q", words)
-        address = program.buffer_info()[0]
-        room = (WORD * max(self.workspace_words, 1))()
-        self.context.measure(address, ctypes.addressof(self.functions), ctypes.addressof(room))
-        spare_at, spare = self._spare(place, sizes, program)
-        counters.count("plans")
-        allocations = tuple(self._allocation(b, outputs[b.index], output_bytes[b.index]) for b in self.outputs)
-        large = tuple((i, output_bytes[b.index]) for i, b in enumerate(self.outputs)
-                      if output_bytes[b.index] >= huge_pages.WORTH)
-        exact = all(allocated == outputs[b.index][:2]
-                    for allocated, b in zip(allocations, self.outputs, strict=True))
-        return Specialization(
-            values=values, program=program, address=address,
-            offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
-            temporary=middle - place.border, phases=tuple(phases),
-            turns=tuple(first for first, _ in place.phases[1:]),
-            room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
-            given=self.taken if place.lower == "early" else -1,
-            scratch=program[host.HEAD_SCRATCH], spare=spare, spare_at=spare_at, bound=place.bound,
-            overwrites=bool(self.regions) and not keeping.apart and any(
-                place.offsets[i] < place.border for i in self.moving),
-            outside=sum(evaluate(b.bytes, values) for b in self.keeps.outside if b.name not in keeping.dropped),
-            is_other=self.is_other, keeping=keeping, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)),
-            parts=tuple(parts), late=tuple(map(tuple, late)),
-            actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
-            inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
-            outputs=outputs, allocations=allocations, exact=exact, large=large, calls=calls, saved=saved,
-            windows=windows, block=self._block(address))
-
-    def _shape(self, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-        """What the layout says of these sizes. That of the last ones is at hand: a limit tries several layouts."""
-        known = self.latest
-        if known is None or known[0] != sizes:
-            known = self.latest = sizes, self.layout.shape(*sizes)
-        return known[1]
-
-    def _block(self, address: int) -> array[int]:
-        block = array("q", bytes(8 * (host.SLOTS + len(self.layout.slots) + self.workspace_words)))
-        block[host.CALLBACK] = self.context.callback
-        block[host.FUNCTIONS] = ctypes.addressof(self.functions)
-        block[host.PROGRAM] = address
-        return block
+        return pairs, parts, late
 
     def arena(self, values: dict[str, int]) -> int | None:
         """Bytes of the arena of a call at the symbols' `values`, from the plan's formulas, without making its record;
@@ -328,20 +315,6 @@ class Specializer:
         if offset == 0 and span * item >= bytes_:
             return shape, strides
         return (-(-bytes_ // item),), (1,)
-
-    def _check(self, steps: list[int]) -> bool:
-        """Whether some step is done by PyTorch."""
-        at = 0
-        calls = False
-        while at < len(steps):
-            calls = calls or steps[at] == host.CALL
-            if steps[at] == NO_REGIME:
-                step = self.plan.steps[steps[at + 1]]
-                raise VerifyError(f"no version of a kernel of {self.plan.name} fits these sizes", where=step.where,
-                                  why="each has a condition that does not hold",
-                                  do="report this plan: a bug of AnyShape")
-            at += steps[at + 1]
-        return calls
 
     def apart(self, values: dict[str, int]) -> ArenaLayout:
         """Of half of a whole step, the layout with what is kept in a block of its own."""
@@ -415,41 +388,19 @@ class Specializer:
                          "early")
         for part in (early, late):
             items = [(padded[i], *self.lives[i], 0) for i in part]
-            top, places = assign_offsets(self.context, items, 0, 0, self._live(items), sys.maxsize) if part else (0, [])
+            top, places = assign_offsets(self.host, items, 0, 0, self._live(items), sys.maxsize) if part else (0, [])
             for i, offset in zip(part, places, strict=True):
                 layout.offsets[i] = layout.top + offset
             layout.border, layout.top = layout.top, layout.top + top
         return layout
 
-    def _spare(self, place: ArenaLayout, sizes: Sequence[int], words: array[int]) -> tuple[int, int]:
-        """Where scratch may lie in the lower block, if that does not last: (offset, bytes). No step after that may need
-        any, so products there pack their rows over themselves if they can."""
-        if self.room is None or place.lower == "kept":
-            return 0, 0
-        until = self.taken if place.lower == "early" else self.room.first
-        products = []
-        at = words[host.HEAD_FIRST]
-        while words[at] != host.END:
-            needs = host.THREADS_SCRATCH.get(words[at])
-            if words[at + 2] >= until and needs is not None and words[at + needs] > 0:
-                if not self._dies(words, at):
-                    return 0, 0
-                products.append(at)
-            at += words[at + 1]
-        for at in products:
-            words[at] = host.OVER
+    def _spare(self, place: ArenaLayout, sizes: Sequence[int]) -> tuple[int, int]:
+        """Where scratch may lie in the lower block, which no step that needs any comes after: (offset, bytes)."""
         if place.lower == "early":
             return place.border, sys.maxsize
         ends = [offset + size for offset, size in zip(place.offsets, sizes, strict=True) if offset < place.border]
         used = align(max(ends, default=0))
         return used, place.border - used
-
-    def _dies(self, words: array[int], at: int) -> bool:
-        """Whether the step is a product that may pack its rows over themselves: nobody reads them later."""
-        if words[at] != host.PRODUCT or not may_pack_over(words, at):
-            return False
-        rows = next((b for b in self.homes.values() if self.layout.slots[b.name] == words[at + host.MATMUL_B]), None)
-        return rows is not None and rows.is_temp and rows.last == words[at + 2]
 
     def _live(self, items: Sequence[Item]) -> int:
         return peak_bytes([item[:3] for item in items], len(self.plan.steps))
@@ -466,13 +417,7 @@ class Specializer:
     def _improved(self, items: list[Item], fixed: int, found: ArenaLayout) -> ArenaLayout:
         """`found`, with the moving buffers placed for these sizes if that is lower."""
         if found.top > GOOD_ENOUGH * found.bound and self.moving:
-            found.top, places = assign_offsets(self.context, items, fixed, found.border, found.bound, found.top)
+            found.top, places = assign_offsets(self.host, items, fixed, found.border, found.bound, found.top)
             for i, offset in enumerate(places):
                 found.offsets[self.moving[i]] = offset
         return found
-
-
-def _block_words(step: KernelStep) -> int:
-    """The words of the blocks of a step's kernels, with what stands in front of them in a series."""
-    return max(len(one.kernels) * (host.SERIES_MORE + len(step.params) + len(step.handed) + len(one.sizes))
-               for one in step.regimes)

@@ -1,22 +1,18 @@
 """Random masks: bools drawn from PyTorch's generator: those that `bernoulli_` draws, and the generator is left as that
 leaves it.
 
-PyTorch draws them one after another. Here many come at a time (backend/cpu/microkernels/mt19937.py), where a trial
+PyTorch draws them one after another. Here many come at a time (`HostRoutines.draw`), where a trial
 shows that this PyTorch, on this processor, draws as the routine does.
 """
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
 
-from anyshape.backend.cpu.llvm import jit
-from anyshape.backend.cpu.machine import target
-from anyshape.backend.cpu.microkernels.mt19937 import BYTES, emit_twister
-from anyshape.runtime.context.process_context import shared_context
+from anyshape.backend.targets import host_routines
 
 LEAST = 2048  # elements from which on it is quicker than to ask PyTorch
 _TRIALS = ((1, 0.5), (999, 0.9), (LEAST, 1e-3), (3, 0.7), (313, 1 / 3))  # elements, probability
@@ -42,15 +38,10 @@ def _draw(routine: Routine, result: torch.Tensor, probability: float, generator:
 @lru_cache(maxsize=1)
 def _routine() -> Routine | None:
     """The routine, if it draws as PyTorch does."""
-    loaded = jit.load(emit_twister(target.host()), ("draw",), target.host(), shared_context().cache)
-    address = loaded.address["draw"]
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)
-
-    def routine(state: int, result: int, count: int, limit: int, _alive: object = loaded) -> None:
-        call(state, result, count, limit)
-
+    host = host_routines()
+    routine = host.draw
     ours, torchs = torch.Generator().manual_seed(17), torch.Generator().manual_seed(17)
-    if ours.get_state().numel() != BYTES:
+    if ours.get_state().numel() != host.state_bytes:
         return None
     torch.empty(1, dtype=torch.int64).random_(generator=torchs)
     ours.set_state(torchs.get_state())

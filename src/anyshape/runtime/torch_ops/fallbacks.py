@@ -6,13 +6,12 @@ from typing import Any
 
 import torch
 
-from anyshape.backend.cpu.bytecode.encode_attention import OPS, roles
-from anyshape.backend.cpu.microkernels import softmax_rows
+from anyshape.ops.attention import FAR, OPERANDS, roles
 
 
 def by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The results of a step by PyTorch's operators, [B, M, H, D] as ours."""
-    given = dict(zip(roles(op, len(operands) + len(OPS[op][1])), operands, strict=False))
+    given = dict(zip(roles(op, len(operands) + len(OPERANDS[op][1])), operands, strict=False))
     q, k, v, mask = given["q"], given["k"], given["v"], given.get("mask")
     dtype = q.dtype
     q, k, v = (x if dtype == torch.float64 else x.float() for x in (q, k, v))
@@ -33,7 +32,7 @@ def by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -
     change, sums, products = given["gradient"].to(q.dtype), given["sums"], given["products"]
     weights = (scores - sums[..., None]).exp()
     if scores.shape[3]:  # see backend/cpu/microkernels/softmax_rows.py
-        far = sums[..., None].abs() > softmax_rows.FAR
+        far = sums[..., None].abs() > FAR
         weights = torch.where(far, weights / weights.sum(3, keepdim=True), weights)
     turned = scale * weights * (change @ v.transpose(2, 3) - products[..., None])
     dq, dk, dv = turned @ k, turned.transpose(2, 3) @ q, weights.transpose(2, 3) @ change

@@ -25,12 +25,8 @@ from anyshape.backend.cpu.microkernels import gemm, gemv, softmax_rows
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.align import align
 from anyshape.ir.types import size_of
-from anyshape.ops.attention import wide
+from anyshape.ops.attention import roles, wide
 
-OPS = {  # the operands of each op, without the mask, and its results
-    "attention": (("q", "k", "v"), ("result", "sums")),
-    "attention_backward": (("gradient", "q", "k", "v", "sums", "products"), ("dq", "dk", "dv")),
-}
 WIDE = frozenset(("mask", "sums", "products"))
 HEADS_FIRST = frozenset(("q", "k", "v", "mask", "gradient"))  # [B, H, M, D]; results are [B, M, H, D]
 ROWS = 64  # of a tile of scores: with more, products gain little
@@ -76,12 +72,6 @@ def placed(words: tuple[int, ...] | None, spec: AttentionSpec, windows: tuple[An
     if words is None:
         return [host.CALL, host.STEP_WORDS, spec.number]
     return at_slots(words, range(_OPERANDS, len(words), words_of(host.Operand)), spec.number, spec.places, windows)
-
-
-def roles(op: str, count: int) -> tuple[str, ...]:
-    """What each of `count` windows of a step is: a word of host_words.OPERANDS."""
-    operands, results = OPS[op]
-    return (*operands, *(("mask",) if count > len(operands) + len(results) else ()), *results)
 
 
 @lru_cache(maxsize=4096)

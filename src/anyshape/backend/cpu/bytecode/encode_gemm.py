@@ -67,7 +67,7 @@ TILE_PANELS = 1536 << 10  # the same on processors that multiply whole tiles, wh
 # (backend/cpu/microkernels/amx.py), PyTorch's do attention, and products too unless ours were measured to be faster
 TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
 # Products that our routines and the library's can do, by size; which one does them on this machine:
-# runtime/cost/autotune.py. FULL and FEW: of f32, from so many rows, columns, and terms of a sum on, few up to so many
+# backend/cpu/autotune.py. FULL and FEW: of f32, from so many rows, columns, and terms of a sum on, few up to so many
 # rows; MANY: small ones that are not in the caches, for the library does not fetch what it needs next; THIN_ONES: few
 # vectors; a dtype: all of it
 FULL, FEW, MANY, THIN_ONES, ATTENTION = "f32", "few rows", "small matrices", "vectors", "attention"
@@ -275,7 +275,7 @@ def by_vectors(number: int, m: int, n: int, k: int, leading: int, alpha: int, be
 
 
 @lru_cache(maxsize=16)
-def _panels(target: limits.Target, dtype: str) -> tuple[int, int, int, bool]:
+def _panels(target: limits.Machine, dtype: str) -> tuple[int, int, int, bool]:
     """Lanes of a vector, rows of the smallest panel, elements in a word, and whether whole tiles are multiplied."""
     return (target.lanes, gemm.grain(target, dtype), half_precision.per_word(target, dtype), tiles(target, dtype))
 

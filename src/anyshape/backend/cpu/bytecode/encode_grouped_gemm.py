@@ -36,7 +36,6 @@ from anyshape.backend.cpu.machine import target
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.ir.types import size_of
 
-OPS = ("grouped", "grouped_inner")
 _grouped = host.GroupedStep.encoder()
 _MARKS = tuple(map(host.GroupedStep.index, ("ends", *(
     f"{product}.{operand}" for product in ("panels", "library") for operand in ("a", "b", "c")))))

@@ -1,24 +1,20 @@
-"""Bytecode encoder of a plan: a plan as a Python function of its symbols that returns everything a call needs to know,
-generated once per plan.
+"""Bytecode encoder of a plan: the words of its steps, as an expression of the plan's size function
+(plan/ir/size_function.py).
 
-    plan with buffer m of 4*b*n bytes, kernel step 0 ...
-    -->  def shape(b, n):
-             v0 = (4*b*n)
-             return ([1, 15, 0, 5, 0, 0, 0, 2, 1, 3, 0, ...], (v0,), (0,), ...)
+    kernel step 0 over b rows of n, its params in slots 1 and 3  -->  [1, 15, 0, 5, 0, 0, 0, 2, 1, 0, 3, 0, ...]
 
-The first entry is the host's program (backend/cpu/interpreter.py) but for its head; sizes and strides of all windows
-follow.
+They are the host's program (backend/cpu/interpreter.py) but for its head.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import encode_attention as attention
 from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.bytecode.encode_attention import OPS, AttentionSpec
+from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec
 from anyshape.backend.cpu.bytecode.encode_gemm import (
     Area,
     Ours,
@@ -30,98 +26,27 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
     matmul_words,
     series,
 )
-from anyshape.backend.cpu.bytecode.encode_grouped_gemm import OPS as GROUPED
 from anyshape.backend.cpu.bytecode.encode_grouped_gemm import GroupedSpec, grouped_words
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.errors import VerifyError
-from anyshape.ir.types import TensorType, size_of
-from anyshape.ops.attention import wide
+from anyshape.ir.types import size_of
+from anyshape.ops.attention import OPERANDS, wide
+from anyshape.ops.matmul import GROUPED
 from anyshape.plan.ir.launch_groups import kernels_from
 from anyshape.plan.ir.program import (
-    Buffer,
     CopyStep,
     KernelStep,
     LibraryStep,
-    MemoryStep,
     Plan,
     Step,
     TiledGemmStep,
-    Window,
 )
-from anyshape.sym.expr import Size
-from anyshape.sym.python_codegen import FUNCTIONS, Formulas, name_of
+from anyshape.plan.ir.size_function import PlanFormulas, SizeFunction, size_function
 
-STATUS_BUFFER = "status"
 NO_REGIME = -1
 _kernel, _series = host.KernelStep.encoder(), host.SeriesStep.encoder()
 _PLACES = host.KernelStep.index("places")
 MATMUL_PLACES = (host.MATMUL_A, host.MATMUL_B, host.MATMUL_C, host.MATMUL_BIAS)
-
-
-@dataclass(frozen=True, slots=True)
-class PlanEncoding:
-    """What is known of a plan before any size is.
-
-    symbols: in the order of the arguments of `shape`.
-    slots: buffer name -> slot of the host's block.
-    placed: names of the buffers with a place in the arena, in the order of `sizes` and `offsets` in shape's result.
-    shape: symbols -> (words of the steps, sizes of placed buffers, their offsets, kept, arena, types of inputs,
-        of outputs, of saved, of steps' windows, bytes of output buffers by output, the plan's `nonnegative`, and
-        the sizes of its `selected`); a type is (sizes, strides, offset in elements).
-    dtypes: of the products, that of attention and of its scores included.
-    names: symbol -> what errors call it, filled in by who knows the user's words.
-    """
-
-    symbols: tuple[str, ...]
-    slots: Mapping[str, int]
-    placed: tuple[str, ...]
-    shape: Callable[..., tuple[Any, ...]]
-    dtypes: tuple[str, ...]
-    names: dict[str, str] = field(default_factory=dict)
-
-
-def layout_of(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> PlanEncoding:
-    """The layout of an allocated plan; kernels: name -> its entry in the table of functions. ours: see
-    backend/cpu/bytecode/encode_gemm.py."""
-    offsets = dict(plan.offsets)
-    slots = {STATUS_BUFFER: 0}
-    for buffer in sorted(plan.buffers, key=lambda b: (_rank(b, offsets), b.index)):
-        slots[buffer.name] = len(slots)
-    writer = _Writer(plan, slots, kernels)
-    placed = tuple(b.name for b in plan.buffers if b.name in offsets)
-    sizes = {b.name: b.bytes for b in plan.buffers}
-    outputs = {b.index: b.bytes for b in plan.buffers if b.is_output}
-    parts = [
-        "[" + ", ".join(filter(None, writer.steps())) + "]",
-        writer.tuple_of(sizes[name] for name in placed),
-        writer.tuple_of(offsets[name] for name in placed),
-        writer.number(plan.kept),
-        writer.number(plan.arena),
-        writer.types(plan.inputs),
-        writer.types(plan.outputs),
-        writer.types(plan.saved),
-        "(" + "".join(writer.windows(step) + ", " for step in plan.steps) + ")",
-        writer.tuple_of(outputs.get(i, 0) for i in range(len(plan.outputs))),
-        writer.tuple_of(plan.nonnegative),
-        writer.tuple_of(size for size, _ in (*plan.selected, *plan.divided)),
-    ]
-    symbols = tuple(sorted(writer.symbols))
-    lines = [f"def shape({', '.join(name_of(s) for s in symbols)}):", *writer.lines,
-             f"    return ({', '.join(parts)})"]
-    names: dict[str, Any] = {**FUNCTIONS, "product": partial(_unplaced, ours), "matmul": _placed,
-                             "scores": partial(attention.unplaced, ours), "attention": attention.placed,
-                             "grouped": partial(grouped_words, ours), "copy": _copy, "bands": partial(_bands, ours),
-                             "joined": joined, "series": series, "finished": finished, "specs": writer.specs}
-    exec(compile("\n".join(lines), f"<sizes of {plan.name}>", "exec"), names)
-    dtypes = tuple(dict.fromkeys((*(spec.dtype for spec in writer.specs if spec.dtype), *writer.wide)))
-    return PlanEncoding(symbols, slots, placed, names["shape"], dtypes)
-
-
-def _rank(buffer: Buffer, offsets: Mapping[str, Size]) -> int:
-    """Order of slots: a call's tensors come first, so that their addresses are written in one go."""
-    if buffer.name in offsets:
-        return 3
-    return 0 if buffer.is_input else 1 if buffer.is_restored else 2 if buffer.is_output else 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,50 +121,43 @@ def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
     return copy_words(spec.number, source, target)
 
 
-class _Writer(Formulas):
-    """Prints what a call needs to know of a plan."""
+def encode(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> tuple[SizeFunction, tuple[str, ...]]:
+    """The size function of an allocated plan, with the words of its steps, and the dtypes of its products, those of
+    attention and of its scores included. Arguments as of `PlanEncoder`."""
+    encoder = PlanEncoder(plan, kernels, ours)
+    return size_function(plan, encoder), encoder.dtypes
 
-    def __init__(self, plan: Plan, slots: Mapping[str, int], kernels: Mapping[str, int]) -> None:
-        super().__init__()
+
+class PlanEncoder:
+    """Prints the words of a plan's steps.
+
+    Args:
+        kernels: name -> its entry in the table of functions.
+        ours: which products our routines do (backend/cpu/bytecode/encode_gemm.py).
+    """
+
+    def __init__(self, plan: Plan, kernels: Mapping[str, int], ours: Ours) -> None:
         self.plan = plan
-        self.slots = slots
         self.kernels = kernels
-        self.symbols |= {entry for entry in plan.inputs if isinstance(entry, str)}
+        self.ours = ours
         self.specs: list[_Spec | AttentionSpec | GroupedSpec] = []
         self.wide: list[str] = []  # dtypes of attention's scores
-        self.locals: dict[Any, str] = {}  # what layers that repeat have in common: text, or what it is made of -> name
 
-    def window(self, window: Window) -> str:
-        return self.type(window.type, window.offset)
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Of the products that were printed."""
+        return tuple(dict.fromkeys((*(spec.dtype for spec in self.specs if spec.dtype), *self.wide)))
 
-    def type(self, type_: TensorType, offset: Size = 0) -> str:
-        text = f"({self.tuple_of(type_.shape)}, {self.tuple_of(type_.layout())}, {self.number(offset)})"
-        return self.local(text, text)
-
-    def local(self, key: Any, text: str) -> str:
-        """The name of a value, which is computed once."""
-        if key not in self.locals:
-            self.locals[key] = f"w{len(self.locals)}"
-            self.lines.append(f"    {self.locals[key]} = {text}")
-        return self.locals[key]
-
-    def types(self, entries: Any) -> str:
-        return "(" + "".join(self.entry(entry) + ", " for entry in entries) + ")"
-
-    def entry(self, entry: Any) -> str:
-        if isinstance(entry, Window):
-            return self.window(entry)
-        if isinstance(entry, TensorType):
-            return self.type(entry)
-        return "None" if entry is None or isinstance(entry, str) else self.number(entry)
-
-    def windows(self, step: Step) -> str:
-        """The types of the windows that PyTorch sees when it does the step."""
-        if isinstance(step, KernelStep | TiledGemmStep | MemoryStep):
-            return "()"
-        if isinstance(step, CopyStep):
-            return self.types((step.source, step.target))
-        return self.types((*step.inputs, *step.outputs))
+    def expression(self, formulas: PlanFormulas) -> tuple[str, Mapping[str, Any]]:
+        """A list of words, and what its expression calls."""
+        self.formulas = formulas
+        self.slots = formulas.slots
+        text = "[" + ", ".join(filter(None, self.steps())) + "]"
+        ours = self.ours
+        return text, {"product": partial(_unplaced, ours), "matmul": _placed,
+                      "scores": partial(attention.unplaced, ours), "attention": attention.placed,
+                      "grouped": partial(grouped_words, ours), "copy": _copy, "bands": partial(_bands, ours),
+                      "joined": joined, "series": series, "finished": finished, "specs": self.specs}
 
     def steps(self) -> list[str]:
         """The words of all steps; those of a run are joined."""
@@ -266,7 +184,7 @@ class _Writer(Formulas):
             if step.source.type.dtype != step.target.type.dtype:
                 return f"{host.CALL}, {host.STEP_WORDS}, {number}"
             places = ((self.slots[step.source.buffer], item), (self.slots[step.target.buffer], item))
-            return f"*copy({self.spec(_Spec(number, '', places))}, {self.types((step.source, step.target))})"
+            return f"*copy({self.spec(_Spec(number, '', places))}, {self.formulas.types((step.source, step.target))})"
         if isinstance(step, LibraryStep):
             return self.library(number, step)
         if isinstance(step, TiledGemmStep):
@@ -278,13 +196,13 @@ class _Writer(Formulas):
         return f"specs[{len(self.specs) - 1}]"
 
     def library(self, number: int, step: LibraryStep) -> str:
-        if step.op in OPS:
+        if step.op in OPERANDS:
             return self.attention(number, step)
         if step.op in GROUPED:
             windows = (*step.inputs, *step.outputs)
             places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             spec = GroupedSpec(number, step.op, windows[0].type.dtype, places)
-            return f"*grouped({self.spec(spec)}, {self.types(windows)})"
+            return f"*grouped({self.spec(spec)}, {self.formulas.types(windows)})"
         if step.op not in ("matmul", "matmul_add"):
             raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
                               why="the host knows products and attention only", do="make it an extern step")
@@ -292,7 +210,7 @@ class _Writer(Formulas):
         common = self.specs[-1]
         assert isinstance(common, _Spec)
         key = common.dtype, common.alpha, common.beta, tuple(item for _, item in common.places), types
-        return f"*matmul({self.local(key, f'product({spec_name}, {types})')}, {spec_name}, {types})"
+        return f"*matmul({self.formulas.local(key, f'product({spec_name}, {types})')}, {spec_name}, {types})"
 
     def product(self, number: int, step: LibraryStep) -> tuple[str, str]:
         """What the words of a product are made of: the spec, and the types of the windows."""
@@ -300,7 +218,7 @@ class _Writer(Formulas):
         windows = (step.inputs[0], step.inputs[1], step.outputs[0], *step.inputs[2:])
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         alpha, beta = (float(attrs.get(name, 1)) for name in ("alpha", "beta"))  # type: ignore[arg-type]
-        return self.spec(_Spec(number, step.dtype, places, alpha, beta)), self.types(windows)
+        return self.spec(_Spec(number, step.dtype, places, alpha, beta)), self.formulas.types(windows)
 
     def bands(self, number: int, step: TiledGemmStep) -> str:
         """The words of a product and a kernel, and what is added to those of the kernel from band to band."""
@@ -319,8 +237,8 @@ class _Writer(Formulas):
         places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
         self.wide.append(wide(dtype))
         spec = AttentionSpec(number, step.op, dtype, attrs["causal"], attrs["scale"], places)
-        name, types = self.spec(spec), self.types(windows)
-        common = self.local((spec.op, dtype, spec.causal, spec.scale, types), f"scores({name}, {types})")
+        name, types = self.spec(spec), self.formulas.types(windows)
+        common = self.formulas.local((spec.op, dtype, spec.causal, spec.scale, types), f"scores({name}, {types})")
         return f"*attention({common}, {name}, {types})"
 
     def kernel(self, number: int, step: KernelStep) -> str:
@@ -329,8 +247,8 @@ class _Writer(Formulas):
             params = []
             for window in (*step.params, *step.handed) if regime.then else step.params:
                 item = size_of(window.type.dtype)
-                params += [str(self.slots[window.buffer]), self.number(window.offset * item)]
-            sizes = [self.number(size) for size in regime.sizes]
+                params += [str(self.slots[window.buffer]), self.formulas.number(window.offset * item)]
+            sizes = [self.formulas.number(size) for size in regime.sizes]
             length = words_of(host.KernelStep) + len(params) + len(sizes)
             every = []
             for kernel in regime.kernels:
@@ -342,7 +260,7 @@ class _Writer(Formulas):
                                 places=[*params, *sizes])
                 every.append(", ".join(map(str, words)))
             text = ", ".join(every)
-            test = " and ".join(f"{self.number(condition)} >= 0" for condition in regime.conditions)
+            test = " and ".join(f"{self.formulas.number(condition)} >= 0" for condition in regime.conditions)
             choices.append((test, text))
         if len(choices) == 1 and not choices[0][0]:
             return choices[0][1]

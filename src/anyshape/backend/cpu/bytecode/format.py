@@ -1,5 +1,5 @@
-"""Bytecode format: the records of the host's programs and blocks: what run/ encodes and the routines of
-backend/host*.py decode.
+"""Bytecode format: the records of the host's programs and blocks: what backend/cpu/bytecode encodes and the routines of
+backend/cpu/routines decode.
 
     program: head, then steps;  each step: op, its length in words, its number, and what the op needs
     block:   one per call: head, one address per buffer ("slot"), and room for the block of a kernel
@@ -289,12 +289,13 @@ class CopyStep(Step):
 
 
 OF_A, OF_B, OF_C, OF_BIAS = range(4)  # which of the steps of a batch dim
-# positions that run/ counts with, and words that it writes by themselves
+# positions that encoders count with, and words that it writes by themselves
 HEAD_WORDS, STEP_WORDS, SERIES_HEAD = words_of(Program), words_of(Step), words_of(SeriesStep)
 MATMUL_DIMS = words_of(PackedProduct)  # words of a product without batch dims
 SERIES_WORDS = SeriesStep.index("words")
-STATUS, KEPT, TEMP, THREADS, CALLBACK, FUNCTIONS, PROGRAM, STEP, SCRATCH, SLOTS = map(Block.index, (
-    "status", "kept", "temp", "threads", "callback", "functions", "program", "step", "scratch", "slots"))
+STATUS, STATE, KEPT, TEMP, THREADS, CALLBACK, FUNCTIONS, PROGRAM, STEP, TIMES, SCRATCH, SLOTS = map(Block.index, (
+    "status", "state", "kept", "temp", "threads", "callback", "functions", "program", "step", "times", "scratch",
+    "slots"))
 HEAD_FIRST, HEAD_SCRATCH, HEAD_WORKSPACE = map(Program.index, ("first", "scratch", "workspace"))
 MATMUL_A, MATMUL_B, MATMUL_C, MATMUL_BIAS = map(ProductStep.index, ("a", "b", "c", "bias"))
 SGEMM, DGEMM, SGEMM_BATCH, DGEMM_BATCH = map(Functions.index, ("sgemm", "dgemm", "sgemm_batch", "dgemm_batch"))
@@ -328,12 +329,6 @@ SERIES = 9
 BANDS = 10  # several series, which are one step
 
 SERIES_MORE = words_of(KernelState)  # words in front of a kernel's block
-
-# what run_plan returns
-DONE = 0
-CHECK_FAILED = 1
-CALLBACK_FAILED = 2
-NO_MEMORY = 3  # an input with elements has no address
 
 F32 = 4  # bytes per element
 OVER_INNER = 1024  # elements of such a row, at most

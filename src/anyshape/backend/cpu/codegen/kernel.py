@@ -30,14 +30,14 @@ from anyshape.backend.cpu.codegen.transpose_tiles import Strip, Tiles, untiled
 from anyshape.backend.cpu.codegen.vector_widths import VectorLayout, work_of
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.backend.cpu.llvm.scalar_ops import scalar
-from anyshape.backend.cpu.machine.target import Target
+from anyshape.backend.cpu.machine.target import Machine
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Stage
 from anyshape.sym.expr import Size, ceildiv, product, symbols_of
 
 
-def emit(program: LoopProgram, target: Target) -> str:
+def emit(program: LoopProgram, target: Machine) -> str:
     """The LLVM IR of one kernel, the same text for the same program and target; VerifyError for a malformed one."""
     _check(program)
     folds = unfolded(program)
@@ -97,7 +97,7 @@ def _check(program: LoopProgram) -> None:
                 fail(f"%{one.result} reduces in a row stage")
 
 
-def _size_function(program: LoopProgram, target: Target, name: str, size: Size) -> list[str]:
+def _size_function(program: LoopProgram, target: Machine, name: str, size: Size) -> list[str]:
     code = Code(target)
     space = Space(code)
     _bind_sizes(program, space)
@@ -117,7 +117,7 @@ def _bind_sizes(program: LoopProgram, space: Space) -> None:
 class _Kernel:
     """The main function under construction."""
 
-    def __init__(self, folds: Folds, tiles: Tiles, runs: Abreast, target: Target, layout: VectorLayout) -> None:
+    def __init__(self, folds: Folds, tiles: Tiles, runs: Abreast, target: Machine, layout: VectorLayout) -> None:
         self.program = program = runs.program
         self.folds = folds
         self.tiles = tiles

@@ -2,7 +2,7 @@
 how much work a row is."""
 from __future__ import annotations
 
-from anyshape.backend.cpu.machine.target import Target
+from anyshape.backend.cpu.machine.target import Machine
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop_ir.program import LoopProgram, Stage
 from anyshape.sym.expr import Size, ceildiv, product, substitute
@@ -32,7 +32,7 @@ def work_of(program: LoopProgram) -> Size:
 class VectorLayout:
     """Vector widths and scratch offsets of a kernel."""
 
-    def __init__(self, program: LoopProgram, target: Target, block: int) -> None:
+    def __init__(self, program: LoopProgram, target: Machine, block: int) -> None:
         self.abreast = program.abreast
         self.columns_are_lanes = program.abreast or bool(
             program.vector and program.columns and program.columns[-1][0] == program.vector)
@@ -51,7 +51,7 @@ class VectorLayout:
         self.scratch_bytes = end
 
     @staticmethod
-    def _basic(program: LoopProgram, target: Target) -> int:
+    def _basic(program: LoopProgram, target: Machine) -> int:
         floats = {one.dtype for stage in program.stages for one in stage.instructions if one.dtype in ("f32", "f64")}
         return max(target.lanes // 2, 2) if floats == {"f64"} else target.lanes
 

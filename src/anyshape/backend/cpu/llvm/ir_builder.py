@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anyshape.backend.cpu.machine.target import Target, llvm_major
+from anyshape.backend.cpu.machine.target import Machine, llvm_major
 
 # dtype -> LLVM type of a register; "ptr" is an address
 ELEMENT = {
@@ -87,7 +87,7 @@ class Section:
 class Code:
     """One function under construction."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Machine) -> None:
         self.target = target
         self.stack: list[Section] = [Section("entry")]
         self.stack_slots: list[str] = []

@@ -13,11 +13,12 @@ import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import llvmlite.binding as llvm
 
-from anyshape.backend.cpu.machine.target import Target, host
-from anyshape.backend.interface import LoadedKernel, ObjectCache, Routines
+from anyshape.backend.cpu.machine.target import Machine, host
+from anyshape.backend.interface import ObjectCache
 from anyshape.base.errors import VerifyError
 
 _NAME = re.compile(r"^define void @([A-Za-z_][A-Za-z0-9_]*)\(", re.MULTILINE)
@@ -25,13 +26,39 @@ _FUNCTIONS = ("", "_blocks", "_scratch", "_work")
 _PIPELINE = "sroa simplifycfg v1"  # enters the cache key: change it with the passes
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedKernel:
+    """A loaded kernel; addresses of C functions, `block` being int64*: pointers of the params, then the sizes.
+
+    run: void(int64* block, int64 begin, int64 end, void* scratch), row blocks begin to end.
+    blocks: int64(int64* block), number of row blocks at these sizes.
+    scratch: int64(int64* block), bytes of scratch that one thread needs; the caller aligns it to 64 bytes.
+    work: int64(int64* block), estimated scalar operations, for the choice between one thread and many.
+    """
+
+    name: str
+    run: int
+    blocks: int
+    scratch: int
+    work: int
+    keep: object = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Routines:
+    """Loaded functions other than kernels: name -> address."""
+
+    address: dict[str, int]
+    keep: object = field(repr=False, compare=False)
+
+
 class _Worker(threading.local):
     """What one thread compiles with."""
 
     def __init__(self) -> None:
-        self.machines: dict[Target, llvm.TargetMachine] = {}
+        self.machines: dict[Machine, llvm.TargetMachine] = {}
 
-    def machine(self, target: Target) -> llvm.TargetMachine:
+    def machine(self, target: Machine) -> llvm.TargetMachine:
         if target not in self.machines:
             host()  # initialises LLVM
             maker = llvm.Target.from_triple(target.triple)
@@ -78,12 +105,12 @@ def kernel_name(text: str) -> str:
     return found.group(1)
 
 
-def object_key(text: str, target: Target) -> str:
+def object_key(text: str, target: Machine) -> str:
     """Cache key of a module's object code: sha256 over the text, the processor and the versions."""
     return hashlib.sha256(f"{target.key}\n{_PIPELINE}\n{text}".encode()).hexdigest()
 
 
-def object_code(text: str, target: Target) -> bytes:
+def object_code(text: str, target: Machine) -> bytes:
     """Compile one module. VerifyError when LLVM refuses the text."""
     machine = _worker.machine(target)
     context = llvm.create_context()
@@ -126,7 +153,7 @@ def _emit_object(module: llvm.ModuleRef, machine: llvm.TargetMachine) -> bytes:
         llvm.ffi.lib.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
-def build(texts: Sequence[str], target: Target, cache: ObjectCache | None = None,
+def build(texts: Sequence[str], target: Machine, cache: ObjectCache | None = None,
           threads: int = 0) -> list[LoadedKernel]:
     """Compile and load modules, in the order given; the code lives as long as any of the returned kernels.
 
@@ -159,7 +186,7 @@ def build(texts: Sequence[str], target: Target, cache: ObjectCache | None = None
                    library) for name in names]
 
 
-def load(text: str, names: Sequence[str], target: Target, cache: ObjectCache | None = None) -> Routines:
+def load(text: str, names: Sequence[str], target: Machine, cache: ObjectCache | None = None) -> Routines:
     """Compile and load a module of other functions than kernels; `names` are those to be called from outside."""
     key = object_key(text, target)
     data = cache.get(key) if cache is not None else None

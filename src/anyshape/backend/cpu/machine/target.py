@@ -15,7 +15,7 @@ _ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # arch_prctl(ARCH_REQ
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class Machine:
     """A CPU as LLVM names it.
 
     triple, cpu, features: LLVM's words for the machine; features is a comma-separated list of +name and -name.
@@ -56,7 +56,7 @@ def llvm_major() -> int:
     return int(llvm.llvm_version_info[0])
 
 
-def target_of(triple: str, cpu: str, features: frozenset[str]) -> Target:
+def target_of(triple: str, cpu: str, features: frozenset[str]) -> Machine:
     """A target from LLVM's words for it; `features` holds the names that are on."""
     vector_bytes = 16
     if "avx512f" in features and "avx512bw" in features and "avx512vl" in features:
@@ -65,7 +65,7 @@ def target_of(triple: str, cpu: str, features: frozenset[str]) -> Target:
         vector_bytes = 32
     arm = triple.startswith(("aarch64", "arm64"))
     text = ",".join(f"+{name}" for name in sorted(features))
-    return Target(triple, cpu, text, vector_bytes, arm or "fma" in features, "avx512dq" in features)
+    return Machine(triple, cpu, text, vector_bytes, arm or "fma" in features, "avx512dq" in features)
 
 
 def _may_use_tiles(features: frozenset[str]) -> bool:
@@ -90,7 +90,7 @@ def model() -> str:
 
 
 @lru_cache(maxsize=1)
-def host() -> Target:
+def host() -> Machine:
     """The machine that this process runs on."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
-from anyshape.backend.cpu.machine.target import Target
+from anyshape.backend.cpu.machine.target import Machine
 
 SIDE = 16  # rows of a tile, words of one of its rows
 BYTES = 64  # of a row of a tile
@@ -32,7 +32,7 @@ SHAPES = "".join(f"\\{byte:02x}" for byte in (
 GLOBALS = f'@tile_shapes = private constant [64 x i8] c"{SHAPES}"'
 
 
-def tiles(target: Target, dtype: str) -> bool:
+def tiles(target: Machine, dtype: str) -> bool:
     """Whether products of a dtype are of whole tiles."""
     return dtype == "bf16" and target.vector_bytes == BYTES and all(map(target.has, FEATURES))
 

@@ -39,7 +39,7 @@ from anyshape.backend.cpu.llvm.half_precision import (
 )
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.backend.cpu.llvm.scalar_ops import from_memory
-from anyshape.backend.cpu.machine.target import Target
+from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.amx import GLOBALS, SIDE, begin, end, multiply, tiles
 
 DTYPES = ("bf16", "f16", "f32")
@@ -66,7 +66,7 @@ ARGUMENTS = {
 }  # fmt: skip
 
 
-def grain(target: Target, dtype: str) -> int:
+def grain(target: Machine, dtype: str) -> int:
     """Rows of the smallest panel of rows. The largest, of three times as many, fills the registers with sums. As many
     as a vector has lanes: those of whole tiles."""
     return SIDE if tiles(target, dtype) else {64: 4, 32: 2}.get(target.vector_bytes, 1)
@@ -81,7 +81,7 @@ def routines() -> list[str]:
              f"finish_{dtype}", f"finish_{dtype}_wide", f"begin_{dtype}", f"end_{dtype}")]
 
 
-def emit_packed(target: Target, wanted: Collection[str] = DTYPES) -> str:
+def emit_packed(target: Machine, wanted: Collection[str] = DTYPES) -> str:
     """LLVM text of the routines of the dtypes in `wanted`, those that the target has."""
     parts: list[str] = []
     declarations: dict[str, str] = {}
@@ -114,7 +114,7 @@ def emit_packed(target: Target, wanted: Collection[str] = DTYPES) -> str:
 class _Packed:
     """One routine."""
 
-    def __init__(self, target: Target, dtype: str, arguments: tuple[str, ...], wide: bool) -> None:
+    def __init__(self, target: Machine, dtype: str, arguments: tuple[str, ...], wide: bool) -> None:
         self.code = Code(target)
         self.dtype = dtype
         self.lanes = target.lanes

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection
 
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.llvm.ir_builder import BITS, SUFFIX, Code, Value, constant, llvm_type
-from anyshape.backend.cpu.machine.target import Target
+from anyshape.backend.cpu.machine.target import Machine
 
 PLACES = 8  # vectors at most
 COUNTS = {"dot": (1, 2, 4, 8), "spread": (1, 2, 4)}  # the routines' numbers of vectors
@@ -49,7 +49,7 @@ def routines() -> list[str]:
     return [*narrow, *(f"{name}_wide" for name in narrow if name.split("_")[1] in half_precision.DTYPES)]
 
 
-def emit_thin(target: Target, wanted: Collection[str] = DTYPES) -> str:
+def emit_thin(target: Machine, wanted: Collection[str] = DTYPES) -> str:
     """LLVM text of the routines of the dtypes in `wanted`, those that the target has."""
     parts: list[str] = []
     declarations: dict[str, str] = {}
@@ -68,7 +68,7 @@ def emit_thin(target: Target, wanted: Collection[str] = DTYPES) -> str:
 class _Thin:
     """One routine."""
 
-    def __init__(self, target: Target, dtype: str, count: int, wide: bool) -> None:
+    def __init__(self, target: Machine, dtype: str, count: int, wide: bool) -> None:
         self.code = Code(target)
         self.stored = dtype
         self.half = dtype in half_precision.DTYPES

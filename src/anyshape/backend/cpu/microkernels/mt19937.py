@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
-from anyshape.backend.cpu.machine.target import Target
+from anyshape.backend.cpu.machine.target import Machine
 
 WORDS, MIDDLE = 624, 397
 # in the state of a generator (struct CPUGeneratorImplStateLegacy of ATen), in bytes
@@ -26,7 +26,7 @@ _ROOM = _FRONT + WORDS + 80  # a last vector may reach beyond
 _PAIR = 53
 
 
-def emit_twister(target: Target) -> str:
+def emit_twister(target: Machine) -> str:
     """LLVM text of the routine `draw`."""
     body = _Draw(target)
     body.run()
@@ -40,7 +40,7 @@ class _Draw:
     """Two rows of words, the last ones and the next; and the tempered ones, behind one that may be left of those
     before."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Machine) -> None:
         self.code = code = Code(target)
         self.lanes = target.lanes
         self.state = code.convert("inttoptr", Value("%state", "i64"), "ptr")

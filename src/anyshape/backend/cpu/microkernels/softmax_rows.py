@@ -22,10 +22,10 @@ from collections.abc import Callable, Collection
 
 from anyshape.backend.cpu.llvm import vector_math
 from anyshape.backend.cpu.llvm.ir_builder import BITS, SUFFIX, Code, Value, constant, llvm_type
-from anyshape.backend.cpu.machine.target import Target
+from anyshape.backend.cpu.machine.target import Machine
+from anyshape.ops.attention import FAR
 
 DTYPES = ("f32", "f64")
-FAR = 64.0  # a logarithm as far from 0 as that has lost digits of its sum
 _WEIGH = ("scores", "step", "rows", "columns", "limit", "grow", "scale", "mask", "mask_step", "sums", "sums_step")
 ARGUMENTS = {"weigh": (*_WEIGH, "factors"), "unweigh": (*_WEIGH, "gradients", "products", "products_step")}
 
@@ -35,7 +35,7 @@ def routines() -> list[str]:
     return [f"{way}_{dtype}" for dtype in DTYPES for way in ARGUMENTS]
 
 
-def emit_attention(target: Target, wanted: Collection[str] = DTYPES) -> str:
+def emit_attention(target: Machine, wanted: Collection[str] = DTYPES) -> str:
     """LLVM text of the routines of the dtypes in `wanted`."""
     parts: list[str] = []
     declarations: dict[str, str] = {}
@@ -54,7 +54,7 @@ def emit_attention(target: Target, wanted: Collection[str] = DTYPES) -> str:
 class _Rows:
     """One routine."""
 
-    def __init__(self, target: Target, dtype: str, arguments: tuple[str, ...]) -> None:
+    def __init__(self, target: Machine, dtype: str, arguments: tuple[str, ...]) -> None:
         self.code = Code(target)
         self.dtype = dtype
         self.item = BITS[dtype] // 8

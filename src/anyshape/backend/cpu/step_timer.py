@@ -9,7 +9,7 @@ from anyshape.plan.ir.program import KernelStep, Plan
 
 
 def clock_of(plan: Plan, actions: int) -> array[int]:
-    """One with room for a run of the plan's steps and of so many actions."""
+    """One with room for a run of the plan's steps and of so many actions of Python."""
     marks = sum(max(len(regime.kernels) for regime in step.regimes) if isinstance(step, KernelStep) else 1
                 for step in plan.steps)
     return array("q", bytes(24 * (2 * marks + actions + 2)))

@@ -1,4 +1,4 @@
-"""Measurements of this machine, each made once and kept in the disk cache: later processes find what the first found.
+"""Measurements of a machine, each made once and kept in the disk cache: later processes find what the first found.
 
 A measurement is a positive number. It is kept by what was measured, the processor, its features, the number of cores,
 and the versions of torch and of the code generator, so that a cache that several machines share has one for each.
@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import struct
 import threading
 from collections.abc import Callable
 
-import torch
-
-from anyshape.backend.cpu.machine import target
 from anyshape.backend.interface import ObjectCache
 
 VERSION = 2  # of how it is measured
@@ -26,10 +22,12 @@ class Measurements:
 
     Args:
         cache: None: only this process remembers.
+        machine: everything that a measurement depends on beside what is measured.
     """
 
-    def __init__(self, cache: ObjectCache | None) -> None:
+    def __init__(self, cache: ObjectCache | None, machine: str) -> None:
         self.cache = cache
+        self.machine = machine
         self.lock = threading.RLock()  # one at a time: two would slow each other down
         self.known: dict[str, float] = {}
 
@@ -48,10 +46,10 @@ class Measurements:
         with self.lock:
             self.known.pop(what, None)
             if self.cache is not None:
-                self.cache.put(key_of(what), b"")
+                self.cache.put(key_of(what, self.machine), b"")
 
     def _kept(self, what: str, measure: Callable[[], float]) -> float:
-        key = key_of(what)
+        key = key_of(what, self.machine)
         data = None if self.cache is None else self.cache.get(key)
         if data is not None and len(data) == NUMBER.size and _is_sound(NUMBER.unpack(data)[0]):
             return float(NUMBER.unpack(data)[0])
@@ -69,11 +67,9 @@ class Measurements:
         return float(NUMBER.unpack(kept)[0]) if len(kept) == NUMBER.size else found
 
 
-def key_of(what: str) -> str:
+def key_of(what: str, machine: str) -> str:
     """The name of a measurement in the cache."""
-    text = (f"speed {VERSION} {what} on {target.model()}, {os.cpu_count()} cores, {target.host().key} "
-            f"torch {torch.__version__}")
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(f"speed {VERSION} {what} on {machine}".encode()).hexdigest()
 
 
 def _is_sound(number: float) -> bool:

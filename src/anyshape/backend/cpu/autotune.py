@@ -6,7 +6,7 @@
 
 Both run in turn on one thread, whose own processor time counts, when a program first has such a product; of several
 turns the fastest, for other work on the machine only makes them slower. What was measured is kept
-(runtime/cost/measurements.py). The routine that the processor's features speak for is taken unless the other one is
+(backend/measurements.py). The routine that the processor's features speak for is taken unless the other one is
 clearly faster, so that noise does not change what is computed; it is also taken where nothing may be measured, or
 nothing can be.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import os
 import threading
 import time
 from array import array
@@ -35,16 +36,16 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
     Area,
     does,
     matmul_words,
-    native,
 )
+from anyshape.backend.cpu.bytecode.encode_gemm import native as suits
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.machine import target as limits
-from anyshape.backend.cpu.machine.target import Target
+from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.machine.torch_libs import alone, library
+from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
+from anyshape.backend.measurements import Measurements
 from anyshape.base.align import align
 from anyshape.ir.types import size_of
-from anyshape.runtime.context.process_context import WORD, Context
-from anyshape.runtime.cost.measurements import Measurements
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 MODES = ("measured", "own", "library", "usual")
@@ -64,7 +65,7 @@ class Kind:
 
 
 # A product that is PyTorch's is a call back into Python, and kernels that cast its operands and read its result are
-# steps of their own: it has to win by more than that costs in whole programs ("Whole tiles" in docs/performance.md).
+# steps of their own: it has to win by more than that costs in whole programs (docs/adr/025-tried-for-speed.md).
 KINDS = {
     FULL: Kind("f32", (1, 192, 512, 512)), FEW: Kind("f32", (1, 16, 512, 512)), MANY: Kind("f32", (192, 32, 64, 32)),
     THIN_ONES: Kind("f32", (1, 1, 512, 1024), margin=1.2), ATTENTION: Kind("f32", (4, 256, 256, 64)),
@@ -72,12 +73,12 @@ KINDS = {
 }
 
 
-def usual(kind: str, target: Target) -> bool:
+def usual(kind: str, target: Machine) -> bool:
     """Whether our routines do such products where nothing is measured, by the processor's features. The library (MKL)
     has its best code for processors of its maker, and ours are made for vectors of 64 bytes: 108 against 91 GFLOP/s on
     a core of Zen 4, 260 against 120 on Zen 5."""
     if kind in half_precision.DTYPES:
-        return native(kind)
+        return suits(kind)
     if kind == THIN_ONES:
         return True
     return target.vector_bytes == 64 and target.has("sse4a")  # which only processors of AMD have
@@ -90,8 +91,8 @@ class Autotune:
         mode: one of MODES: the faster one, our own ones wherever there are any, the library's, or the `usual` ones.
     """
 
-    def __init__(self, context: Context, measurements: Measurements, mode: str) -> None:
-        self.context = context
+    def __init__(self, native: NativeRoutines, measurements: Measurements, mode: str) -> None:
+        self.native = native
         self.measurements = measurements
         self.mode = mode
         self.decided: dict[str, bool] = {}
@@ -133,21 +134,21 @@ class Autotune:
         """How many times as fast as the library our routines are, as measured; None: there is only one of them."""
         if not (does(KINDS[kind].dtype, lambda _: True) and library().sgemm):
             return None
-        return self.measurements.get(_name(kind), lambda: measured(self.context, kind))
+        return self.measurements.get(_name(kind), lambda: measured(self.native, kind))
 
 
 def _name(kind: str) -> str:
     return f"products of {kind}, ours over the library's"
 
 
-def measured(context: Context, kind: str) -> float:
+def measured(native: NativeRoutines, kind: str) -> float:
     """How many times as fast as the library our routines are: in a thread of its own, which alone is told to run
     libraries on one thread."""
     found: list[float] = []
 
     def work() -> None:
         with contextlib.suppress(MemoryError, RuntimeError):  # torch has no memory for it
-            found.append(_in_turn(context, kind))
+            found.append(_in_turn(native, kind))
 
     worker = threading.Thread(target=work, name="anyshape autotune")
     worker.start()
@@ -157,10 +158,10 @@ def measured(context: Context, kind: str) -> float:
     return found[0]
 
 
-def _in_turn(context: Context, kind: str) -> float:
+def _in_turn(native: NativeRoutines, kind: str) -> float:
     """The library's time over ours, of the fastest turns."""
     alone()
-    runs = [_run_of(context, kind, own) for own in (False, True)]
+    runs = [_run_of(native, kind, own) for own in (False, True)]
     other = own = math.inf
     for turn in range(TURNS):
         other, own = (min(best, _seconds(run)) for best, run in zip((other, own), runs, strict=True))
@@ -175,7 +176,7 @@ def _seconds(run: Callable[[], object]) -> float:
     return (time.thread_time_ns() - begin) * 1e-9
 
 
-def _run_of(context: Context, kind: str, own: bool) -> Callable[[], object]:
+def _run_of(native: NativeRoutines, kind: str, own: bool) -> Callable[[], object]:
     """A product of a kind by one of its routines: activations by a weight as nn.Linear has it."""
     one = KINDS[kind]
     batch, rows, inner, columns = one.sizes
@@ -187,7 +188,7 @@ def _run_of(context: Context, kind: str, own: bool) -> Callable[[], object]:
         places = tuple((slot, size_of(one.dtype)) for slot in range(1, 1 + len(tensors)))
         windows = tuple((tuple(t.shape), t.stride(), 0) for t in tensors)
         words = attention_words(lambda _: own, AttentionSpec(0, "attention", one.dtype, True, None, places), windows)
-        return _native(context, words, tensors, one.dtype)
+        return _native(native, words, tensors, one.dtype)
     x, w = torch.ones(batch, rows, inner, dtype=dtype), torch.ones(batch, columns, inner, dtype=dtype).mT
     y = torch.empty(batch, rows, columns, dtype=dtype)
     if one.dtype in half_precision.DTYPES and not own:
@@ -197,17 +198,18 @@ def _run_of(context: Context, kind: str, own: bool) -> Callable[[], object]:
     left, right, into = (Area(slot, 0, item, tuple(t.shape), t.stride()) for slot, t in enumerate(tensors, 1))
     found = matmul_words(0, one.dtype, left, right, into, None, 1.0, 0.0, lambda _: own)
     assert found, kind
-    return _native(context, found, tensors, one.dtype)
+    return _native(native, found, tensors, one.dtype)
 
 
-def _native(context: Context, words: Sequence[int], tensors: list[torch.Tensor], dtype: str) -> Callable[[], object]:
+def _native(native: NativeRoutines, words: Sequence[int], tensors: list[torch.Tensor],
+            dtype: str) -> Callable[[], object]:
     """What runs one step of the host (backend/cpu/interpreter.py) on one thread; slot i + 1 of its words is tensor
     i."""
-    functions = context.functions([], (dtype,))
+    functions = native.functions([], (dtype,))
     program = array("q", [*[0] * host.HEAD_WORDS, *words, host.END])
     program[host.HEAD_FIRST], program[host.HEAD_WORKSPACE] = host.HEAD_WORDS, host.SLOTS + 1 + len(tensors)
     address = program.buffer_info()[0]
-    context.measure(address, ctypes.addressof(functions), ctypes.addressof((WORD * 1)()))
+    native.measure(address, ctypes.addressof(functions), ctypes.addressof((WORD * 1)()))
     scratch = torch.empty(program[host.HEAD_SCRATCH] + 64, dtype=torch.uint8)
     block = array("q", bytes(8 * (host.SLOTS + 1 + len(tensors))))
     block[host.FUNCTIONS], block[host.PROGRAM], block[host.THREADS] = ctypes.addressof(functions), address, 1
@@ -215,15 +217,19 @@ def _native(context: Context, words: Sequence[int], tensors: list[torch.Tensor],
     for slot, tensor in enumerate(tensors, 1):
         block[host.SLOTS + slot] = tensor.data_ptr()
     alive = functions, program, scratch, tensors
-    return lambda: (context.run_plan(block.buffer_info()[0]), alive)
+    return lambda: (native.run_plan(block.buffer_info()[0]), alive)
 
 
-@lru_cache(maxsize=16)
-def autotune_of(context: Context, mode: str) -> Autotune:
-    """One object per context and mode; what is measured is kept where the context's own object code is."""
-    return Autotune(context, _measurements(context), mode)
+def machine_key() -> str:
+    """What a measurement of this machine depends on, beside what was measured."""
+    return f"{limits.model()}, {os.cpu_count()} cores, {limits.host().key} torch {torch.__version__}"
+
+
+def autotune_of(native: NativeRoutines, mode: str) -> Autotune:
+    """What is measured is kept where the object code of `native` is."""
+    return Autotune(native, _measurements(native), mode)
 
 
 @lru_cache(maxsize=8)
-def _measurements(context: Context) -> Measurements:
-    return Measurements(context.cache)
+def _measurements(native: NativeRoutines) -> Measurements:
+    return Measurements(native.cache, machine_key())

@@ -1,0 +1,187 @@
+"""The native routines of a process: loaded code that is no program's own: what runs plans, products, and the searches
+of the host (places of buffers, what to recompute), which every target uses."""
+from __future__ import annotations
+
+import copy
+import ctypes
+import itertools
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from anyshape.backend.cpu.bytecode import format
+from anyshape.backend.cpu.interpreter import emit_host
+from anyshape.backend.cpu.llvm import jit
+from anyshape.backend.cpu.llvm.jit import LoadedKernel, Routines
+from anyshape.backend.cpu.machine import target
+from anyshape.backend.cpu.machine.torch_libs import library
+from anyshape.backend.cpu.microkernels import digest, gemm, gemv, mt19937, softmax_rows
+from anyshape.backend.cpu.routines import budget_search
+from anyshape.backend.interface import ObjectCache, PythonSteps
+
+WORD = ctypes.c_int64
+# families of routines for products: the text of those of some dtypes, and all names in the order of the host's table
+FAMILIES = ((gemv.emit_thin, gemv.routines()), (gemm.emit_packed, gemm.routines()),
+            (softmax_rows.emit_attention, softmax_rows.routines()))
+_making = threading.Lock()
+_shared: dict[ObjectCache | None, NativeRoutines] = {}  # the first one, and the same for code that is kept elsewhere
+
+
+class NativeRoutines:
+    """See the head of this file.
+
+    Args:
+        cache: where object code is kept; None: it is compiled (a quarter of a second, and as much again for the
+            products of a dtype, when a program first has one).
+    """
+
+    def __init__(self, cache: ObjectCache | None = None) -> None:
+        self.cache = cache
+        names = "run_plan", "measure", "search", "neighbours"
+        self.native = jit.load(emit_host(), names, target.host(), cache)
+        address = self.native.address
+        self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
+        self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
+        self._search = ctypes.CFUNCTYPE(WORD, WORD, WORD, ctypes.c_void_p, *[WORD] * 4,
+                                        *[ctypes.c_void_p] * 3)(address["search"])
+        self._neighbours = ctypes.CFUNCTYPE(WORD, WORD, WORD, *[ctypes.c_void_p] * 5)(address["neighbours"])
+        self.load = (WORD * 3)()  # of the machine: backend/cpu/routines/threads.py
+        self.lock = threading.Lock()
+        self.products: dict[str, list[Routines]] = {}
+        self._searches: list[_BudgetSearch] = []
+        self.running: dict[int, tuple[PythonSteps, Any]] = {}  # calls that do steps for the host, and their frames
+        self.numbers = itertools.count(1)
+        self._callback = ctypes.CFUNCTYPE(WORD, WORD, WORD)(self._step)
+        self.callback = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
+
+    def kept_in(self, cache: ObjectCache | None) -> NativeRoutines:
+        """The same, for programs whose object code is kept in another cache: all but that is one thing."""
+        other = copy.copy(self)
+        other.cache = cache
+        return other
+
+    # --- plans
+
+    def products_of(self, dtype: str) -> dict[str, int]:
+        """Addresses of the routines for products of a dtype, which are compiled when they are first asked for."""
+        with self.lock:
+            if dtype not in self.products:
+                self.products[dtype] = [_loaded(emit(target.host(), (dtype,)), names, self.cache)
+                                        for emit, names in FAMILIES]
+            return {name: address for loaded in self.products[dtype] for name, address in loaded.address.items()}
+
+    def functions(self, kernels: Sequence[LoadedKernel], dtypes: Iterable[str]) -> ctypes.Array[WORD]:
+        """The table of addresses that a program's words refer to; see backend/cpu/interpreter.py.
+
+        Args:
+            dtypes: of the program's products; other dtypes' routines have the address 0, as those have that this
+                processor does without.
+        """
+        torch = library()
+        table = [torch.parallel, torch.thread_number, torch.team_size, torch.sgemm, torch.dgemm, torch.clock,
+                 torch.sgemm_batch, torch.dgemm_batch, torch.barrier, ctypes.addressof(self.load)]
+        found: dict[str, int] = {}
+        for dtype in dtypes:
+            found |= self.products_of(dtype)
+        for _, names in FAMILIES:
+            table += [found.get(name, 0) for name in names]
+        for kernel in kernels:
+            table += [kernel.run, kernel.blocks, kernel.scratch, kernel.work]
+        return (WORD * len(table))(*table)
+
+    def _step(self, state: int, number: int) -> int:
+        # Ctrl-C during native code comes out here, perhaps before the first line; then ctypes prints it, and what it
+        # returns to native code is not defined. So a step counts as done when this says so in the call's block.
+        steps, block = self.running[state]
+        try:
+            steps.step(number)
+            block[format.STEP] = format.STEP_DONE
+        except BaseException as error:  # ctypes would print and forget it; the caller of run_plan raises it again
+            steps.error = error
+        return 0
+
+    # --- searches
+
+    def search(self, columns: array[int], count: int, fixed: int, wall: int, bound: int, good: int, top: int,
+               room: array[int], starts: array[int], near: array[int] | None) -> int:
+        """The lowest top of some ways to place items (backend/cpu/routines/offset_assignment.py)."""
+        return int(self._search(count, fixed, _address(columns), wall, bound, good, top, _address(room),
+                                _address(starts), None if near is None else _address(near)))
+
+    def neighbours(self, columns: array[int], count: int, fixed: int, order: array[int], starts: array[int],
+                   near: array[int] | None) -> int:
+        """Which items are alive with which, written to `near`, and how many pairs there are."""
+        address = _address(columns)
+        return int(self._neighbours(count, fixed, _address(order), address + 8 * count, address + 16 * count,
+                                    _address(starts), None if near is None else _address(near)))
+
+    @property
+    def budget_search(self) -> _BudgetSearch:
+        """The search under a limit, compiled when it is first needed."""
+        with self.lock:
+            if not self._searches:
+                self._searches.append(_BudgetSearch(self.cache))
+            return self._searches[0]
+
+    # --- bytes and bits
+
+    @cached_property
+    def _digest(self) -> tuple[Any, Routines]:
+        loaded = jit.load(digest.emit_digest(), ("digest",), target.host(), self.cache)
+        return ctypes.CFUNCTYPE(None, *[WORD] * 3)(loaded.address["digest"]), loaded
+
+    def digest(self, address: int, bytes_: int) -> int:
+        """A digest of a piece of memory."""
+        found = ctypes.c_int64()
+        self._digest[0](address, bytes_, ctypes.addressof(found))
+        return found.value
+
+    @cached_property
+    def _twister(self) -> tuple[Any, Routines]:
+        loaded = jit.load(mt19937.emit_twister(target.host()), ("draw",), target.host(), self.cache)
+        return ctypes.CFUNCTYPE(None, *[WORD] * 4)(loaded.address["draw"]), loaded
+
+    def draw(self, state: int, result: int, count: int, limit: int) -> None:
+        """Bools drawn as PyTorch's generator does from a state of `mt19937.BYTES` bytes, which goes on; both by
+        address. limit: of 2**53, below which a draw is true."""
+        self._twister[0](state, result, count, limit)
+
+    state_bytes = mt19937.BYTES
+
+
+class _BudgetSearch:
+    """The native loop of a search for what to recompute or to offload; both take a frame
+    (backend/cpu/bytecode/budget_frame.py)."""
+
+    def __init__(self, cache: ObjectCache | None) -> None:
+        self.native = jit.load(budget_search.emit_climb(), ("begin", "climb"), target.host(), cache)
+        routine = ctypes.CFUNCTYPE(WORD, WORD)
+        self.begin, self.climb = routine(self.native.address["begin"]), routine(self.native.address["climb"])
+
+
+def routines_of(cache: ObjectCache | None) -> NativeRoutines:
+    """The process's routines, for programs whose object code is kept in `cache` (None: nowhere)."""
+    with _making:
+        if cache not in _shared:
+            _shared[cache] = next(iter(_shared.values())).kept_in(cache) if _shared else NativeRoutines(cache)
+        return _shared[cache]
+
+
+def first_routines(cache: Callable[[], ObjectCache | None]) -> NativeRoutines:
+    """The process's first routines; `cache`: where their object code is kept if there are none yet."""
+    with _making:
+        if _shared:
+            return next(iter(_shared.values()))
+    return routines_of(cache())
+
+
+def _address(words: array[int]) -> int:
+    return words.buffer_info()[0]
+
+
+def _loaded(text: str, names: list[str], cache: ObjectCache | None) -> Routines:
+    """The module of `text`, with those of the routines `names` that it has."""
+    found = [name for name in names if f"@{name}(" in text]
+    return jit.load(text, found, target.host(), cache) if found else Routines({}, None)

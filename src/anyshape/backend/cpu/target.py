@@ -1,0 +1,75 @@
+"""The CPU as a target: kernels by LLVM, products by our routines or the library's, plans by a native interpreter."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from anyshape.backend.cpu.autotune import Autotune, autotune_of, machine_key
+from anyshape.backend.cpu.bytecode.encode_gemm import native, takes_any_strides
+from anyshape.backend.cpu.codegen.kernel import emit
+from anyshape.backend.cpu.llvm.jit import LoadedKernel, build
+from anyshape.backend.cpu.llvm.libm import UNSUPPORTED
+from anyshape.backend.cpu.machine.target import Machine, host
+from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
+from anyshape.backend.cpu.plan_runner import CpuPlanRunner
+from anyshape.backend.interface import ObjectCache
+from anyshape.base.align import ALIGNMENT
+from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.plan.ir.program import Plan
+
+USUAL = "f32"  # the dtype whose products most programs need
+
+
+class CpuTarget:
+    """See the head of this file.
+
+    Args:
+        machine: the processor. native: the process's routines, and where object code is kept.
+        autotune: says which routine does a product.
+    """
+
+    device = "cpu"
+    alignment = ALIGNMENT
+    unsupported = UNSUPPORTED
+
+    def __init__(self, machine: Machine, native: NativeRoutines, autotune: Autotune) -> None:
+        self.machine = machine
+        self.native = native
+        self.autotune = autotune
+        self.key = machine.key
+        self.machine_key = machine_key()
+
+    def emit(self, program: LoopProgram) -> str:
+        """See `Target`."""
+        return emit(program, self.machine)
+
+    def build(self, texts: Sequence[str]) -> list[LoadedKernel]:
+        """See `Target`."""
+        return build(texts, self.machine, self.native.cache)
+
+    def multiplies(self, dtype: str) -> bool:
+        """See `Target`."""
+        return native(dtype)
+
+    def multiplies_any_strides(self, dtype: str) -> bool:
+        """See `Target`."""
+        return takes_any_strides(dtype, self.autotune.ours)
+
+    def products_in_words(self, dtype: str) -> str:
+        """See `Target`."""
+        return self.autotune.told(dtype)
+
+    def warm(self) -> None:
+        """See `Target`."""
+        self.native.products_of(USUAL)
+
+    def runner(self, plan: Plan, kernels: Sequence[LoadedKernel]) -> CpuPlanRunner:
+        """See `Target`."""
+        return CpuPlanRunner(plan, kernels, self.native, self.autotune.ours)
+
+
+@lru_cache(maxsize=16)
+def target_of(cache: ObjectCache | None, products: str) -> CpuTarget:
+    """The processor that this process runs on, one object per cache and mode (backend/cpu/autotune.py)."""
+    native_routines = routines_of(cache)
+    return CpuTarget(host(), native_routines, autotune_of(native_routines, products))

@@ -1,0 +1,93 @@
+"""The backend interface: a second runner of plans, in plain Python, gives eager's numbers behind the same compiler and
+runtime, and nothing outside of `backend` knows how the CPU runs a plan."""
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import anyshape
+import plan_interpreter
+from anyshape.backend import targets
+from limits import net, step
+from models import ZOO
+from test_house import FILES, imports, name_of
+from test_models import check_half, check_shapes, check_train_steps
+
+QUICK = 3  # shapes per model
+USUAL = ("mixer", "conformer", "clicks", "autoencoder")
+MEASURE = ("tools/machine.py",)  # prints what the CPU's routines were measured to do
+SEARCH = ("runtime/budget/greedy_search.py",)  # fills the records of the host's own search
+
+
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    monkeypatch.setitem(targets.TARGETS, "plain Python", plan_interpreter.__name__)
+    monkeypatch.setattr(targets, "DEFAULT", "plain Python")
+
+
+def test_nothing_outside_imports_a_backend() -> None:
+    found = {f"{name_of(path)}: {module}" for path in FILES for module, _ in imports(path, typing=True)
+             if re.match(r"anyshape\.backend\.\w+\.", module) and not name_of(path).startswith("backend/")
+             and name_of(path) not in MEASURE + SEARCH}
+    assert not found
+
+
+def test_it_runs(second: None) -> None:
+    fast = anyshape.compile(lambda x, y: (torch.softmax(x @ y, -1), x.sort()[0]), strict=True)
+    for rows in (5, 1, 0, 33):
+        x, y = torch.randn(rows, 7), torch.randn(7, 3)
+        torch.testing.assert_close(fast(x, y)[0], torch.softmax(x @ y, -1))
+    assert isinstance(fast.programs[0].executable.runner, plan_interpreter.Runner)
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_models(second: None, name: str) -> None:
+    check_shapes(ZOO[name], ZOO[name].shapes(QUICK))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ZOO)
+def test_every_model(second: None, name: str) -> None:
+    check_shapes(ZOO[name], ZOO[name].shapes(6), strict=True)
+    check_train_steps(ZOO[name])
+    if ZOO[name].half:
+        check_half(ZOO[name], 2)
+
+
+def test_limits(second: None) -> None:
+    """Recomputation, values in chunks, and offloading are the runtime's, whatever runs the steps."""
+    own, x = net(), torch.randn(48, 32)
+    wanted = step(own, own, x)
+    free = anyshape.compile(own, strict=True, memory_limit="1GB")
+    for found, value in zip(step(free, own, x), wanted, strict=True):
+        torch.testing.assert_close(found, value)
+    tight = anyshape.compile(own, strict=True, memory_limit=420_000)
+    for found, value in zip(step(tight, own, x), wanted, strict=True):
+        torch.testing.assert_close(found, value)
+
+
+def test_train_steps(second: None) -> None:
+    own = net()
+    other = net()
+    optimizers = [torch.optim.AdamW(one.parameters(), fused=True) for one in (own, other)]
+    fast = anyshape.train_step(own, lambda one, x: one(x).square().mean(), optimizers[0])
+    for rows in (6, 9):
+        x = torch.randn(rows, 32)
+        fast(x)
+        other(x).square().mean().backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+    for found, wanted in zip(own.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_failed_check_is_an_error(second: None) -> None:
+    fast = anyshape.compile(lambda x, i: x[i] * 2, strict=True)
+    x = torch.randn(5)
+    torch.testing.assert_close(fast(x, torch.tensor([1, 2])), x[[1, 2]] * 2)
+    with pytest.raises(IndexError):
+        fast(x, torch.tensor([1, 7]))
