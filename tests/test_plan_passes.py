@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import anyshape
+from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, VerifyError
 from anyshape.compiler.driver import compile_graph, plan_graph
@@ -102,8 +103,8 @@ graph 0.backward(x: f32[n, 256], v: f32[256, 256], a: f32[n, 256], e: f32[n, 256
 @pytest.mark.parametrize("whole", [False, True], ids=["apart", "whole"])
 def test_every_pass_on_a_forward_and_its_backward_under_a_limit(whole, golden):
     config = Config(check=1, memory_limit=1 << 30)
-    forward = plan_graph(parse_graph(FORWARD), config, whole=whole)
-    backward = plan_graph(parse_graph(BACKWARD), config, forward, whole=whole)
+    forward = plan_graph(parse_graph(FORWARD), target_of(config), config, whole=whole)
+    backward = plan_graph(parse_graph(BACKWARD), target_of(config), config, forward, whole=whole)
     assert bool(forward.plan.spent) == whole
     for one in (forward, backward):
         assert parse(show(one.plan)) == one.plan
