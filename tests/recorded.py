@@ -2,15 +2,19 @@
 
     python tests/recorded.py record          captures the graphs again (when the front end changes what it hands on)
     python tests/recorded.py texts FOLDER    writes every kernel and plan to FOLDER, to compare two revisions by diff
+    python tests/recorded.py compare A B     compares two such folders, where kernels have other names
 
 The graphs are in tests/corpus/recorded; test_replay.py compares digests of the texts with tests/golden/replay.
 """
 from __future__ import annotations
 
+import difflib
 import hashlib
 import lzma
+import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +38,7 @@ from anyshape.plan.memory.symbolic_allocator import allocate
 from anyshape.plan.schedule.launch_grouping import group_launches
 from anyshape.plan.schedule.reorder import reorder
 
+NAME = r"\bk[0-9a-f]{20}(?![0-9a-f])"  # of a kernel, see content_name
 FOLDER = Path(__file__).parent / "corpus" / "recorded"
 MODELS = ("llama", "bert", "gpt2-decode", "resnet", "vit", "conformer", "t5", "dlrm", "mixtral")
 LINUX = "x86_64-unknown-linux-gnu"
@@ -66,7 +71,7 @@ def compiled(model: str) -> Iterator[tuple[str, LoopProgram | Plan]]:
     for path in sorted(FOLDER.glob(f"{model}.*.txt.xz"), key=lambda path: "backward" in path.name):
         graph = pipeline.run(pipeline.ROAD, parse(lzma.decompress(path.read_bytes()).decode()), config)
         store, fusion = fused(graph, usual_target(), config)
-        regimes, programs = named(fusion, graph.facts)
+        regimes, programs = named(fusion, graph.facts, usual_target())
         for name, program in programs.items():
             yield f"{graph.name} {name}", program
         plan, *_ = plan_pipeline.run(PASSES, (assemble(graph, fusion, store, regimes),), PlanContext(forward=before))
@@ -97,6 +102,35 @@ def record() -> None:
         print(name, flush=True)
 
 
+def by_place(folder: Path) -> dict[tuple[str, str], str]:
+    """The texts of a folder by model and title, with the kernels' names replaced by their numbers in the plans."""
+    found = {}
+    for model in sorted(folder.iterdir()):
+        paths = sorted(model.iterdir())
+        names = re.findall(NAME, "".join(path.read_text("utf-8") for path in paths if path.name.endswith(".plan.txt")))
+        numbers = {name: f"K{number}" for number, name in enumerate(dict.fromkeys(names))}
+        for path in paths:
+            title, text = (re.sub(NAME, lambda name, numbers=numbers: numbers.get(name[0], name[0]), each)
+                           for each in (path.name, path.read_text("utf-8")))
+            found[model.name, title] = text
+    return found
+
+
+def compare(first: Path, second: Path) -> None:
+    """Prints the lines that differ between two folders of texts, each kind of difference once, with its number."""
+    old, new = by_place(first), by_place(second)
+    kinds: Counter[str] = Counter()
+    for place in sorted(old.keys() | new.keys()):
+        lines = list(difflib.unified_diff(old.get(place, "").split("\n"), new.get(place, "").split("\n"), n=0,
+                                          lineterm=""))[2:]
+        changed = [re.sub(r"\d+", "N", line) for line in lines if not line.startswith("@@")]
+        if changed:
+            kinds["\n".join([place[1].split(".")[-2], *changed])] += 1
+    for kind, count in kinds.most_common():
+        print(f"{count} of {kind}")
+    print(f"{len(old)} texts and {len(new)}, {kinds.total()} differ")
+
+
 def main() -> None:
     if sys.argv[1:] == ["record"]:
         record()
@@ -106,6 +140,8 @@ def main() -> None:
                 path = Path(sys.argv[2]) / model / f"{title.replace(' ', '.')}.txt"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text + "\n", encoding="utf-8")
+    elif sys.argv[1:2] == ["compare"] and len(sys.argv) == 4:
+        compare(*map(Path, sys.argv[2:]))
     else:
         sys.exit(__doc__)
 

@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import anyshape
-from anyshape.backend.cpu.bytecode import encode_attention as steps
 from anyshape.backend.cpu.bytecode.encode_gemm import native
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.microkernels import softmax_rows
+from anyshape.backend.cpu.target import CpuTarget
 from anyshape.base.config import Config
-from anyshape.frontend.aten import attention
 from anyshape.ir.graph import Graph
 from anyshape.ir.parse import parse
+from anyshape.ops.attention import OPERANDS
 from anyshape.passes.causal_mask import causal_mask
 from anyshape.plan.ir.program import ExternStep, LibraryStep
 from anyshape.runtime.torch_ops.reference_interpreter import interpret
@@ -70,7 +70,7 @@ def test_sizes(future):
         operands = [heads(batch, count, n, depth) for n in (rows, columns, columns)]
         check(fast, attend, operands, None, future)
     calls = set(ops_of(fast))
-    assert {"attention", "attention_backward"} <= calls and not any("attention" in op for op in calls - set(steps.OPS))
+    assert {"attention", "attention_backward"} <= calls and not any("attention" in op for op in calls - set(OPERANDS))
 
 
 def test_dtypes_and_layouts():
@@ -125,7 +125,7 @@ def test_half_precision(dtype, future):
         check_half(fast, attend, [heads(batch, count, n, depth).detach().to(dtype).requires_grad_()
                                   for n in (rows, columns, columns)], None, future)
     calls = set(ops_of(fast))
-    assert {"attention", "attention_backward"} <= calls and not any("attention" in op for op in calls - set(steps.OPS))
+    assert {"attention", "attention_backward"} <= calls and not any("attention" in op for op in calls - set(OPERANDS))
 
 
 @half_here
@@ -166,7 +166,7 @@ def test_half_precision_on_several_threads_is_that_of_one():
 
 
 def test_half_precision_stays_pytorchs_where_its_units_are_faster(monkeypatch):
-    monkeypatch.setattr(attention, "native", lambda dtype: False)
+    monkeypatch.setattr(CpuTarget, "multiplies", lambda self, dtype: False)
     fast = anyshape.compile(attend, strict=True)
     operands = [heads(2, 3, 9, 8).detach().bfloat16() for _ in range(3)]
     torch.testing.assert_close(fast(*operands), attend(*operands))
@@ -301,9 +301,9 @@ def test_routines(target, dtype):
 
 def kinds(fast) -> list[tuple[bool, int]]:
     """Of every attention step: whether it is causal, and its operands beyond q, k, v and what the backward needs."""
-    return [(dict(step.attrs)["causal"], len(step.inputs) - len(steps.OPS[step.op][0]))
+    return [(dict(step.attrs)["causal"], len(step.inputs) - len(OPERANDS[step.op][0]))
             for program in compilation_of(fast).programs for step in program.compiled.plan.steps
-            if isinstance(step, LibraryStep) and step.op in steps.OPS]
+            if isinstance(step, LibraryStep) and step.op in OPERANDS]
 
 
 def lower(n):

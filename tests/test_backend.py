@@ -20,6 +20,7 @@ from anyshape.backend.cpu.llvm.jit import LoadedKernel, build, object_key
 from anyshape.backend.cpu.machine.target import Machine, host, target_of
 from anyshape.backend.cpu.microkernels import gemv
 from anyshape.base.errors import VerifyError
+from anyshape.kernel.loop_ir.directives import Interchange, SplitReduction, Tile, Vectorize
 from anyshape.kernel.loop_ir.program import Instruction as I
 from anyshape.kernel.loop_ir.program import LoopProgram, Param, Scratch, Stage
 from anyshape.sym.expr import ceildiv, floordiv, minimum, mod, symbol
@@ -64,13 +65,18 @@ def untouched(whole: np.ndarray, count: int) -> bool:
     return (whole[count:].view(np.uint8) == 0x5A).all()
 
 
+def vectorized(axis: str) -> tuple[Vectorize, ...]:
+    return (Vectorize(axis),) if axis else ()
+
+
 def pointwise(name: str, dtype: str, out: str, *body: I, inputs: int = 1, register: str = "") -> LoopProgram:
     """One dimension n as strips: loads x0, x1 ... into registers 0, 1 ..., runs body, stores its last register."""
     loads = [I(r, "load", (), register or dtype, f"x{r}", i) for r in range(inputs)]
     last = body[-1] if body else loads[-1]
     store = I(99, "store", (last.result,), last.dtype, "y", i)
     params = tuple(Param(f"x{r}", dtype, "in") for r in range(inputs)) + (Param("y", out, "out"),)
-    return LoopProgram(name, params, ("n",), (("i", n),), (), "i", (Stage("row", (*loads, *body, store)),))
+    return LoopProgram(name, params, ("n",), (("i", n),), (), (Vectorize("i"),),
+                       (Stage("row", (*loads, *body, store)),))
 
 
 def apply(program: LoopProgram, out: type, *inputs: np.ndarray) -> np.ndarray:
@@ -87,7 +93,8 @@ def test_pointwise_two_dimensions(vector: str) -> None:
     params = (Param("x", "f32", "in"), Param("w", "f32", "in"), Param("s", "f32", "in"), Param("y", "f32", "out"))
     row = vector != "i"
     rows, columns = ((("i", m),), (("j", n),)) if row else ((("j", n), ("i", m)), ())
-    program = LoopProgram("two", params, ("m", "n"), rows, columns, vector, (Stage("column" if row else "row", body),))
+    program = LoopProgram("two", params, ("m", "n"), rows, columns, vectorized(vector),
+                          (Stage("column" if row else "row", body),))
     kernel = compiled(program)
     random = np.random.default_rng(0)
     for height in (0, 1, 5, 67):
@@ -108,7 +115,7 @@ def softmax(dtype: str = "f32") -> LoopProgram:
     fourth = Stage("column", (I(8, "load", (), "f32", "e", j), I(9, "mul", (8, 7)),
                               I(10, "store", (9,), "f32", "y", offset)))
     return LoopProgram("softmax", (Param("x", dtype, "in"), Param("y", dtype, "out")), ("m", "n"), (("i", m),),
-                       (("j", n),), "j", (first, second, third, fourth), (Scratch("e", "f32", n),))
+                       (("j", n),), (Vectorize("j"),), (first, second, third, fourth), (Scratch("e", "f32", n),))
 
 
 def test_softmax() -> None:
@@ -153,7 +160,7 @@ def test_reduce(dtype: str, combine: str, schedule: str) -> None:
     stages = (Stage("column", body), Stage("row", (I(2, "store", (1,), dtype, "y", out),)))
     rows, columns = ((("j", n),), (("i", m),)) if over_rows else ((("i", m),), (("j", n),))
     kernel = compiled(LoopProgram("reduce", (Param("x", dtype, "in"), Param("y", dtype, "out")), ("m", "n"), rows,
-                                  columns, "j", stages))
+                                  columns, (Vectorize("j"),), stages))
     random = np.random.default_rng(1)
     for height, width in [(a, b) for a in (0, 1, 5, 300) for b in SIZES]:
         x = (random.standard_normal((height, width)) * (1 if combine != "mul" else 0.1) + 1).astype(NUMPY[dtype])
@@ -174,8 +181,8 @@ def test_long_sum_is_accurate() -> None:
     """A plain float32 running sum in 64 lanes would be off by 1e-5 and more."""
     stages = (Stage("column", (I(0, "load", (), "f32", "x", j), I(1, "reduce", (0,), combine="add"))),
               Stage("row", (I(2, "store", (1,), "f32", "y", 0),)))
-    program = LoopProgram("long", (Param("x", "f32", "in"), Param("y", "f32", "out")), ("n",), (), (("j", n),), "j",
-                          stages)
+    program = LoopProgram("long", (Param("x", "f32", "in"), Param("y", "f32", "out")), ("n",), (), (("j", n),),
+                          (Vectorize("j"),), stages)
     x = np.random.default_rng(0).random(3_000_001, dtype=np.float32)
     y = np.zeros(1, np.float32)
     assert run(compiled(program), [x, y], [x.size]) == 1
@@ -191,7 +198,8 @@ def test_several_columns_and_bool() -> None:
               Stage("row", (I(7, "store", (3,), "bool", "a", i), I(8, "store", (4,), "f32", "s", i),
                             I(9, "store", (6,), "i64", "t", i))))
     params = (Param("x", "f32", "in"), Param("a", "bool", "out"), Param("s", "f32", "out"), Param("t", "i64", "out"))
-    kernel = compiled(LoopProgram("any", params, ("m", "n"), (("i", m),), (("j", n), ("k", 5)), "k", stages))
+    kernel = compiled(LoopProgram("any", params, ("m", "n"), (("i", m),), (("j", n), ("k", 5)),
+                                  (Vectorize("k"),), stages))
     for width in (0, 1, 7, 40):
         x = np.random.default_rng(2).standard_normal((9, width, 5)).astype(np.float32)
         x[3:6] = -abs(x[3:6])
@@ -210,7 +218,8 @@ def test_strided_and_transposed() -> None:
         rows, columns, level = ((("i", m),), (("j", n),), "column") if vector == "j" else (
             (("j", n), ("i", m)), (), "row")
         params = (Param("x", "f32", "in"), Param("y", "f32", "out"))
-        kernel = compiled(LoopProgram("stride", params, ("m", "n"), rows, columns, vector, (Stage(level, body),)))
+        kernel = compiled(LoopProgram("stride", params, ("m", "n"), rows, columns, (Vectorize(vector),),
+                                      (Stage(level, body),)))
         for height, width in ((1, 1), (5, 17), (33, 64), (3, 0), (2, 100)):
             x = np.random.default_rng(3).standard_normal((height, 2 * width)).astype(np.float32)
             y, whole = guarded((width, height), np.float32)
@@ -223,7 +232,8 @@ def test_divided_index() -> None:
     """Row and column taken apart inside the vector: y[i] = x[i mod n, i // n]."""
     body = (I(0, "load", (), "f32", "x", mod(i, n) * m + floordiv(i, n)), I(1, "store", (0,), "f32", "y", i))
     params = (Param("x", "f32", "in"), Param("y", "f32", "out"))
-    program = LoopProgram("divide", params, ("m", "n"), (("i", m * n),), (), "i", (Stage("row", body),))
+    program = LoopProgram("divide", params, ("m", "n"), (("i", m * n),), (), (Vectorize("i"),),
+                          (Stage("row", body),))
     kernel = compiled(program)
     for height, width in ((1, 1), (5, 17), (33, 64), (3, 0), (1000, 3)):
         x = np.random.default_rng(4).standard_normal((width, height)).astype(np.float32)
@@ -244,7 +254,7 @@ def test_gather(vector: str, index: str) -> None:
     else:
         rows, columns, stages = (("j", n), ("i", m)), (), (Stage("row", (look, *read)),)
     params = (Param("w", "f32", "in"), Param("t", index, "in"), Param("y", "f32", "out"))
-    kernel = compiled(LoopProgram("embed", params, ("m", "n"), rows, columns, vector, stages))
+    kernel = compiled(LoopProgram("embed", params, ("m", "n"), rows, columns, vectorized(vector), stages))
     random = np.random.default_rng(5)
     for height, width in ((1, 1), (5, 17), (33, 64), (0, 3), (200, 3)):
         w = random.standard_normal((50, width)).astype(np.float32)
@@ -265,7 +275,7 @@ def test_scatter(vector: str, dtype: str) -> None:
            I(4, "scatter", (1, 3), register, "y", symbol("%0") * n + j, combine="add"))
     rows, columns, stages = (("j", n),), (("i", m),), (Stage("column", (look, *add)),)
     params = (Param("x", dtype, "in"), Param("t", "i64", "in"), Param("y", dtype, "inout"))
-    kernel = compiled(LoopProgram("scatter", params, ("m", "n"), rows, columns, vector, stages))
+    kernel = compiled(LoopProgram("scatter", params, ("m", "n"), rows, columns, vectorized(vector), stages))
     random = np.random.default_rng(6)
     for height, width in ((1, 1), (5, 17), (33, 64), (0, 3), (40, 3)):
         whole = random.integers(-4, 5, (height, width))
@@ -292,8 +302,8 @@ def test_fold(dtype: str, vector: str, combine: str) -> None:
                                I(-1, "fold", (0,), dtype, "y", part * n + j, combine=combine))),
               Stage("row", (I(-1, "store", (1,), dtype, "z", i),)))
     params = (Param("x", dtype, "in"), Param("y", dtype, "out"), Param("z", dtype, "out"))
-    kernel = compiled(LoopProgram("fold", params, ("m", "n"), (("i", m),), (("j", n),), vector, stages,
-                                  parts=(("part", parts),)))
+    kernel = compiled(LoopProgram("fold", params, ("m", "n"), (("i", m),), (("j", n),),
+                                  (*vectorized(vector), SplitReduction("part", parts)), stages))
     random = np.random.default_rng(6)
     for height, width, calls in itertools.product((0, 1, 7, 40, 1000), (1, 17, 64, 131), (1, 3)):
         x = random.integers(-9, 9, (height, width)).astype(NUMPY[dtype])
@@ -318,7 +328,7 @@ def test_masked_load_and_where() -> None:
             I(10, "store", (6, 5), "f32", "z", i))
     params = (Param("x", "f32", "in"), Param("y", "f32", "out"), Param("z", "f32", "out"))
     for vector in ("i", ""):
-        program = LoopProgram("pad", params, ("n",), (("i", n + 7),), (), vector, (Stage("row", body),))
+        program = LoopProgram("pad", params, ("n",), (("i", n + 7),), (), vectorized(vector), (Stage("row", body),))
         kernel = compiled(program)
         for width in SIZES:
             x = np.random.default_rng(7).standard_normal(width).astype(np.float32)
@@ -335,7 +345,7 @@ def test_scratch_in_the_column_schedule() -> None:
               Stage("column", (I(3, "load", (), "f32", "e", i), I(4, "sub", (3, 2)),
                                I(5, "store", (4,), "f32", "y", i * n + j))))
     program = LoopProgram("own", (Param("x", "f32", "in"), Param("y", "f32", "out")), ("m", "n"), (("j", n),),
-                          (("i", m),), "j", stages, (Scratch("e", "f32", m),))
+                          (("i", m),), (Vectorize("j"),), stages, (Scratch("e", "f32", m),))
     kernel = compiled(program)
     for height, width in ((1, 1), (5, 17), (33, 64), (0, 3), (40, 130)):
         x = np.random.default_rng(8).standard_normal((height, width)).astype(np.float32)
@@ -413,7 +423,13 @@ def test_text_for_neon() -> None:
 
 def test_malformed_programs_are_refused() -> None:
     good = softmax()
-    for change, message in (({"vector": "q"}, "not the last"), ({"name": "a b"}, "no name"),
+    vector = Vectorize("j")
+    for change, message in (({"schedule": (Vectorize("q"),)}, "not the last"), ({"name": "a b"}, "no name"),
+                            ({"schedule": (vector, vector)}, "of one kind"),
+                            ({"schedule": (vector, Tile(("j", "i"), (8, 8), (0,)))}, "these are not the last row"),
+                            ({"schedule": (vector, Tile(("i", "j"), (8, 0), (0,)))}, "no rows or columns"),
+                            ({"schedule": (vector, Interchange("i", 64))}, "this is not the last row"),
+                            ({"schedule": (Vectorize("i"), SplitReduction("p", 4))}, "rows one by one"),
                             ({"columns": (("j", symbol("zz")),)}, "over the kernel's sizes"),
                             ({"params": good.params[1:]}, "unknown buffer"),
                             ({"scratch": (*good.scratch, *good.scratch)}, "one name")):

@@ -12,7 +12,7 @@ from llvmlite import binding
 
 import anyshape
 from anyshape.backend.cpu.codegen.kernel import emit
-from anyshape.backend.cpu.machine.target import host
+from anyshape.backend.cpu.machine.target import HARDWARE, host
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, EditError, ParseError, VerifyError
 from anyshape.compiler.driver import compile_graph
@@ -299,10 +299,11 @@ def refused(function, folder, **settings):
     (attend, "kernels", "kernel k", "kernel other", HERE, "there is no kernel other"),
     (attend, "kernels", "r1: f32 = 0.5", "0.5", HERE, "this is no instruction"),
     (attend, "kernels", "vector i1", "vector i0", HERE, "not the last"),
-    (add_up, "kernels", "parts (i2: min(", "parts (i2: max(", 2, "the parts of k"),
+    (add_up, "kernels", "split_reduction (i2: min(", "split_reduction (i2: max(", 2,
+     "the directives of k"),
     (add_up, "kernels", "fold p2[i2*n1 + i1]", "fold p2[i1]", 2, "is not in the computed kernel"),
     (add_up, "kernels", " with add", "", HERE, "fold with nothing"),
-    (add_up, "kernels", "  parts", "# parts", 9, "fold does not stand here"),
+    (add_up, "kernels", "  split_reduction", "# split_reduction", 9, "fold does not stand here"),
     (attend, "llvm", "define", "declare", 0, "made for people and LLVM"),
     (attend, "plan", "  arena", "  the arena", HERE, "expected 'arena'"),
     (attend, "plan", "  arena 64*", "  arena 128*", 0, "the arena is"),
@@ -391,7 +392,7 @@ def test_kernels_read_back(dumped):
     programs += [program for folder in dumped.values()
                  for _, program in parse(stage(folder, "kernels").read_text())]
     assert len(programs) >= 10
-    every = [one for program in programs for version in versions(program) for one in version.programs]
+    every = [one for program in programs for version in versions(program, HARDWARE) for one in version.programs]
     assert any(one.columns and symbols_of(one.columns[0][1]) & dict(one.rows).keys() for one in every)
     for program in dict.fromkeys((*programs, *every)):
         [(line, again)] = parse(show(program))

@@ -20,8 +20,9 @@ from anyshape.frontend.programs.session import Compilation, ProgramRequest
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.graph import Graph
 from anyshape.ir.show import show
+from anyshape.ops.pointwise import POINTWISE
 from anyshape.runtime.memory.tape import Tape
-from anyshape.runtime.torch_ops.reference_interpreter import interpret
+from anyshape.runtime.torch_ops.reference_interpreter import interpret, torch_function
 from anyshape.sym.expr import evaluate
 
 A = torch.ops.aten
@@ -161,6 +162,9 @@ for _name, _number in {"add": 2.5, "sub": 3, "mul": 2, "div": 3, "eq": 1, "lt": 
     for _operand in (x, h, i):
         case(f"{_name} number {_operand.__name__}",
              functools.partial(lambda op, number, v: op(v, number), getattr(A, _name).Scalar, _number), _operand)
+for _row in POINTWISE.values():  # those whose operators have no translation of their own
+    if {"float", "f32"} & {*_row.kinds} and _row.torch and _row.name not in {name for name, _, _ in CASES}:
+        case(f"row {_row.name}", torch_function(_row.torch), *(p, y, x)[:_row.arity])
 for _exponent in (0, 1, 2, 3, 4, 0.5, -0.5, -1, -2, 2.7, -3):
     case(f"pow {_exponent}", functools.partial(lambda e, v: A.pow.Tensor_Scalar(v, e), _exponent), p)
 for _exponent in (2, 3, 5):

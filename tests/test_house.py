@@ -18,7 +18,7 @@ ORDER = tuple("""
 base  sym
 torch_compat  torch_compat/versions  torch_compat/tracing  torch_compat/dynamo
 ir  ops  passes  passes/driver
-kernel/loop_ir  kernel/lowering  kernel/schedule  kernel/fusion  kernel
+kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu
@@ -44,7 +44,9 @@ PRIVATE, PATCHING, MEASURING = "torch_compat", "run/torch_", "tools/"
 # attributes that are used only where torch has the names of TRAIN_STEP in torch_compat/names.py
 ASKED_FOR = ("_growth_tracker", "_lazy_init_scale_growth_tracker", "_opt_called", "_post_accumulate_grad_hooks",
              "_scale")
-
+LONGEST = 60  # lines of a function
+# (file, function) that is longer; it waits for the rewrite of how a call reaches native code
+LONG_FUNCTIONS = (("runtime/call/executable.py", "_run"),)
 
 # files whose imports for type checkers still close a circle; no other may
 TYPE_CIRCLES = ("runtime/budget/footprint.py", "runtime/budget/greedy_search.py")
@@ -132,6 +134,16 @@ def test_imports_run_one_way(path: Path) -> None:
         rooms = {own.split("/")[0], other.split("/")[0]}
         for strangers in STRANGERS:
             assert len(rooms & set(strangers.split())) < 2, f"{name_of(path)}:{line} imports {module}: strangers"
+
+
+@each_file
+def test_code_generation_reads_loop_programs_and_decides_nothing(path: Path) -> None:
+    """What a kernel's schedule is stands on the loop program: code generators need nothing else of `kernel`."""
+    if not package(module_of(path)).startswith(("backend/cpu/codegen", "backend/cpu/llvm")):
+        return
+    for module, line in imports(path):
+        if module.startswith("anyshape.kernel."):
+            assert package(module) == "kernel/loop_ir", f"{name_of(path)}:{line} imports {module}"
 
 
 def test_folders_are_not_too_full() -> None:
@@ -245,6 +257,15 @@ def test_a_file_says_what_it_is_for_in_readable_lines(path: Path) -> None:
     assert not lines or ast.get_docstring(tree(path)), f"{name_of(path)} does not say what it is for"
     wide = [number for number, line in enumerate(lines, 1) if len(line) > 120]
     assert not wide, f"{name_of(path)}: lines {wide} are wider than 120 columns"
+
+
+@each_file
+def test_functions_are_not_too_long(path: Path) -> None:
+    found = {(node.name, node.end_lineno - node.lineno + 1) for node in ast.walk(tree(path))
+             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.end_lineno}
+    long = [(name, lines) for name, lines in sorted(found)
+            if lines > LONGEST and (name_of(path), name) not in LONG_FUNCTIONS]
+    assert not long, f"{name_of(path)}: functions longer than {LONGEST} lines: {long}"
 
 
 def test_importing_loads_little_and_leaves_torch_alone() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import anyshape.ops  # noqa: F401  (fills the op table)
+from anyshape.backend.cpu.machine.target import HARDWARE
 from anyshape.base.config import Config
 from anyshape.base.errors import IndexRangeError
 from anyshape.compiler.driver import compile_graph
@@ -21,6 +22,7 @@ from anyshape.kernel.fusion.result import FusedKernel, Fusion, FusionBlocklist, 
 from anyshape.kernel.fusion.topological_order import ordered
 from anyshape.kernel.fusion.vertical import fuse
 from anyshape.kernel.loop_ir.aliasing import overwritable
+from anyshape.kernel.loop_ir.directives import Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
 from anyshape.kernel.loop_ir.show import show
 from anyshape.kernel.lowering.loop_nest import Nest, program_of
@@ -182,7 +184,7 @@ def fused(graph: Graph, limit: int = 128, refused: FusionBlocklist | None = None
     scatters = [node for node in graph.nodes if row(node).kind == "scatter"]
     outside += [value for node in scatters for value in (node.inputs[0], *node.inputs[2:])]
     required = {value.name: value for value in (*graph.outputs, *outside) if isinstance(value, Value)}
-    return fuse(graph, required, {}, {}, limit=limit, refused=refused, enabled=enabled)
+    return fuse(graph, required, {}, {}, hardware=HARDWARE, limit=limit, refused=refused, enabled=enabled)
 
 
 def text_of(fusion: Fusion) -> str:
@@ -336,11 +338,11 @@ def test_loops_that_step_as_one_are_one() -> None:
     b, n, i, j = (symbol(name) for name in ("b", "n", "i0", "i1"))
     flat = i * n + j
     code = [Instruction(0, "load", (), "f32", "x", flat), Instruction(-1, "store", (0,), "f32", "y", flat)]
-    program, sizes = program_of(nest_of(code))
+    program, sizes = program_of(nest_of(code), HARDWARE.vector_lanes)
     assert [(v, str(e)) for v, e in program.rows] == [("i1", "n0*n1")] and not program.columns
     assert sizes == ("b", "n")
     turned = [dataclasses.replace(code[0], offset=j * b + i), code[1]]
-    program, _ = program_of(nest_of(turned))
+    program, _ = program_of(nest_of(turned), HARDWARE.vector_lanes)
     assert len(program.rows) == len(program.columns) == 1, "a transpose needs both loops"
 
 
@@ -349,7 +351,7 @@ def test_dead_code_is_dropped_and_what_an_offset_uses_is_kept() -> None:
     code = [Instruction(0, "load", (), "i64", "x", i), Instruction(1, "load", (), "f32", "x", j),
             Instruction(2, "load", (), "f32", "x", symbol("%0")), Instruction(3, "exp", (1,), "f32"),
             Instruction(-1, "store", (2,), "f32", "y", i * symbol("n") + j)]
-    program, _ = program_of(nest_of(code))
+    program, _ = program_of(nest_of(code), HARDWARE.vector_lanes)
     assert [one.result for stage in program.stages for one in stage.instructions] == [0, 2, -1]
 
 
@@ -371,5 +373,6 @@ def test_an_output_takes_no_place_that_is_read_later():
     more = Instruction(4, "store", (3,), buffer="more", offset=symbol("i"))
     for body, wanted in (((x, y, store), ((0, 1),)), ((x, y, store, again, more), ((0, 2),)),
                          ((x, y, again, store, more), ((0, 1), (0, 2)))):
-        program = LoopProgram("kernel", params, ("n",), (), (("i", symbol("n")),), "i", (Stage("column", body),))
+        program = LoopProgram("kernel", params, ("n",), (), (("i", symbol("n")),), (Vectorize("i"),),
+                              (Stage("column", body),))
         assert overwritable(program) == wanted

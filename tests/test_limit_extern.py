@@ -289,7 +289,7 @@ def test_what_ends_a_backward_leaves_nothing_held(trained, error):
         context.kept.release_idle()
         context.temporary.release_idle()
         assert made and all(one() is None for one in made)
-        assert limit.held.bytes == 0 and not context.calls
+        assert limit.held.bytes == 0 and not context.host.running
         assert context.kept.held == context.temporary.held == 0
     with under(run, least):
         assert same(step(run, module, x), trained.wanted[0])

@@ -10,19 +10,21 @@ import torch
 import anyshape
 from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.codegen.nontemporal_stores import LARGE
-from anyshape.backend.cpu.codegen.transpose_tiles import turned
+from anyshape.backend.cpu.codegen.transpose_tiles import transposed
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value
 from anyshape.backend.cpu.llvm.jit import object_code
-from anyshape.backend.cpu.machine.target import target_of
+from anyshape.backend.cpu.machine.target import HARDWARE, target_of
+from anyshape.kernel.loop_ir.directives import Interchange, Tile, Vectorize
 from anyshape.kernel.loop_ir.parse import parse
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
 from anyshape.kernel.loop_ir.show import show
-from anyshape.kernel.schedule.interchange import abreast
-from anyshape.kernel.schedule.multiversion import MANY_ROWS, versions
-from anyshape.kernel.schedule.tile_scan import RUN, swept
-from anyshape.kernel.schedule.tile_transpose import tiled
+from anyshape.kernel.schedule.interchange import interchanged
+from anyshape.kernel.schedule.multiversion import thresholds, versions
+from anyshape.kernel.schedule.tile_scan import WIDEST, tiled_scan
+from anyshape.kernel.schedule.tile_transpose import tiled_transpose
 from anyshape.sym.expr import symbol
 
+RUN, MANY_ROWS = HARDWARE.row_buffer_bytes // WIDEST, thresholds(HARDWARE).many_rows
 N, M = symbol("n0"), symbol("n1")
 ROW, COLUMN = symbol("i0"), symbol("i1")
 # one of each size of elements; the others with -m full
@@ -104,7 +106,7 @@ def test_scans_are_as_eager(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scans_are_no_less_exact_than_eager(dtype: torch.dtype) -> None:
-    """Long ones, along either dim: lines of a large matrix go in sweeps."""
+    """Long ones, along either dim: lines of a large matrix go in tiles."""
     for dim, shape in ((1, (3, 30011)), (0, (997, RUN + 77)), (0, (30011, 3))):
         x = torch.randn(*shape, generator=torch.Generator().manual_seed(0)).to(dtype)
         exact = x.double().cumsum(dim)
@@ -117,8 +119,8 @@ def across(stride: object = N) -> LoopProgram:
     """Rows i0 and columns i1 of what lies with its columns `stride` apart."""
     load = Instruction(0, "load", (), "f32", "p0", COLUMN * stride + ROW)
     return LoopProgram("k", (Param("p0", "f32", "in"), Param("p1", "f32", "out")), ("n0", "n1"), (("i0", N),),
-                       (("i1", M),), "i1", (Stage("column", (load, Instruction(-1, "store", (0,), "f32", "p1",
-                                                                                ROW * M + COLUMN))),))
+                       (("i1", M),), (Vectorize("i1"),),
+                       (Stage("column", (load, Instruction(-1, "store", (0,), "f32", "p1", ROW * M + COLUMN))),))
 
 
 def scan() -> LoopProgram:
@@ -127,7 +129,7 @@ def scan() -> LoopProgram:
             Instruction(1, "scan", (0,), "f32", combine="add"),
             Instruction(-1, "store", (1,), "f32", "p1", COLUMN * N + ROW))
     return LoopProgram("k", (Param("p0", "f32", "in"), Param("p1", "f32", "out")), ("n0", "n1"), (("i0", N),),
-                       (("i1", M),), "i0", (Stage("column", body),))
+                       (("i1", M),), (Vectorize("i0"),), (Stage("column", body),))
 
 
 def largest(stride: object = N) -> LoopProgram:
@@ -137,7 +139,7 @@ def largest(stride: object = N) -> LoopProgram:
     after = (Instruction(2, "constant", (), "f32", value=0.25), Instruction(3, "mul", (1, 2), "f32"),
              Instruction(-1, "store", (3,), "f32", "p1", ROW))
     return LoopProgram("k", (Param("p0", "f32", "in"), Param("p1", "f32", "out")), ("n0", "n1"), (("i0", N),),
-                       (("i1", M),), "i0", (Stage("column", body), Stage("row", after)))
+                       (("i1", M),), (Vectorize("i0"),), (Stage("column", body), Stage("row", after)))
 
 
 def heavy() -> LoopProgram:
@@ -146,45 +148,50 @@ def heavy() -> LoopProgram:
     body = (Instruction(0, "load", (), "f32", "p0", ROW * M + COLUMN), *work, Instruction(4, "lt", (3, 0), "bool"),
             Instruction(-1, "store", (4,), "bool", "p1", ROW * M + COLUMN))
     return LoopProgram("k", (Param("p0", "f32", "in"), Param("p1", "bool", "out")), ("n0", "n1"), (("i0", N),),
-                       (("i1", M),), "i1", (Stage("column", body),))
+                       (("i1", M),), (Vectorize("i1"),), (Stage("column", body),))
 
 
 def test_what_lies_across_goes_in_tiles_where_there_are_rows_and_columns_for_them() -> None:
-    first, plain = versions(across())
-    assert first.programs[0].tiled and not plain.programs[0].tiled
+    first, plain = versions(across(), HARDWARE)
+    assert first.programs[0].directive(Tile) == Tile(("i0", "i1"), (128, 128), (0,))
+    assert plain.programs[0].directive(Tile) is None
     assert set(first.conditions) == {N - MANY_ROWS, M - MANY_ROWS}
-    assert tiled(across(2)) is None  # within the lines that a vector reads
+    assert tiled_transpose(across(2), HARDWARE) is None  # within the lines that a vector reads
+    wide = dataclasses.replace(HARDWARE, max_load_stride=1, cache_line_bytes=128, near_cache_bytes=64 << 10)
+    (found,) = (one.directive(Tile) for one in (tiled_transpose(across(2), wide),) if one is not None)
+    assert found == Tile(("i0", "i1"), (64, 32), (0,))  # rows of 1024 bytes, but no more than twice the columns
 
 
-def test_the_text_says_what_is_tiled_scanned_and_abreast() -> None:
-    for program in (versions(across())[0].programs[0], scan(), swept(scan()), abreast(largest())):
+def test_the_text_says_what_is_tiled_scanned_and_interchanged() -> None:
+    for program in (versions(across(), HARDWARE)[0].programs[0], scan(), tiled_scan(scan(), HARDWARE),
+                    interchanged(largest(), HARDWARE)):
         assert program is not None
         ((_, again),) = parse(show(program))
         assert again == program
 
 
-def test_a_scan_of_a_large_matrix_goes_in_sweeps() -> None:
-    first, plain = versions(scan())
+def test_a_scan_of_a_large_matrix_goes_in_tiles() -> None:
+    first, plain = versions(scan(), HARDWARE)
     assert first.programs[0].scratch and first.programs[0].columns[-1][0] == first.programs[0].vector == "i0"
     assert plain.programs[0] == scan()
 
 
-def test_rows_go_abreast_where_they_lie_side_by_side() -> None:
-    found = abreast(largest())
-    assert found is not None and found.abreast
+def test_rows_go_inside_of_columns_where_they_lie_side_by_side() -> None:
+    found = interchanged(largest(), HARDWARE)
+    assert found is not None and found.directive(Interchange) is not None
     gathered = dataclasses.replace(largest(), stages=tuple(
         Stage(stage.level, tuple(dataclasses.replace(one, offset=2 * one.offset) for one in stage.instructions))
         for stage in largest().stages))
-    for other in (gathered, scan(), across(), dataclasses.replace(largest(), vector="i1")):
-        assert abreast(other) is None
+    for other in (gathered, scan(), across(), largest().scheduled(Vectorize("i1"))):
+        assert interchanged(other, HARDWARE) is None
 
 
 @pytest.mark.parametrize("features", [(), ("avx2", "fma"), ("avx512f", "avx512bw", "avx512vl", "avx512dq", "fma")],
                          ids=["sse", "avx2", "avx512"])
 def test_every_target_has_code_for_it(features: tuple[str, ...]) -> None:
     target = target_of("x86_64-unknown-linux-gnu", "x86-64", frozenset(features))
-    for program in (versions(across())[0].programs[0], scan(), swept(scan()), across(3), across(-1), heavy(),
-                    abreast(largest())):
+    for program in (versions(across(), HARDWARE)[0].programs[0], scan(), tiled_scan(scan(), HARDWARE), across(3),
+                    across(-1), heavy(), interchanged(largest(), HARDWARE)):
         assert program is not None
         assert object_code(emit(program, target), target)
 
@@ -206,5 +213,5 @@ def test_blocks_are_turned(side: int, size: int) -> None:
     code = Followed()
     lines = [Value(f"%{k}", "i8", side) for k in range(side)]
     code.of = {line.text: [(k, place) for place in range(side)] for k, line in enumerate(lines)}
-    assert [code.of[line.text] for line in turned(code, lines, size)] == [
+    assert [code.of[line.text] for line in transposed(code, lines, size)] == [
         [(line, place) for line in range(side)] for place in range(side)]

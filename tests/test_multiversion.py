@@ -1,28 +1,21 @@
 """Kernels with versions for regimes of sizes: every version gives eager's numbers, and the right one runs."""
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 import torch
 
 import anyshape
+from anyshape.backend.cpu.machine.target import HARDWARE
+from anyshape.kernel.loop_ir.directives import Interchange, Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
-from anyshape.kernel.schedule.multiversion import (
-    FAR,
-    FEW_COLUMNS,
-    FEW_ROWS,
-    LARGE,
-    LONG_ROW,
-    MANY_ROWS,
-    PIECES,
-    TALL,
-    WIDE,
-    Version,
-    versions,
-)
+from anyshape.kernel.schedule.multiversion import Version, thresholds, versions
 from anyshape.sym.expr import Size, symbol
 from roads import compilation_of
+
+AT = thresholds(HARDWARE)
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softmax": lambda x: torch.softmax(x, -1),
@@ -33,8 +26,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "two dims": lambda x: x.reshape(x.shape[0] // 2, 2, x.shape[1]).sum((1, 2)),
     "all": lambda x: (x > -2).all(-1),
 }
-COLUMNS = (0, 1, 2, 3, FEW_COLUMNS, FEW_COLUMNS + 1, 16, 33)
-ROWS = (0, 2, MANY_ROWS - 2, MANY_ROWS, 94, 1000)
+COLUMNS = (0, 1, 2, 3, AT.few_columns, AT.few_columns + 1, 16, 33)
+ROWS = (0, 2, AT.many_rows - 2, AT.many_rows, 94, 1000)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -74,7 +67,7 @@ def test_few_long_rows_are_as_float64(name: str, dtype: torch.dtype) -> None:
     compiled = anyshape.compile(LONG[name], strict=True)
     bound = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float64: 1e-13}[dtype]
     torch.manual_seed(0)
-    sizes = [(2, LONG_ROW), (3, 99991), (1, LONG_ROW - 1), (FEW_ROWS + 1, LONG_ROW), (2, 5)]
+    sizes = [(2, AT.long_row), (3, 99991), (1, AT.long_row - 1), (AT.few_rows + 1, AT.long_row), (2, 5)]
     for rows, columns in sizes if dtype == torch.float32 else sizes[:2]:
         for x in (torch.randn(rows, columns).to(dtype), torch.randn(columns, rows).to(dtype).t()):
             wanted = LONG[name](x.double())
@@ -106,7 +99,8 @@ def test_tall_sums_are_as_float64(dtype: torch.dtype) -> None:
     compiled = anyshape.compile(sums, strict=True)
     bound = {torch.float32: 2e-6, torch.float16: 1e-3, torch.float64: 1e-13}[dtype]
     torch.manual_seed(0)
-    for rows, columns in ((8192, WIDE), (TALL, LARGE // TALL), (9001, 131), (TALL - 1, 2500), (30000, 7)):
+    for rows, columns in ((8192, AT.wide), (AT.tall, AT.large // AT.tall), (9001, 131), (AT.tall - 1, 2500),
+                          (30000, 7)):
         x, y = torch.randn(rows, columns).to(dtype), torch.randn(columns).to(dtype)
         for own, wanted in zip(compiled(x, y), sums(x.double(), y.double()), strict=True):
             torch.testing.assert_close(own.double(), wanted, rtol=bound, atol=bound * rows ** 0.5)
@@ -126,7 +120,7 @@ DEEP: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", DEEP)
-def test_rows_abreast_are_as_float64(name: str, dtype: torch.dtype) -> None:
+def test_interchanged_rows_are_as_float64(name: str, dtype: torch.dtype) -> None:
     """What is reduced down the columns of a large matrix, in several stages, or of several matrices; on any threads."""
     bound = {torch.float32: 2e-6, torch.float16: 1e-3, torch.float64: 1e-13}[dtype]
     torch.manual_seed(0)
@@ -134,7 +128,8 @@ def test_rows_abreast_are_as_float64(name: str, dtype: torch.dtype) -> None:
     for threads in (1, 3):
         torch.compiler.reset()
         compiled = anyshape.compile(DEEP[name], strict=True, threads=threads)
-        for rows, columns in ((70, 40), (8194, WIDE), (FAR * 2, 515), (10002, 131), (FAR - 2, 2500), (30000, 7)):
+        for rows, columns in ((70, 40), (8194, AT.wide), (AT.far * 2, 515), (10002, 131), (AT.far - 2, 2500),
+                              (30000, 7)):
             torch.manual_seed(rows)
             x = torch.randn(rows, columns).to(dtype)
             found.append(compiled(x))
@@ -142,14 +137,14 @@ def test_rows_abreast_are_as_float64(name: str, dtype: torch.dtype) -> None:
             torch.testing.assert_close(found[-1].double(), wanted, rtol=bound, atol=bound * rows ** 0.5)
         kernels = [kernel for program in compilation_of(compiled).programs
                    for kernel in program.compiled.programs.values()]
-        assert any(kernel.abreast for kernel in kernels)
+        assert any(kernel.directive(Interchange) for kernel in kernels)
     half = len(found) // 2
     assert all(map(torch.equal, found[:half], found[half:]))
 
 
 @pytest.mark.parametrize("rows", [4096, 100003])
-def test_sums_abreast_are_as_exact_as_eagers(rows: int) -> None:
-    """Compiled with few rows, so that they are not turned."""
+def test_interchanged_sums_are_as_exact_as_eagers(rows: int) -> None:
+    """Compiled with few rows, so that they are not split."""
     compiled = anyshape.compile(lambda x: x.sum(0), strict=True)
     compiled(torch.randn(67, 96))
     for x in (torch.randn(rows, 300), torch.rand(rows, 300)):
@@ -165,22 +160,30 @@ def summing(rows: Size, columns: Size) -> LoopProgram:
                               Instruction(1, "reduce", (0,), combine="add")))
     row = Stage("row", (Instruction(2, "store", (1,), buffer="p1", offset=i),))
     return LoopProgram("", (Param("p0", "f32", "in"), Param("p1", "f32", "out")), ("n0", "n1"),
-                       (("i0", rows),), (("i1", columns),), "i1", (column, row))
+                       (("i0", rows),), (("i1", columns),), (Vectorize("i1"),), (column, row))
 
 
 def test_versions_are_made_where_sizes_do_not_decide() -> None:
     n, m = symbol("n0"), symbol("n1")
-    few, long, many = versions(summing(n, m))
-    assert vectors(few) == ["i0"] and few.conditions == (FEW_COLUMNS - m, n - MANY_ROWS)
-    assert vectors(long) == ["i1", "i2"] and long.conditions == (FEW_ROWS - n, m - LONG_ROW, m - PIECES)
+    few, long, many = versions(summing(n, m), HARDWARE)
+    assert vectors(few) == ["i0"] and few.conditions == (AT.few_columns - m, n - AT.many_rows)
+    assert vectors(long) == ["i1", "i2"] and long.conditions == (AT.few_rows - n, m - AT.long_row, m - AT.pieces)
     assert vectors(many) == ["i1"] and many.conditions == ()
-    (only,) = versions(summing(100, 3))
+    (only,) = versions(summing(100, 3), HARDWARE)
     assert vectors(only) == ["i0"] and only.conditions == ()
-    assert [vectors(version) for version in versions(summing(n, 3))] == [["i0"], ["i1"]]
+    assert [vectors(version) for version in versions(summing(n, 3), HARDWARE)] == [["i0"], ["i1"]]
     for rows, columns in ((n, 512), (4, 3)):
-        assert [vectors(version) for version in versions(summing(rows, columns))] == [["i1"]]
-    assert [len(version.programs) for version in versions(summing(4, LONG_ROW))] == [2]
-    assert [len(version.programs) for version in versions(summing(n, m), {"n0": 4, "n1": 1000})] == [1, 1]
+        assert [vectors(version) for version in versions(summing(rows, columns), HARDWARE)] == [["i1"]]
+    assert [len(version.programs) for version in versions(summing(4, AT.long_row), HARDWARE)] == [2]
+    assert [len(version.programs) for version in versions(summing(n, m), HARDWARE, {"n0": 4, "n1": 1000})] == [1, 1]
+
+
+def test_versions_are_chosen_by_the_numbers_of_the_target() -> None:
+    n, m = symbol("n0"), symbol("n1")
+    small = dataclasses.replace(HARDWARE, vector_lanes=4, min_vector_row=2, parallelism=4, thread_elements=1024)
+    few, long, _ = versions(summing(n, m), small)
+    assert few.conditions == (2 - m, n - 4) and long.conditions == (2 - n, m - 1024, m - 4)
+    assert long.programs[0].rows[-1][1] == 4 and long.programs[0].directive(Vectorize) == Vectorize("i1")
 
 
 def vectors(version: Version) -> list[str]:
@@ -192,5 +195,5 @@ def test_explain_shows_the_regimes() -> None:
     compiled(torch.randn(40, 5))
     (kernel,) = compiled.explain().to_dict()["programs"][0]["kernels"]
     first, second = kernel["regimes"]
-    assert f" + {FEW_COLUMNS} >= 0" in first["when"] and first["kernel"] != second["kernel"] and second["when"] == ""
+    assert f" + {AT.few_columns} >= 0" in first["when"] and first["kernel"] != second["kernel"] and second["when"] == ""
     assert "when" in str(compiled.explain())

@@ -13,6 +13,7 @@ from anyshape.backend.targets import usual_target
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.loop_ir.aliasing import overwritable
+from anyshape.kernel.loop_ir.directives import Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
 from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.home import External, Input, Output, Restored, Saved, Temp
@@ -246,7 +247,7 @@ def test_what_is_read_after_a_store_is_not_overwritten_by_it() -> None:
         stores = {"x": Instruction(2, "store", (0,), buffer="x", offset=symbol("i"))}
         instructions = tuple((loads | stores)[name] for name in order)
         params = (Param("a", "f64", "in"), Param("b", "f32", "in"), Param("x", "f32", "out"))
-        return overwritable(LoopProgram("k", params, ("n",), (("i", symbol("n")),), (), "i",
+        return overwritable(LoopProgram("k", params, ("n",), (("i", symbol("n")),), (), (Vectorize("i"),),
                                         (Stage("row", instructions),)))
 
     assert both("a", "b", "x") == ((1, 2),)

@@ -137,8 +137,14 @@ def test_the_choice_under_a_limit_is_that_of_a_call(fast) -> None:
     names = {program["lives"][life]["name"] for rung in rungs for life, *_ in rung["drop"]}
     assert point["chosen"] > 0 and names == record.dropped
     assert max(point["curves"]["after"]) == point["rungs"][point["chosen"]]["peak"] <= bytes_
-    tight, = data_of(compiled(300_000), 1, x=(16, 100, 32))["programs"]
+    narrow = compiled(300_000)
+    tight, = data_of(narrow, 1, x=(16, 100, 32))["programs"]
     assert "cannot run within 0.3 MB at x_0=16, x_1=100" in tight["points"][0]["chosen"]["what"]
+    said, = narrow.memory(x=(16, 100, 32)).curves  # the same of both: the lowest choice
+    assert tight["points"][0]["curves"]["after"] == list(said.chosen) != list(said.kept)
+    assert tight["points"][0]["chosen"]["do"] == said.refused and tight["limited"] == said.limit
+    if NODE is not None:
+        assert node("return Curves.lowest(given[0])", tight["points"][0]) == said.choice.number
 
 
 def test_a_report_leaves_what_calls_remember_alone(fast) -> None:

@@ -15,6 +15,7 @@ from anyshape.backend.cpu.machine.target import host
 from anyshape.base import counters
 from anyshape.base.errors import InputError
 from anyshape.ir.types import TensorType
+from anyshape.kernel.loop_ir.directives import Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
 from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.home import External, Input, Output, Restored, Saved, Temp
@@ -175,8 +176,8 @@ def add_program(name="add_rows"):
     body = (Instruction(0, "load", buffer="x", offset=i * columns + j), Instruction(1, "load", buffer="y", offset=j),
             Instruction(2, "add", (0, 1)), Instruction(3, "store", (2,), buffer="out", offset=i * columns + j))
     params = (Param("x", "f32", "in"), Param("y", "f32", "in"), Param("out", "f32", "out"))
-    return LoopProgram(name, params, ("rows", "columns"), (("i", symbol("rows")),), (("j", columns),), "j",
-                       (Stage("column", body),))
+    return LoopProgram(name, params, ("rows", "columns"), (("i", symbol("rows")),), (("j", columns),),
+                       (Vectorize("j"),), (Stage("column", body),))
 
 
 def add_step(kernel, x, y, out, rows, columns):
@@ -254,7 +255,8 @@ def test_regimes():
                     for one in large.stages[0].instructions)
     offset = small.stages[0].instructions[0].offset
     doubled = tuple(Instruction(1, "load", buffer="x", offset=offset) if one.result == 1 else one for one in doubled)
-    large = LoopProgram("large", large.params, large.sizes, large.rows, large.columns, "j", (Stage("column", doubled),))
+    large = LoopProgram("large", large.params, large.sizes, large.rows, large.columns, (Vectorize("j"),),
+                        (Stage("column", doubled),))
     windows = (Window("x", tensor(m, n)), Window("y", tensor(n)), Window("out", tensor(m, n)))
     step = KernelStep((few, many), windows, (2,))
     buffers = [("x", tensor(m, n), Input(0)), ("y", tensor(n), Input(1)), ("out", tensor(m, n), Output(0))]
@@ -271,7 +273,8 @@ def test_a_failed_check_raises_index_error():
             Instruction(1, "constant", dtype="i64", value=10), Instruction(2, "lt", (0, 1), "bool"),
             Instruction(3, "check", (2,), buffer="status", value=1), Instruction(4, "store", (0,), "i64", "out", i))
     params = (Param("index", "i64", "in"), Param("status", "i64", "out"), Param("out", "i64", "out"))
-    program = LoopProgram("checked", params, ("rows",), (("i", symbol("rows")),), (), "i", (Stage("row", body),))
+    program = LoopProgram("checked", params, ("rows",), (("i", symbol("rows")),), (), (Vectorize("i"),),
+                          (Stage("row", body),))
     kind = tensor(n, dtype="i64")
     step = KernelStep((Regime("checked", (), (n,)),),
                       (Window("index", kind), Window("status", tensor(dtype="i64")), Window("out", kind)), (1, 2),
@@ -407,7 +410,7 @@ def add_all_program():
     offset = program.stages[0].instructions[0].offset
     body = tuple(Instruction(1, "load", buffer="y", offset=offset) if one.result == 1 else one
                  for one in program.stages[0].instructions)
-    return LoopProgram("add_all", program.params, program.sizes, program.rows, program.columns, "j",
+    return LoopProgram("add_all", program.params, program.sizes, program.rows, program.columns, (Vectorize("j"),),
                        (Stage("column", body),))
 
 

@@ -11,7 +11,10 @@ import torch
 from torch import nn
 
 import anyshape
-from anyshape.backend.cpu.codegen.interchange import BLOCK, RUN
+from anyshape.backend.cpu.codegen.interchange import BLOCK
+from anyshape.backend.cpu.machine.target import HARDWARE
+from anyshape.kernel.loop_ir.directives import Interchange
+from anyshape.kernel.schedule.interchange import PER_ROW
 from anyshape.plan.ir.program import CopyStep, ExternStep, KernelStep, Plan
 from roads import compilation_of, compiled
 
@@ -417,15 +420,17 @@ def test_explain_shows_kernels() -> None:
 
 
 @pytest.mark.parametrize("name", ["index_add", "index_put", "index_put two", "index_put add", "scatter_add spread"])
-def test_rows_abreast(name: str) -> None:
-    """Columns of several runs, of whole row blocks and not, on threads whose part begins in the middle of a row."""
+def test_interchanged_rows(name: str) -> None:
+    """Columns of several strips, of whole row blocks and not, on threads whose part begins in the middle of a row."""
     function, make = CASES[name]
+    strip = HARDWARE.near_cache_bytes // PER_ROW
     torch.manual_seed(0)
     for threads in (1, 3):
         torch.compiler.reset()
         fast = compiled(function, strict=True, threads=threads)
-        for shape in ((5, 3, 40), (3, 40, 2 * RUN + 77), (7, 300, BLOCK), (2, 9, RUN + BLOCK - 1), (9, 200, 5 * BLOCK)):
+        for shape in ((5, 3, 40), (3, 40, 2 * strip + 77), (7, 300, BLOCK), (2, 9, strip + BLOCK - 1),
+                      (9, 200, 5 * BLOCK)):
             given = make(torch.float32, *shape)
             torch.testing.assert_close(fast(*given), alone(function, *given), rtol=0, atol=0)
-        assert any(kernel.abreast for program in compilation_of(fast).programs
+        assert any(kernel.directive(Interchange) for program in compilation_of(fast).programs
                    for kernel in program.compiled.programs.values())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.ir.size_function import SizeFunction
 
@@ -156,14 +157,18 @@ class Target(Protocol):
 
     device: torch's word for it. key: everything that its code depends on; machine_key: that its speed does.
     alignment: of buffers, in bytes.
-    unsupported: scalar operations that its kernels lack.
+    hardware: what fusions and schedules are chosen by.
     """
 
     device: str
     key: str
     alignment: int
-    unsupported: frozenset[str]
+    hardware: HardwareParams
     machine_key: str
+
+    @property
+    def unsupported(self) -> frozenset[str]:
+        """The scalar instructions that its kernels lack."""
 
     def emit(self, program: LoopProgram) -> str:
         """The text of a kernel: the same for the same program, always."""

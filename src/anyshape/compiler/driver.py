@@ -106,9 +106,9 @@ def plan_graph(graph: Graph, target: Target, config: Config, forward: PlannedGra
     clock.mark("fuse")
 
     first = -1 if pipeline.REGIMES in config.disabled() else 0
-    regimes, programs = named(fusion, graph.facts, first)
+    regimes, programs = named(fusion, graph.facts, target, first)
     for part in again:
-        part.regimes, more = named(part.fusion, graph.facts, first)
+        part.regimes, more = named(part.fusion, graph.facts, target, first)
         programs |= more
     regimes, programs = _with_edited(regimes, programs, edited, target)
     publish(config, graph.name, *KERNELS, lambda: "\n\n".join(show_kernel(p) for p in programs.values()))
@@ -235,8 +235,8 @@ def fused(graph: Graph, target: Target, config: Config) -> tuple[Storage, Fusion
     while True:
         store = storage(graph, refused)
         try:
-            return store, fuse(graph, store.required, store.layouts, store.base(), limit=config.max_nodes,
-                               refused=refused, enabled=enabled)
+            return store, fuse(graph, store.required, store.layouts, store.base(), hardware=target.hardware,
+                               limit=config.max_nodes, refused=refused, enabled=enabled)
         except NotFusable as error:
             counters.count("fusion_retries")
             if not error.values and not enabled:
@@ -245,7 +245,8 @@ def fused(graph: Graph, target: Target, config: Config) -> tuple[Storage, Fusion
             refused = FusionBlocklist(refused.ops, refused.values | error.values)
 
 
-def named(fusion: Fusion, facts: Facts, first: int = 0) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
+def named(fusion: Fusion, facts: Facts, target: Target,
+          first: int = 0) -> tuple[dict[int, Versions], dict[str, LoopProgram]]:
     """The versions of every kernel by its position, from the one at `first` on (the last one may always be used), and
     all programs by name. A name says the contents, so that equal kernels (repeated layers) are one."""
     regimes: dict[int, Versions] = {}
@@ -253,7 +254,8 @@ def named(fusion: Fusion, facts: Facts, first: int = 0) -> tuple[dict[int, Versi
     for position, item in enumerate(fusion.items):
         if isinstance(item, FusedKernel):
             inside = zip(item.lowered.program.sizes, item.lowered.sizes, strict=True)
-            found = versions(item.lowered.program, {name: facts.hint(size) for name, size in inside})[first:]
+            found = versions(item.lowered.program, target.hardware,
+                             {name: facts.hint(size) for name, size in inside})[first:]
             for program in (program for version in reversed(found) for program in version.programs):
                 name = content_name(program)
                 programs.setdefault(name, dataclasses.replace(program, name=name))

@@ -15,7 +15,17 @@ Strided = Callable[[tuple[Size, ...], tuple[Size, ...], Size, Node], tuple[tuple
 Infer = Callable[[tuple[Operand, ...], dict[str, Attr]], tuple[TensorType, ...]]
 
 
-class Body(Protocol[Register]):
+class Arithmetic(Protocol[Register]):
+    """What computes without reading: the scalar instructions."""
+
+    def apply(self, op: str, *args: Register, dtype: str) -> Register:
+        """A scalar instruction (a name of ir/scalar.py) with result type `dtype`."""
+
+    def constant(self, value: float | int | bool, dtype: str) -> Register:
+        """A literal."""
+
+
+class Body(Arithmetic[Register], Protocol[Register]):
     """What an op's loop body may ask for: one element of the result is described by calls on this protocol.
 
     Indices are sizes over loop variables; a register may stand in an index through `as_index`.
@@ -26,12 +36,6 @@ class Body(Protocol[Register]):
 
     def read_where(self, mask: Register, operand: Operand, index: Index, other: float | int | bool) -> Register:
         """The element where `mask` holds, `other` elsewhere; nothing is read where the mask is false."""
-
-    def apply(self, op: str, *args: Register, dtype: str) -> Register:
-        """A scalar operation of the loop language (kernel/loop_ir/program.py lists them) with result type `dtype`."""
-
-    def constant(self, value: float | int | bool, dtype: str) -> Register:
-        """A literal."""
 
     def index(self, size: Size) -> Register:
         """A size over loop variables as an i64 register."""
@@ -71,7 +75,8 @@ class Op:
     meeting: scatter ops: the dims of the second operand along which elements may go to one place; in all others they
         go where no other goes.
     torch: name of the torch function that the reference interpreter calls; "" when
-    runtime/torch_ops/reference_interpreter.py has its own line.
+        runtime/torch_ops/reference_interpreter.py has its own line, or takes the body of a pointwise op.
+    scalars: pointwise ops: the scalar instructions of the body. commutes: the two operands may change places.
     """
 
     name: str
@@ -88,6 +93,8 @@ class Op:
     meeting: Callable[[Node], tuple[int, ...]] | None = None
     checks: bool = False
     stored: bool = False
+    scalars: frozenset[str] = frozenset()
+    commutes: bool = False
 
 
 INDEX, DIVISOR = 1, 2  # what was wrong, as a kernel's status: an index out of range, a whole number divided by 0

@@ -11,6 +11,7 @@ that the caller gives; the result must have the type of what it replaces, which 
 """
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -19,8 +20,8 @@ from typing import NoReturn, Union
 
 from anyshape.base.errors import ParseError
 from anyshape.ir.graph import Literal, Node, Operand, Value
+from anyshape.ir.op import row
 
-COMMUTATIVE = frozenset(("add", "mul", "maximum", "minimum", "eq", "ne", "bit_and", "bit_or", "bit_xor", "hypot"))
 _LITERAL_NAMES = frozenset("cd")
 _TOKEN = re.compile(r"\s*(->|[(),]|-?\d+(?:\.\d+)?|[A-Za-z_]\w*)")
 
@@ -76,6 +77,22 @@ def table(text: str) -> dict[str, tuple[Rule, ...]]:
     return {op: tuple(rules) for op, rules in found.items()}
 
 
+@functools.cache
+def pattern_of(text: str) -> Pattern:
+    """One pattern, as a rule has it at its left."""
+    reader = _Reader(text)
+    found = reader.pattern()
+    if reader.at < len(reader.tokens):
+        reader.fail("something follows the pattern")
+    return found
+
+
+def subterms(pattern: Pattern) -> tuple[Pattern, ...]:
+    """The pattern and all patterns in it, each once, inner ones first."""
+    inner = (term for part in pattern.args for term in subterms(part)) if isinstance(pattern, Apply) else ()
+    return tuple(dict.fromkeys((*inner, pattern)))
+
+
 def match(rule: Rule, node: Node, producer: Callable[[Operand], Node | None]) -> Bindings | None:
     """What the names of the rule stand for when `node` matches its pattern; None when it does not."""
     return _match_node(rule.pattern, node, producer, {})
@@ -115,7 +132,7 @@ def _match_node(pattern: Apply, node: Node, producer: Callable[[Operand], Node |
     if node.op != pattern.op or len(node.inputs) != len(pattern.args) or node.attrs:
         return None
     orders = [node.inputs]
-    if node.op in COMMUTATIVE and pattern.args[0] != pattern.args[1]:
+    if row(node).commutes and pattern.args[0] != pattern.args[1]:
         orders.append(node.inputs[::-1])
     for inputs in orders:
         found: Bindings | None = bindings

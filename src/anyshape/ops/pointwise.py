@@ -1,15 +1,21 @@
 """Pointwise rows: result element i from the operands' elements at i, after broadcasting.
 
-All rows share one type rule and one body; a row is its name, the kinds of dtype it takes, and its cost.
+A row says what scalar instructions make an element, and of what dtypes. A scalar instruction (ir/scalar.py) with
+`kinds` is a row by itself; other rows are lines of COMPOSED. From a row follow the type rule, the loop body, the
+reference interpreter, the cost, the translation of PyTorch's operator (frontend/aten/table.py), and tests.
 """
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from anyshape.ir.graph import Literal, Node, Operand, Value
-from anyshape.ir.op import DIVISOR, Body, Index
+from anyshape.ir.op import DIVISOR, Arithmetic, Body, Index
+from anyshape.ir.rewrite_rules import Apply, Number, Pattern, Variable, pattern_of, subterms
+from anyshape.ir.scalar import ANY, BITS, FLOAT, INTEGER, SCALAR, Ranges, Scalar
 from anyshape.ir.types import TensorType, kind_of
 from anyshape.ops.type_rules import (
     Attrs,
@@ -19,6 +25,7 @@ from anyshape.ops.type_rules import (
     broadcast_index,
     broadcast_shapes,
     check_scalar,
+    constant,
     dtype_of,
     fail,
     native,
@@ -30,49 +37,72 @@ from anyshape.ops.type_rules import (
 )
 from anyshape.sym.expr import Expr
 
-FLOAT = ("float",)
-NUMBER = ("float", "int", "uint")
-INTEGER = ("int", "uint")
-BITS = ("int", "uint", "bool")
-ANY = ("float", "int", "uint", "bool")
+OPERANDS = ("x", "y", "z")
 
-# rows whose result is bool
-TESTS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"))
 
-# the loop language writes these in another way
-SCALAR_NAMES = {"store": "cast", "bit_and": "and", "bit_or": "or", "bit_xor": "xor", "bit_not": "not"}
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """One row.
 
-# name, dtype kinds, cost (in additions), torch function ("": runtime/torch_ops/reference_interpreter.py has its own
-# line)
-UNARY: tuple[tuple[str, tuple[str, ...], int, str], ...] = (
-    ("neg", NUMBER, 1, "neg"), ("abs", NUMBER, 1, "abs"), ("sign", NUMBER, 2, "sign"),
-    ("floor", FLOAT, 1, "floor"), ("ceil", FLOAT, 1, "ceil"), ("round", FLOAT, 1, "round"),
-    ("trunc", FLOAT, 1, "trunc"),
-    ("exp", FLOAT, 8, "exp"), ("exp2", FLOAT, 8, "exp2"), ("expm1", FLOAT, 12, "expm1"),
-    ("log", FLOAT, 10, "log"), ("log2", FLOAT, 10, "log2"), ("log10", FLOAT, 10, "log10"),
-    ("log1p", FLOAT, 12, "log1p"),
-    ("sqrt", FLOAT, 4, "sqrt"), ("rsqrt", FLOAT, 6, "rsqrt"), ("reciprocal", FLOAT, 4, "reciprocal"),
-    ("sin", FLOAT, 14, "sin"), ("cos", FLOAT, 14, "cos"), ("tan", FLOAT, 20, "tan"), ("tanh", FLOAT, 14, "tanh"),
-    ("sigmoid", FLOAT, 12, "sigmoid"), ("erf", FLOAT, 20, "erf"), ("erfc", FLOAT, 24, "erfc"),
-    ("asin", FLOAT, 16, "asin"), ("acos", FLOAT, 16, "acos"), ("atan", FLOAT, 16, "atan"),
-    ("sinh", FLOAT, 16, "sinh"), ("cosh", FLOAT, 16, "cosh"),
-    ("asinh", FLOAT, 20, "asinh"), ("acosh", FLOAT, 20, "acosh"), ("atanh", FLOAT, 20, "atanh"),
-    ("lgamma", FLOAT, 60, "lgamma"), ("digamma", FLOAT, 60, "digamma"), ("erfinv", FLOAT, 40, "erfinv"),
-    ("bit_not", BITS, 1, "bitwise_not"),
-    ("isnan", FLOAT, 1, "isnan"), ("isinf", FLOAT, 1, "isinf"), ("signbit", NUMBER, 1, "signbit"),
-)  # fmt: skip
+    name: of the op in graphs.
+    kinds: of dtypes (float, int, uint, bool), or dtypes, on which it is defined.
+    body: one element: scalar instructions of the operands x, y, z and of literals, which are of the operands' dtype.
+    torch: the function of torch that it is, such as "special.erfcx", or "ops.library.name" of a library's operator: the
+        reference interpreter calls it, and the front-end translates the operator. "" where PyTorch has none: then its
+        meaning is its body's.
+    divides: see Scalar.
+    ranges: see Scalar.
+    """
 
-BINARY: tuple[tuple[str, tuple[str, ...], int, str], ...] = (
-    ("add", NUMBER, 1, "add"), ("sub", NUMBER, 1, "sub"), ("mul", NUMBER, 1, "mul"), ("div", FLOAT, 4, "div"),
-    ("floor_div", NUMBER, 8, "floor_divide"), ("trunc_div", NUMBER, 8, ""), ("remainder", NUMBER, 8, "remainder"),
-    ("fmod", NUMBER, 12, "fmod"), ("maximum", NUMBER, 1, "maximum"), ("minimum", NUMBER, 1, "minimum"),
-    ("pow", NUMBER, 24, ""), ("atan2", FLOAT, 24, "atan2"), ("copysign", FLOAT, 1, "copysign"),
-    ("hypot", FLOAT, 8, "hypot"), ("nextafter", FLOAT, 6, "nextafter"),
-    ("eq", ANY, 1, "eq"), ("ne", ANY, 1, "ne"), ("lt", ANY, 1, "lt"), ("le", ANY, 1, "le"), ("gt", ANY, 1, "gt"),
-    ("ge", ANY, 1, "ge"),
-    ("bit_and", BITS, 1, "bitwise_and"), ("bit_or", BITS, 1, "bitwise_or"), ("bit_xor", BITS, 1, "bitwise_xor"),
-    ("shift_left", INTEGER, 1, "bitwise_left_shift"), ("shift_right", INTEGER, 1, "bitwise_right_shift"),
-)  # fmt: skip
+    name: str
+    kinds: tuple[str, ...]
+    body: str
+    torch: str = ""
+    divides: bool = False
+    ranges: Ranges = ()
+
+    @property
+    def pattern(self) -> Pattern:
+        """The body, read."""
+        return pattern_of(self.body)
+
+    @property
+    def arity(self) -> int:
+        """The number of operands."""
+        return len({term for term in subterms(self.pattern) if isinstance(term, Variable)})
+
+
+def of_scalar(row: Scalar) -> Pointwise:
+    """A scalar instruction as a row."""
+    return Pointwise(row.name, row.kinds, f"{row.name}({', '.join(OPERANDS[:row.arity])})", row.meaning, row.divides,
+                     row.ranges)
+
+
+COMPOSED = (
+    # one instruction, of another name
+    Pointwise("bit_and", BITS, "and(x, y)", "bitwise_and"),
+    Pointwise("bit_or", BITS, "or(x, y)", "bitwise_or"),
+    Pointwise("bit_xor", BITS, "xor(x, y)", "bitwise_xor"),
+    Pointwise("bit_not", BITS, "not(x)", "bitwise_not"),
+    # several
+    Pointwise("xlogy", FLOAT, "where(isnan(y), y, where(eq(x, 0), 0, mul(x, log(y))))", "xlogy"),
+    Pointwise("xlog1py", FLOAT, "where(isnan(y), y, where(eq(x, 0), 0, mul(x, log1p(y))))", "special.xlog1py"),
+    Pointwise("logaddexp", FLOAT, "where(and(isinf(maximum(x, y)), eq(x, y)), maximum(x, y), "
+              "add(maximum(x, y), log1p(exp(neg(abs(sub(x, y)))))))", "logaddexp"),
+    Pointwise("logaddexp2", FLOAT, "where(and(isinf(maximum(x, y)), eq(x, y)), maximum(x, y), "
+              "add(maximum(x, y), mul(log1p(exp2(neg(abs(sub(x, y))))), 1.4426950408889634)))", "logaddexp2"),
+    Pointwise("heaviside", ANY, "where(eq(x, 0), y, where(gt(x, 0), 1, 0))", "heaviside"),
+)
+
+POINTWISE: dict[str, Pointwise] = {}
+BY_TORCH: dict[str, str] = {}  # function of torch -> row
+
+
+def result_dtype(pattern: Pattern, dtype: str) -> str:
+    """Of a body whose operands are `dtype`."""
+    if isinstance(pattern, Apply):
+        return "bool" if SCALAR[pattern.op].test else result_dtype(pattern.args[-1], dtype)
+    return "bool" if isinstance(pattern, Number) and isinstance(pattern.value, bool) else dtype
 
 
 def _operand_types(name: str, inputs: Inputs) -> list[TensorType]:
@@ -95,15 +125,13 @@ def _common_dtype(name: str, types: list[TensorType], scalars: list[Operand]) ->
     return dtype
 
 
-def _infer(kinds: tuple[str, ...], name: str, inputs: Inputs, attrs: Attrs) -> Types:
+def _infer(kinds: tuple[str, ...], pattern: Pattern, name: str, inputs: Inputs, attrs: Attrs) -> Types:
     types = _operand_types(name, inputs)
     dtype = _common_dtype(name, types, [item for item in inputs if not isinstance(item, Value)])
-    if kind_of(dtype) not in kinds:
+    if kind_of(dtype) not in kinds and dtype not in kinds:
         fail(name, f"it is defined on {', '.join(kinds)}, and the operands are {dtype}", "insert a cast")
-    if name == "nextafter" and dtype not in ("f32", "f64"):
-        fail(name, f"the neighbour of a {dtype} is not that of the f32 register that holds it")
     shape = broadcast_shapes(name, [kind.shape for kind in types])
-    return (TensorType("bool" if name in TESTS else dtype, shape, None, same_device(name, types)),)
+    return (TensorType(result_dtype(pattern, dtype), shape, None, same_device(name, types)),)
 
 
 def _infer_where(name: str, inputs: Inputs, attrs: Attrs) -> Types:
@@ -152,20 +180,44 @@ def rounded(value: Literal, dtype: str) -> Literal:
     return value
 
 
-def pointwise_body(body: Body[Any], node: Node, index: Index) -> object:
-    """Read each operand at its broadcast index and apply the scalar operation."""
+def _operands(body: Body[Any], node: Node, index: Index) -> list[tuple[Any, str]]:
+    """Each operand's element at its broadcast index, with its dtype."""
     dtype = operand_dtype(node)
-    result = node.output.tensor.dtype
-    registers = []
+    found: list[tuple[Any, str]] = []
     for position, item in enumerate(node.inputs):
         if isinstance(item, Value):
-            registers.append(body.read(item, broadcast_index(item.tensor.shape, index)))
+            found.append((body.read(item, broadcast_index(item.tensor.shape, index)), item.tensor.dtype))
             continue
-        if node.op in TESTS and not isinstance(item, Expr):
+        if node.output.tensor.dtype == "bool" and not isinstance(item, Expr):
             # a comparison sees the literal as an element of the dtype; arithmetic keeps it exact, as PyTorch does
             item = rounded(item, dtype)
-        registers.append(scalar(body, item, "bool" if node.op == "where" and position == 0 else dtype))
-    return body.apply(SCALAR_NAMES.get(node.op, node.op), *registers, dtype=result)
+        kind = "bool" if node.op == "where" and position == 0 else dtype
+        found.append((scalar(body, item, kind), kind))
+    return found
+
+
+def _pointwise_body(pattern: Pattern, body: Body[Any], node: Node, index: Index) -> object:
+    """Apply the scalar instructions of `pattern` to the operands."""
+    operands = dict(zip(OPERANDS, _operands(body, node, index)))
+    return applied(pattern, body, operands, operand_dtype(node))[0]
+
+
+def applied(pattern: Pattern, body: Arithmetic[Any], operands: Mapping[str, tuple[Any, str]],
+            dtype: str) -> tuple[Any, str]:
+    """The register of a body, and its dtype; literals are of `dtype`."""
+    if isinstance(pattern, Variable):
+        return operands[pattern.name]
+    if isinstance(pattern, Number):
+        kind = result_dtype(pattern, dtype)
+        return constant(body, pattern.value, kind), kind
+    args = [applied(argument, body, operands, dtype) for argument in pattern.args]
+    kind = "bool" if SCALAR[pattern.op].test else args[-1][1]
+    return body.apply(pattern.op, *(register for register, _ in args), dtype=kind), kind
+
+
+def _cast_body(body: Body[Any], node: Node, index: Index) -> object:
+    """Read the operand and convert it."""
+    return body.apply("cast", _operands(body, node, index)[0][0], dtype=node.output.tensor.dtype)
 
 
 def _infer_divisor(name: str, inputs: Inputs, attrs: Attrs) -> Types:
@@ -188,12 +240,27 @@ def _divisor_body(body: Body[Any], node: Node, index: Index) -> object:
     return register
 
 
-for _name, _kinds, _cost, _torch in UNARY:
-    add_row(_name, "pointwise", "x", partial(_infer, _kinds), body=pointwise_body, cost=_cost, torch=_torch)
-for _name, _kinds, _cost, _torch in BINARY:
-    add_row(_name, "pointwise", "x, y", partial(_infer, _kinds), body=pointwise_body, cost=_cost, torch=_torch)
-add_row("where", "pointwise", "condition, x, y", _infer_where, body=pointwise_body, torch="where")
-add_row("cast", "pointwise", "x | dtype", _infer_cast, body=pointwise_body)
+def add_pointwise(row: Pointwise) -> Pointwise:
+    """Add a row to the op table; a body of other than x, y, z and scalar instructions is a bug."""
+    pattern = row.pattern
+    terms = [term for term in subterms(pattern) if isinstance(term, Apply)]
+    assert all(len(term.args) == SCALAR[term.op].arity for term in terms), row
+    assert {term.name for term in subterms(pattern) if isinstance(term, Variable)} == {*OPERANDS[:row.arity]}, row
+    used = [term.op for term in terms]
+    add_row(row.name, "pointwise", ", ".join(OPERANDS[:row.arity]), partial(_infer, row.kinds, pattern),
+            body=partial(_pointwise_body, pattern), cost=sum(SCALAR[op].cost for op in used), torch=row.torch,
+            scalars=frozenset(used), commutes=len(used) == 1 and SCALAR[used[0]].commutes)
+    POINTWISE[row.name] = row
+    if row.torch:
+        BY_TORCH[row.torch] = row.name
+    return row
+
+
+for _row in (*(of_scalar(one) for one in SCALAR.values() if one.kinds), *COMPOSED):
+    add_pointwise(_row)
+add_row("where", "pointwise", "condition, x, y", _infer_where,
+        body=partial(_pointwise_body, pattern_of("where(x, y, z)")), torch="where", scalars=frozenset(("where",)))
+add_row("cast", "pointwise", "x | dtype", _infer_cast, body=_cast_body)
 # stored, for eager divides by all of it, whatever is read of the quotient
 add_row("divisor", "pointwise", "y | count", _infer_divisor, body=_divisor_body, cost=2, checks=True, stored=True)
-add_row("store", "pointwise", "x | dtype", _infer_cast, body=pointwise_body, stored=True)
+add_row("store", "pointwise", "x | dtype", _infer_cast, body=_cast_body, stored=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import type_of
 from anyshape.ir.types import kind_of
+from anyshape.ops.pointwise import POINTWISE
 from anyshape.ops.type_rules import dims_attr, int_attr
 from anyshape.ops.view import slice_parts
 from anyshape.sym.expr import Call, Expr, Size, maximum
@@ -49,8 +50,8 @@ def divided_sizes(graph: Graph) -> tuple[tuple[Size, str], ...]:
     facts do not rule out."""
     found: dict[Size, str] = {}
     for node in graph.nodes:
-        if node.op in ("floor_div", "trunc_div", "remainder", "fmod") and not isinstance(node.inputs[1], Value):
-            kind, by = node.output.tensor, node.inputs[1]
+        if node.op in POINTWISE and POINTWISE[node.op].divides and not isinstance(node.inputs[-1], Value):
+            kind, by = node.output.tensor, node.inputs[-1]
             if kind_of(kind.dtype) == "float" or not isinstance(by, (int, Expr)):
                 continue
             size = by if prove_nonnegative(graph.facts, by) else by * by

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from anyshape.base.errors import VerifyError
 from anyshape.ir.graph import Attr, Node, Operand, Value
-from anyshape.ir.op import Body, Index, Op, define
+from anyshape.ir.op import Arithmetic, Body, Index, Op, define
 from anyshape.ir.types import DTYPES, NATIVE, TensorType, kind_of
 from anyshape.sym.expr import Expr, Size
 
@@ -208,6 +208,11 @@ def scalar(body: Body[Any], operand: Operand | Attr, dtype: str) -> Any:
         register = body.index(operand)
         return register if dtype == "i64" else body.apply("cast", register, dtype=dtype)
     assert isinstance(operand, (bool, int, float)), operand
+    return constant(body, operand, dtype)
+
+
+def constant(body: Arithmetic[Any], operand: float | int | bool, dtype: str) -> Any:
+    """A literal as a register of `dtype`."""
     kind = kind_of(dtype)
     return body.constant(float(operand) if kind == "float" else bool(operand) if kind == "bool" else int(operand),
                          dtype)

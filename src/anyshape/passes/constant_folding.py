@@ -206,16 +206,13 @@ def _compute(replay: Replay, node: Node, values: list[Literal | Expr]) -> Operan
         arguments = [bool(condition), *(_NUMPY[dtype](round_to(value, dtype)) for value in rest)]  # type: ignore
     else:
         # arithmetic in bf16 and f16 sees a literal operand unrounded, as in PyTorch
-        plain = "f32" if dtype in ("bf16", "f16") and row(node).name not in _TESTS else dtype
+        plain = "f32" if dtype in ("bf16", "f16") and node.output.tensor.dtype != "bool" else dtype
         arguments = [_NUMPY[dtype](round_to(value, plain)) for value in values]  # type: ignore[arg-type]
     if node.op in ("maximum", "minimum") and kind_of(dtype) == "float" and arguments[0] == arguments[1] == 0:
         return None  # IEEE 754 leaves open which zero it is
     with numpy.errstate(all="ignore"):
         result = compute(*arguments).item()
     return _full(replay, round_to(result, node.output.tensor.dtype), node.output.tensor)
-
-
-_TESTS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
 def _shifted_iota(replay: Replay, node: Node, values: list[Operand]) -> Operand | None:

@@ -23,6 +23,7 @@ from anyshape.torch_compat.names import ALL_SIZES, PYTHON_KERNELS, TRAIN_STEP
 from anyshape.torch_compat.objects import (
     OpOverload,
     OpOverloadPacket,
+    arity,
     aten,
     compile_lock,
     is_mutable,
@@ -34,6 +35,6 @@ from anyshape.torch_compat.objects import (
 )
 
 __all__ = ["ALL_SIZES", "Absent", "OpOverload", "OpOverloadPacket", "PYTHON_KERNELS", "TRAIN_STEP",
-           "TorchVersionWarning", "aten", "bind", "compile_lock", "get", "has", "is_mutable", "is_there", "is_zeros",
-           "lack", "lacking", "need", "operator_name", "pretending", "python_kernels", "refusal", "schema_text",
-           "storage_id", "version"]
+           "TorchVersionWarning", "arity", "aten", "bind", "compile_lock", "get", "has", "is_mutable", "is_there",
+           "is_zeros", "lack", "lacking", "need", "operator_name", "pretending", "python_kernels", "refusal",
+           "schema_text", "storage_id", "version"]

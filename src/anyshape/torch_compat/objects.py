@@ -53,6 +53,11 @@ def operator_name(op: Any) -> str:
     return str(op._opname)
 
 
+def arity(op: Any) -> int:
+    """The number of arguments of an operator, those with defaults, too."""
+    return len(op._schema.arguments)
+
+
 def compile_lock() -> Any:
     """The lock that Dynamo holds while it traces; one of our own where torch has none."""
     return get("torch._dynamo.convert_frame.compile_lock") or _own_lock

@@ -183,8 +183,8 @@ def _plans(compiled: CompiledGraph, program: Executable) -> tuple[Plan, Plan, Pl
     """The plan in the order of the model, the one in our order, and the forward's."""
     config = Config()
     store, fusion = fused(compiled.graph, target_of(config), config)
-    plan = elide_mutation_copies(sink_mutations(assemble(compiled.graph, fusion, store, named(fusion,
-                                                                                              compiled.graph.facts)[0])))
+    versions, _ = named(fusion, compiled.graph.facts, target_of(config))
+    plan = elide_mutation_copies(sink_mutations(assemble(compiled.graph, fusion, store, versions)))
     forward = program.maker.keeps.forward
     return plan, reorder(plan, PlanContext(forward=forward))[-1 if program.maker.is_other else 0], forward
 

@@ -144,8 +144,8 @@ def plans_of(step: Any) -> list[Plan]:
     for program in step.programs:
         graph = program.compiled.graph
         store, fusion = fused(graph, usual_target(), Config())
-        plans.append(elide_mutation_copies(sink_mutations(assemble(graph, fusion, store, named(fusion,
-                                                                                               graph.facts)[0]))))
+        versions, _ = named(fusion, graph.facts, usual_target())
+        plans.append(elide_mutation_copies(sink_mutations(assemble(graph, fusion, store, versions))))
     return plans
 
 

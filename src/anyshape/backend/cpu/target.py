@@ -8,8 +8,8 @@ from anyshape.backend.cpu.autotune import Autotune, autotune_of, machine_key
 from anyshape.backend.cpu.bytecode.encode_gemm import native, takes_any_strides
 from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.llvm.jit import LoadedKernel, build
-from anyshape.backend.cpu.llvm.libm import UNSUPPORTED
-from anyshape.backend.cpu.machine.target import Machine, host
+from anyshape.backend.cpu.llvm.scalar_ops import unsupported
+from anyshape.backend.cpu.machine.target import HARDWARE, Machine, host
 from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
 from anyshape.backend.cpu.plan_runner import CpuPlanRunner
 from anyshape.backend.interface import ObjectCache
@@ -30,7 +30,7 @@ class CpuTarget:
 
     device = "cpu"
     alignment = ALIGNMENT
-    unsupported = UNSUPPORTED
+    hardware = HARDWARE
 
     def __init__(self, machine: Machine, native: NativeRoutines, autotune: Autotune) -> None:
         self.machine = machine
@@ -38,6 +38,11 @@ class CpuTarget:
         self.autotune = autotune
         self.key = machine.key
         self.machine_key = machine_key()
+
+    @property
+    def unsupported(self) -> frozenset[str]:
+        """See `Target`."""
+        return unsupported()
 
     def emit(self, program: LoopProgram) -> str:
         """See `Target`."""

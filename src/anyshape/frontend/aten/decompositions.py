@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from anyshape.frontend.aten.table import is_composed
 from anyshape.passes.constant_folding import round_to
-from anyshape.torch_compat import aten, is_there
+from anyshape.torch_compat import OpOverload, aten, is_there
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
@@ -58,12 +59,6 @@ WHOLE = (
     aten.threshold_backward,
     aten.logit,
     aten.logit_backward,
-    # The decompositions lay results out as one operand lies, where the operator asks both.
-    aten.heaviside,
-    aten.logaddexp,
-    aten.logaddexp2,
-    aten.special_xlog1py,
-    aten.xlogy,
     # The decompositions take the root of a variance, which may be infinite in f32 where the deviation is not.
     aten.std,
     aten.std_mean,
@@ -244,6 +239,9 @@ def table() -> dict[Any, Callable[..., Any]]:
     for packet in filter(is_there, WHOLE):
         for overload in packet.overloads():
             chosen.pop(getattr(packet, overload), None)
+    # what a pointwise row composes; the decompositions lay results out as one operand lies, where operators ask both
+    for op in [op for op in chosen if isinstance(op, OpOverload) and is_composed(op)]:
+        del chosen[op]
     chosen.update({op: around(chosen[op]) for op, around in AROUND.items() if op in chosen})
     chosen.update({op: own for op, own in OWN.items() if is_there(op)})
     return chosen

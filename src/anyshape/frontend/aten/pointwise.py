@@ -1,4 +1,4 @@
-"""Translations of elementwise ATen ops: arithmetic, comparisons, selection, casts.
+"""Translations of elementwise ATen ops that are not one pointwise row, cast by cast: arithmetic, selection, casts.
 
     aten.add.Tensor(x f32, y i64, alpha=2)  -->  c = cast(y | f32); s = mul(c, 2.0); add(x, s)
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from anyshape.frontend.aten.table import Decline, Translator, is_float, literal, translates, wide
+from anyshape.frontend.aten.table import Decline, Translator, is_float, translates, wide
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
 from anyshape.torch_compat import aten
@@ -17,39 +17,13 @@ from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 prims = torch.ops.prims
 
-_FLOAT_UNARY = (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "tanh",
-    "sigmoid", "erf", "erfc", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "digamma",
-    "erfinv",
-)  # fmt: skip
-_FLOAT_BINARY = ("atan2", "hypot", "nextafter", "copysign")
 _ROUNDING = ("floor", "ceil", "trunc", "round")
-
-
-def _float_unary(name: str) -> None:
-    def translation(t: Translator, x: Any) -> Value:
-        return t.pointwise(name, x)
-    for library in (aten, prims):
-        if hasattr(library, name):
-            translates(getattr(library, name).default)(translation)
 
 
 def _rounding(name: str) -> None:
     def translation(t: Translator, x: Any) -> Value:
         return t.pointwise(name, x) if is_float(t.out.dtype) else t.cast(x, t.out.dtype)
     translates(getattr(aten, name).default)(translation)
-
-
-def _float_binary(name: str) -> None:
-    def translation(t: Translator, x: Any, y: Any) -> Value:
-        return t.pointwise(name, x, y)
-    translates(getattr(aten, name))(translation)
-
-
-def _comparison(name: str) -> None:
-    def translation(t: Translator, x: Any, y: Any) -> Value:
-        return t.compare(name, x, y)
-    translates(getattr(aten, name), getattr(prims, name).default)(translation)
 
 
 def _bitwise(name: str, row: str) -> None:
@@ -73,29 +47,15 @@ def _test(name: str) -> None:
     translates(getattr(aten, name).default)(translation)
 
 
-for _name in _FLOAT_UNARY:
-    _float_unary(_name)
-translates(aten.special_erfinv.default)(lambda t, x: t.pointwise("erfinv", x))
 for _name in _ROUNDING:
     _rounding(_name)
-for _name in _FLOAT_BINARY:
-    _float_binary(_name)
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _comparison(_name)
-for _name, _row in (("bitwise_and", "bit_and"), ("bitwise_or", "bit_or"), ("bitwise_xor", "bit_xor"),
-                    ("bitwise_left_shift", "shift_left"), ("bitwise_right_shift", "shift_right"),
-                    ("__and__", "bit_and"), ("__or__", "bit_or"), ("__xor__", "bit_xor"),
+for _name, _row in (("__and__", "bit_and"), ("__or__", "bit_or"), ("__xor__", "bit_xor"),
                     ("__lshift__", "shift_left"), ("__rshift__", "shift_right")):
     _bitwise(_name, _row)
 for _name, _row in (("logical_and", "bit_and"), ("logical_or", "bit_or"), ("logical_xor", "bit_xor")):
     _logical(_name, _row)
 for _name in ("isnan", "isinf", "signbit"):
     _test(_name)
-
-
-@translates(aten.bitwise_not.default)
-def bitwise_not(t: Translator, x: Value) -> Value:
-    return t.op("bit_not", x)
 
 
 @translates(aten.logical_not.default)
@@ -108,11 +68,6 @@ def isfinite(t: Translator, x: Value) -> Value:
     if not is_float(x.tensor.dtype):
         return t.full(True, x.tensor.shape, "bool")
     return t.op("lt", t.op("abs", x), math.inf)
-
-
-@translates(aten.neg.default, prims.neg.default)
-def neg(t: Translator, x: Value) -> Value:
-    return t.pointwise("neg", x)
 
 
 @translates(aten.abs.default, prims.abs.default)
@@ -189,38 +144,20 @@ def div(t: Translator, x: Any, y: Any) -> Value:
     return _by_scalar(t, "div", t.bound(x), y, (y,))
 
 
-def _divisor(t: Translator, y: Any) -> Any:
-    """What a division or remainder divides by. One of whole numbers fails where a tensor has a 0 there; numbers and
-    sizes are looked at before the program runs (`divided_sizes` in ops/shape_preconditions.py)."""
-    if isinstance(y, Value) and not is_float(t.out.dtype):
-        return t.op("divisor", t.cast(y, t.out.dtype), count=t.out.count)
-    return y
-
-
 @translates(prims.div.default)
 def prims_div(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("div" if is_float(t.out.dtype) else "trunc_div", x, _divisor(t, y))
+    return t.pointwise("div" if is_float(t.out.dtype) else "trunc_div", x, t.divisor(y))
 
 
 @translates(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(t: Translator, x: Any, y: Any, *, rounding_mode: str | None = None) -> Value:
     name = {None: "div", "floor": "floor_div", "trunc": "trunc_div"}[rounding_mode]
-    return _by_scalar(t, name, t.bound(x), _divisor(t, y), (y,))
+    return _by_scalar(t, name, t.bound(x), t.divisor(y), (y,))
 
 
 @translates(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(t: Translator, x: Any, y: Any) -> Value:
-    return _by_scalar(t, "floor_div", t.bound(x), _divisor(t, y), (y,))
-
-
-@translates(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("remainder", t.bound(x), _divisor(t, t.bound(y)))
-
-
-@translates(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(t: Translator, x: Any, y: Any) -> Value:
-    return t.pointwise("fmod", t.bound(x), _divisor(t, t.bound(y)))
+    return _by_scalar(t, "floor_div", t.bound(x), t.divisor(y), (y,))
 
 
 @translates(aten.maximum.default)
@@ -353,47 +290,6 @@ def nan_to_num(t: Translator, x: Value, nan: Any = None, posinf: Any = None, neg
     y = t.where(t.op("isnan", x), 0.0 if nan is None else nan, x)
     y = t.where(t.op("eq", y, math.inf), largest if posinf is None else posinf, y)
     return t.where(t.op("eq", y, -math.inf), -largest if neginf is None else neginf, y)
-
-
-def _times_logarithm(t: Translator, x: Any, y: Any, logarithm: str) -> Value:
-    """0 where `x` is, unless `y` is NaN."""
-    a, b = (t.cast(v, t.out.dtype) if isinstance(v, Value) else t.full(t.bound(v), (), t.out.dtype) for v in (x, y))
-    product = t.pointwise("mul", a, t.op(logarithm, b))
-    return t.where(t.op("isnan", b), b, t.where(t.op("eq", a, 0.0), 0.0, product))
-
-
-@translates(aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other)
-def xlogy(t: Translator, x: Any, y: Any) -> Value:
-    return _times_logarithm(t, x, y, "log")
-
-
-@translates(aten.special_xlog1py.default, aten.special_xlog1py.self_scalar, aten.special_xlog1py.other_scalar)
-def xlog1py(t: Translator, x: Any, y: Any) -> Value:
-    return _times_logarithm(t, x, y, "log1p")
-
-
-def _log_of_sum(t: Translator, x: Value, y: Value, power: str, scale: float) -> Value:
-    a, b = t.cast(x, t.out.dtype), t.cast(y, t.out.dtype)
-    top = t.pointwise("maximum", a, b)
-    rest = t.op("log1p", t.op(power, t.op("neg", t.op("abs", t.pointwise("sub", a, b)))))
-    same = t.op("bit_and", t.op("isinf", top), t.pointwise("eq", a, b))
-    return t.where(same, top, t.pointwise("add", top, rest if scale == 1 else t.op("mul", rest, scale)))
-
-
-@translates(aten.logaddexp.default)
-def logaddexp(t: Translator, x: Value, y: Value) -> Value:
-    return _log_of_sum(t, x, y, "exp", 1)
-
-
-@translates(aten.logaddexp2.default)
-def logaddexp2(t: Translator, x: Value, y: Value) -> Value:
-    return _log_of_sum(t, x, y, "exp2", 1 / math.log(2))
-
-
-@translates(aten.heaviside.default)
-def heaviside(t: Translator, x: Value, values: Value) -> Value:
-    above = t.cast(t.op("gt", x, literal(0, x.tensor.dtype)), t.out.dtype)
-    return t.where(t.op("eq", x, literal(0, x.tensor.dtype)), values, above)
 
 
 if hasattr(prims, "fma"):

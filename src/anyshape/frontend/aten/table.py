@@ -1,5 +1,7 @@
 """The table of translations, one row per ATen overload, and what a translation may ask for.
 
+An operator that a row of ops/pointwise.py names as its function of torch needs no translation.
+
 A translation is a function `(t, *arguments)` that has the parameters of the op's schema. Tensors arrive as values,
 sizes as sizes, and it returns a value or a tuple of values (None for a result that is not made). It appends equations
 to `t.builder`; when it cannot carry a case it raises `Decline`, and the op becomes an extern call.
@@ -18,11 +20,13 @@ from anyshape.backend.interface import Target
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Attr, Operand, Value
+from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import TensorType, kind_of
+from anyshape.ops.pointwise import BY_TORCH, POINTWISE, Pointwise, result_dtype
 from anyshape.passes.constant_folding import round_to
 from anyshape.sym.expr import Expr, Size, product
 from anyshape.sym.prover import prove_nonnegative
-from anyshape.torch_compat import OpOverload, OpOverloadPacket, schema_text
+from anyshape.torch_compat import OpOverload, OpOverloadPacket, arity, operator_name, schema_text
 from anyshape.torch_compat.dtypes import DTYPE_NAMES, TORCH_DTYPES
 
 Translation = Callable[..., Any]
@@ -70,7 +74,32 @@ def translation_of(op: OpOverload) -> Translation | None:
     found = TABLE.get(op)
     if found is None and op.namespace not in ("aten", "prims"):
         found = BY_SCHEMA.get(schema_text(op))
-    return found
+    row = pointwise_row(op) if found is None else None
+    return found if row is None else functools.partial(_translate_row, row)
+
+
+def pointwise_row(op: OpOverload) -> Pointwise | None:
+    """The row of ops/pointwise.py that names this operator as its function of torch."""
+    name = operator_name(op)
+    names = [f"ops.{op.namespace}.{name}"]
+    if op.namespace in ("aten", "prims"):
+        names = [name, name.replace("special_", "special.", 1), name.removeprefix("special_")]
+    row = next((POINTWISE[BY_TORCH[one]] for one in names if one in BY_TORCH), None)
+    return None if row is None or arity(op) != row.arity else row
+
+
+def is_composed(op: OpOverload) -> bool:
+    """Is the operator a pointwise row that is not one scalar instruction?"""
+    row = pointwise_row(op)
+    return row is not None and row.name not in SCALAR
+
+
+def _translate_row(row: Pointwise, t: Translator, *operands: Any) -> Value:
+    """The pointwise op in the dtype of the result; in that of the operands, where the result is bool."""
+    if result_dtype(row.pattern, "f32") == "bool":
+        return t.compare(row.name, *operands)
+    given = [t.bound(x) for x in operands]
+    return t.pointwise(row.name, *given[:-1], t.divisor(given[-1]) if row.divides else given[-1])
 
 
 @functools.cache
@@ -162,9 +191,16 @@ class Translator:
                     raise Mismatch(seen, shape[-position])
                 seen = shape[-position]
 
-    def compare(self, name: str, x: Any, y: Any) -> Value:
+    def compare(self, name: str, *operands: Any) -> Value:
         """A comparison, in the dtype that the operands promote to."""
-        return self.pointwise(name, x, y, dtype=self.promoted(x, y))
+        return self.pointwise(name, *operands, dtype=self.promoted(*operands))
+
+    def divisor(self, y: Any) -> Any:
+        """What a division or remainder divides by. One of whole numbers fails where a tensor has a 0 there; numbers and
+        sizes are looked at before the program runs (`divided_sizes` in ops/shape_preconditions.py)."""
+        if isinstance(y, Value) and not is_float(self.out.dtype):
+            return self.op("divisor", self.cast(y, self.out.dtype), count=self.out.count)
+        return y
 
     def where(self, condition: Value, x: Any, y: Any, dtype: str | None = None) -> Value:
         """Elements of x where the condition holds, of y elsewhere, as `dtype` (default: the result's)."""

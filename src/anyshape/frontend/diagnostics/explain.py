@@ -18,9 +18,10 @@ from anyshape.frontend.diagnostics.explain_data import (
 )
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.programs.compile_program import NativeProgram
-from anyshape.frontend.programs.session import Capture, Compilation, Fallback
+from anyshape.frontend.programs.session import Compilation, Fallback
 from anyshape.ir.graph import UNUSED
 from anyshape.kernel.fusion.result import FusedKernel
+from anyshape.plan.ir.liveness import live_bytes
 from anyshape.plan.ir.program import (
     CopyStep,
     ExternStep,
@@ -50,10 +51,8 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
     Raises:
         InputError: a name that no program has.
     """
-    programs = tuple(program_note(one, compilation) for one in native_programs(compilation))
     values = given_values(compilation, sizes)
-    places = zip(programs, placed(compilation, values), strict=True)
-    programs = tuple(dataclasses.replace(program, placed=bytes_) for program, bytes_ in places)
+    programs = program_notes(compilation, values)
     fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting),
                  *(Fallback("torch", path, f"this version lacks it: {without}") for path, without in lacking().items()))
     return Explanation(name, programs, fallbacks, compilation.graphs, tuple(sorted(values.items())),
@@ -66,28 +65,30 @@ def _attentions(compilation: Compilation) -> tuple[AttentionUse, ...]:
                  for number, notes in sorted(compilation.attentions.items()) for note in dict.fromkeys(notes))
 
 
-def placed(compilation: Compilation, values: Mapping[str, int]) -> tuple[int | None, ...]:
-    """Per program, the bytes of the arena of a call at `values`: where the formula's layout is far from the least, the
-    run time makes a better one for these sizes."""
-    found = []
-    for program in native_programs(compilation):
-        at = {**values, **{old: values[name] for old, _, name in capture_of(program, compilation).sizes
-                           if name in values}}
-        executable = program.compiled.executable
-        if all(name in at or name.startswith(UNUSED) for name in executable.layout.symbols):
-            executable = executable.at(at)
-        found.append(executable.maker.arena(at))
-    return tuple(found)
+def program_notes(compilation: Compilation, values: Mapping[str, int]) -> tuple[ProgramNote, ...]:
+    """What is known of each program that is compiled, and at sizes by name."""
+    return tuple(_program(one, compilation, known_symbols(one, compilation, values))
+                 for one in native_programs(compilation))
+
+
+def known_symbols(program: NativeProgram, compilation: Compilation, values: Mapping[str, int]) -> dict[str, int]:
+    """`values` by the names of sizes and by the symbols of a program."""
+    return {**values, **{old: values[name] for old, name in compilation.names_of(program.name).items()
+                         if name in values}}
+
+
+def _placed(program: NativeProgram, at: dict[str, int]) -> int | None:
+    """The bytes of the arena of a call: where the formula's layout is far from the least, the run time makes a better
+    one for these sizes."""
+    executable = program.compiled.executable
+    if all(name in at or name.startswith(UNUSED) for name in executable.layout.symbols):
+        executable = executable.at(at)
+    return executable.maker.arena(at)
 
 
 def native_programs(compilation: Compilation) -> list[NativeProgram]:
     """The programs of a compilation that are compiled."""
     return [program for program in compilation.programs if isinstance(program, NativeProgram)]
-
-
-def capture_of(program: NativeProgram, compilation: Compilation) -> Capture:
-    """The captured graph that a program was made of."""
-    return compilation.capture_of(program.name)
 
 
 def known_sizes(compilation: Compilation) -> set[str]:
@@ -117,9 +118,8 @@ def given_values(compilation: Compilation, sizes: Mapping[str, Any]) -> dict[str
     return values
 
 
-def program_note(program: NativeProgram, compilation: Compilation) -> ProgramNote:
-    """What is known of a program."""
-    compiled, capture = program.compiled, capture_of(program, compilation)
+def _program(program: NativeProgram, compilation: Compilation, at: dict[str, int]) -> ProgramNote:
+    compiled, capture = program.compiled, compilation.capture_of(program.name)
     plan = compiled.plan
     names = {old: symbol(name) for old, name in compilation.names_of(program.name).items()}
     places = {name: words for _, words, name in capture.sizes}
@@ -134,7 +134,7 @@ def program_note(program: NativeProgram, compilation: Compilation) -> ProgramNot
         _refusals(compiled, names), _steps(plan, names), substitute(plan.arena, names), substitute(plan.kept, names),
         substitute(outputs, names), compiled.seconds,
         _passes(compiled, "equations"), likely,
-        edited=compiled.edited, undecided=_undecided(plan, names),
+        placed=_placed(program, at), edited=compiled.edited, undecided=_undecided(plan, names),
         other=None if compiled.other is None else substitute(compiled.other.plan.arena, names),
         plan_passes=_passes(compiled, "steps"))
 
@@ -191,11 +191,9 @@ def _when(regime: Regime, names: Names) -> str:
 
 def _repeated(notes: list[KernelNote]) -> KernelNote:
     """Uses of one kernel (repeated layers) as one note, with the bytes of all."""
-    first = notes[0]
-    lines = tuple(dict.fromkeys(line for note in notes for line in note.lines))
-    return KernelNote(first.name, first.ops, lines, first.rows, first.columns,
-                      sum((note.read for note in notes), start=0), sum((note.written for note in notes), start=0),
-                      len(notes), first.regimes)
+    return dataclasses.replace(
+        notes[0], lines=tuple(dict.fromkeys(line for note in notes for line in note.lines)), uses=len(notes),
+        read=sum((note.read for note in notes), start=0), written=sum((note.written for note in notes), start=0))
 
 
 def _calls(program: NativeProgram, plan: Plan) -> tuple[tuple[CallNote, ...], tuple[CallNote, ...]]:
@@ -236,19 +234,11 @@ def _refusals(compiled: CompiledGraph, names: Names) -> tuple[RefusalNote, ...]:
 
 
 def _steps(plan: Plan, names: Names) -> tuple[StepNote, ...]:
-    placed = dict(plan.offsets)
-    inside = [b for b in plan.buffers if b.in_arena or b.name in placed]
-    notes = []
-    for number, step in enumerate(plan.steps):
-        live = sum((b.bytes for b in inside if _alive(b, number, len(plan.steps))), start=0)
-        notes.append(StepNote(number, step_text(step), step.where, substitute(live, names)))
-    return tuple(notes)
-
-
-def _alive(buffer: Any, step: int, steps: int) -> bool:
-    first = 0 if buffer.is_restored else buffer.first
-    last = steps if buffer.is_saved else buffer.last
-    return first <= step <= last
+    placed, end = dict(plan.offsets), len(plan.steps)
+    live = live_bytes(((b.bytes, 0 if b.is_restored else b.first, end if b.is_saved else b.last)
+                       for b in plan.buffers if b.in_arena or b.name in placed), end)
+    return tuple(StepNote(number, step_text(step), step.where, substitute(size, names))
+                 for number, (step, size) in enumerate(zip(plan.steps, live, strict=False)))
 
 
 def step_text(step: Step) -> str:

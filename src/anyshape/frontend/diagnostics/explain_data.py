@@ -1,13 +1,17 @@
-"""What `explain()` knows: everything that was decided for one compiled object, as data.
+"""The report model: what was decided for a compiled object, and what is in memory while it runs, as data that
+`explain()`, `memory()` and the report show.
 
 Sizes are formulas over names in the user's words (`ids_0` is dim 0 of input `ids`). Where sizes are given, the same
 formulas stand as numbers too.
 """
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from anyshape.sym.expr import Size
+from anyshape.sym.expr import Expr, Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,42 @@ class AttentionUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """A step in the line of a program, or of a forward and its backward, or the end of one. part: forward or backward,
+    empty without a backward; optional: it runs where something is computed again."""
+
+    part: str
+    number: int
+    what: str
+    where: str
+    optional: bool
+
+    def __str__(self) -> str:
+        return f"{self.part or 'step'} {self.number}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why no choice stays within a limit, and what to do."""
+
+    what: str
+    why: str
+    do: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How many values a call does not keep, of `saved` ones: dropped, to be computed again, and moved out, of `away`
+    bytes. number: among all choices, from the most memory to the least."""
+
+    number: int
+    saved: int
+    dropped: int
+    moved: int
+    away: int
+
+
+@dataclass(frozen=True, slots=True)
 class AliveNote:
     """A value in memory. kind: saved (for the backward), temporary, result, or made by PyTorch; where: the line of the
     model that makes it."""
@@ -165,4 +205,22 @@ class MemoryCurve:
     alive: tuple[AliveNote, ...]
     back: tuple[WayBack, ...] = ()
     seconds: float = 0.0
-    refused: str = ""
+    refusal: Refusal | None = None
+    scratch: tuple[int, int] = (0, 0)
+    choice: Choice | None = None
+
+    @property
+    def refused(self) -> str:
+        """What to do where no choice stays within the limit."""
+        return "" if self.refusal is None else self.refusal.do
+
+
+def plain(value: Any, formula: Callable[[Expr], Any] = str) -> Any:
+    """Data as dicts, lists, numbers and text, fit for JSON; a formula as `formula` gives it."""
+    if isinstance(value, Expr):
+        return formula(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name), formula) for field in dataclasses.fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [plain(item, formula) for item in value]
+    return value

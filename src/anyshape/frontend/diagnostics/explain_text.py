@@ -1,13 +1,12 @@
 """How an explanation looks on a terminal. Rich is imported when something is shown, not before."""
 from __future__ import annotations
 
-import dataclasses
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from anyshape.frontend.diagnostics.explain_data import AttentionUse, ProgramNote
+from anyshape.frontend.diagnostics.explain_data import AttentionUse, ProgramNote, plain
 from anyshape.frontend.messages.size_text import arena_text, number, said
 from anyshape.frontend.programs.session import Fallback
 from anyshape.sym.expr import Expr, Size
@@ -40,9 +39,11 @@ class Explanation:
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, numbers and text, fit for JSON. A formula becomes its text; where the given
         sizes determine it, {"formula": text, "value": number}."""
-        result = _plain(self, dict(self.values))
-        assert isinstance(result, dict)
-        return result
+        def formula(size: Expr) -> Any:
+            value = self.number(size)
+            return str(size) if value is None else {"formula": str(size), "value": value}
+
+        return dict(plain(self, formula))
 
     def __str__(self) -> str:
         return text(self)
@@ -69,12 +70,15 @@ def view(explanation: Explanation) -> Any:
         parts.append(Text("nothing is compiled: every call ran as PyTorch" if explanation.eager else
                           "nothing is compiled yet: compiling happens at the first call"))
     parts += [_program(program, explanation) for program in explanation.programs]
-    if explanation.attentions:
-        parts.append(_attentions(explanation))
-    if explanation.fallbacks:
-        parts.append(_fallbacks(explanation))
-    if explanation.eager:
-        parts.append(_eager(explanation))
+    parts += _filled(
+        _table("\nattention that the model writes out", ("graph", "uses", "source", "what"), (
+            (str(one.graph), str(one.uses), _source((one.where,)),
+             f"{'fused' if one.taken else 'left as it is'}: {one.what}") for one in explanation.attentions),
+            right=("graph", "uses")),
+        _table("\nwhat did not go the compiled road", ("what", "stage", "why"), (
+            (one.name, one.stage, one.reason) for one in explanation.fallbacks)),
+        _table("\ncalls that ran as PyTorch, all or a part of them", ("calls", "why"), (
+            (str(calls), reason) for reason, calls in explanation.eager), right=("calls",)))
     return Group(*parts)
 
 
@@ -111,35 +115,40 @@ def _program(program: ProgramNote, explanation: Explanation) -> Any:
                      f"the other is {said(program.other, explanation.values)}")
     lines += [f"edited: {path}" for path in program.edited]
     parts: list[Any] = [Text("\n".join(lines))]
-    parts += [table for table in (_kernels(program, explanation), _calls(program), _refusals(program, explanation),
-                                  _memory(program, explanation),
-                                  _undecided(program)) if table is not None]
-    parts.append(Text(_times(program)))
+    refused = ((said(one.bytes, explanation.values), one.reason, ", ".join(one.values)) for one in program.refusals)
+    parts += [*_filled(_kernels(program, explanation), _calls(program),
+                       _table("fusions not made", ("would save", "reason", "values"), refused)),
+              _memory(program, explanation), *_filled(_undecided(program)), Text(_times(program))]
     return Group(Text(f"\nprogram {program.name}", style="bold cyan"), Padding(Group(*parts), (0, 0, 0, 2)))
 
 
-def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Any:
+def _table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], right: tuple[str, ...] = (),
+           caption: str | None = None) -> Any:
     from rich import box
     from rich.table import Table
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, title_style="bold",
+                  caption=caption)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _filled(*tables: Any) -> list[Any]:
+    return [table for table in tables if table.row_count]
 
 
 def _kernels(program: ProgramNote, explanation: Explanation) -> Any:
-    if not program.kernels:
-        return None
-    table = _table(f"{_count(len(program.kernels), 'kernel')} of our own", "kernel", "fused", "rows x columns",
-                   "bytes moved", "source")
+    rows = []
     for kernel in program.kernels:
-        values = explanation.values
         name = kernel.name[:9] + (f" x {kernel.uses}" if kernel.uses > 1 else "")
         name += "".join(f"\n{', '.join(each[:9] for each in (one.kernel, *one.then))} when {one.when}"
                         for one in kernel.regimes if one.when)
-        table.add_row(name, f"{len(kernel.ops)}: {_squeezed(kernel.ops)}", f"{kernel.rows} x {kernel.columns}",
-                      said(kernel.read + kernel.written, values), _source(kernel.lines))
-    return table
+        rows.append((name, f"{len(kernel.ops)}: {_squeezed(kernel.ops)}", f"{kernel.rows} x {kernel.columns}",
+                     said(kernel.read + kernel.written, explanation.values), _source(kernel.lines)))
+    return _table(f"{_count(len(rows), 'kernel')} of our own",
+                  ("kernel", "fused", "rows x columns", "bytes moved", "source"), rows)
 
 
 def _squeezed(ops: tuple[str, ...]) -> str:
@@ -153,24 +162,11 @@ def _source(lines: tuple[str, ...]) -> str:
 
 
 def _calls(program: ProgramNote) -> Any:
-    if not program.libraries and not program.externs:
-        return None
-    table = _table("calls", "steps", "what", "why", "source", right=("steps",))
-    for call in program.libraries:
-        why = f"a native routine does it, {call.why}" if call.why else "a native routine does it"
-        table.add_row(str(call.uses), call.target, why, _source(call.lines))
-    for call in program.externs:
-        table.add_row(str(call.uses), call.target, f"PyTorch runs it: {call.why}", _source(call.lines))
-    return table
-
-
-def _refusals(program: ProgramNote, explanation: Explanation) -> Any:
-    if not program.refusals:
-        return None
-    table = _table("fusions not made", "would save", "reason", "values")
-    for refusal in program.refusals:
-        table.add_row(said(refusal.bytes, explanation.values), refusal.reason, ", ".join(refusal.values))
-    return table
+    own = [(call, f"a native routine does it, {call.why}" if call.why else "a native routine does it")
+           for call in program.libraries]
+    others = [(call, f"PyTorch runs it: {call.why}") for call in program.externs]
+    return _table("calls", ("steps", "what", "why", "source"), (
+        (str(call.uses), call.target, why, _source(call.lines)) for call, why in (*own, *others)), right=("steps",))
 
 
 def _memory(program: ProgramNote, explanation: Explanation) -> Any:
@@ -179,29 +175,21 @@ def _memory(program: ProgramNote, explanation: Explanation) -> Any:
              f"outputs {said(program.outputs, values)}")
     if not (isinstance(program.saved, int) and program.saved == 0):
         title += f", saved for the backward {said(program.saved, values)}"
-    table = _table(title, "step", "what", "alive", "", "source", right=("step",))
     likely = {**dict(program.likely), **dict(values)}
     counts = [number(step.live, likely) or 0 for step in program.steps]
     highest = max(counts, default=0) or 1
     shown = sorted(sorted(range(len(counts)), key=lambda i: -counts[i])[:MOST_STEPS])
-    for index in shown:
-        step = program.steps[index]
-        bar = "#" * round(16 * counts[index] / highest)
-        table.add_row(str(step.number), step.what, said(step.live, values), bar, _source((step.where,)))
-    if len(program.steps) > len(shown):
-        table.caption = f"the {len(shown)} steps with the most bytes alive, of {len(program.steps)}"
-    return table
+    rows = ((str(step.number), step.what, said(step.live, values), "#" * round(16 * counts[index] / highest),
+             _source((step.where,))) for index in shown for step in (program.steps[index],))
+    more = f"the {len(shown)} steps with the most bytes alive, of {len(counts)}" if len(counts) > len(shown) else None
+    return _table(title, ("step", "what", "alive", "", "source"), rows, right=("step",), caption=more)
 
 
 def _undecided(program: ProgramNote) -> Any:
-    if not program.undecided:
-        return None
-    table = _table("bytes that are not known to be ordered", "one", "other")
-    for one, other in program.undecided[:MOST_PAIRS]:
-        table.add_row(str(one), str(other))
-    if len(program.undecided) > MOST_PAIRS:
-        table.caption = f"and {len(program.undecided) - MOST_PAIRS} more"
-    return table
+    more = len(program.undecided) - MOST_PAIRS
+    return _table("bytes that are not known to be ordered", ("one", "other"), (
+        (str(one), str(other)) for one, other in program.undecided[:MOST_PAIRS]),
+        caption=f"and {more} more" if more > 0 else None)
 
 
 def _times(program: ProgramNote) -> str:
@@ -211,36 +199,3 @@ def _times(program: ProgramNote) -> str:
         counts = ", ".join(f"{name} {before}->{after}" for name, before, after, _ in passes)
         lines += [f"{word + ':':<7} {counts} {unit}"] if passes else []
     return "\n".join(lines)
-
-
-def _attentions(explanation: Explanation) -> Any:
-    table = _table("\nattention that the model writes out", "graph", "uses", "source", "what", right=("graph", "uses"))
-    for one in explanation.attentions:
-        what = f"{'fused' if one.taken else 'left as it is'}: {one.what}"
-        table.add_row(str(one.graph), str(one.uses), _source((one.where,)), what)
-    return table
-
-
-def _fallbacks(explanation: Explanation) -> Any:
-    table = _table("\nwhat did not go the compiled road", "what", "stage", "why")
-    for fallback in explanation.fallbacks:
-        table.add_row(fallback.name, fallback.stage, fallback.reason)
-    return table
-
-
-def _eager(explanation: Explanation) -> Any:
-    table = _table("\ncalls that ran as PyTorch, all or a part of them", "calls", "why", right=("calls",))
-    for reason, calls in explanation.eager:
-        table.add_row(str(calls), reason)
-    return table
-
-
-def _plain(value: Any, values: Mapping[str, int]) -> Any:
-    if isinstance(value, Expr):
-        found = number(value, values)
-        return str(value) if found is None else {"formula": str(value), "value": found}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name), values) for field in dataclasses.fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item, values) for item in value]
-    return value

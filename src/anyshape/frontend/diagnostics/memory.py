@@ -1,32 +1,32 @@
-"""Collects what `memory()` says: bytes as formulas and, at given sizes, the curve of bytes alive over the steps."""
+"""Collects what `memory()` and the report say: bytes as formulas and, at given sizes, the curve of bytes alive over the
+steps."""
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from anyshape.base.errors import InputError, LimitError
 from anyshape.compiler.link import has_own_sizes
 from anyshape.frontend.diagnostics.explain import (
-    capture_of,
     given_values,
+    known_symbols,
     native_programs,
-    placed,
-    program_note,
+    program_notes,
     step_text,
 )
-from anyshape.frontend.diagnostics.explain_data import AliveNote, MemoryCurve, WayBack
-from anyshape.frontend.diagnostics.memory_text import MemoryNote
-from anyshape.frontend.programs.compile_program import NativeProgram
+from anyshape.frontend.diagnostics.explain_data import AliveNote, Choice, MemoryCurve, Position, Refusal, WayBack
+from anyshape.frontend.diagnostics.memory_text import MemoryNote, limit_text
+from anyshape.frontend.programs.compile_program import NativeProgram, backward_name
 from anyshape.frontend.programs.session import Compilation
-from anyshape.runtime.budget.memory_budget import UNLIMITED, MemoryBudget
+from anyshape.runtime.budget.memory_budget import UNLIMITED, MemoryBudget, mega
 from anyshape.runtime.budget.tradeoff_curve import TradeoffPoint
 from anyshape.runtime.call.executable import Executable
-from anyshape.runtime.inspect.memory_timeline import LiveRange, away, scratch, seconds_again, timeline, used
+from anyshape.runtime.inspect.memory_timeline import Timeline, away, scratch, state, timeline, work_again
 from anyshape.runtime.memory.pools import LiveTapes
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.sym.expr import evaluate
-
-NOTHING: frozenset[str] = frozenset()
 
 
 def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
@@ -35,29 +35,27 @@ def memory(compilation: Compilation, sizes: Mapping[str, Any]) -> MemoryNote:
     Raises:
         InputError: a name that no program has.
     """
-    programs = [program_note(one, compilation) for one in native_programs(compilation)]
     values = given_values(compilation, sizes)
-    notes = tuple((one.name, one.arena, one.saved, one.outputs) for one in programs)
+    programs = program_notes(compilation, values)
     says: list[tuple[str, str]] = []
     curves: list[MemoryCurve] = []
     for program, limit in pairs(compilation):
-        at = known_at(program, compilation, values)
-        if at is None:
+        known = known_symbols(program, compilation, values)
+        symbols = program.executable.layout.symbols
+        if not all(name in known for name in symbols):
             continue
-        limit = limit_at(limit, at)
-        if isinstance(limit.program.limit, MemoryBudget):
-            says.append((program.name, limit.program.limit.says(at)))
-        curve = curve_of(program, limit, at)
-        curves += [] if curve is None else [curve]
-    return MemoryNote(notes, tuple(sorted(values.items())), placed(compilation, values), tuple(says), tuple(curves))
-
-
-def known_at(program: NativeProgram, compilation: Compilation, values: Mapping[str, int]) -> dict[str, int] | None:
-    """The symbols of a program's layout at `values`, which have the user's names; None where one is not known."""
-    known = {**values, **{old: values[name] for old, _, name in capture_of(program, compilation).sizes
-                          if name in values}}
-    symbols = program.executable.layout.symbols
-    return {name: known[name] for name in symbols} if all(name in known for name in symbols) else None
+        at = {name: known[name] for name in symbols}
+        called = called_program(program, compilation, limit, at)
+        curve = called.at(at)
+        if curve is None:
+            continue
+        curves.append(curve)
+        if isinstance(called.limit.program.limit, MemoryBudget):
+            bytes_, total = called.limit.bytes, called.limit.total
+            says.append((program.name, limit_text(
+                mega(bytes_) if bytes_ <= total else f"{mega(total)} of the whole process", curve)))
+    return MemoryNote(tuple((one.name, one.arena, one.saved, one.outputs) for one in programs),
+                      tuple(sorted(values.items())), tuple(one.placed for one in programs), tuple(says), tuple(curves))
 
 
 def pairs(compilation: Compilation) -> list[tuple[NativeProgram, MemoryBudget]]:
@@ -68,11 +66,6 @@ def pairs(compilation: Compilation) -> list[tuple[NativeProgram, MemoryBudget]]:
               for name, program in programs.items()}
     taken = {backward_name(name) for name, limit in limits.items() if limit.backward is not None}
     return [(program, limits[name]) for name, program in programs.items() if name not in taken]
-
-
-def backward_name(name: str) -> str:
-    """The name of a forward's backward."""
-    return name.replace("forward", "backward")
 
 
 def limit_at(limit: MemoryBudget, values: dict[str, int]) -> MemoryBudget:
@@ -94,59 +87,95 @@ def _limit(program: Executable, later: Executable | None) -> MemoryBudget:
     return MemoryBudget(program, later, UNLIMITED, LiveTapes())
 
 
-def curve_of(program: NativeProgram, limit: MemoryBudget, values: dict[str, int]) -> MemoryCurve | None:
-    """What is alive at every step of a program at these sizes; None where the program does not take them."""
-    line = timeline(limit)
-    try:
-        around, whole = scratch(limit, values), limit.needed(values, SAVE_ALL)
-    except InputError:
-        return None
-    room = limit.room() if limit.total < UNLIMITED else limit.bytes
-    refused = ""
-    try:
-        keeping = limit.choose(values, room)
-    except LimitError as error:
-        keeping, refused = limit.lowest(values), error.do
-    rung = None if keeping == SAVE_ALL else next(
-        one for one in limit.ladder(values) or () if one.keeping == keeping)
-    made, gone = used(limit.ladders, keeping.dropped), away(limit.ladders, keeping.moved)
-    kept = line.curve(values, around)
-    chosen = line.curve(values, around, keeping.dropped, made, gone)
-    peak = int(chosen.argmax())
-    alive = [AliveNote(life.name, size, life.kind, life.where) for life, size in line.alive(
-        peak, values, keeping.dropped, made, gone)]
-    if around[peak >= line.border]:
-        alive.append(AliveNote("scratch of all threads", around[peak >= line.border], "temporary", ""))
-    parts = [program.name, *([backward_name(program.name)] if limit.backward is not None else [])]
-    return MemoryCurve(" and ".join(parts), tuple(kept.tolist()), tuple(chosen.tolist()), line.border,
-                       room if room < UNLIMITED else 0, whole, limit.needed(values, keeping), peak,
-                       _position(limit, peak), tuple(sorted(alive, key=lambda one: -one.bytes)),
-                       _back(limit, line.lives, values, rung), 0.0 if rung is None else limit.seconds(rung), refused)
+@dataclass(frozen=True, slots=True)
+class CalledProgram:
+    """A program that is called, with its backward where one follows. parts: the names of both; names: its sizes, symbol
+    -> what people call it; limit: that of both; line: what is in memory at every position of both; positions: what
+    happens there."""
 
+    parts: tuple[str, ...]
+    names: Mapping[str, str]
+    limit: MemoryBudget
+    line: Timeline
+    positions: tuple[Position, ...]
 
-def _position(limit: MemoryBudget, position: int) -> str:
-    """A position of the line in words."""
-    border = len(limit.program.plan.steps) + 1
-    part, plan = "forward" if limit.backward is not None else "step", limit.program.plan
-    if position >= border and limit.backward is not None:
-        part, plan, position = "backward", limit.backward.plan, position - border
-    what = step_text(plan.steps[position]) if position < len(plan.steps) else "the end"
-    return f"{part} {position}: {what}"
+    @property
+    def room(self) -> int:
+        """Bytes that a call may take now."""
+        return self.limit.room() if self.limit.total < UNLIMITED else self.limit.bytes
 
+    def at(self, values: dict[str, int]) -> MemoryCurve | None:
+        """What is alive at every step at these sizes; None where the program does not take them."""
+        limit, line, room = self.limit, self.line, self.room
+        try:
+            around, whole = scratch(limit, values), limit.needed(values, SAVE_ALL)
+        except InputError:
+            return None
+        refusal = None
+        try:
+            keeping = limit.choose(values, room)
+        except LimitError as error:
+            keeping = limit.lowest(values)
+            refusal = Refusal(*(re.sub(r"\b\w+\b", lambda word: self.names.get(word[0], word[0]), text)
+                                for text in (error.what, error.why, error.do)))
+        choice, rung = None, None
+        if keeping != SAVE_ALL:
+            number, rung = next((i, one) for i, one in enumerate(limit.ladder(values) or ()) if one.keeping == keeping)
+            saved = limit.program.maker.keeps
+            choice = Choice(number, len(saved.kept_buffers) + len(saved.outside), len(rung.dropped), len(rung.moved),
+                            rung.away)
+        what = state(limit.ladders, keeping)
+        chosen = line.curve(values, around, *what)
+        peak = int(chosen.argmax())
+        alive = [AliveNote(life.name, size, life.kind, life.where)
+                 for life, size in line.alive(peak, values, *what)]
+        if around[peak >= line.border]:
+            alive.append(AliveNote("scratch of all threads", around[peak >= line.border], "temporary", ""))
+        return MemoryCurve(" and ".join(self.parts), tuple(line.curve(values, around).tolist()), tuple(chosen.tolist()),
+                           line.border, room if room < UNLIMITED else 0, whole, limit.needed(values, keeping),
+                           peak, str(self.positions[peak]), tuple(sorted(alive, key=lambda one: -one.bytes)),
+                           self._back(values, rung), 0.0 if rung is None else limit.seconds(rung), refusal, around,
+                           choice)
 
-def _back(limit: MemoryBudget, lives: tuple[LiveRange, ...], values: dict[str, int],
-          rung: TradeoffPoint | None) -> tuple[WayBack, ...]:
-    """What is not kept on a rung, the largest first."""
-    if rung is None:
-        return ()
-    again, gone = seconds_again(limit, values, rung.dropped), away(limit.ladders, rung.moved)
-    found = []
-    for life in lives:
-        if life.kind == "saved" and life.name in gone and limit.store is not None:
+    def _back(self, values: dict[str, int], rung: TradeoffPoint | None) -> tuple[WayBack, ...]:
+        """What is not kept on a rung, the largest first."""
+        if rung is None:
+            return ()
+        again = work_again(self.limit, values, rung.dropped)
+        gone = away(self.limit.ladders, rung.moved)
+        found = []
+        for life in self.line.lives:
             bytes_ = evaluate(life.bytes, values)
-            copies = limit.store.seconds(bytes_, out=True) + limit.store.seconds(bytes_, out=False)
-            found.append(WayBack(life.name, bytes_, "moved out", *gone[life.name], copies, life.where))
-        elif life.gap is not None and life.name in again:
-            found.append(WayBack(life.name, evaluate(life.bytes, values), "computed again", *life.gap,
-                                 again[life.name], life.where))
-    return tuple(sorted(found, key=lambda one: -one.bytes))
+            if life.kind == "saved" and life.name in gone:
+                found.append(WayBack(life.name, bytes_, "moved out", *gone[life.name], copying(self.limit, bytes_),
+                                     life.where))
+            elif life.gap is not None and life.name in again:
+                found.append(WayBack(life.name, bytes_, "computed again", *life.gap, again[life.name][1],
+                                     life.where))
+        return tuple(sorted(found, key=lambda one: -one.bytes))
+
+
+def called_program(program: NativeProgram, compilation: Compilation, limit: MemoryBudget,
+                   values: dict[str, int]) -> CalledProgram:
+    """One of `pairs`, in the order of steps that a call at these sizes takes."""
+    limit = limit_at(limit, values)
+    backward = [] if limit.backward is None else [backward_name(program.name)]
+    return CalledProgram((program.name, *backward), compilation.names_of(program.name), limit, timeline(limit),
+                         _positions(limit))
+
+
+def _positions(limit: MemoryBudget) -> tuple[Position, ...]:
+    found: list[Position] = []
+    for part, one in (("forward" if limit.backward is not None else "", limit.program), ("backward", limit.backward)):
+        if one is not None:
+            optional = set(one.plan.optional)
+            found += [Position(part, i, step_text(step), step.where, i in optional)
+                      for i, step in enumerate(one.plan.steps)]
+            found.append(Position(part, len(one.plan.steps), "the end", "", False))
+    return tuple(found)
+
+
+def copying(limit: MemoryBudget, bytes_: int) -> float:
+    """Seconds that copying a value out and back takes."""
+    assert limit.store is not None
+    return limit.store.seconds(bytes_, out=True) + limit.store.seconds(bytes_, out=False)

@@ -11,10 +11,10 @@ from anyshape.ir.types import TensorType
 from anyshape.kernel.fusion.result import FusedKernel, NotFusable, Refusal
 from anyshape.kernel.lowering.group import FusionGroup, Lowered, NotLowerable
 from anyshape.kernel.lowering.lower import lower
+from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.sym.expr import Size, product
 
 Space = tuple[tuple[Size, bool], ...]  # the iteration space of a group: (size, is reduced) per dimension
-MOST_ROOTS = 12  # stored results of one kernel: each is a stream of writes, and a pointer in a register
 MOST_REFUSALS = 1000
 
 
@@ -61,8 +61,9 @@ class Draft:
 class Drafts:
     """All drafts of a graph, by number; a merged one is gone."""
 
-    def __init__(self, graph: Graph, layouts: Mapping[str, TensorType]) -> None:
+    def __init__(self, graph: Graph, layouts: Mapping[str, TensorType], hardware: HardwareParams) -> None:
         self.graph = graph
+        self.hardware = hardware
         self.layouts = layouts
         self.position = {id(node): k for k, node in enumerate(graph.nodes)}
         self.producers = graph.producers()
@@ -112,7 +113,7 @@ class Drafts:
         """The draft as a loop program; equations that are still to come are read from memory. Raises NotLowerable."""
         group = draft.group()
         if group not in self.known:
-            self.known[group] = lower(self.graph, group, self.layouts)
+            self.known[group] = lower(self.graph, group, self.layouts, self.hardware)
         return self.known[group]
 
     def kernel(self, draft: Draft) -> FusedKernel:

@@ -9,13 +9,11 @@ number or two, where what the one alone reads would have to wait for the other (
 from __future__ import annotations
 
 from anyshape.ir.op import row
-from anyshape.kernel.fusion.group_builder import MOST_ROOTS, Draft, Drafts
+from anyshape.kernel.fusion.group_builder import Draft, Drafts
 from anyshape.kernel.lowering.group import NotLowerable
 from anyshape.sym.expr import Size
 
 MOST_READERS = 16  # of one value, of which all pairs are looked at
-LINE = 64  # bytes that both read, up to which it is nothing to read them twice
-SMALL = 16384  # bytes that may wait for nothing but one kernel less
 
 
 def merge_siblings(drafts: Drafts, limit: int) -> None:
@@ -53,7 +51,7 @@ def _merge(drafts: Drafts, a: int, b: int, limit: int, saved: int) -> bool:
                    first.reductions + second.reductions)
     if first.scatters or second.scatters:
         return False
-    if len(merged.nodes) > limit or len(merged.roots) > MOST_ROOTS:
+    if len(merged.nodes) > limit or len(merged.roots) > drafts.hardware.write_streams:
         return False
     if any(reduced for _, reduced in first.dims) != any(reduced for _, reduced in second.dims):
         return False
@@ -61,7 +59,9 @@ def _merge(drafts: Drafts, a: int, b: int, limit: int, saved: int) -> bool:
         return False
     if drafts.leads_to(a, b) or drafts.leads_to(b, a) or _delays(drafts, first, second):
         return False
-    if saved <= LINE and max(_held(drafts, a, b), _held(drafts, b, a)) > SMALL:
+    # to read a cache line twice is nothing
+    small = saved <= drafts.hardware.cache_line_bytes
+    if small and max(_held(drafts, a, b), _held(drafts, b, a)) > drafts.hardware.launch_bytes:
         return False
     try:
         lowered = drafts.lowered(merged)

@@ -12,15 +12,13 @@ from __future__ import annotations
 from anyshape.ir.graph import Node, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import TensorType
-from anyshape.kernel.fusion.group_builder import MOST_ROOTS, Draft, Drafts, Space
+from anyshape.kernel.fusion.group_builder import Draft, Drafts, Space
 from anyshape.kernel.lowering.group import NotLowerable
 from anyshape.kernel.lowering.lower import COMPUTE
 from anyshape.sym.expr import Size, ceildiv, minimum, product
 
-MOST_PARTS = 32
 PART_ROWS = 32  # at least: what is stored of the parts is small beside the rows
-LEAST_COLUMNS = 16  # a row fills a vector
-LONG_COLUMNS = 128  # of a kernel that could do without rows: what a row costs beside its elements does not count
+VECTORS = 8  # of a row of a kernel that could do without rows: what a row costs beside its elements does not count
 
 
 def join_across(drafts: Drafts, limit: int) -> None:
@@ -31,7 +29,8 @@ def join_across(drafts: Drafts, limit: int) -> None:
         draft = drafts.groups[number]
         found = []
         for other, candidate in drafts.groups.items():
-            space = _row_space(candidate, draft, drafts.graph.facts.hint(draft.rows)) if other != number else None
+            long = drafts.graph.facts.hint(draft.rows) >= VECTORS * drafts.hardware.vector_lanes
+            space = _row_space(candidate, draft, long) if other != number else None
             saved = sum(drafts.bytes(name) for name in values[number] & values[other])
             if space is not None and saved > cut.cost:
                 found.append((-saved, other, space))
@@ -56,7 +55,7 @@ class _Cut:
         ends = [node.output.name for node in self.reductions]
         self.after = _needed(list(draft.roots), inside, draft, ends)
         rows = product(size for size, reduced in draft.dims if reduced)
-        self.parts = minimum(MOST_PARTS, ceildiv(rows, PART_ROWS))
+        self.parts = minimum(drafts.hardware.parallelism, ceildiv(rows, PART_ROWS))
         self.stored = [_in_parts(node.output, self.parts) for node in self.reductions]
         hint = drafts.graph.facts.hint
         self.cost = 2 * sum(hint(value.tensor.bytes) for value in self.stored)
@@ -88,7 +87,7 @@ def _cut(drafts: Drafts, draft: Draft) -> _Cut | None:
     flags = [reduced for size, reduced in draft.dims if size != 1]
     if draft.scatters or not draft.reductions or flags != sorted(flags, reverse=True) or len(set(flags)) < 2:
         return None
-    if drafts.graph.facts.hint(draft.rows) < LEAST_COLUMNS:
+    if drafts.graph.facts.hint(draft.rows) < drafts.hardware.vector_lanes:
         return None
     cut = _Cut(drafts, draft)
     if any(position in cut.before for position in cut.positions):
@@ -102,16 +101,16 @@ def _cut(drafts: Drafts, draft: Draft) -> _Cut | None:
     return cut
 
 
-def _row_space(draft: Draft, other: Draft, columns: int) -> Space | None:
-    """The space of `draft` with the columns of `other`, which reduces over the rows, as its columns; columns: how many,
-    as far as is known."""
+def _row_space(draft: Draft, other: Draft, long: bool) -> Space | None:
+    """The space of `draft` with the columns of `other`, which reduces over the rows, as its columns; long: they are
+    many, as far as is known."""
     if draft.scatters or draft.points != other.points:
         return None
     count = product(size for size, reduced in other.dims if reduced)
     if any(reduced for _, reduced in draft.dims):
         flags = [reduced for size, reduced in draft.dims if size != 1]
         return draft.dims if flags == sorted(flags) and draft.rows == count else None
-    if columns < LONG_COLUMNS:
+    if not long:
         return None
     for split in range(1, len(draft.dims)):
         if product(size for size, _ in draft.dims[:split]) == count:
@@ -127,8 +126,8 @@ def _join(drafts: Drafts, a: int, b: int, cut: _Cut, space: Space, limit: int) -
                    sums=(*first.sums, *zip(cut.reductions, cut.stored, strict=True)))
     if len(merged.nodes) > limit:
         return f"the kernel would have more than {limit} equations"
-    if len(merged.roots) + len(merged.sums) > MOST_ROOTS:
-        return f"the kernel would have more than {MOST_ROOTS} results"
+    if len(merged.roots) + len(merged.sums) > drafts.hardware.write_streams:
+        return f"the kernel would have more than {drafts.hardware.write_streams} results"
     made = second.roots.keys()
     if any(value.name in made for node in first.nodes.values() for value in node.values()):
         return "the kernel along the rows needs it"

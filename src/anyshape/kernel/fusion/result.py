@@ -39,8 +39,8 @@ class Fusion:
 
 @dataclass(frozen=True, slots=True)
 class FusionBlocklist:
-    """What must stay out of kernels: ops that the target has no code for, and values whose equation could not be
-    lowered."""
+    """What must stay out of kernels: ops that the target has no code for (by name, or by a scalar instruction of
+    theirs), and values whose equation could not be lowered."""
 
     ops: frozenset[str] = frozenset()
     values: frozenset[str] = frozenset()
@@ -57,7 +57,9 @@ def fusable(node: Node, refused: FusionBlocklist) -> bool:
     op = row(node)
     if op.kind not in FUSABLE or (op.kind not in ("reduce", "scatter", "scan") and op.body is None):
         return False
-    if node.op in refused.ops or len(node.outputs) != 1 or node.output.name in refused.values:
+    if not refused.ops.isdisjoint((node.op, *op.scalars)):
+        return False
+    if len(node.outputs) != 1 or node.output.name in refused.values:
         return False
     return all(value.tensor.dtype in NATIVE for value in (*node.outputs, *node.values()))
 

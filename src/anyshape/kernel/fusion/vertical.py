@@ -15,32 +15,32 @@ from collections.abc import Mapping
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import row
 from anyshape.ir.types import TensorType
-from anyshape.kernel.fusion.group_builder import MOST_ROOTS, Draft, Drafts, Space
+from anyshape.kernel.fusion.group_builder import Draft, Drafts, Space
 from anyshape.kernel.fusion.horizontal import merge_siblings
 from anyshape.kernel.fusion.partial_reduction import join_across
 from anyshape.kernel.fusion.result import FusedKernel, Fusion, FusionBlocklist, fusable
 from anyshape.kernel.fusion.topological_order import ordered
 from anyshape.kernel.lowering.group import NotLowerable
+from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.sym.expr import Size, product
-
-BYTES_PER_OPERATION = 0.3  # what one vector operation on one element costs, in bytes of memory traffic
-FREE_OPERATIONS = 4  # a value of fewer operations per element is computed again rather than thought about
 
 
 def fuse(graph: Graph, required: Mapping[str, Value], layouts: Mapping[str, TensorType],
-         base: Mapping[str, str], *, limit: int, refused: FusionBlocklist, enabled: bool = True) -> Fusion:
+         base: Mapping[str, str], *, hardware: HardwareParams, limit: int, refused: FusionBlocklist,
+         enabled: bool = True) -> Fusion:
     """Group the fusable equations of `graph`.
 
     required: the values that must be stored in memory (results, operands of library and extern calls,
         what scatters write into).
     layouts: types of stored values whose strides are not dense.
     base: operand of a library or extern call -> the stored value that it is a window of.
+    hardware: of the target.
     limit: largest number of equations in a group.
 
     Raises NotFusable; the caller may try again with its values refused.
     """
     native = [fusable(node, refused) for node in graph.nodes]
-    search = _Search(Drafts(graph, layouts), required, limit, enabled)
+    search = _Search(Drafts(graph, layouts, hardware), required, limit, enabled)
     for position in range(len(graph.nodes) - 1, -1, -1):
         if native[position]:
             search.place(position, graph.nodes[position])
@@ -143,7 +143,7 @@ class _Search:
         if self.is_full(group, node):
             return False
         count = node.output.tensor.count
-        if count in (draft.points, draft.rows) or self.inline_cost(node) < FREE_OPERATIONS:
+        if count in (draft.points, draft.rows) or self.inline_cost(node) < self.drafts.hardware.free_operations:
             return True
         if self.hint(count) * 2 > self.hint(draft.points):
             return True
@@ -165,7 +165,8 @@ class _Search:
         """Do `copies` evaluations move fewer bytes than one evaluation, a store, and `copies` loads?"""
         own = self.hint(node.output.tensor.bytes)
         operands = sum(self.hint(v.tensor.bytes) for v in {v.name: v for v in node.values()}.values())
-        work = (copies - 1) * row(node).cost * BYTES_PER_OPERATION * self.hint(node.output.tensor.count)
+        work = ((copies - 1) * row(node).cost * self.drafts.hardware.bytes_per_operation
+                * self.hint(node.output.tensor.count))
         if copies * operands + work <= operands + (1 + copies) * own:
             return True
         self.drafts.refuse(node, f"{copies} kernels read it; storing it moves fewer bytes than computing it in each")
@@ -201,7 +202,8 @@ class _Search:
         value = node.output
         for group in sorted(groups, key=lambda g: -len(self.drafts.groups[g].nodes)):
             draft = self.drafts.groups[group]
-            if len(draft.nodes) >= self.limit or len(draft.roots) >= MOST_ROOTS or self.makes_cycle(group, value):
+            full = len(draft.nodes) >= self.limit or len(draft.roots) >= self.drafts.hardware.write_streams
+            if full or self.makes_cycle(group, value):
                 continue
             for dims in _root_spaces(draft, node):
                 asked = self.asked(draft.having(position, node, dims, value), node)

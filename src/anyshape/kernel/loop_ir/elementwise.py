@@ -14,13 +14,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from anyshape.kernel.loop_ir.directives import Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram
 from anyshape.sym.expr import Size, substitute, symbol, symbols_of
 
 
 def along(program: LoopProgram) -> tuple[int, ...]:
     """The params that a flat kernel goes along, element k of each at point k; () where it is not flat."""
-    if len(program.rows) != 1 or program.columns or program.parts or program.scratch or program.rows[0][1] == 1:
+    if len(program.rows) != 1 or program.columns or program.scratch or any(
+            not isinstance(one, Vectorize) for one in program.schedule) or program.rows[0][1] == 1:
         return ()
     point = program.rows[0][0]
     found: dict[str, bool] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from anyshape.base.errors import VerifyError
+from anyshape.kernel.loop_ir.directives import Directive, Vectorize
 from anyshape.kernel.loop_ir.parse import parse
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram
 from anyshape.sym.expr import substitute, symbol, symbols_of
@@ -41,8 +42,7 @@ def differences(computed: LoopProgram, edited: LoopProgram) -> list[str]:
     for what, old, new in (("parameters", computed.params, edited.params), ("sizes", computed.sizes, edited.sizes),
                            ("row buffers", computed.scratch, edited.scratch),
                            ("rows", set(computed.rows), set(edited.rows)),
-                           ("parts", computed.parts, edited.parts), ("tiles", computed.tiled, edited.tiled),
-                           ("rows abreast", computed.abreast, edited.abreast),
+                           ("directives", _directives(computed), _directives(edited)),
                            ("columns", _columns(computed), _columns(edited))):
         if old != new:
             found.append(f"the {what} of {computed.name} are others")
@@ -61,6 +61,11 @@ def differences(computed: LoopProgram, edited: LoopProgram) -> list[str]:
     found += [f"{one.op} {one.buffer}[{one.offset}] of the computed kernel is missing"
               for place, one in old_stores.items() if place not in new_stores]
     return found
+
+
+def _directives(program: LoopProgram) -> set[Directive]:
+    """All but which loop is vectorised, which is the person's to choose."""
+    return {one for one in program.schedule if not isinstance(one, Vectorize)}
 
 
 def _columns(program: LoopProgram) -> set[tuple[str, object]]:

@@ -19,19 +19,19 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from anyshape.base.errors import ParseError
+from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import NATIVE
-from anyshape.kernel.loop_ir.program import ROUNDING, SCALAR, Instruction, LoopProgram, Param, Scratch, Stage
+from anyshape.kernel.loop_ir.directives import LINES, Directive, SplitReduction, Vectorize
+from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Scratch, Stage
 from anyshape.sym import parse as size_text
 from anyshape.sym.expr import Size, symbols_of
 
 ROLES = ("in", "out", "inout")
 COMBINES = ("add", "mul", "maximum", "minimum", "and", "or")
-COMPARES = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "signbit"))
-_FORM = "write it as dump= does; kernel/loop_ir/program.py has the instructions"
+_FORM = "write it as dump= does; kernel/loop_ir/program.py and ir/scalar.py have the instructions"
 _HEAD = re.compile(r"kernel (\w+)\((.*); ?(.*)\)$")
 _SCRATCH = re.compile(r"  row buffer (\w+): (\w+)\[(.*)\]$")
-_ROWS = re.compile(r"  rows \((.*)\)(?: vector (\w+)( abreast)?| (in tiles))?$")
-_PARTS = re.compile(r"  parts \((.*)\)$")
+_ROWS = re.compile(r"  rows \((.*)\)(?: vector (\w+))?$")
 _COLUMNS = re.compile(r"    columns \((.*)\)(?: vector (\w+))?$")
 _RESULT = re.compile(r"      r(\d+): (\w+) = (.*)$")
 _LOAD = re.compile(r"load (\w+)\[(.*)\](?: where r(\d+) else (\S+))?$")
@@ -79,6 +79,7 @@ class _Reader:
         self.registers: dict[int, str] = {}
         self.reduced: dict[int, str] = {}
         self.made: set[int] = set()
+        self.schedule: list[Directive] = []
 
     def fail(self, why: str, do: str = _FORM) -> NoReturn:
         _fail(self.number, self.line, why, do)
@@ -92,8 +93,7 @@ class _Reader:
         scratch: list[Scratch] = []
         rows: Loops | None = None
         columns: Loops | None = None
-        parts: Loops = ()
-        vector, tiled, side_by_side = "", False, False
+        vector = ""
         stages: list[tuple[str, list[Instruction]]] = []
         for number, line in self.lines[1:]:
             self.number, self.line = number, line
@@ -102,11 +102,13 @@ class _Reader:
                 scratch.append(Scratch(match[1], match[2], self.size(match[3], self.sizes)))
             elif match := _ROWS.match(self.line):
                 rows = self.variables(match[1])
-                vector, side_by_side, tiled = self.vector(rows, match[2]), bool(match[3]), bool(match[4])
+                vector = self.vector(rows, match[2])
             elif rows is None:
                 self.fail("the rows come first", "write: rows (VARIABLE: EXTENT)")
-            elif (match := _PARTS.match(self.line)) and not stages and not parts:
-                parts = self.variables(match[1])
+            elif not stages and (directive := self.directive()) is not None:
+                if type(directive) in map(type, self.schedule):
+                    self.fail("there is such a directive already")
+                self.schedule.append(directive)
             elif match := _COLUMNS.match(self.line):
                 again = self.variables(match[1], columns or (), tuple(name for name, _ in rows))
                 inner = self.vector(again, match[2])
@@ -126,9 +128,17 @@ class _Reader:
                 stages[-1][1].append(self.instruction(stages[-1][0]))
         if rows is None:
             self.fail("the kernel has no rows", "write: rows (VARIABLE: EXTENT)")
-        return LoopProgram(head[1], params, self.sizes, rows, columns or (), vector,
-                           tuple(Stage(level, tuple(body)) for level, body in stages), tuple(scratch), parts, tiled,
-                           side_by_side)
+        return LoopProgram(head[1], params, self.sizes, rows, columns or (),
+                           (*((Vectorize(vector),) if vector else ()), *self.schedule),
+                           tuple(Stage(level, tuple(body)) for level, body in stages), tuple(scratch))
+
+    def directive(self) -> Directive | None:
+        """The directive in a line of its own; None where it is something else."""
+        if self.line.startswith("  "):
+            for kind in LINES:
+                if match := kind.FORM.match(self.line[2:]):
+                    return kind.read(match, self.variable)
+        return None
 
     # ---- names
 
@@ -161,6 +171,13 @@ class _Reader:
             found.append((name, self.size(extent, (*self.sizes, *outer), offset=False)))
         self.loops.update(found)
         return tuple(found)
+
+    def variable(self, text: str) -> tuple[str, Size]:
+        """One new loop variable with its extent."""
+        found = self.variables(text)
+        if len(found) != 1:
+            self.fail(f"{text!r} is not one loop", "write VARIABLE: EXTENT")
+        return found[0]
 
     def vector(self, loops: Loops, name: str | None) -> str:
         if name and name != (loops[-1][0] if loops else ""):
@@ -241,13 +258,13 @@ class _Reader:
         return Instruction(result, "constant", (), dtype, value=self.number_of(text))
 
     def scalar(self, result: int, dtype: str, op: str, words: list[str]) -> Instruction:
-        count = SCALAR.get(op, 1 if op in ROUNDING else -1)
-        if count != len(words):
-            self.fail(f"there is no operation {op}" if count < 0 else f"{op} takes {count} registers")
+        row = SCALAR.get(op)
+        if row is None or row.arity != len(words):
+            self.fail(f"there is no operation {op}" if row is None else f"{op} takes {row.arity} registers")
         kinds = [self.register(word) for word in words]
         if op == "where":
             self.wants(kinds.pop(0), "bool", "the condition of where")
-        if op in COMPARES:
+        if row.test:
             self.wants(dtype, "bool", op)
             kinds = [kind for kind in kinds if kind != kinds[0]]
         elif op == "random":
@@ -267,8 +284,8 @@ class _Reader:
             self.fail(f"{op} {'has no' if op == 'check' else 'has a'} code", "write: check BUFFER[0] rN code 1")
         if (op in ("scatter", "fold")) != (match[7] in COMBINES):
             self.fail(f"{op} with {match[7] or 'nothing'}", f"scatter and fold with {', '.join(COMBINES)}")
-        if op == "fold" and (level != "column" or not any(_PARTS.match(line) for _, line in self.lines)):
-            self.fail("fold does not stand here", "fold in a column stage of a kernel whose rows are run in parts")
+        if op == "fold" and (level != "column" or SplitReduction not in map(type, self.schedule)):
+            self.fail("fold does not stand here", "fold in a column stage of a kernel with split_reduction")
         kind = self.register(match[4])
         if op == "check":
             self.wants(kind, "bool", "what is checked")

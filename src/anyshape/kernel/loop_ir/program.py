@@ -5,25 +5,11 @@ A kernel is a function of pointers (`params`), sizes (`sizes`, int64) and a rang
 
 - A stage at level "row" runs its instructions once per row.
 - A stage at level "column" runs them for every point of `columns` (a loop nest, first variable outermost). Their
-  extents may depend on the row variables, but not on one that is taken as a vector, nor where rows are run in parts.
+  extents may depend on the row variables, but not on the vector, nor where a reduction over rows is split.
 
-Rows may be run in `parts`: as many groups of consecutive rows (in row-major order of `rows`, all of them nearly equally
-large) as the size there says, at most as many as there are rows. The rows of a part run one after another, so that
-`fold` can combine over them; parts are run in parallel. Which rows are in a part is a matter of sizes only, so that a
-sum comes out the same on any number of threads.
-
-`vector` names the one variable that is taken several values at a time: the last column variable (row schedule), or the
-last row variable (column schedule: then one "row block" is a strip of consecutive values of that variable, everything
-that depends on it is a vector, and the column loops run one by one). A value that does not depend on the vector
-variable is uniform (scalar).
-
-With `tiled` a row block is several consecutive values of the last row variable, and the columns (one variable, which is
-the vector) are gone through a few at a time, by all these rows: a schedule for loads that step by one along that row
-variable and by more along the columns. Nothing is reduced then.
-
-With `abreast` the last row variable (the vector) is gone through inside of the columns, in each column stage: at every
-point of the columns, many consecutive values of it. A schedule for what lies side by side along it, and far apart from
-column to column. Nothing is scanned then.
+How the loops are run (vectorised, tiled, interchanged, split) is the `schedule`: directives, described in
+kernel/loop_ir/directives.py. The variable of `Vectorize` is called the vector: the last column variable (row schedule)
+or the last row variable (column schedule).
 
 Registers are numbered through the whole kernel; a register made at a row stage, or by `reduce` at a column stage
 (valid after that stage), may be used by all later stages. Registers made at a column stage otherwise end with it.
@@ -32,34 +18,14 @@ Offsets are in elements: sizes (sym.Expr) over size names, loop variables, and r
 """
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import TypeVar
 
+from anyshape.kernel.loop_ir.directives import Directive, Vectorize
 from anyshape.sym.expr import Size
 
-# scalar operations: name -> number of arguments. All arguments have one dtype, the result dtype stands in the
-# instruction. Comparisons give bool. Integer division is not here: floor_div and trunc_div are.
-SCALAR: dict[str, int] = {
-    "add": 2, "sub": 2, "mul": 2, "div": 2, "floor_div": 2, "trunc_div": 2, "remainder": 2, "fmod": 2,
-    "maximum": 2, "minimum": 2,  # a NaN operand gives NaN
-    "pow": 2, "atan2": 2, "copysign": 2, "hypot": 2, "nextafter": 2,
-    "neg": 1, "abs": 1, "sign": 1, "floor": 1, "ceil": 1, "round": 1, "trunc": 1,
-    "exp": 1, "exp2": 1, "expm1": 1, "log": 1, "log2": 1, "log10": 1, "log1p": 1,
-    "sqrt": 1, "rsqrt": 1, "reciprocal": 1, "sin": 1, "cos": 1, "tan": 1, "tanh": 1, "sigmoid": 1,
-    "erf": 1, "erfc": 1, "asin": 1, "acos": 1, "atan": 1, "sinh": 1, "cosh": 1, "asinh": 1, "acosh": 1, "atanh": 1,
-    "lgamma": 1, "digamma": 1, "erfinv": 1,
-    "eq": 2, "ne": 2, "lt": 2, "le": 2, "gt": 2, "ge": 2,
-    "and": 2, "or": 2, "xor": 2, "not": 1, "shift_left": 2, "shift_right": 2,  # on bool and integers
-    "isnan": 1, "isinf": 1, "signbit": 1,
-    "where": 3,  # bool, then two of the result dtype
-    "cast": 1,  # from the argument's dtype to the result's; float to int truncates; to bool is "not 0"
-    "random": 2,  # i64 seed, i64 counter -> uniform [0, 1) in f32: SplitMix64, the same bits on every target
-}  # fmt: skip
-
-
-# one argument: an f32 register rounded (to nearest even) to what the narrow dtype can hold, still an f32 register.
-# A cast that the program writes rounds; what kernels compute between is not rounded.
-ROUNDING: dict[str, str] = {"to_bf16": "bf16", "to_f16": "f16"}
-
+_Kind = TypeVar("_Kind", bound=Directive)
 
 @dataclass(frozen=True, slots=True)
 class Param:
@@ -83,7 +49,7 @@ class Scratch:
 class Instruction:
     """One operation.
 
-    op: a name of SCALAR or ROUNDING, or
+    op: a scalar instruction (a name of ir/scalar.py), or
         load     buffer[offset], where `args` is () or (mask,); masked-off lanes read nothing and give `value`
         store    buffer[offset] = args[0], masked by args[1] when there is one; of lanes, and of columns, that meet in
                  one element the last one stays
@@ -91,7 +57,7 @@ class Instruction:
                  order. Different rows never store or scatter to one element: rows are run in parallel
         constant `value`
         index    the size `offset` as an i64
-        fold     (column stages of a program in parts) buffer[offset], an element for each part and column, becomes
+        fold     (column stages, with SplitReduction) buffer[offset], an element for each part and column, becomes
                  args[0] combined over the rows of the part; nothing else reads or writes the buffer
         check    where args[0] (bool, vector or uniform; args[1] is an optional mask of active lanes) is false, set
                  buffer[0] (i64, role out) to `value`; nothing else happens
@@ -123,17 +89,28 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class LoopProgram:
     """One kernel; see the head of this file. `rows` and `columns` are (variable, extent) pairs, outermost first;
-    `parts` is empty, or one pair: a variable that counts the parts, and their number. `tiled` and `abreast`: see there
-    too."""
+    `schedule` has at most one directive of a kind."""
 
     name: str
     params: tuple[Param, ...]
     sizes: tuple[str, ...]
     rows: tuple[tuple[str, Size], ...]
     columns: tuple[tuple[str, Size], ...]
-    vector: str
+    schedule: tuple[Directive, ...]
     stages: tuple[Stage, ...]
     scratch: tuple[Scratch, ...] = ()
-    parts: tuple[tuple[str, Size], ...] = ()
-    tiled: bool = False
-    abreast: bool = False
+
+    def directive(self, kind: type[_Kind]) -> _Kind | None:
+        """The directive of a kind in the schedule, if there is one."""
+        return next((one for one in self.schedule if isinstance(one, kind)), None)
+
+    def scheduled(self, *directives: Directive) -> LoopProgram:
+        """The program with these directives, in place of those of the same kind."""
+        kinds = {type(one): one for one in (*self.schedule, *directives)}
+        return dataclasses.replace(self, schedule=tuple(kinds.values()))
+
+    @property
+    def vector(self) -> str:
+        """The variable that is vectorised, "" without one."""
+        found = self.directive(Vectorize)
+        return found.axis if found is not None else ""

@@ -3,18 +3,19 @@ from __future__ import annotations
 
 import hashlib
 
+from anyshape.kernel.loop_ir.directives import Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram
 
 
 def show(program: LoopProgram) -> str:
-    """One line per instruction, stages indented under their loops."""
+    """One line per instruction, stages indented under their loops; `Vectorize` stands at its loops, every other
+    directive on a line of its own under the rows."""
     rows = ", ".join(f"{v}: {e}" for v, e in program.rows)
     lines = [f"kernel {program.name}({', '.join(f'{p.name}: {p.role} {p.dtype}' for p in program.params)}; "
              f"{', '.join(program.sizes)})"]
     lines += [f"  row buffer {s.name}: {s.dtype}[{s.count}]" for s in program.scratch]
-    schedule = " in tiles" if program.tiled else " abreast" if program.abreast else ""
-    lines.append(f"  rows ({rows}){_vector(program, [v for v, _ in program.rows])}{schedule}")
-    lines += [f"  parts ({v}: {count})" for v, count in program.parts]
+    lines.append(f"  rows ({rows}){_vector(program, [v for v, _ in program.rows])}")
+    lines += [f"  {directive}" for directive in program.schedule if not isinstance(directive, Vectorize)]
     columns = ", ".join(f"{v}: {e}" for v, e in program.columns)
     for stage in program.stages:
         if stage.level == "column":
@@ -31,7 +32,8 @@ def content_name(program: LoopProgram) -> str:
 
 
 def _vector(program: LoopProgram, names: list[str]) -> str:
-    return f" vector {program.vector}" if program.vector in names else ""
+    directive = program.directive(Vectorize)
+    return f" {directive}" if directive is not None and directive.axis in names else ""
 
 
 def _line(i: Instruction) -> str:

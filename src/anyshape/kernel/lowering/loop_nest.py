@@ -8,15 +8,15 @@ Names and numbers are given in the order of use, so that equal kernels of differ
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from anyshape.kernel.loop_ir.def_use import EFFECTS, used
+from anyshape.kernel.loop_ir.directives import SplitReduction, Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Scratch, Stage
 from anyshape.sym.expr import Size, floordiv, maximum, product, substitute, symbol, symbols_of
 
 Loops = tuple[tuple[str, Size], ...]
-EFFECTS = ("store", "scatter", "fold", "check")
-SHORT = 16  # steps of a loop that is a vector, below which it takes its neighbour in
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Nest:
     params: value name -> dtype in memory, in the order of first use ("" is the status word); stored: those written.
     scratch: (name, dtype) of the row buffers, each as long as the columns; no value has such a name.
     updated: those of the stored ones that a scatter writes into: they hold something before.
-    parts: of the rows, as in LoopProgram.
+    split: the split of reductions over rows, if there are any.
     """
 
     rows: Loops
@@ -38,12 +38,15 @@ class Nest:
     stored: frozenset[str]
     scratch: tuple[tuple[str, str], ...]
     updated: frozenset[str] = frozenset()
-    parts: Loops = ()
+    split: SplitReduction | None = None
 
 
-def program_of(nest: Nest) -> tuple[LoopProgram, tuple[str, ...]]:
-    """The loop program, without a name, and the graph's size symbol behind each of its sizes."""
-    rows, stages = _joined(nest.rows, nest.stages, SHORT if nest.inner_row or not nest.columns else 0)
+def program_of(nest: Nest, vector_lanes: int) -> tuple[LoopProgram, tuple[str, ...]]:
+    """The loop program, without a name, and the graph's size symbol behind each of its sizes.
+
+    vector_lanes: steps of a loop that is a vector, below which it takes its neighbour in.
+    """
+    rows, stages = _joined(nest.rows, nest.stages, vector_lanes if nest.inner_row or not nest.columns else 0)
     columns, stages = _joined(nest.columns, stages)
     if not columns and len(rows) >= 2:
         rows, columns = rows[:-1], rows[-1:]
@@ -53,7 +56,8 @@ def program_of(nest: Nest) -> tuple[LoopProgram, tuple[str, ...]]:
     strip = nest.columns and nest.inner_row and rows
     vector = rows[-1][0] if strip or not columns else columns[-1][0]
     stages = _without_dead(stages)
-    symbols = _symbols(stages, (*rows, *columns, *nest.parts))
+    split = (nest.split,) if nest.split is not None else ()
+    symbols = _symbols(stages, (*rows, *columns, *((one.axis, one.parts) for one in split)))
     sizes: dict[str, Size] = {name: symbol(f"n{k}") for k, name in enumerate(symbols)}
     buffers = {value: f"p{k}" for k, value in enumerate(nest.params)}
     scratch = {name: f"t{k}" for k, (name, _) in enumerate(nest.scratch)}
@@ -63,9 +67,9 @@ def program_of(nest: Nest) -> tuple[LoopProgram, tuple[str, ...]]:
         "", params, tuple(f"n{k}" for k in range(len(symbols))),
         tuple((variable, substitute(extent, sizes)) for variable, extent in rows),
         tuple((variable, substitute(extent, sizes)) for variable, extent in columns),
-        vector, tuple(_renamed(stage, {**buffers, **scratch}, sizes) for stage in stages if stage.instructions),
-        tuple(Scratch(scratch[name], dtype, count) for name, dtype in nest.scratch),
-        tuple((variable, substitute(number, sizes)) for variable, number in nest.parts))
+        (Vectorize(vector), *(SplitReduction(one.axis, substitute(one.parts, sizes)) for one in split)),
+        tuple(_renamed(stage, {**buffers, **scratch}, sizes) for stage in stages if stage.instructions),
+        tuple(Scratch(scratch[name], dtype, count) for name, dtype in nest.scratch))
     return program, symbols
 
 
@@ -123,22 +127,6 @@ def _by_column(stages: tuple[Stage, ...], column: str) -> tuple[Stage, ...]:
             else:
                 before.append(i)
     return Stage("row", tuple(before)), Stage("column", tuple(inside))
-
-
-def used(i: Instruction) -> list[int]:
-    """The registers that an instruction reads, in its offset too."""
-    return [*i.args, *(int(name[1:]) for name in symbols_of(i.offset) if name.startswith("%"))]
-
-
-def needed(known: Sequence[Instruction], readers: Sequence[Instruction]) -> tuple[Instruction, ...]:
-    """Those of `known` that the readers are computed from, in order."""
-    wanted = {register for one in readers for register in used(one)}
-    found: list[Instruction] = []
-    for one in reversed(known):
-        if one.result in wanted:
-            wanted.update(used(one))
-            found.append(one)
-    return tuple(reversed(found))
 
 
 def _without_dead(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:

@@ -16,12 +16,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from anyshape.ir.graph import Graph, Node, Operand, Value
-from anyshape.ir.op import INDEX, OPS, row
+from anyshape.ir.op import INDEX, row
+from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import TensorType
+from anyshape.kernel.loop_ir.def_use import EFFECTS
+from anyshape.kernel.loop_ir.directives import SplitReduction
 from anyshape.kernel.loop_ir.elementwise import counted
 from anyshape.kernel.loop_ir.program import Instruction, Stage
 from anyshape.kernel.lowering.group import FusionGroup, Lowered, NotLowerable
-from anyshape.kernel.lowering.loop_nest import EFFECTS, Nest, program_of
+from anyshape.kernel.lowering.loop_nest import Nest, program_of
+from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.sym.expr import Size, divide, product, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.sym.index_arithmetic import (
@@ -36,7 +40,7 @@ from anyshape.sym.index_arithmetic import (
 from anyshape.sym.prover import prove_at_most
 
 COMPUTE = {"bf16": "f32", "f16": "f32"}
-KEEP_COST = 8  # a value at least this dear is kept in a row buffer rather than computed again in a later stage
+INDEX_COST = 4  # of a formula of loop variables, in additions
 
 
 @dataclass(slots=True)
@@ -56,32 +60,32 @@ class _Split(Exception):
         self.inner = inner
 
 
-def lower(graph: Graph, group: FusionGroup, layouts: Mapping[str, TensorType]) -> Lowered:
+def lower(graph: Graph, group: FusionGroup, layouts: Mapping[str, TensorType], hardware: HardwareParams) -> Lowered:
     """The loop program of `group`. `layouts` gives the type (with strides) of values stored in memory where it differs
     from the value's own. Raises NotLowerable."""
     dims = group.loops()
     for _ in range(12):
         try:
-            return _Lowering(graph, group, dims, layouts).run()
+            return _Lowering(graph, group, dims, layouts, hardware).run()
         except _Split as split:
             position = int(split.name[1:])
             size, reduced = dims[position]
             outer, rest = divide(size, split.inner)
             assert rest == 0
             dims[position:position + 1] = [(outer, reduced), (split.inner, reduced)]
-    return _Lowering(graph, group, dims, layouts, final=True).run()
+    return _Lowering(graph, group, dims, layouts, hardware, final=True).run()
 
 
 class _Lowering:
     """One attempt with a fixed iteration space; implements ir.op.Body over register numbers."""
 
-    def __init__(self, graph: Graph, group: FusionGroup, dims: list[tuple[Size, bool]], layouts: Mapping[str,
-                                                                                                         TensorType],
-                 final: bool = False) -> None:
+    def __init__(self, graph: Graph, group: FusionGroup, dims: list[tuple[Size, bool]],
+                 layouts: Mapping[str, TensorType], hardware: HardwareParams, final: bool = False) -> None:
         self.facts: Facts = graph.facts
         self.group = group
         self.dims = dims
         self.layouts = layouts
+        self.hardware = hardware
         self.final = final
         self.variables = [f"i{k}" for k in range(len(dims))]
         self.extents: dict[str, Size] = {v: d[0] for v, d in zip(self.variables, dims, strict=True)}
@@ -137,7 +141,7 @@ class _Lowering:
             for value in stores:
                 if self.is_kept(value):
                     self.write(value, self.rows)
-        program, sizes = counted(*program_of(self.nest()))
+        program, sizes = counted(*program_of(self.nest(), self.hardware.vector_lanes))
         return Lowered(program, tuple(self.params), sizes,
                        {name: len(indices) for name, indices in self.asked.items()})
 
@@ -147,7 +151,7 @@ class _Lowering:
         return Nest(tuple((v, self.extents[v]) for v in self.rows), tuple((v, self.extents[v]) for v in self.columns),
                     bool(self.variables) and self.variables[-1] in self.rows, stages, self.params,
                     frozenset(self.stored), tuple(self.scratch.values()), frozenset(self.updated),
-                    tuple((self.part, parts.tensor.shape[0]) for _, parts in self.group.sums[:1]))
+                    next((SplitReduction(self.part, parts.tensor.shape[0]) for _, parts in self.group.sums), None))
 
     def depth(self, value: Value) -> int:
         """The number of reductions, one after another, before `value` can be computed."""
@@ -389,7 +393,7 @@ class _Lowering:
         if self.current is None or self.mask is not None or not self.columns or self.variables[-1] in self.rows:
             return None
         found = self.kept.get(key)
-        if found is None or found[0] is self.current or self.costs[found[1]] < KEEP_COST:
+        if found is None or found[0] is self.current or self.costs[found[1]] < self.hardware.row_buffer_operations:
             return None
         block, register = found
         if not self.deps[register] & set(self.columns):
@@ -443,8 +447,8 @@ class _Lowering:
         own = frozenset(names)
         self.deps.append(own if deps is None else own & deps)
         self.kinds.append(dtype)
-        row_cost = OPS[op].cost if op in OPS else 1
-        self.costs.append(row_cost + sum(self.costs[a] for a in args))
+        cost = SCALAR[op].cost if op in SCALAR else INDEX_COST if op == "index" else 1
+        self.costs.append(cost + sum(self.costs[a] for a in args))
         instruction = Instruction(register if op not in EFFECTS else -1, op, args, dtype, buffer,
                                   offset, value, combine)
         in_column = self.current is not None and (op in ("reduce", "scatter", "fold") or own & set(self.columns))

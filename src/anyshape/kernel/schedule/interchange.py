@@ -1,28 +1,34 @@
 """Loop interchange for kernels vectorised over rows: all rows take column 0, then column 1, so that strided loads share
 cache lines.
 
-    rows (i1: n1) vector i1                  rows (i1: n1) vector i1 abreast
-      columns (i0: n0)                 -->     columns (i0: n0)
-        r0 = load p0[i0*n1 + i1]                 r0 = load p0[i0*n1 + i1]
-        r1 = reduce maximum r0                   r1 = reduce maximum r0
+    rows (i1: n1) vector i1                  rows (i1: n1) vector i1
+      columns (i0: n0)                       interchange i1 by 8192
+        r0 = load p0[i0*n1 + i1]         -->   columns (i0: n0)
+        r1 = reduce maximum r0                   r0 = load p0[i0*n1 + i1]
+                                                 r1 = reduce maximum r0
 
-A strip as wide as a vector reads memory in runs of a few lines; abreast, as it lies. What is reduced is kept for every
-row in a row buffer meanwhile, and what is scattered lies in memory anyway.
+A strip as wide as a vector reads memory in runs of a few lines; interchanged, it is read as it lies. What is reduced is
+kept for every row of a strip in a row buffer meanwhile, and what is scattered lies in memory anyway.
 """
 from __future__ import annotations
 
-import dataclasses
-
+from anyshape.kernel.loop_ir.def_use import used
+from anyshape.kernel.loop_ir.directives import Interchange, SplitReduction
 from anyshape.kernel.loop_ir.program import LoopProgram
-from anyshape.kernel.lowering.loop_nest import used
+from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.sym.expr import coefficient_of, symbols_of
 
+PER_ROW = 16  # bytes of the row buffers of a reduction: what is added up, in f32 and in f64
 
-def abreast(program: LoopProgram) -> LoopProgram | None:
-    """The program with its rows abreast; None where it is not over columns of rows that lie side by side."""
+
+def interchanged(program: LoopProgram, hardware: HardwareParams) -> LoopProgram | None:
+    """The program with its rows inside of its columns; None where it is not over columns of rows that lie side by
+    side."""
     every = [one for stage in program.stages for one in stage.instructions]
     inside = {name for name, _ in program.columns}
-    if not program.rows or program.vector != program.rows[-1][0] or program.scratch or program.parts:
+    if not program.rows or program.vector != program.rows[-1][0] or program.scratch:
+        return None
+    if program.directive(SplitReduction):
         return None
     if not inside or {one.op for one in every} & {"scan", "fold"}:
         return None
@@ -40,4 +46,5 @@ def abreast(program: LoopProgram) -> LoopProgram | None:
             runs = runs or (along and bool(names & inside or any(name[0] == "%" for name in names)))
         if along or one.op == "reduce" or varying.intersection(used(one)):
             varying.add(one.result)
-    return dataclasses.replace(program, abreast=True) if runs else None
+    strip = hardware.near_cache_bytes // PER_ROW
+    return program.scheduled(Interchange(program.vector, strip)) if runs else None

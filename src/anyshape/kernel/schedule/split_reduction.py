@@ -14,13 +14,14 @@ import dataclasses
 import itertools
 from dataclasses import dataclass
 
+from anyshape.kernel.loop_ir.def_use import EFFECTS, needed, used
+from anyshape.kernel.loop_ir.directives import SplitReduction, Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
-from anyshape.kernel.lowering.loop_nest import EFFECTS, needed, used
+from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.sym.expr import Size, ceildiv, maximum, minimum, product, substitute, symbol
 
-PIECES = 32
-LEAST = 32  # columns of a part, at least
-WHOLE = 64  # elements: a piece is so many, or a multiple
+LEAST = 32  # columns of a part, at least: what is stored of the parts is small beside the columns
+WHOLE = 4  # vectors: a piece is so many, or a multiple
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +33,16 @@ class Chain:
     handed: tuple[tuple[str, Size], ...]
 
 
-def split(program: LoopProgram) -> Chain | None:
+def split(program: LoopProgram, hardware: HardwareParams) -> Chain | None:
     """The chain in place of a program whose rows are taken one by one, with columns as vectors; None where nothing is
     reduced. What was in a row buffer is handed on for every row."""
     ops = {one.op for stage in program.stages for one in stage.instructions}
     if "reduce" not in ops or ops & {"scatter", "fold"} or not program.columns:
         return None
-    return _Split(program).chain()
+    return _Split(program, hardware).chain()
 
 
-def turned(program: LoopProgram) -> Chain | None:
+def split_interchanged(program: LoopProgram, hardware: HardwareParams) -> Chain | None:
     """The chain in place of a program that takes strips of rows through columns far apart: what it does along the rows,
     as they lie in memory, folded over parts of the columns; then the parts. None where it has no such form."""
     inside = [stage for stage in program.stages if stage.level == "column"]
@@ -50,8 +51,8 @@ def turned(program: LoopProgram) -> Chain | None:
         return None
     if len(program.rows) != 1:  # what lies between the rows in memory would be gone through again and again
         return None
-    work = _Split(program)
-    count = minimum(PIECES, ceildiv(product(extent for _, extent in program.columns), LEAST))
+    work = _Split(program, hardware)
+    count = minimum(work.pieces, ceildiv(product(extent for _, extent in program.columns), LEAST))
     effects: list[Instruction] = []
     before: list[Instruction] = []
     for stage in program.stages:
@@ -67,8 +68,8 @@ def turned(program: LoopProgram) -> Chain | None:
     body = [dataclasses.replace(one, result=-1, op="fold", buffer=names[one.result], offset=place)
             if one.op == "reduce" else one for one in inside[0].instructions]
     along = dataclasses.replace(
-        program, rows=program.columns, columns=program.rows, parts=((work.piece, count),),
-        stages=(Stage("column", (*needed(before, body), *body)),))
+        program, rows=program.columns, columns=program.rows,
+        stages=(Stage("column", (*needed(before, body), *body)),)).scheduled(SplitReduction(work.piece, count))
     load = [Instruction(work.free + k, "load", (), one.dtype, names[one.result], place)
             for k, one in enumerate(reduces)]
     total = [dataclasses.replace(one, args=(first.result,)) for one, first in zip(reduces, load, strict=True)]
@@ -81,8 +82,10 @@ def turned(program: LoopProgram) -> Chain | None:
 class _Split:
     """The work on one program."""
 
-    def __init__(self, program: LoopProgram) -> None:
+    def __init__(self, program: LoopProgram, hardware: HardwareParams) -> None:
         self.program = program
+        self.pieces = hardware.parallelism
+        self.whole = WHOLE * hardware.vector_lanes
         names = dict((*program.rows, *program.columns))
         self.piece = next(name for k in itertools.count() if (name := f"i{k}") not in names)
         self.handed: list[Param] = []
@@ -106,7 +109,7 @@ class _Split:
         while stages:
             column = stages.pop(0)
             reduces = [one for one in column.instructions if one.op == "reduce"]
-            partial = [self.place(one.dtype, PIECES) for one in reduces]
+            partial = [self.place(one.dtype, self.pieces) for one in reduces]
             links.append(self.in_pieces(column, reduces, partial))
             before = len(self.known)
             while stages and stages[0].level == "row":
@@ -142,17 +145,17 @@ class _Split:
     def in_pieces(self, column: Stage, reduces: list[Instruction], partial: list[str]) -> LoopProgram:
         """The column stage on every piece; what it reduces is stored."""
         (outer, extent), *inner = self.program.columns
-        whole = 1 if inner else WHOLE
-        length = whole * ceildiv(extent, whole * PIECES)
+        whole = 1 if inner else self.whole
+        length = whole * ceildiv(extent, whole * self.pieces)
         first = symbol(self.piece) * length
         moved = {outer: first + symbol(outer)}
         body = tuple(dataclasses.replace(one, offset=substitute(one.offset, moved)) for one in column.instructions)
-        place = self.row * PIECES + symbol(self.piece)
+        place = self.row * self.pieces + symbol(self.piece)
         stores = tuple(Instruction(-1, "store", (one.result,), one.dtype, name, place)
                        for one, name in zip(reduces, partial, strict=True))
         stages = (Stage("row", needed(self.known, body)), Stage("column", body), Stage("row", stores))
         return dataclasses.replace(
-            self.program, rows=(*self.program.rows, (self.piece, PIECES)), stages=_filled(stages),
+            self.program, rows=(*self.program.rows, (self.piece, self.pieces)), stages=_filled(stages),
             columns=((outer, maximum(0, minimum(length, extent - first))), *inner))
 
     def together(self, reduces: list[Instruction], partial: list[str], later: list[Instruction],
@@ -160,7 +163,7 @@ class _Split:
         """The pieces of each row reduced, and the effects of the row; later: what later kernels need is stored."""
         body: list[Instruction] = []
         for one, name in zip(reduces, partial, strict=True):
-            body += [Instruction(self.free, "load", (), one.dtype, name, self.row * PIECES + symbol(self.piece)),
+            body += [Instruction(self.free, "load", (), one.dtype, name, self.row * self.pieces + symbol(self.piece)),
                      dataclasses.replace(one, args=(self.free,))]
             self.free += 1
         after = list(effects)
@@ -169,10 +172,10 @@ class _Split:
             after.append(Instruction(-1, "store", (one.result,), one.dtype, self.totals[one.result], self.row))
         stages = (Stage("column", tuple(body)), Stage("row", (*needed(self.known, after), *after)))
         if not body:
-            return dataclasses.replace(self.program, rows=self.program.rows or (("i0", 1),), columns=(), vector="",
+            return dataclasses.replace(self.program, rows=self.program.rows or (("i0", 1),), columns=(), schedule=(),
                                        stages=_filled(stages))
-        return dataclasses.replace(self.program, columns=((self.piece, PIECES),), vector=self.piece,
-                                   stages=_filled(stages))
+        return dataclasses.replace(self.program, columns=((self.piece, self.pieces),),
+                                   stages=_filled(stages)).scheduled(Vectorize(self.piece))
 
 
 def _place(loops: tuple[tuple[str, Size], ...]) -> Size:

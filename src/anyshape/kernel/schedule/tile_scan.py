@@ -14,22 +14,26 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+from anyshape.kernel.loop_ir.directives import SplitReduction, Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Scratch, Stage
+from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.sym.expr import ceildiv, minimum, substitute, symbol
 
-RUN = 2048  # elements
+WIDEST = 8  # bytes of an element that is scanned
 
 
-def swept(program: LoopProgram) -> LoopProgram | None:
-    """The program with the last row variable, RUN of it, as the inner columns; None where it does more than scan."""
+def tiled_scan(program: LoopProgram, hardware: HardwareParams) -> LoopProgram | None:
+    """The program with some of the last row variable, whose row buffer stays in the cache, as the inner columns; None
+    where it does more than scan."""
+    tile = hardware.row_buffer_bytes // WIDEST
     every = [one for stage in program.stages for one in stage.instructions]
-    if len(program.columns) != 1 or program.scratch or program.parts or any(
+    if len(program.columns) != 1 or program.scratch or program.directive(SplitReduction) or any(
             one.op in ("reduce", "scatter", "fold") for one in every):
         return None
     names = dict((*program.rows, *program.columns))
     run = next(name for k in itertools.count() if (name := f"i{k}") not in names)
     (row, extent), (column, _) = program.rows[-1], program.columns[0]
-    moved = {row: symbol(run) * RUN + symbol(row)}
+    moved = {row: symbol(run) * tile + symbol(row)}
     free = 1 + max(one.result for one in every)
     scratch: list[Scratch] = []
     body: list[Instruction] = [Instruction(free, "index", (), "i64", offset=symbol(column)),
@@ -41,7 +45,7 @@ def swept(program: LoopProgram) -> LoopProgram | None:
             body.append(dataclasses.replace(one, offset=substitute(one.offset, moved)))
             continue
         name = f"t{len(scratch)}"
-        scratch.append(Scratch(name, one.dtype, RUN))
+        scratch.append(Scratch(name, one.dtype, tile))
         body += [Instruction(free, "load", (), one.dtype, name, symbol(row)),
                  Instruction(free + 1, one.combine, (free, one.args[0]), one.dtype),
                  Instruction(one.result, "where", (first, one.args[0], free + 1), one.dtype),
@@ -49,7 +53,7 @@ def swept(program: LoopProgram) -> LoopProgram | None:
         free += 2
     if not scratch:
         return None
-    rows = (*program.rows[:-1], (run, ceildiv(extent, RUN)))
-    columns = (program.columns[0], (row, minimum(RUN, extent - symbol(run) * RUN)))
-    return dataclasses.replace(program, rows=rows, columns=columns, vector=row, stages=(Stage("column", tuple(body)),),
-                               scratch=tuple(scratch))
+    rows = (*program.rows[:-1], (run, ceildiv(extent, tile)))
+    columns = (program.columns[0], (row, minimum(tile, extent - symbol(run) * tile)))
+    return dataclasses.replace(program, rows=rows, columns=columns, stages=(Stage("column", tuple(body)),),
+                               scratch=tuple(scratch)).scheduled(Vectorize(row))

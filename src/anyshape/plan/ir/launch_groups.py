@@ -17,7 +17,7 @@ def kernels_from(steps: Sequence[Step], first: int, last: int) -> int:
     return next((k for k in range(first, last + 1) if isinstance(steps[k], KernelStep)), last + 1)
 
 
-def unbroken(plan: Plan, moved: list[int], first: int, last: int) -> list[tuple[int, int]]:
+def unbroken(plan: Plan, moved: Sequence[int], first: int, last: int) -> list[tuple[int, int]]:
     """What is left of a run of steps where memory steps stand between them."""
     starts = [k for k in range(first, last + 1) if k == first or moved[k] - moved[k - 1] > 1]
     parts = zip(starts, [*(start - 1 for start in starts[1:]), last], strict=True)

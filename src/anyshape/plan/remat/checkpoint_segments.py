@@ -103,8 +103,9 @@ class _Search:
             again.add(name)
             anchors.update(one for one in more if segment_of[one] != segment_of[name]
                            or LESS * self.bytes[one] < self.bytes[name])
-        parts = (self.segment([name for name in sorted(again, key=self.position.__getitem__)
-                               if segment_of[name] == number], slices, again)
+        # results of one node stay in the order in which they are saved
+        ordered = sorted((name for name in self.saved if name in again), key=self.position.__getitem__)
+        parts = (self.segment([name for name in ordered if segment_of[name] == number], slices, again)
                  for number in sorted(set(segment_of.values())))
         return tuple(part for part in parts if part is not None)
 

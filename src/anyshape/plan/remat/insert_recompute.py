@@ -79,66 +79,32 @@ def insert_recomputation(plan: Plan, context: PlanContext) -> Plan:
     windows = _windows(plan, forward)
     stored = kept.names(plan)
     placed = _placed(plan, parts, kept, windows, {**stored, **borrowed})
-    steps: list[Step] = []
-    borders: list[int] = []
-    moved: list[int] = []
-    optional: list[int] = []
-    waiting: dict[int, list[tuple[int, int]]] = {}  # by position, parts and their steps
-    for number, one in enumerate(placed):
-        for k, position in enumerate(one.places):
-            waiting.setdefault(position, []).append((number, k))
-    begins = {min(one.places) for one in placed}
-    spans: list[dict[str, tuple[int, int]]] = [{} for _ in placed]  # by part, where its buffers are touched
-    for position in range(len(plan.steps) + 1):
-        if position in begins:
-            steps.append(MemoryStep((), (), chunk=len(borders)))
-            borders.append(len(steps) - 1)
-        for number, k in waiting.get(position, ()):
-            step = placed[number].plan.steps[k]
-            for window in touched(step):
-                begin, _ = spans[number].get(window.buffer, (len(steps), 0))
-                spans[number][window.buffer] = begin, len(steps)
-            optional.append(len(steps))
-            steps.append(renamed_step(step, placed[number].names))
-        moved.append(len(steps))
-        if position < len(plan.steps):
-            steps.append(plan.steps[position])
-    lives: dict[str, tuple[int, int]] = {}
-    added: dict[str, Buffer] = {}
-    again: list[RecomputeStep] = []
-    for segment, (one, span) in enumerate(zip(placed, spans, strict=True)):
-        for buffer in one.plan.buffers:
-            if buffer.name not in span:
-                continue
-            name = one.names[buffer.name]
-            begin, end = span[buffer.name]
-            if name in lives or name in stored.values() or buffer.is_input:
-                old = lives.get(name, (begin, end))
-                lives[name] = min(old[0], begin), max(old[1], end)
-            else:
-                home = Recomputed() if buffer.is_temp else buffer.home
-                added[name] = Buffer(name, buffer.bytes, home, begin, end, buffer.device)
+    merged = _merged(plan, placed)
+    touches, added = _buffers_of_parts(placed, merged, frozenset(stored.values()))
+    again = []
+    for segment, one in enumerate(placed):
         for value in one.graph.outputs:
             assert isinstance(value, Value)
             name, _ = kept.buffers[value.name]
             again.append(RecomputeStep(name, stored[value.name], segment, tuple(windows.get(name, ()))))
     buffers = []
     for buffer in plan.buffers:
-        begin, end = moved[buffer.first], moved[buffer.last]
-        old = lives.get(buffer.name, (begin, end))
+        begin, end = merged.moved[buffer.first], merged.moved[buffer.last]
+        old = touches.get(buffer.name, (begin, end))
         buffers.append(dataclasses.replace(buffer, first=min(begin, old[0]), last=max(end, old[1])))
     ends = {b.name: b.last for b in buffers}
     for name, index in kept.buffers.values():
-        if _kept(name) in lives:
-            begin, end = lives[_kept(name)]
+        if _kept(name) in touches:
+            begin, end = touches[_kept(name)]
             size, device = next((b.bytes, b.device) for b in forward.buffers if b.name == name)
             end = max([end, *(ends[tape] for tape, _ in windows.get(name, ()))])
             added[_kept(name)] = Buffer(_kept(name), size, RestoredBase(index), begin, end, device)
     everything = (*buffers, *added.values())
     return dataclasses.replace(
-        plan, steps=tuple(steps), buffers=everything, again=tuple(again), optional=tuple(sorted((*optional, *borders))),
-        chunks=_chunks(everything, forward, borders),
-        together=tuple(part for run in plan.together for part in unbroken(plan, moved, *run)))
+        plan, steps=merged.steps, buffers=everything, again=tuple(again),
+        optional=tuple(sorted((*merged.optional, *merged.borders))),
+        chunks=_chunks(everything, forward, merged.borders),
+        together=tuple(part for run in plan.together for part in unbroken(plan, merged.moved, *run)))
 
 
 def mark_spent(plan: Plan, context: PlanContext) -> Plan:
@@ -201,6 +167,69 @@ def _placed(plan: Plan, parts: Sequence[tuple[Graph, Plan]], kept: Kept,
                 before[name] = min(writes)
         found.append(_Part(graph, part, names, places(part, first, last, before, alive, across, plan.facts.hint)))
     return sorted(found, key=lambda one: min(one.places))
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """The steps of a backward and of its parts. optional, borders: the numbers of the parts' steps, and of the memory
+    steps before them; moved: by step of the backward, its number; spans: by part and buffer of it, the first and the
+    last step that touches it."""
+
+    steps: tuple[Step, ...]
+    optional: Sequence[int]
+    borders: Sequence[int]
+    moved: Sequence[int]
+    spans: Sequence[Mapping[str, tuple[int, int]]]
+
+
+def _merged(plan: Plan, placed: Sequence[_Part]) -> _Merged:
+    """The steps of `plan`, with those of the parts each in front of its place."""
+    steps: list[Step] = []
+    borders: list[int] = []
+    moved: list[int] = []
+    optional: list[int] = []
+    waiting: dict[int, list[tuple[int, int]]] = {}  # by position, parts and their steps
+    for number, one in enumerate(placed):
+        for k, position in enumerate(one.places):
+            waiting.setdefault(position, []).append((number, k))
+    begins = {min(one.places) for one in placed}
+    spans: list[dict[str, tuple[int, int]]] = [{} for _ in placed]
+    for position in range(len(plan.steps) + 1):
+        if position in begins:
+            steps.append(MemoryStep((), (), chunk=len(borders)))
+            borders.append(len(steps) - 1)
+        for number, k in waiting.get(position, ()):
+            step = placed[number].plan.steps[k]
+            for window in touched(step):
+                begin, _ = spans[number].get(window.buffer, (len(steps), 0))
+                spans[number][window.buffer] = begin, len(steps)
+            optional.append(len(steps))
+            steps.append(renamed_step(step, placed[number].names))
+        moved.append(len(steps))
+        if position < len(plan.steps):
+            steps.append(plan.steps[position])
+    return _Merged(tuple(steps), optional, borders, moved, spans)
+
+
+def _buffers_of_parts(placed: Sequence[_Part], merged: _Merged,
+                      stored: Container[str]) -> tuple[dict[str, tuple[int, int]], dict[str, Buffer]]:
+    """When parts touch buffers that the backward has anyway, and the buffers that they add to it. stored: the
+    buffers of the values that are kept or computed again."""
+    touches: dict[str, tuple[int, int]] = {}
+    added: dict[str, Buffer] = {}
+    for one, span in zip(placed, merged.spans, strict=True):
+        for buffer in one.plan.buffers:
+            if buffer.name not in span:
+                continue
+            name = one.names[buffer.name]
+            begin, end = span[buffer.name]
+            if name in touches or name in stored or buffer.is_input:
+                old = touches.get(name, (begin, end))
+                touches[name] = min(old[0], begin), max(old[1], end)
+            else:
+                home = Recomputed() if buffer.is_temp else buffer.home
+                added[name] = Buffer(name, buffer.bytes, home, begin, end, buffer.device)
+    return touches, added
 
 
 def _chunks(buffers: Sequence[Buffer], forward: Plan, borders: Sequence[int]) -> tuple[tuple[str, ...], ...]:

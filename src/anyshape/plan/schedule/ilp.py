@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -91,6 +92,86 @@ def plain(problem: Problem) -> Problem:
                    problem.early, problem.late, [[] for _ in problem.over], problem.floor, problem.rows)
 
 
+class _Rows:
+    """The form of a problem. create, keep: by (step, moment) and (value, moment), the variable; bytes: by moment, what
+    each variable weighs, in units; rows: (least, most, variables, weights); number: of variables, the most bytes aside,
+    which come last."""
+
+    def __init__(self, problem: Problem) -> None:
+        count = len(problem.before)
+        self.problem = problem
+        self.spans = [(problem.behind(step).bit_count(), count - 1 - problem.ahead(step).bit_count())
+                      for step in range(count)]
+        self.unit = max(max(problem.sizes, default=1), 1) / 1000  # so that numbers are of ordinary size
+        self.create: dict[tuple[int, int], int] = {}
+        self.keep: dict[tuple[int, int], int] = {}
+        self.bytes: list[dict[int, float]] = [{} for _ in range(count)]
+        self.rows: list[tuple[float, float, list[int], list[float]]] = []
+        for step in range(count):
+            self._step(step)
+        for value, users in enumerate(problem.users):
+            if users:
+                self._kept(value, min(bits(users)))
+                self._read(value, min(bits(users)))
+        for step in range(count):
+            self._order(step)
+        self.number = len(self.create) + len(self.keep)
+        for some in self.bytes:
+            self.rows.append((-math.inf, 0.0, [*some, self.number], [*some.values(), -1.0]))
+
+    def _moments(self, step: int) -> range:
+        first, last = self.spans[step]
+        return range(first, last + 1)
+
+    def _step(self, step: int) -> None:
+        """A step runs once."""
+        for moment in self._moments(step):
+            self.create[step, moment] = len(self.create)
+        some = [self.create[step, moment] for moment in self._moments(step)]
+        self.rows.append((1.0, 1.0, some, [1.0] * len(some)))
+
+    def _kept(self, value: int, maker: int) -> None:
+        """A value that is kept was kept or made before."""
+        problem, count = self.problem, len(self.problem.before)
+        is_early = value in problem.early
+        first = 0 if is_early else self.spans[maker][0] + 1
+        last = count - 1 if value in problem.late else max(self.spans[step][1] for step in bits(problem.users[value]))
+        for moment in range(first, last + 1):
+            at = self.keep[value, moment] = len(self.create) + len(self.keep)
+            before = [self.keep.get((value, moment - 1)), None if is_early else self.create.get((maker, moment - 1))]
+            known = [one for one in before if one is not None]
+            if not (is_early and moment == first):
+                self.rows.append((-math.inf, 0.0, [at, *known], [1.0] + [-1.0] * len(known)))
+            self.bytes[moment][at] = problem.sizes[value] / self.unit
+
+    def _read(self, value: int, maker: int) -> None:
+        """Where a value is read it is kept; a late one is there at the end."""
+        problem = self.problem
+        is_made = value not in problem.early
+        for step in bits(problem.users[value]):
+            for moment in self._moments(step):
+                at = self.create[step, moment]
+                if step == maker and is_made:
+                    self.bytes[moment][at] = self.bytes[moment].get(at, 0.0) + problem.sizes[value] / self.unit
+                elif (value, moment) in self.keep:
+                    self.rows.append((-math.inf, 0.0, [at, self.keep[value, moment]], [1.0, -1.0]))
+                else:
+                    self.rows.append((0.0, 0.0, [at], [1.0]))
+        if value in problem.late:
+            last = len(problem.before) - 1
+            ends = [self.keep[value, last]] if (value, last) in self.keep else []
+            ends += [self.create[maker, last]] if is_made and (maker, last) in self.create else []
+            self.rows.append((1.0, math.inf, ends, [1.0] * len(ends)))
+
+    def _order(self, step: int) -> None:
+        """A step runs after those that it waits for."""
+        for other in bits(self.problem.before[step]):
+            first, last = self.spans[other]
+            for moment in self._moments(step):
+                at = [self.create[other, earlier] for earlier in range(first, min(moment, last + 1))]
+                self.rows.append((-math.inf, 0.0, [self.create[step, moment], *at], [1.0] + [-1.0] * len(at)))
+
+
 def solved(problem: Problem, seconds: float) -> IntegerProgram:
     """What HiGHS finds in that time.
 
@@ -105,79 +186,29 @@ def solved(problem: Problem, seconds: float) -> IntegerProgram:
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("time_limit", float(seconds))
     solver.setOptionValue("threads", 1)
-    count = len(problem.before)
-    infinity = highspy.kHighsInf
-    spans = [(problem.behind(step).bit_count(), count - 1 - problem.ahead(step).bit_count()) for step in range(count)]
-    unit = max(max(problem.sizes, default=1), 1) / 1000  # so that numbers are of ordinary size
-    create: dict[tuple[int, int], int] = {}
-    keep: dict[tuple[int, int], int] = {}
-    rows: list[tuple[float, float, list[int], list[float]]] = []
-    makers = {value: min(bits(users)) for value, users in enumerate(problem.users) if users}
-    for step, (first, last) in enumerate(spans):
-        for moment in range(first, last + 1):
-            create[step, moment] = len(create)
-        rows.append((1.0, 1.0, [create[step, moment] for moment in range(first, last + 1)], [1.0] * (last + 1 - first)))
-    number = len(create)
-    bytes_: list[dict[int, float]] = [{} for _ in range(count)]  # by moment: variable -> bytes
-    for value, maker in makers.items():
-        is_early = value in problem.early
-        first = 0 if is_early else spans[maker][0] + 1
-        last = count - 1 if value in problem.late else max(spans[step][1] for step in bits(problem.users[value]))
-        size = problem.sizes[value] / unit
-        for moment in range(first, last + 1):
-            keep[value, moment] = number
-            number += 1
-        for moment in range(first, last + 1):
-            at, weights = [keep[value, moment]], [1.0]
-            for known in (keep.get((value, moment - 1)), None if is_early else create.get((maker, moment - 1))):
-                if known is not None:
-                    at.append(known)
-                    weights.append(-1.0)
-            if not (is_early and moment == first):
-                rows.append((-infinity, 0.0, at, weights))
-            bytes_[moment][keep[value, moment]] = size
-        for step in bits(problem.users[value]):
-            for moment in range(spans[step][0], spans[step][1] + 1):
-                if step == maker and not is_early:
-                    made = create[step, moment]
-                    bytes_[moment][made] = bytes_[moment].get(made, 0.0) + size
-                elif (value, moment) in keep:
-                    rows.append((-infinity, 0.0, [create[step, moment], keep[value, moment]], [1.0, -1.0]))
-                else:
-                    rows.append((0.0, 0.0, [create[step, moment]], [1.0]))
-        if value in problem.late:
-            ends = [keep[value, count - 1]] if (value, count - 1) in keep else []
-            ends += [create[maker, count - 1]] if not is_early and (maker, count - 1) in create else []
-            rows.append((1.0, infinity, ends, [1.0] * len(ends)))
-    for step in range(count):
-        for other in bits(problem.before[step]):
-            for moment in range(spans[step][0], spans[step][1] + 1):
-                at = [create[step, moment]]
-                at += [create[other, earlier] for earlier in range(spans[other][0], min(moment, spans[other][1] + 1))]
-                rows.append((-infinity, 0.0, at, [1.0] + [-1.0] * (len(at) - 1)))
-    solver.addVars(number + 1, [0.0] * (number + 1), [1.0] * number + [infinity])
+    form = _Rows(problem)
+    number = form.number
+    solver.addVars(number + 1, [0.0] * (number + 1), [1.0] * number + [math.inf])
     solver.changeColsIntegrality(number, np.arange(number, dtype=np.int32),
                                  np.full(number, highspy.HighsVarType.kInteger.value, np.uint8))
     solver.changeColCost(number, 1.0)
-    for some in bytes_:
-        rows.append((-infinity, 0.0, [*some, number], [*some.values(), -1.0]))
-    for low, high, at, weights in rows:
+    for low, high, at, weights in form.rows:
         if solver.addRow(low, high, len(at), at, weights) != highspy.HighsStatus.kOk:
             raise VerifyError("HiGHS refuses a row of the integer program", do="report it: a bug of the benchmark")
     found = IntegerProgram(variables=number)
 
     def improved(event: object) -> None:
         found.trail.append((time.process_time() - begun,
-                            round(event.data_out.mip_primal_bound * unit)))  # type: ignore[attr-defined]
+                            round(event.data_out.mip_primal_bound * form.unit)))  # type: ignore[attr-defined]
 
     solver.cbMipImprovingSolution.subscribe(improved)
     solver.run()
     found.seconds = time.process_time() - begun
     info = solver.getInfo()
-    found.bound = max(round(info.mip_dual_bound * unit), 0) if abs(info.mip_dual_bound) < infinity else 0
+    found.bound = max(round(info.mip_dual_bound * form.unit), 0) if abs(info.mip_dual_bound) < math.inf else 0
     if info.primal_solution_status == 2:
         values = solver.getSolution().col_value
-        when = {step: moment for (step, moment), at in create.items() if values[at] > 0.5}
-        found.order = sorted(range(count), key=lambda step: (when[step], step))
+        when = {step: moment for (step, moment), at in form.create.items() if values[at] > 0.5}
+        found.order = sorted(range(len(problem.before)), key=lambda step: (when[step], step))
         found.peak = problem.peak(found.order)
     return found

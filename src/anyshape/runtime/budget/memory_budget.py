@@ -109,23 +109,6 @@ class MemoryBudget:
         return MemoryBudget(self.program, self.backward, bytes_ or self.bytes, LiveTapes(), self.total, self.store,
                      self.calibration, self.zeros)
 
-    def says(self, values: dict[str, int]) -> str:
-        """What a call at these sizes does to stay within the limit, in words."""
-        all_kept = self.needed(values, SAVE_ALL)
-        limit = mega(self.bytes) if self.bytes <= self.total else f"{mega(self.total)} of the whole process"
-        try:
-            keeping = self.choose(values, self.room() if self.total < UNLIMITED else None)
-        except LimitError as error:
-            return f"limit {limit}: too low for {mega(all_kept)}; {error.do}"
-        if keeping == SAVE_ALL:
-            return f"limit {limit}: {mega(all_kept)} are needed, everything is kept"
-        rung = next(rung for rung in self.ladder(values) or () if rung.keeping == keeping)
-        moved = f", {len(rung.moved)} moved out ({mega(rung.away)})" if rung.moved else ""
-        saved = len(self.program.maker.keeps.kept_buffers) + len(self.program.maker.keeps.outside)
-        return (f"limit {limit}: {mega(all_kept)} with everything kept, "
-                f"{mega(self.needed(values, keeping))} with {len(rung.dropped)} of {saved} saved values computed "
-                f"again{moved}, some {self.seconds(rung) * 1e3:.1f} ms of work")
-
     def room(self) -> int:
         """Bytes that a call may take now, blocks that idle included."""
         room = self.bytes - self.held.bytes

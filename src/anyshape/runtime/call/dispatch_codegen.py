@@ -33,7 +33,8 @@ first argument is the tape; `values` are its entries and `origin` the forward's 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -56,71 +57,87 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
     fixed = [i for i in called if i not in strided and _is_fixed(plan.inputs[i])]
     placed = dict(plan.offsets)
     names: dict[str, Any] = {"alike": _never, "akin": _never, "strided": torch.strided, "is_zeros": is_zeros}
-    keys: list[str] = []
-    checks: list[str] = []
-    strides: list[str] = []
-    fixed_checks: list[str] = []
-    shapes: list[str] = []
-    for i in called:
-        kind = plan.inputs[i]
-        if not isinstance(kind, TensorType):
-            keys.append(f"a{i}")
-            continue
-        dtype = names[f"t{i}"] = TORCH_DTYPES[kind.dtype]
-        (fixed_checks if i in fixed else checks).append(f"a{i}.dtype is not t{i} or {odd(f'a{i}', dtype)}")
-        (fixed_checks if i in fixed else strides).append(f"a{i}.stride() != s[{i}]")
-        if i in fixed:
-            shapes.append(f"a{i}.shape != {kind.shape}")
-            continue
-        keys.append(f"a{i}.shape")
-        if i in strided:
-            keys.append(f"a{i}.stride()")
-    if restored:
-        keys.append("origin")
-        # tensors of a tape that is not the forward's own come as they are
-        strides.append("origin.__class__ is tuple")
+    names["learn"] = _Learner(names, "alike", True)
+    names["meet"] = _Learner(names, "akin", False)
+    tests = _tests(plan, called, fixed, strided, names)
     pointers = [f"a{plan.parameter_number(b)}.data_ptr()" for b in sorted(plan.buffers, key=lambda b: slots[b.name])
                 if b.is_parameter and b.name not in placed]
     every = _tuple(f"a{i}" for i in range(count))
+    taken = f"{_tuple(f'a{i}' for i in called) if called else '()'} = args"
     given = ", ".join(f"a{i}" for i in fixed)
     open_ = ", ".join(f"a{i}" for i in called if i not in fixed and isinstance(plan.inputs[i], TensorType))
-    unlike = " or ".join(shapes)
-    names["learn"] = _Learner(names, "alike", True)
-    names["meet"] = _Learner(names, "akin", False)
-    head = "args, records, slow, fit" + (", values, origin" if restored else "")
+    unlike = " or ".join(tests.shapes)
+    tape = ", values, origin" if restored else ""
     lines = [
-        f"def enter({head}):",
+        f"def enter(args, records, slow, fit{tape}):",
         "    try:",
-        f"        {_tuple(f'a{i}' for i in called) if called else '()'} = args",
+        f"        {taken}",
         *(f"        a{position} = values[{index}]" for position, index in restored.items()),
         *([f"        same = alike({given})", f"        if not same and ({unlike}):", "            raise KeyError"]
           if fixed else []),
-        f"        record = records[{_tuple(keys)}]",
+        f"        record = records[{_tuple(tests.keys)}]",
         "    except (KeyError, ValueError, AttributeError, TypeError):",
         "        same = False",
-        f"        record, {every} = slow(args{', values, origin' if restored else ''})",
+        f"        record, {every} = slow(args{tape})",
         "    undo = ()",
         "    s = record.input_strides",
         "    fits = True",
-        *([f"    if not akin({open_}):", f"        fits = not ({' or '.join(checks)})", "        if fits:",
+        *([f"    if not akin({open_}):", f"        fits = not ({' or '.join(tests.open)})", "        if fits:",
            f"            meet({open_})"] if open_ else []),
-        *(["    if fits and not same:", f"        fits = not ({' or '.join(fixed_checks)})", "        if fits:",
+        *(["    if fits and not same:", f"        fits = not ({' or '.join(tests.fixed)})", "        if fits:",
            f"            learn({given})"] if fixed else []),
-        f"    if {' or '.join(('not fits', *strides))}:",
+        f"    if {' or '.join(('not fits', *tests.strides))}:",
         f"        {every}, undo = fit(record, {every}, fits)",
         f"    return record, {every}, {_tuple(pointers)}, undo",
     ]
     exec(compile("\n".join(lines), f"<entry of {plan.name}>", "exec"), names)
-    key = ["def key(args" + (", values, origin" if restored else "") + "):",
-           f"    {_tuple(f'a{i}' for i in called) if called else '()'} = args",
+    key = [f"def key(args{tape}):", f"    {taken}",
            *([f"    same = alike({given})", f"    if not same and ({unlike}):", "        return None, False"]
              if fixed else ["    same = False"]),
-           f"    return {_tuple(keys)}, same"]
+           f"    return {_tuple(tests.keys)}, same"]
     exec(compile("\n".join(key), f"<key of {plan.name}>", "exec"), names)
     enter: Callable[..., Any] = names["enter"]
     # the key of a call (None where a fixed input has other sizes), and whether `alike` knows the fixed inputs
     enter.key = names["key"]  # type: ignore[attr-defined]
     return enter
+
+
+@dataclass(frozen=True, slots=True)
+class _Tests:
+    """What is asked of inputs, as text. keys: a call is found by; strides: of inputs that are not fixed; open, fixed:
+    whether dtype and kind, and strides of the fixed ones, are others; shapes: whether a fixed one has other sizes."""
+
+    keys: list[str] = field(default_factory=list)
+    strides: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+    shapes: list[str] = field(default_factory=list)
+
+
+def _tests(plan: Plan, called: Sequence[int], fixed: Sequence[int], strided: frozenset[int],
+           names: dict[str, Any]) -> _Tests:
+    """The tests of the inputs that a call gives; the dtypes go to `names`."""
+    found = _Tests()
+    for i in called:
+        kind = plan.inputs[i]
+        if not isinstance(kind, TensorType):
+            found.keys.append(f"a{i}")
+            continue
+        dtype = names[f"t{i}"] = TORCH_DTYPES[kind.dtype]
+        kinds, strides = (found.fixed, found.fixed) if i in fixed else (found.open, found.strides)
+        kinds.append(f"a{i}.dtype is not t{i} or {odd(f'a{i}', dtype)}")
+        strides.append(f"a{i}.stride() != s[{i}]")
+        if i in fixed:
+            found.shapes.append(f"a{i}.shape != {kind.shape}")
+            continue
+        found.keys.append(f"a{i}.shape")
+        if i in strided:
+            found.keys.append(f"a{i}.stride()")
+    if plan.restored:
+        found.keys.append("origin")
+        # tensors of a tape that is not the forward's own come as they are
+        found.strides.append("origin.__class__ is tuple")
+    return found
 
 
 def _is_fixed(kind: TensorType | str) -> bool:

@@ -144,9 +144,15 @@ def away(ladders: TradeoffProblem | None, moved: Sequence[Move]) -> dict[str, Sp
         move.saved: (move.gone + 1, ladders.border + move.back - 1) for move in moved}
 
 
-def seconds_again(limit: MemoryBudget, values: dict[str, int], dropped: frozenset[str]) -> dict[str, float]:
-    """Per value that is dropped, what computing it again takes, by estimate: its own steps, and what is made on the way
-    to it alone, that is since the value before it."""
+def state(ladders: TradeoffProblem | None, keeping: SavePolicy
+          ) -> tuple[frozenset[str], frozenset[str], dict[str, Span]]:
+    """What `Timeline.curve` and `Timeline.alive` ask of a choice: what is dropped, used and moved."""
+    return keeping.dropped, used(ladders, keeping.dropped), away(ladders, keeping.moved)
+
+
+def work_again(limit: MemoryBudget, values: dict[str, int], dropped: frozenset[str]) -> dict[str, tuple[int, float]]:
+    """Per value that is dropped, how many steps of the backward write it again, and the seconds that this takes, by
+    estimate: its own steps, and what is made on the way to it alone, that is since the value before it."""
     ladders = limit.ladders
     if ladders is None or not dropped:
         return {}
@@ -154,25 +160,13 @@ def seconds_again(limit: MemoryBudget, values: dict[str, int], dropped: frozense
     seconds = ladders.costs.seconds(limit.later(values), limit.speeds(threads)) / threads
     runs = ladders.keeps.runs(SavePolicy(dropped))
     buffers = {one.buffer: one.saved for one in ladders.plan.again if one.saved in dropped}
-    found = dict.fromkeys(dropped, 0.0)
+    found = dict.fromkeys(dropped, (0, 0.0))
     before = 0.0
     for number, cost in zip(ladders.optional, seconds.tolist(), strict=True):
         if number in runs:
             names = [buffers[one.buffer] for one in step_writes(ladders.plan.steps[number]) if one.buffer in buffers]
             before += cost
             for name in names:
-                found[name] += before / len(names)
+                found[name] = found[name][0] + 1, found[name][1] + before / len(names)
             before = 0.0 if names else before
-    return found
-
-
-def steps_again(ladders: TradeoffProblem, dropped: frozenset[str]) -> dict[str, int]:
-    """Per value that is dropped, how many steps of the backward write it again."""
-    buffers = {one.buffer: one.saved for one in ladders.plan.again if one.saved in dropped}
-    found: dict[str, int] = {}
-    for number in ladders.keeps.runs(SavePolicy(dropped)):
-        for window in step_writes(ladders.plan.steps[number]):
-            if window.buffer in buffers:
-                name = buffers[window.buffer]
-                found[name] = found.get(name, 0) + 1
     return found

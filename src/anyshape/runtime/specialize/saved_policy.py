@@ -113,6 +113,36 @@ def _positions(bits: int) -> np.ndarray:
     return np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little"))
 
 
+def _made_again(plan: Plan) -> frozenset[str]:
+    """What only optional steps make: in the arena, or by PyTorch."""
+    buffers = {b.name: b for b in plan.buffers}
+    return frozenset(window.buffer for number in plan.optional for window in step_writes(plan.steps[number])
+                     if isinstance(buffers[window.buffer].home, (Recomputed, External)))
+
+
+def _begins(plan: Plan) -> dict[str, int]:
+    """Of a backward: by value that lies outside the arena, the first optional step that makes it again."""
+    buffers = {b.name: b for b in plan.buffers}
+    return {one.saved: min(number for number in plan.optional
+                           if one.buffer in {window.buffer for window in step_writes(plan.steps[number])})
+            for one in plan.again if buffers[one.buffer].is_restored}
+
+
+def _externs(plan: Plan, made: frozenset[str]) -> list[tuple[int, str, Size]]:
+    """By optional step, what PyTorch makes that does not only serve others, and its bytes."""
+    sizes = {b.name: b.bytes for b in plan.buffers}
+    return [(number, window.buffer, sizes[window.buffer]) for number in sorted(plan.optional)
+            for step in (plan.steps[number],) if isinstance(step, ExternStep)
+            for window in step.outputs if window is not None and window.buffer not in made]
+
+
+def _repeats(plan: Plan) -> list[tuple[int, frozenset[str] | None, frozenset[str]]]:
+    """The optional steps from the last on, with what they write and touch; none: a memory step."""
+    return [(number, None if isinstance(step, MemoryStep) else frozenset(w.buffer for w in step_writes(step)),
+             frozenset(w.buffer for w in touched(step)))
+            for number in sorted(plan.optional, reverse=True) for step in (plan.steps[number],)]
+
+
 class SavedLayout:
     """The layouts of one plan, a forward's or a backward's, under any `SavePolicy`.
 
@@ -147,21 +177,10 @@ class SavedLayout:
         self.kept_buffers = [b for b in (forward or plan).buffers if b.is_saved]
         self.chunks = chunks or plan.chunks
         self.optional = frozenset(plan.optional)
-        # what only optional steps make: in the arena, or by PyTorch
-        self.made = frozenset(window.buffer for number in plan.optional for window in step_writes(plan.steps[number])
-                              if isinstance(by_name[window.buffer].home, (Recomputed, External)))
+        self.made = _made_again(plan)
         self.outside = saved_external(plan)
-        self.begins = {one.saved: min(number for number in plan.optional
-                                      if one.buffer in {window.buffer for window in step_writes(plan.steps[number])})
-                       for one in plan.again if by_name[one.buffer].is_restored}
-        # where saved buffers, and what shows them in a backward, lie: index -> (the forward's buffer, first byte there)
-        self.shown: dict[int, tuple[str, Size]] = {i: (layout.placed[i], 0) for i in self.saved}
-        for i, buffer in enumerate(homes.values()):
-            entry = tape_entry(forward, buffer.index) if forward and buffer.has_tape_entry else None
-            if entry is not None:
-                home, window = entry
-                before = window.offset * size_of(window.type.dtype) if buffer.is_restored else 0
-                self.shown[i] = home.name, before
+        self.begins = _begins(plan)
+        self.shown = self._shown()
         self.life_table = np.array(lives, np.int64).reshape(-1, 2)
         self.places_of = {name: i for i, name in enumerate(layout.placed)}
         self.numbers = {b.name: i for i, b in enumerate(self.kept_buffers)}
@@ -179,15 +198,8 @@ class SavedLayout:
         # by saved buffer the chunk that it lies in, one more for those in none, and how many chunks there are
         self.chunk_of: tuple[Sequence[Sequence[str]], np.ndarray, int] | None = None
         self.reads = self._reads()
-        # the optional steps from the last on, with what they write and touch; none: a memory step
-        self.repeats = [(number,
-                         None if isinstance(step, MemoryStep) else frozenset(w.buffer for w in step_writes(step)),
-                         frozenset(w.buffer for w in touched(step)))
-                        for number in sorted(self.optional, reverse=True) for step in (plan.steps[number],)]
-        # by optional step, what PyTorch makes that does not only serve others
-        self.externs = [(number, window.buffer, by_name[window.buffer].bytes) for number in sorted(plan.optional)
-                        for step in (plan.steps[number],) if isinstance(step, ExternStep)
-                        for window in step.outputs if window is not None and window.buffer not in self.made]
+        self.repeats = _repeats(plan)
+        self.externs = _externs(plan, self.made)
         self.known: dict[tuple[frozenset[str], bool], tuple[frozenset[int], frozenset[str]]] = {}
         self.single: dict[str, _Again] = {}  # by value that is dropped
         self.latest: tuple[SavePolicy, _Numbers] | None = None
@@ -199,6 +211,18 @@ class SavedLayout:
         own = [] if forward is not None else self.kept_buffers
         self.saved_places = np.array([self.places_of[b.name] for b in own], np.int64)
         self.saved_ends = np.array([self.ends[b.name] for b in own], np.int64)
+
+    def _shown(self) -> dict[int, tuple[str, Size]]:
+        """Where saved buffers, and what shows them in a backward, lie: index -> (the forward's buffer, first byte
+        there)."""
+        shown: dict[int, tuple[str, Size]] = {i: (self.layout.placed[i], 0) for i in self.saved}
+        for i, buffer in enumerate(self.homes.values()):
+            entry = tape_entry(self.forward, buffer.index) if self.forward and buffer.has_tape_entry else None
+            if entry is not None:
+                home, window = entry
+                before = window.offset * size_of(window.type.dtype) if buffer.is_restored else 0
+                shown[i] = home.name, before
+        return shown
 
     def _reads(self) -> dict[str, list[int]]:
         """The steps of a backward that touch each of the forward's saved buffers, in order."""

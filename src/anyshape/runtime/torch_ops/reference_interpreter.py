@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-import anyshape.ops  # noqa: F401  (fills the op table)
 from anyshape.base.errors import AnyShapeError, DivisionError, InputError, VerifyError
 from anyshape.ir.graph import Graph, Node, Operand, Value
-from anyshape.ir.op import row
+from anyshape.ir.op import OPS, row
+from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import SizeType, TensorType
+from anyshape.ops.pointwise import OPERANDS, POINTWISE, applied
 from anyshape.runtime.torch_ops.convolution import convolve
 from anyshape.runtime.torch_ops.extern_calls import call_extern, results_of
 from anyshape.runtime.torch_ops.fallbacks import by_torch, grouped_by_torch
@@ -25,7 +26,6 @@ from anyshape.torch_compat.dtypes import DTYPE_NAMES, HALVES, TORCH_DTYPES
 from anyshape.torch_compat.versions import api
 
 Attributes = dict[str, Any]
-COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 
 
 # ---- the random numbers of the op `random`
@@ -203,9 +203,54 @@ def _divisor(y: torch.Tensor, count: int) -> torch.Tensor:
     return y
 
 
+# ---- scalar instructions on whole tensors
+
+
+# those that torch has no function of one name for
+_SCALAR: dict[str, Callable[..., torch.Tensor]] = {
+    "trunc_div": lambda x, y: torch.div(x, y, rounding_mode="trunc"), "random": uniform}
+
+
+def torch_function(name: str) -> Callable[..., torch.Tensor]:
+    """The function of torch of a dotted name."""
+    found: Callable[..., torch.Tensor] = functools.reduce(getattr, name.split("."), torch)  # type: ignore[arg-type]
+    return found
+
+
+def scalar_function(op: str) -> Callable[..., torch.Tensor]:
+    """The meaning of a scalar instruction, on tensors; a cast has a dtype beside its operand, and is not here."""
+    return _SCALAR[op] if op in _SCALAR else torch_function(SCALAR[op].meaning)
+
+
+class ElementwiseBody:
+    """What bodies of pointwise rows ask for (`Body`), with a tensor of all elements as a register."""
+
+    def apply(self, op: str, *args: torch.Tensor, dtype: str) -> torch.Tensor:
+        """See Body.apply."""
+        if op == "cast":
+            return args[0].to(TORCH_DTYPES[dtype])
+        return scalar_function(op)(*args)
+
+    def constant(self, value: float | int | bool, dtype: str) -> torch.Tensor:
+        """See Body.constant."""
+        return torch.tensor(value, dtype=TORCH_DTYPES[dtype])
+
+
+def _meaning(op: str) -> Callable[..., torch.Tensor]:
+    """A pointwise row as a function of tensors: torch's, or what its body says."""
+    if OPS[op].torch:
+        return torch_function(OPS[op].torch)
+    pattern = POINTWISE[op].pattern
+
+    def function(*operands: torch.Tensor) -> torch.Tensor:
+        named = {name: (x, DTYPE_NAMES[x.dtype]) for name, x in zip(OPERANDS, operands)}
+        result: torch.Tensor = applied(pattern, ElementwiseBody(), named, DTYPE_NAMES[operands[0].dtype])[0]
+        return result
+
+    return function
+
+
 OWN: dict[str, Callable[..., Any]] = {
-    "trunc_div": lambda a, x, y: torch.div(x, y, rounding_mode="trunc"),
-    "pow": lambda a, x, y: torch.pow(x, y),
     "divisor": lambda a, y: _divisor(y, a["count"]),
     "cast": lambda a, x: x.to(TORCH_DTYPES[a["dtype"]]),
     "store": lambda a, x: x.to(TORCH_DTYPES[a["dtype"]]),
@@ -251,9 +296,9 @@ def _as_tensor(number: bool | int | float, dtype: torch.dtype, device: torch.dev
     return torch.full((), number, dtype=dtype, device=device)
 
 
-def _pointwise(name: str, function: Callable[..., torch.Tensor], operands: list[Any]) -> torch.Tensor:
+def _pointwise(node: Node, function: Callable[..., torch.Tensor], operands: list[Any]) -> torch.Tensor:
     """Literals take the tensors' dtype; half precision is computed in f32 and rounded once."""
-    choices = operands[1:] if name == "where" else operands
+    choices = operands[1:] if node.op == "where" else operands
     first = next(item for item in choices if isinstance(item, torch.Tensor))
     half = first.dtype in HALVES
     working = torch.float32 if half else first.dtype
@@ -261,9 +306,9 @@ def _pointwise(name: str, function: Callable[..., torch.Tensor], operands: list[
     for position, item in enumerate(operands):
         if isinstance(item, torch.Tensor):
             ready.append(item.float() if item.dtype in HALVES else item)
-        elif name == "where" and position == 0:
+        elif node.op == "where" and position == 0:
             ready.append(_as_tensor(item, torch.bool, first.device))
-        elif name in COMPARISONS:
+        elif node.output.tensor.dtype == "bool":
             ready.append(_as_tensor(item, first.dtype, first.device).to(working))
         else:
             ready.append(_as_tensor(item, working, first.device))
@@ -355,10 +400,10 @@ class Interpreter:
         own = OWN.get(node.op)
         attributes = {name: self.attribute(value) for name, value in node.attrs}
         if row(node).kind == "pointwise":
-            function = getattr(torch, row(node).torch) if own is None else lambda *x: own(attributes, *x)
+            function = _meaning(node.op) if own is None else functools.partial(own, attributes)
             if node.op == "cast":
                 return (function(*operands),)
-            return (_pointwise(node.op, function, operands),)
+            return (_pointwise(node, function, operands),)
         assert own is not None, node.op
         result = own(attributes, *operands)
         return result if isinstance(result, tuple) else (result,)

@@ -21,8 +21,7 @@ class Watch:
         for program in compilation.programs:
             limit = getattr(getattr(program, "executable", None), "limit", None)
             if limit is not None and limit.backward is not None:
-                capture = compilation.captures[int(program.name.partition(".")[0])]
-                found.append((limit, {old: name for old, _, name in capture.sizes}))
+                found.append((limit, compilation.names_of(program.name)))
         return found
 
     def peak(self, rows: int, length: int, bytes_: int = 0) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -24,14 +24,14 @@ from anyshape import torch_compat as compat
 from anyshape.torch_compat.tracing.fake_tensor_cache import remembered_shapes
 from anyshape.torch_compat.versions.symbolic_functions import general_form
 
-# Methods of torch's symbolic numbers whose result depends on nothing but the two operands; `mod` asks for value ranges.
-# Functions of torch's decompositions that compute another number where a size is 1.
+# functions of torch's decompositions that compute another number where a size is 1.
 NUMBERS_BY_SIZE = frozenset(("_compute_scale",))
 
 PYTHON = ("_operator", "builtins", "math")  # modules of functions of numbers that a captured graph may call
 
 LONG = 2**40  # a length that no slice reaches
 
+# methods of torch's symbolic numbers whose result depends on nothing but the two operands; `mod` asks for value ranges
 BINARY = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "sym_max", "sym_min")
 
 
@@ -45,18 +45,12 @@ def quick_tracing() -> Iterator[None]:
         yield
         return
     memory: dict[Any, Any] = {}
-    saved = {name: getattr(SymNode, name) for name in (*BINARY, "wrap_int", "maybe_as_int")}
-    quick = {name: _remembering(name, saved[name], SymNode, memory) for name in BINARY}
-    quick["wrap_int"] = _remembering_numbers(saved["wrap_int"], memory)
+    quick = {name: _remembering(name, getattr(SymNode, name), SymNode, memory) for name in BINARY}
+    quick["wrap_int"] = _remembering_numbers(SymNode.wrap_int, memory)
     quick["maybe_as_int"] = _remembering_values(memory)
-    try:
-        for name, method in quick.items():
-            setattr(SymNode, name, method)
-        with remembered_shapes(memory), _forgetting(memory), _nothing_for_logs(), _messages_once():
-            yield
-    finally:
-        for name, method in saved.items():
-            setattr(SymNode, name, method)
+    with _patched([(SymNode, name, method) for name, method in quick.items()]), remembered_shapes(memory), \
+            _forgetting(memory), _nothing_for_logs(), _messages_once():
+        yield
 
 
 def _remembering(name: str, method: Callable[..., Any], kind: Any, memory: dict[Any, Any]) -> Callable[..., Any]:
@@ -114,41 +108,89 @@ def _remembering_values(memory: dict[Any, Any]) -> Callable[..., Any]:
 def general_tracing() -> Iterator[None]:
     """Inside, operators that are traced take the general path where they ask whether sizes are 0 or 1. All of
     compat.ALL_SIZES must be there."""
+    asking = _Asking()
+    with _patched([*_of_numbers(asking), *_of_conditions(asking), *_of_slices(asking), *_of_operators(asking)]):
+        yield
+
+
+Patch = tuple[Any, str, Any]  # an attribute of an object or module of torch, and what stands there meanwhile
+
+
+@contextlib.contextmanager
+def _patched(patches: Sequence[Patch]) -> Iterator[None]:
+    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
+    try:
+        for owner, name, ours in patches:
+            setattr(owner, name, ours)
+        yield
+    finally:
+        for owner, name, torchs in saved:
+            setattr(owner, name, torchs)
+
+
+class _Asking:
+    """Who asks a size. running: "operator", or "layout" where no answer changes a result; empty: the user's Python."""
+
+    def __init__(self) -> None:
+        self.running: list[str] = []
+
+    def within(self, word: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, during which `word` asks."""
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            self.running.append(word)
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                self.running.pop()
+
+        return run
+
+    def as_python(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of `function`, during which the user's Python asks."""
+        rest, self.running = self.running, []
+        try:
+            return function(*arguments)
+        finally:
+            self.running = rest
+
+
+def _of_numbers(asking: _Asking) -> list[Patch]:
+    """What is asked of a symbolic number itself."""
     import sympy
-    import torch
-    from torch.fx.experimental import symbolic_shapes
-    utils, aot_autograd, fake_impls, symbolic_config, SymNode, SymT, convolutions = map(compat.need, (
-        "torch._dynamo.utils", "torch._functorch.aot_autograd", "torch._subclasses.fake_impls",
-        "torch.fx.experimental._config", "torch.fx.experimental.sym_node.SymNode", "torch.utils._sympy.symbol.SymT",
-        "torch._C._select_conv_backend"))
-    depth: list[str] = []  # what is running: "operator", or "layout" where no answer changes a result
+    SymNode = compat.need("torch.fx.experimental.sym_node.SymNode")
     guard, check, remainder = SymNode.guard_bool, SymNode.expect_true, SymNode.mod
-    symbol, static, either = (symbolic_shapes.make_symbol, symbolic_shapes._static_eval_sym_bool,
-                              symbolic_shapes._guard_or)
-    size_oblivious = bool(getattr(symbolic_config, "backed_size_oblivious", False))  # a setting of torch takes 5 us
 
     def guard_bool(self: Any, file: str, line: int) -> bool:
-        answer = _general_answer(self, depth[-1]) if depth else None
+        answer = _general_answer(self, asking.running[-1]) if asking.running else None
         return guard(self, file, line) if answer is None else answer
 
     def expect_true(self: Any, file: str, line: int) -> bool:
         # what must hold is no choice between two ways; that a size is not 0 or 1 is asked again of such a call's shapes
-        if depth and self.shape_env._maybe_evaluate_static(self.expr, size_oblivious=True) is sympy.true:
+        if asking.running and self.shape_env._maybe_evaluate_static(self.expr, size_oblivious=True) is sympy.true:
             return True
-        rest, depth[:] = depth[:], []
-        try:
-            return check(self, file, line)
-        finally:
-            depth[:] = rest
+        return bool(asking.as_python(check, self, file, line))
 
     def mod(self: Any, other: Any) -> Any:
         try:
             return remainder(self, other)
         except ZeroDivisionError:
-            if not depth:
+            if not asking.running:
                 raise
             return self.wrap_int(1)  # torch's rules for strides ask whether 0 divides a size: it does not
 
+    return [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true), (SymNode, "mod", mod)]
+
+
+def _of_conditions(asking: _Asking) -> list[Patch]:
+    """What is known of conditions without a guard, and of sizes when they get a name."""
+    import torch
+    from torch.fx.experimental import symbolic_shapes
+    symbolic_config, SymNode, SymT = map(compat.need, (
+        "torch.fx.experimental._config", "torch.fx.experimental.sym_node.SymNode", "torch.utils._sympy.symbol.SymT"))
+    size_oblivious = bool(getattr(symbolic_config, "backed_size_oblivious", False))  # a setting of torch takes 5 us
+    guard = SymNode.guard_bool
+    symbol, static, either = (symbolic_shapes.make_symbol, symbolic_shapes._static_eval_sym_bool,
+                              symbolic_shapes._guard_or)
     known: dict[Any, bool] = {}  # what was answered for good, by formula and environment: facts are only ever added
     positive: dict[Any, bool | None] = {}  # by formula
 
@@ -160,13 +202,13 @@ def general_tracing() -> Iterator[None]:
             answer = static(condition)
             if answer is not None:
                 known[key] = answer
-        if answer is None and depth and isinstance(condition, torch.SymBool):
+        if answer is None and asking.running and isinstance(condition, torch.SymBool):
             formula = node.expr
             if formula not in positive:
                 positive[formula] = _where_positive(formula)
             answer = positive[formula]
             if answer is None:
-                answer = _length_of_slice(condition, guard_of)
+                answer = _length_of_slice(condition, lambda one: asking.as_python(guard, one.node, "", 0))
         return answer
 
     def guard_or(condition: Any, default: bool) -> bool:
@@ -175,30 +217,24 @@ def general_tracing() -> Iterator[None]:
         answer = static_value(condition)
         return default if answer is None else answer
 
-    def guard_of(condition: Any) -> bool:
-        rest, depth[:] = depth[:], []
-        try:
-            return guard(condition.node, "", 0)
-        finally:
-            depth[:] = rest
-
-    def within(word: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **keywords: Any) -> Any:
-            depth.append(word)
-            try:
-                return function(*arguments, **keywords)
-            finally:
-                depth.pop()
-
-        return run
-
     def make_symbol(prefix: Any, number: int, **assumptions: Any) -> Any:
         if prefix is SymT.SIZE and assumptions.get("positive"):
             # torch takes every traced size to be positive, so that `n == 0` and `max(n, 1)` are decided, with no guard
             assumptions = {**assumptions, "positive": None, "nonnegative": True}
         return symbol(prefix, number, **assumptions)
 
+    return [(symbolic_shapes, "make_symbol", make_symbol), (symbolic_shapes, "_static_eval_sym_bool", static_value),
+            (symbolic_shapes, "_guard_or", guard_or)]
+
+
+def _of_slices(asking: _Asking) -> list[Patch]:
+    """The bounds of slices."""
+    import torch
+    fake_impls = compat.need("torch._subclasses.fake_impls")
     slice_index = fake_impls._compute_slice_index
+
+    def by_sign(size: Any, index: Any) -> Any:
+        return torch.sym_min(index, size) if index >= 0 else torch.sym_max(index + size, 0)
 
     def compute_slice_index(size: Any, index: Any) -> Any:
         # a bound that may be negative, by its sign in this call, which becomes a guard: `cache[:, :position + n]`
@@ -206,13 +242,17 @@ def general_tracing() -> Iterator[None]:
         if found is not None or not isinstance(index, torch.SymInt) or not index.node.has_hint() \
                 or getattr(index.node.shape_env, "_error_on_new_guards", False):
             return found
-        rest, depth[:] = depth[:], []
-        try:
-            return torch.sym_min(index, size) if index >= 0 else torch.sym_max(index + size, 0)
-        finally:
-            depth[:] = rest
+        return asking.as_python(by_sign, size, index)
 
-    python_run, operator_run = utils.run_node, within("operator", utils.run_node)
+    return [(fake_impls, "_compute_slice_index", compute_slice_index)]
+
+
+def _of_operators(asking: _Asking) -> list[Patch]:
+    """Where operators are traced."""
+    import torch
+    utils, aot_autograd, convolutions = map(compat.need, (
+        "torch._dynamo.utils", "torch._functorch.aot_autograd", "torch._C._select_conv_backend"))
+    python_run, operator_run = utils.run_node, asking.within("operator", utils.run_node)
 
     def run_node(tracer: Any, node: Any, arguments: Any, keywords: Any, *rest: Any) -> Any:
         ours = general_form(node.target, arguments, keywords) if node.op in ("call_function", "call_method") else None
@@ -231,20 +271,9 @@ def general_tracing() -> Iterator[None]:
             arguments = tuple(flags.get(place, value) for place, value in enumerate(arguments))
         return operator_run(tracer, node, arguments, keywords, *rest)
 
-    patches = [(SymNode, "guard_bool", guard_bool), (SymNode, "expect_true", expect_true), (SymNode, "mod", mod),
-               (symbolic_shapes, "make_symbol", make_symbol), (symbolic_shapes, "_static_eval_sym_bool", static_value),
-               (symbolic_shapes, "_guard_or", guard_or),
-               (utils, "run_node", run_node), (fake_impls, "_compute_slice_index", compute_slice_index),
-               (aot_autograd, "aot_module_simplified", within("operator", aot_autograd.aot_module_simplified)),
-               (torch._C, "_select_conv_backend", within("layout", convolutions))]
-    saved = [(owner, name, getattr(owner, name)) for owner, name, _ in patches]
-    try:
-        for owner, name, function in patches:
-            setattr(owner, name, function)
-        yield
-    finally:
-        for owner, name, function in saved:
-            setattr(owner, name, function)
+    return [(utils, "run_node", run_node),
+            (aot_autograd, "aot_module_simplified", asking.within("operator", aot_autograd.aot_module_simplified)),
+            (torch._C, "_select_conv_backend", asking.within("layout", convolutions))]
 
 
 def _general_answer(node: Any, place: str) -> bool | None:
@@ -329,21 +358,13 @@ def _forgetting(memory: dict[Any, Any]) -> Iterator[None]:
             del PropagateUnbackedSymInts.run
 
 
-@contextlib.contextmanager
-def _nothing_for_logs() -> Iterator[None]:
+def _nothing_for_logs() -> contextlib.AbstractContextManager[None]:
     """Dynamo tokenizes every source file that it traces, to name functions, and flushes the processor's caches, to time
     the guards of a program (20 ms each), both for logs that are not written."""
-    patches = [("torch._dynamo.symbolic_convert", "get_funcname", lambda filename, lineno: None),
-               ("torch._dynamo.guards", "profile_guard_manager", lambda root, values, count: 0.0)]
-    saved = [(compat.need(module), name, original, quick) for module, name, quick in patches
-             if (original := compat.get(f"{module}.{name}")) is not None]
-    try:
-        for owner, name, _, quick in saved:
-            setattr(owner, name, quick)
-        yield
-    finally:
-        for owner, name, original, _ in saved:
-            setattr(owner, name, original)
+    quick = [("torch._dynamo.symbolic_convert", "get_funcname", lambda filename, lineno: None),
+             ("torch._dynamo.guards", "profile_guard_manager", lambda root, values, count: 0.0)]
+    return _patched([(compat.need(module), name, ours) for module, name, ours in quick
+                     if compat.get(f"{module}.{name}") is not None])
 
 
 @contextlib.contextmanager
@@ -366,8 +387,5 @@ def _messages_once() -> Iterator[None]:
             return ConstantVariable.create(None)
         return original(self, tx, name, args, kwargs)
 
-    LoggingLoggerVariable.call_method = call_method
-    try:
+    with _patched([(LoggingLoggerVariable, "call_method", call_method)]):
         yield
-    finally:
-        LoggingLoggerVariable.call_method = original

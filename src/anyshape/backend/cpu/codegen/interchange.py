@@ -1,14 +1,13 @@
-"""Code for interchanged loops: rows abreast: at every point of the columns, all rows that a thread has, RUN of them at
-most.
+"""Code for interchanged loops: at every point of the columns, all rows that a thread has, a strip of them at most.
 
-    columns (i0: n0)                  for i1 from begin to end, RUN at a time:
-      r0 = load p0[i0*n1 + i1]          for i1 in the run:  t[i1] = -inf
-      r1 = reduce maximum r0      -->   for i0:  for i1 in the run:  t[i1] = maximum(t[i1], p0[i0*n1 + i1])
-    row                                 for i1 in the run:  p1[i1] = t[i1]
+    columns (i0: n0)                  for i1 from begin to end, a strip at a time:
+      r0 = load p0[i0*n1 + i1]          for i1 in the strip:  t[i1] = -inf
+      r1 = reduce maximum r0      -->   for i0:  for i1 in the strip:  t[i1] = maximum(t[i1], p0[i0*n1 + i1])
+    row                                 for i1 in the strip:  p1[i1] = t[i1]
       store p1[i1] r1
 
-Row buffers are as long as a run and stay in the cache. A sum in f32 is added up in chunks of TURN columns, and these in
-f64. What a scatter writes to next is asked for meanwhile: where it is, is known some columns before.
+Row buffers are as long as a strip and stay in the cache. A sum in f32 is added up in chunks of TURN columns, and these
+in f64. What a scatter writes to next is asked for meanwhile: where it is, is known some columns before.
 """
 from __future__ import annotations
 
@@ -19,15 +18,15 @@ from dataclasses import dataclass
 from anyshape.backend.cpu.codegen.memory_access import Space
 from anyshape.backend.cpu.codegen.reduction import identity
 from anyshape.backend.cpu.llvm.ir_builder import Value, constant
+from anyshape.kernel.loop_ir.def_use import EFFECTS, needed
+from anyshape.kernel.loop_ir.directives import Interchange
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Scratch, Stage
-from anyshape.kernel.lowering.loop_nest import EFFECTS, needed
 from anyshape.sym.expr import Size, minimum, substitute, symbol, symbols_of
 
 BLOCK = 64  # rows of a row block: several vectors
-RUN = 8192  # rows
 TURN = 16  # columns
 AHEAD = 4  # columns
-_BEGIN = "run"  # name of the row that a run begins with
+_BEGIN = "strip"  # name of the row that a strip begins with
 
 
 _NOTHING = Stage("row", ())
@@ -35,7 +34,7 @@ _NOTHING = Stage("row", ())
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What is done of a stage, each along a whole run: `body` at every point of the columns, or once where it is at
+    """What is done of a stage, each along a whole strip: `body` at every point of the columns, or once where it is at
     level "row"; `start` before it, `turn` after every TURN columns. A body may have instructions "ask", for the lines
     at an offset."""
 
@@ -45,29 +44,32 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Abreast:
-    """program: with row buffers for what is reduced; passes: in order, none where its rows do not go abreast."""
+class Interchanged:
+    """program: with row buffers for what is reduced; passes: in order, none where its loops are not interchanged;
+    strip: rows that are gone through at once."""
 
     program: LoopProgram
     passes: tuple[Pass, ...] = ()
+    strip: int = 0
 
 
-def unreduced(program: LoopProgram) -> Abreast:
-    """See `Abreast`; what a row stage computes is computed again where it is needed."""
-    if not program.abreast:
-        return Abreast(program)
-    work = _Work(program)
+def lower_interchange(program: LoopProgram) -> Interchanged:
+    """See `Interchanged`; what a row stage computes is computed again where it is needed."""
+    interchange = program.directive(Interchange)
+    if interchange is None:
+        return Interchanged(program)
+    work = _Work(program, interchange.strip)
     passes = [work.row(stage) if stage.level == "row" else work.column(stage) for stage in program.stages]
     passes = [one for one in passes if one.body.instructions]
-    return Abreast(dataclasses.replace(program, stages=tuple(one.body for one in passes), scratch=tuple(work.scratch)),
-                   tuple(passes))
+    program = dataclasses.replace(program, stages=tuple(one.body for one in passes), scratch=tuple(work.scratch))
+    return Interchanged(program, tuple(passes), interchange.strip)
 
 
 class _Work:
     """known: what row stages compute, and loads of what was reduced."""
 
-    def __init__(self, program: LoopProgram) -> None:
-        self.vector, self.room = program.vector, minimum(RUN, program.rows[-1][1])
+    def __init__(self, program: LoopProgram, strip: int) -> None:
+        self.vector, self.room = program.vector, minimum(strip, program.rows[-1][1])
         self.inner, self.last = program.columns[-1][0], program.columns[-1][1] - 1
         self.scratch: list[Scratch] = []
         self.known: list[Instruction] = []
@@ -128,7 +130,7 @@ class _Work:
         return self.free - 1
 
     def buffer(self, dtype: str) -> Scratch:
-        self.scratch.append(Scratch(f"abreast {len(self.scratch)}", dtype, self.room))
+        self.scratch.append(Scratch(f"strip {len(self.scratch)}", dtype, self.room))
         return self.scratch[-1]
 
     def load(self, of: Scratch, result: int | None = None) -> Instruction:
@@ -146,13 +148,13 @@ class _Work:
         return symbol(self.vector) - symbol(_BEGIN)
 
 
-class Runs:
-    """Emits the row blocks begin to end of a program whose rows go abreast."""
+class Strips:
+    """Emits the row blocks begin to end of a program whose loops are interchanged."""
 
-    def __init__(self, abreast: Abreast, space: Space, along: Callable[[Stage, Value, Value], None]) -> None:
-        """along(stage, start, stop): emits a stage for the rows of a run."""
-        self.passes = abreast.passes
-        self.program = abreast.program
+    def __init__(self, interchanged: Interchanged, space: Space, along: Callable[[Stage, Value, Value], None]) -> None:
+        """along(stage, start, stop): emits a stage for the rows of a strip."""
+        self.passes, self.strip = interchanged.passes, interchanged.strip
+        self.program = interchanged.program
         self.space = space
         self.code = space.code
         self.along = along
@@ -170,10 +172,11 @@ class Runs:
         after = code.intrinsic("smin", code.binary("sub", end, before), blocks)
         size = space.size(self.program.rows[-1][1])
         stop = code.intrinsic("smin", code.binary("mul", after, constant("i64", BLOCK)), size)
-        start = code.open_loop(code.binary("mul", first, constant("i64", BLOCK)), stop, RUN)
+        start = code.open_loop(code.binary("mul", first, constant("i64", BLOCK)), stop, self.strip)
         space.names[_BEGIN] = start
         for each in self.passes:
-            self._pass(each, start, code.intrinsic("smin", stop, code.binary("add", start, constant("i64", RUN))))
+            whole = code.binary("add", start, constant("i64", self.strip))
+            self._pass(each, start, code.intrinsic("smin", stop, whole))
         code.close_section()
         code.close_section()
 

@@ -9,30 +9,32 @@ The text has four functions; `block` is int64*, the pointers of the params and t
 
 Row schedule (`vector` is the last column variable): a row block is a row; a column stage runs a wide loop without
 masks, then the rest in masked steps of the basic width. Column schedule (`vector` is the last row variable): a row
-block is a strip of W values of it; the last strip is masked. With `vector` empty everything is scalar. Where rows are
-run in parts, a row block is a part; in tiles, a strip of tiles (transpose_tiles.py); abreast, some rows
-(interchange.py).
+block is a strip of W values of it; the last strip is masked. With `vector` empty everything is scalar. With the
+directive SplitReduction a row block is a part; with Tile, a strip of tiles (transpose_tiles.py); with Interchange, some
+rows (interchange.py).
 
 A param of role "in" may share memory with one of role "out" only if both are accessed at equal offsets at each point.
 """
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from anyshape.backend.cpu.codegen.interchange import BLOCK, Abreast, Runs, unreduced
+from anyshape.backend.cpu.codegen.interchange import BLOCK, Interchanged, Strips, lower_interchange
 from anyshape.backend.cpu.codegen.memory_access import Buffer, Space
 from anyshape.backend.cpu.codegen.nontemporal_stores import LINE, first_stored, is_large, past_line, streamed
-from anyshape.backend.cpu.codegen.partial_sums import TURN, Folds, unfolded
+from anyshape.backend.cpu.codegen.partial_sums import TURN, Folds, lower_split_reduction
 from anyshape.backend.cpu.codegen.prefetch import ahead, ask, fetch, is_worth
 from anyshape.backend.cpu.codegen.reduction import Reduction, chunk
 from anyshape.backend.cpu.codegen.scan import Scan
-from anyshape.backend.cpu.codegen.transpose_tiles import Strip, Tiles, untiled
+from anyshape.backend.cpu.codegen.transpose_tiles import Strip, Tiles, lower_tile
 from anyshape.backend.cpu.codegen.vector_widths import VectorLayout, work_of
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.backend.cpu.llvm.scalar_ops import scalar
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
+from anyshape.kernel.loop_ir.directives import Interchange, SplitReduction, Tile
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Stage
 from anyshape.sym.expr import Size, ceildiv, product, symbols_of
 
@@ -40,12 +42,13 @@ from anyshape.sym.expr import Size, ceildiv, product, symbols_of
 def emit(program: LoopProgram, target: Machine) -> str:
     """The LLVM IR of one kernel, the same text for the same program and target; VerifyError for a malformed one."""
     _check(program)
-    folds = unfolded(program)
-    tiles = untiled(folds.program)
-    runs = unreduced(tiles.program)
-    program = runs.program
-    layout = VectorLayout(program, target, tiles.rows if program.tiled else BLOCK if program.abreast else 0)
-    kernel = _Kernel(folds, tiles, runs, target, layout)
+    folds = lower_split_reduction(program)
+    tiles = lower_tile(folds.program)
+    strips = lower_interchange(tiles.program)
+    program = strips.program
+    block = tiles.rows if program.directive(Tile) else BLOCK if program.directive(Interchange) else 0
+    layout = VectorLayout(program, target, block)
+    kernel = _Kernel(folds, tiles, strips, target, layout)
     kernel.run()
     parts = [f"; kernel {program.name}", f'target triple = "{target.triple}"', ""]
     parts.append(f"define void @{program.name}(ptr nocapture readonly %block, i64 %begin, i64 %end, "
@@ -55,8 +58,9 @@ def emit(program: LoopProgram, target: Machine) -> str:
     outer = product(extent for _, extent in program.rows[:-1])
     rows = outer * program.rows[-1][1] if program.rows else 1
     blocks = outer * ceildiv(program.rows[-1][1], layout.block) if program.rows else 1
-    if program.parts:
-        blocks = program.parts[0][1]
+    split = program.directive(SplitReduction)
+    if split is not None:
+        blocks = split.parts
     for name, size in (("blocks", blocks), ("scratch", layout.scratch_bytes), ("work", rows * work_of(program))):
         parts += _size_function(program, target, name, size)
     parts += [kernel.code.declarations[name] for name in sorted(kernel.code.declarations)]
@@ -71,18 +75,17 @@ def _check(program: LoopProgram) -> None:
 
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", program.name):
         fail(f"{program.name!r} is no name")
-    lasts = {space[-1][0] for space in (program.rows, program.columns) if space}
-    if program.vector and program.vector not in lasts:
-        fail(f"{program.vector} is not the last row or column variable")
+    _check_directives(program, fail)
     known = set(program.sizes)
+    split = program.directive(SplitReduction)
     folds = any(one.op == "fold" for stage in program.stages for one in stage.instructions)
     by_row = program.columns and program.vector not in dict(program.rows)
-    if (folds or program.parts) and not (program.parts and by_row):
-        fail("folds need parts and columns, and rows one by one")
-    for _, extent in (*program.rows, *program.parts):
+    if (folds or split) and not (split and by_row):
+        fail("folds need a split reduction and columns, and rows one by one")
+    for extent in (*(extent for _, extent in program.rows), *((split.parts,) if split else ())):
         if not symbols_of(extent) <= known:
             fail(f"the extent {extent} is not over the kernel's sizes")
-    known |= {name for name, _ in program.rows if name != program.vector and not program.parts}
+    known |= {name for name, _ in program.rows if name != program.vector and not split}
     for _, extent in program.columns:
         if not symbols_of(extent) <= known:
             fail(f"the extent {extent} is not over the kernel's sizes and rows")
@@ -95,6 +98,23 @@ def _check(program: LoopProgram) -> None:
                 fail(f"%{one.result} uses the unknown buffer {one.buffer}")
             if one.op in ("reduce", "scan", "fold") and stage.level != "column":
                 fail(f"%{one.result} reduces in a row stage")
+
+
+def _check_directives(program: LoopProgram, fail: Callable[[str], None]) -> None:
+    """Do the axes of the schedule fit the loops?"""
+    lasts = [space[-1][0] if space else "" for space in (program.rows, program.columns)]
+    if program.vector and program.vector not in lasts:
+        fail(f"{program.vector} is not the last row or column variable")
+    kinds = [type(one) for one in program.schedule]
+    if len(set(kinds)) != len(kinds):
+        fail("two directives of the schedule are of one kind")
+    tile, interchange = program.directive(Tile), program.directive(Interchange)
+    if tile is not None and (list(tile.axes) != lasts or len(program.columns) != 1 or program.vector != lasts[1]):
+        fail(f"{tile}: these are not the last row variable, and the only column variable as a vector")
+    if interchange is not None and not interchange.axis == program.vector == lasts[0]:
+        fail(f"{interchange}: this is not the last row variable as a vector")
+    if (tile is not None and min(tile.sizes) < 1) or (interchange is not None and interchange.strip < 1):
+        fail("a tile or a strip has no rows or columns")
 
 
 def _size_function(program: LoopProgram, target: Machine, name: str, size: Size) -> list[str]:
@@ -117,17 +137,17 @@ def _bind_sizes(program: LoopProgram, space: Space) -> None:
 class _Kernel:
     """The main function under construction."""
 
-    def __init__(self, folds: Folds, tiles: Tiles, runs: Abreast, target: Machine, layout: VectorLayout) -> None:
-        self.program = program = runs.program
+    def __init__(self, folds: Folds, tiles: Tiles, strips: Interchanged, target: Machine, layout: VectorLayout) -> None:
+        self.program = program = strips.program
         self.folds = folds
         self.tiles = tiles
-        self.runs = runs
+        self.strips = strips
         self.asks, self.wanted = ahead(program)
         self.worth: Value | None = None
         self.columns: tuple[Value, Value] | None = None  # where a tile's columns begin and end
         self.layout = layout
         self.code = Code(target)
-        self.space = Space(self.code, program.vector, apart=layout.rows_are_lanes or program.abreast)
+        self.space = Space(self.code, program.vector, apart=layout.rows_are_lanes or layout.interchanged)
         self.buffers: dict[str, Buffer] = {}
         self.reductions: dict[int, Reduction] = {}
         self.scans: dict[int, Scan] = {}
@@ -147,25 +167,25 @@ class _Kernel:
         begin, end = Value("%begin", "i64"), Value("%end", "i64")
         code.open_if(code.compare("slt", begin, end))
         extents = self._row_extents()
-        if self.program.parts:
-            self._parts(begin, end, extents)
-        elif self.program.abreast:
-            Runs(self.runs, self.space, self._along).run(begin, end, extents)
+        split = self.program.directive(SplitReduction)
+        if split is not None:
+            self._parts(split, begin, end, extents)
+        elif self.layout.interchanged:
+            Strips(self.strips, self.space, self._along).run(begin, end, extents)
         else:
             self._rows(begin, end, extents)
         code.close_section()
         if self.space.streams is not None:
             code.do("fence seq_cst")  # streamed stores keep no order
 
-    def _parts(self, begin: Value, end: Value, extents: list[Value]) -> None:
+    def _parts(self, split: SplitReduction, begin: Value, end: Value, extents: list[Value]) -> None:
         """The parts begin to end, each a few rows after another."""
         code, space = self.code, self.space
-        name, count = self.program.parts[0]
-        number = code.intrinsic("smax", space.size(count), constant("i64", 1))
+        number = code.intrinsic("smax", space.size(split.parts), constant("i64", 1))
         rows = constant("i64", 1)
         for extent in extents:
             rows = code.binary("mul", rows, extent)
-        part = space.names[name] = code.open_loop(begin, end, 1)
+        part = space.names[split.axis] = code.open_loop(begin, end, 1)
         first = code.binary("udiv", code.binary("mul", rows, part), number)
         stop = code.binary("udiv", code.binary("mul", rows, code.binary("add", part, constant("i64", 1))), number)
         self._beside(self.folds.start)
@@ -191,7 +211,7 @@ class _Kernel:
         now = [space.names[name] for name, _ in self.program.rows]
         if self.layout.rows_are_lanes:
             self._strip()
-        elif self.program.tiled:
+        elif self.layout.tiled:
             Strip(self.tiles, space, self.buffers).run(self._tile_row)
         else:
             self._stages()
@@ -265,7 +285,7 @@ class _Kernel:
         space.lanes_from = 0
 
     def _along(self, stage: Stage, start: Value, stop: Value) -> None:
-        """A stage for the rows start to stop, which go abreast."""
+        """A stage for the rows start to stop of a strip."""
         self.stored = frozenset(one.buffer for one in stage.instructions if one.op in ("store", "scatter"))
         self.stage_floor, self.space.registers = self.code.top, {}
         self._vector_loops(stage, self.program.vector, start, stop, self.layout.width(stage), ())

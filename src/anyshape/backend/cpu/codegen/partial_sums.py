@@ -1,5 +1,5 @@
-"""Partial reductions over rows: folds over the rows of a part, as loads and stores of a row buffer that stays in the
-cache.
+"""Code for split (partial) reductions over rows: folds over the rows of a part, as loads and stores of a row buffer
+that stays in the cache.
 
     fold p1[i2*n1 + i1] r0 with add      -->      r7 = load t[i1];  r8 = add r7, r0;  store t[i1] r8
 
@@ -27,7 +27,7 @@ class Folds:
     turn: Stage
 
 
-def unfolded(program: LoopProgram) -> Folds:
+def lower_split_reduction(program: LoopProgram) -> Folds:
     """The program with row buffers for its folds."""
     place: Size = 0
     count: Size = 1

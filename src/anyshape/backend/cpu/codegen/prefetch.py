@@ -8,6 +8,7 @@ from __future__ import annotations
 from anyshape.backend.cpu.codegen.memory_access import Buffer, Space
 from anyshape.backend.cpu.llvm.ir_builder import Value, constant
 from anyshape.ir.types import size_of
+from anyshape.kernel.loop_ir.directives import SplitReduction
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram
 from anyshape.sym.expr import Size, coefficient_of, product, substitute, symbol, symbols_of
 
@@ -19,7 +20,7 @@ ALL = 1 << 20  # bytes: less may well be near as it is
 def ahead(program: LoopProgram) -> tuple[int, tuple[tuple[str, Size], ...]]:
     """The number of the stage that asks, and what for: buffers, and offsets in the next row. No stage is -1."""
     inside = [k for k, stage in enumerate(program.stages) if stage.level == "column"]
-    if len(inside) < 2 or not program.rows or not program.columns or program.parts:
+    if len(inside) < 2 or not program.rows or not program.columns or program.directive(SplitReduction):
         return -1, ()
     row, column = program.rows[-1][0], program.columns[-1][0]
     roles = {param.name: param.role for param in program.params}

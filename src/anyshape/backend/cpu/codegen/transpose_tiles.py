@@ -1,10 +1,10 @@
-"""Transposition in tiles: tiles: blocks of rows and columns of which every line of memory is read once, and turned in
-registers.
+"""Code for tiled transposition: blocks of rows and columns of which every line of memory is read once, and transposed
+in registers.
 
-A row block is some values of the last row variable. Its columns are taken COLUMNS at a time: what lies across them is
-read along the rows, turned block by block and put into a row buffer; then the rows go along the columns, and load from
-there. Where results are streamed, what a row does in a tile ends where a line of its result does: so a tile has some
-columns of the one before.
+A row block is some values of the last row variable. Its columns are taken a tile at a time: what lies across them is
+read along the rows, transposed block by block and put into a row buffer; then the rows go along the columns, and load
+from there. Where results are streamed, what a row does in a tile ends where a line of its result does: so a tile has
+some columns of the one before.
 """
 from __future__ import annotations
 
@@ -16,56 +16,55 @@ from anyshape.backend.cpu.codegen.memory_access import Buffer, Space
 from anyshape.backend.cpu.codegen.nontemporal_stores import LINE, first_stored, past_line, streamed
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.ir.types import size_of
+from anyshape.kernel.loop_ir.directives import Tile
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Scratch, Stage
-from anyshape.kernel.schedule.tile_transpose import turns
 from anyshape.sym.expr import coefficient_of, symbol
 
-RUN = 512  # bytes of a line of a tile, as it lies in memory: what is far apart is read in runs of so many
-ROWS = 256  # of a tile, at most
-COLUMNS = 128
 LANE = 16  # bytes within which an instruction shuffles freely
 _ROW, _COLUMN = "tile row", "tile column"  # names of where a tile begins
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """program: with the loads that lie across replaced by loads from the buffers of a tile. turned: buffer name -> the
-    load that it stands for. rows: of a tile. before: how many columns of the tile before a tile has.
+    """program: with the loads that lie across replaced by loads from the buffers of a tile. transposed: buffer name ->
+    the load that it stands for. rows, columns: of a tile. before: how many columns of the tile before a tile has.
     width: columns of the buffers."""
 
     program: LoopProgram
-    turned: dict[str, Instruction]
+    transposed: dict[str, Instruction]
     rows: int = 1
+    columns: int = 0
     before: int = 0
     width: int = 0
 
 
-def untiled(program: LoopProgram) -> Tiles:
-    """See `Tiles`; nothing is replaced where the program is not in tiles."""
-    if not program.tiled:
+def lower_tile(program: LoopProgram) -> Tiles:
+    """See `Tiles`; nothing is replaced where the program has no tiles."""
+    tile = program.directive(Tile)
+    if tile is None:
         return Tiles(program, {})
-    row, column = program.rows[-1][0], program.vector
+    (row, column), (rows, columns) = tile.axes, tile.sizes
     kinds = {param.name: param.dtype for param in program.params}
-    # columns that end a line of what is streamed, in whole blocks of what is turned, which may be narrower
-    across = {one.buffer for stage in program.stages for one in stage.instructions if turns(one, row, column)}
+    # columns that end a line of what is streamed, in whole blocks of what is transposed, which may be narrower
+    across = {one.buffer for stage in program.stages for one in stage.instructions if one.result in tile.transposed}
     narrow = streamed(program)
     before = LINE // min(size_of(kinds[name]) for name in narrow | across) if narrow else 0
-    width = COLUMNS + before
+    width = columns + before
     place = (symbol(row) - symbol(_ROW)) * width + symbol(column) - symbol(_COLUMN)
-    turned: dict[str, Instruction] = {}
+    transposed: dict[str, Instruction] = {}
     stages = []
     for stage in program.stages:
         body = []
         for one in stage.instructions:
-            if turns(one, row, column):
-                name = f"tile {len(turned)}"
-                turned[name] = one
+            if one.result in tile.transposed:
+                name = f"tile {len(transposed)}"
+                transposed[name] = one
                 one = dataclasses.replace(one, buffer=name, offset=place)
             body.append(one)
         stages.append(Stage(stage.level, tuple(body), stage.where))
-    rows = min(ROWS, RUN // max(size_of(kinds[one.buffer]) for one in turned.values()))
-    room = tuple(Scratch(name, kinds[one.buffer], rows * width) for name, one in turned.items())
-    return Tiles(dataclasses.replace(program, stages=tuple(stages), scratch=room), turned, rows, before, width)
+    room = tuple(Scratch(name, kinds[one.buffer], rows * width) for name, one in transposed.items())
+    return Tiles(dataclasses.replace(program, stages=tuple(stages), scratch=room), transposed, rows, columns,
+                 before, width)
 
 
 class Strip:
@@ -76,7 +75,7 @@ class Strip:
         self.space = space
         self.code: Code = space.code
         self.buffers = buffers
-        self.sources = {name: buffers[one.buffer] for name, one in tiles.turned.items()}
+        self.sources = {name: buffers[one.buffer] for name, one in tiles.transposed.items()}
 
     def run(self, body: Callable[[Value, Value], None]) -> None:
         """The strip whose number is the last row variable's value; `body(start, stop)` emits a row's columns."""
@@ -86,10 +85,10 @@ class Strip:
         first = code.binary("mul", space.names[name], constant("i64", self.tiles.rows))
         after = code.intrinsic("smin", space.size(extent), code.binary("add", first, constant("i64", self.tiles.rows)))
         last = space.size(columns)
-        start = code.open_loop(constant("i64", 0), last, COLUMNS)
-        stop = code.intrinsic("smin", last, code.binary("add", start, constant("i64", COLUMNS)))
+        start = code.open_loop(constant("i64", 0), last, self.tiles.columns)
+        stop = code.intrinsic("smin", last, code.binary("add", start, constant("i64", self.tiles.columns)))
         space.names[_ROW], space.names[_COLUMN] = first, self._begin(start)
-        for buffer, one in self.tiles.turned.items():
+        for buffer, one in self.tiles.transposed.items():
             space.names[column] = code.open_loop(space.names[_COLUMN], stop, _side(code, self.sources[buffer]))
             space.names[name] = code.open_loop(first, after, _side(code, self.sources[buffer]))
             self._fill(self.sources[buffer], self.buffers[buffer], one, after, stop)
@@ -150,7 +149,7 @@ class Strip:
                                              False)
                     assert found_line is not None
                     lines.append(found_line)
-            for k, line in enumerate(turned(code, lines, size_of(source.dtype))):
+            for k, line in enumerate(transposed(code, lines, size_of(source.dtype))):
                 line_place = code.binary("add", place, constant("i64", k * self.tiles.width))
                 at = code.address(tile.pointer, tile.stored, line_place)
                 code.do(f"store {line.typed}, ptr {at.text}, align {align}")
@@ -162,10 +161,10 @@ def _side(code: Code, source: Buffer) -> int:
     return min(2 * code.target.lanes, code.target.vector_bytes // size_of(source.dtype))
 
 
-def turned(code: Code, lines: Sequence[Value], size: int) -> list[Value]:
+def transposed(code: Code, lines: Sequence[Value], size: int) -> list[Value]:
     """The columns of a square block given by its lines, in elements of `size` bytes.
 
-    Within every LANE bytes first, so that squares of as many elements are turned where they are; then those squares
+    Within every LANE bytes first, so that squares of as many elements are transposed where they are; then those squares
     change places.
     """
     side = len(lines)

@@ -2,20 +2,12 @@
 how much work a row is."""
 from __future__ import annotations
 
+from anyshape.backend.cpu.llvm.scalar_ops import weight_of
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.ir.types import size_of
+from anyshape.kernel.loop_ir.directives import Interchange, Tile
 from anyshape.kernel.loop_ir.program import LoopProgram, Stage
 from anyshape.sym.expr import Size, ceildiv, product, substitute
-
-# instructions per point, roughly, of operations that are more than one; for the choice of the vector width
-_WEIGHT = {
-    "exp": 20, "exp2": 20, "expm1": 24, "log": 24, "log2": 32, "log10": 32, "log1p": 32, "sin": 24, "cos": 24,
-    "tan": 28, "tanh": 30, "sigmoid": 26, "erf": 44, "random": 24, "maximum": 3, "minimum": 3, "sqrt": 4, "rsqrt": 6,
-    "div": 3, "constant": 0, "index": 0, "scatter": 6,
-    "floor_div": 64, "remainder": 64, "trunc_div": 64, "fmod": 64, "pow": 64, "atan2": 64, "hypot": 64, "erfc": 64,
-    "lgamma": 64, "asin": 64, "acos": 64, "atan": 64, "sinh": 64, "cosh": 64, "asinh": 64, "acosh": 64, "atanh": 64,
-    "nextafter": 64,
-}  # fmt: skip
 
 
 def work_of(program: LoopProgram) -> Size:
@@ -24,7 +16,7 @@ def work_of(program: LoopProgram) -> Size:
     columns = product(substitute(extent, first) for _, extent in program.columns)
     total: Size = 1
     for stage in program.stages:
-        weight = sum(_WEIGHT.get(one.op, 1) for one in stage.instructions)
+        weight = sum(weight_of(one.op) for one in stage.instructions)
         total = total + (weight * columns if stage.level == "column" else weight)
     return total
 
@@ -33,12 +25,12 @@ class VectorLayout:
     """Vector widths and scratch offsets of a kernel."""
 
     def __init__(self, program: LoopProgram, target: Machine, block: int) -> None:
-        self.abreast = program.abreast
-        self.columns_are_lanes = program.abreast or bool(
+        self.interchanged = program.directive(Interchange) is not None
+        self.columns_are_lanes = self.interchanged or bool(
             program.vector and program.columns and program.columns[-1][0] == program.vector)
         self.rows_are_lanes = bool(program.vector and not self.columns_are_lanes)
         self.basic = self._basic(program, target)
-        self.tiled = program.tiled
+        self.tiled = program.directive(Tile) is not None
         self.wide = {k: self.width(stage) for k, stage in enumerate(program.stages)}
         self.strip = min(self.wide.values(), default=self.basic) if self.rows_are_lanes else 0
         self.block = block or self.strip or 1  # values of the last row variable in a row block
@@ -57,11 +49,11 @@ class VectorLayout:
 
     def width(self, stage: Stage) -> int:
         """Several vectors at once for small bodies: their additions do not wait for each other."""
-        weight = sum(_WEIGHT.get(one.op, 1) for one in stage.instructions)
+        weight = sum(weight_of(one.op) for one in stage.instructions)
         eights = sum(one.dtype in ("i64", "f64") for one in stage.instructions if one.op not in ("constant", "index"))
         weight += 2 * eights
         if self.tiled:
             return 2 * self.basic  # the columns of a tile are few
-        if not self.rows_are_lanes and not self.abreast and any(one.op == "scatter" for one in stage.instructions):
+        if not self.rows_are_lanes and not self.interchanged and any(one.op == "scatter" for one in stage.instructions):
             return self.basic  # lanes that may meet are written out one by one
         return self.basic * (4 if weight <= 12 else 2 if weight <= 128 else 1)

@@ -3,14 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from anyshape.backend.cpu.llvm.emitters import emits
 from anyshape.backend.cpu.llvm.ir_builder import Code, Value, llvm_type
-
-# scalar operations of the loop language that this backend does not carry: libm has no such function
-UNSUPPORTED = frozenset(("digamma", "erfinv"))
-
-# operations that are one libm call per lane
-LIBM = frozenset(("atan2", "fmod", "hypot", "nextafter", "erfc", "asin", "acos", "atan", "sinh", "cosh", "asinh",
-                  "acosh", "atanh", "lgamma"))
 
 
 def libm(code: Code, name: str, args: Sequence[Value], instead_of: Value | None = None,
@@ -43,6 +37,18 @@ def libm(code: Code, name: str, args: Sequence[Value], instead_of: Value | None 
         result = code.put(text, dtype, lanes, level, pure=False)
     section.memo[key] = result
     return result
+
+
+def _call(name: str) -> None:
+    """Makes one libm call per lane the emitter of the instruction that C calls so, too."""
+    @emits(name, "float", weight=64)
+    def call(code: Code, *args: Value) -> Value:
+        return libm(code, name, args)
+
+
+for _name in ("atan2", "fmod", "hypot", "nextafter", "erfc", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh",
+              "atanh", "lgamma"):
+    _call(_name)
 
 
 def _lane_loop(code: Code, symbol: str, args: Sequence[Value], loop: str, level: int) -> Value:

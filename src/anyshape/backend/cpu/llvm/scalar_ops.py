@@ -1,88 +1,145 @@
-"""Scalar instructions: the scalar operations of the loop language as LLVM instructions, on scalars and vectors alike;
-and conversions."""
+"""Scalar instructions as LLVM code: conversions, and the emitters of all that is no elementary function."""
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from anyshape.backend.cpu.llvm import float_formats, libm, vector_math
+from anyshape.backend.cpu.llvm import float_formats, libm, vector_math  # noqa: F401  (vector_math has emitters)
+from anyshape.backend.cpu.llvm.emitters import EMITTERS, WEIGHTS, emits
 from anyshape.backend.cpu.llvm.ir_builder import BITS, FLOATS, Code, Value, constant
 from anyshape.base.errors import Unsupported
-from anyshape.kernel.loop_ir.program import ROUNDING
+from anyshape.ir.scalar import SCALAR
+from anyshape.ir.types import kind_of
 
 # dtype of a buffer's element -> type in which its bits travel between memory and register
 IN_MEMORY = {"bool": "u8", "bf16": "i16"}
-
-_COMPARE_FLOAT = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
-_FLOAT_OPS = {"add": "fadd contract", "sub": "fsub contract", "mul": "fmul contract", "div": "fdiv"}
-_INT_OPS = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
-_BOOL_OPS = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and", "and": "and", "or": "or", "xor": "xor",
-             "sub": "xor"}
-_ROUNDING = {"floor": "floor", "ceil": "ceil", "round": "roundeven", "trunc": "trunc", "sqrt": "sqrt"}
+_WHOLE = ("int", "uint")
 
 
 def scalar(code: Code, op: str, args: Sequence[Value], dtype: str) -> Value:
-    """The value of `op` (a name of loop.SCALAR); raises Unsupported for the few that have no code here."""
+    """The value of the scalar instruction `op`, of dtype `dtype`.
+
+    Raises:
+        Unsupported: there is no emitter for operands of this dtype.
+    """
     if op == "cast":
         return convert(code, args[0], dtype)
-    if op == "where":
-        return code.select(*args)
-    if op == "random":
-        return _random(code, *args)
-    if op in ROUNDING:
-        return from_memory(code, to_memory(code, args[0], ROUNDING[op]), ROUNDING[op], dtype)
-    kind = args[0].dtype
-    if op in _COMPARE_FLOAT:
-        return _compare(code, op, args[0], args[1])
-    if kind == "bool":
-        return _bool(code, op, args)
-    return (_float if kind in FLOATS else _integer)(code, op, args)
+    emitter = EMITTERS.get((op, kind_of(args[0].dtype)))
+    if emitter is None:
+        raise Unsupported(f"the CPU backend has no code for {op} on {args[0].dtype}", why="it has no emitter",
+                          do="keep the operation out of kernels (`unsupported` in llvm/scalar_ops.py)")
+    return emitter(code, *args)
 
 
-def _missing(op: str, dtype: str) -> Unsupported:
-    return Unsupported(f"the CPU backend has no code for {op} on {dtype}", why="libm has no such function",
-                       do="keep the operation out of kernels (llvm_libm.UNSUPPORTED)")
+def unsupported() -> frozenset[str]:
+    """The scalar instructions that this backend has no code for."""
+    return frozenset(SCALAR) - {op for op, _ in EMITTERS} - {"cast"}
 
 
-def _compare(code: Code, op: str, a: Value, b: Value) -> Value:
-    if a.dtype in FLOATS:
-        return code.compare(_COMPARE_FLOAT[op], a, b)
-    if op in ("eq", "ne"):
-        return code.compare(op, a, b)
-    return code.compare(("u" if a.dtype in ("u8", "bool") else "s") + op, a, b)
+def weight_of(op: str) -> int:
+    """How many instructions of the processor `op` takes per point, roughly."""
+    return WEIGHTS.get(op, 1)
 
 
-def _bool(code: Code, op: str, args: Sequence[Value]) -> Value:
-    if op in _BOOL_OPS:
-        return code.binary(_BOOL_OPS[op], args[0], args[1])
-    if op == "not":
-        return code.binary("xor", args[0], constant("bool", True, args[0].lanes))
-    if op in ("isnan", "isinf", "signbit"):
-        return constant("bool", False, args[0].lanes)
-    if op in ("floor", "ceil", "round", "trunc", "abs", "sign"):
-        return args[0]
-    raise _missing(op, "bool")
+# one instruction of LLVM
+
+
+def _instruction(op: str, kind: str, name: str, weight: int = 1) -> None:
+    @emits(op, kind, weight=weight)
+    def emit(code: Code, a: Value, b: Value) -> Value:
+        return code.binary(name, a, b)
+
+
+def _comparison(op: str, kind: str, name: str) -> None:
+    @emits(op, kind)
+    def emit(code: Code, a: Value, b: Value) -> Value:
+        return code.compare(name, a, b)
+
+
+def _rounding(op: str, name: str, weight: int = 1) -> None:
+    @emits(op, "float", weight=weight)
+    def emit(code: Code, x: Value) -> Value:
+        return code.intrinsic(name, x)
+
+
+for _op, _name in (("add", "fadd contract"), ("sub", "fsub contract"), ("mul", "fmul contract")):
+    _instruction(_op, "float", _name)
+_instruction("div", "float", "fdiv", weight=3)
+for _op in ("add", "sub", "mul", "and", "or", "xor"):
+    for _kind in _WHOLE:
+        _instruction(_op, _kind, _op)
+for _op, _name in {"add": "or", "mul": "and", "maximum": "or", "minimum": "and", "and": "and", "or": "or",
+                   "xor": "xor", "sub": "xor"}.items():
+    _instruction(_op, "bool", _name)
+for _op, _name in {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}.items():
+    _comparison(_op, "float", _name)
+    for _kind, _prefix in (("int", "s"), ("uint", "u"), ("bool", "u")):
+        _comparison(_op, _kind, _op if _op in ("eq", "ne") else _prefix + _op)
+for _op in ("floor", "ceil", "trunc"):
+    _rounding(_op, _op)
+_rounding("round", "roundeven")
+_rounding("sqrt", "sqrt", weight=4)
+
+
+@emits("where", "bool")
+def _where(code: Code, condition: Value, a: Value, b: Value) -> Value:
+    return code.select(condition, a, b)
+
+
+# bool, and what whole numbers do alike
+
+
+@emits("not", "bool")
+def _not(code: Code, x: Value) -> Value:
+    return code.binary("xor", x, constant("bool", True, x.lanes))
+
+
+@emits("isnan", *_WHOLE, "bool")
+@emits("isinf", *_WHOLE, "bool")
+@emits("signbit", "uint", "bool")
+def _never(code: Code, x: Value) -> Value:
+    return constant("bool", False, x.lanes)
+
+
+@emits("floor", *_WHOLE, "bool")
+@emits("ceil", *_WHOLE, "bool")
+@emits("round", *_WHOLE, "bool")
+@emits("trunc", *_WHOLE, "bool")
+@emits("abs", "uint", "bool")
+@emits("sign", "bool")
+def _itself(code: Code, x: Value) -> Value:
+    return x
 
 
 # floats
 
 
-def _float(code: Code, op: str, args: Sequence[Value]) -> Value:
-    x = args[0]
-    if op in _FLOAT_OPS:
-        return code.binary(_FLOAT_OPS[op], x, args[1])
-    if op in _ROUNDING:
-        return code.intrinsic(_ROUNDING[op], x)
-    if op in vector_math.FUNCTIONS:
-        return vector_math.FUNCTIONS[op](code, x)
-    if op in _FLOAT_RULES:
-        return _FLOAT_RULES[op](code, *args)
-    if op in libm.LIBM:
-        return libm.libm(code, op, args)
-    raise _missing(op, x.dtype)
-
-
 def _same(x: Value, number: float) -> Value:
     return constant(x.dtype, number, x.lanes)
+
+
+@emits("neg", "float", "int", "uint")
+def _negative(code: Code, x: Value) -> Value:
+    return code.negate(x)
+
+
+@emits("abs", "float")
+def _magnitude(code: Code, x: Value) -> Value:
+    return code.intrinsic("fabs", x)
+
+
+@emits("copysign", "float")
+def _copysign(code: Code, a: Value, b: Value) -> Value:
+    return code.intrinsic("copysign", a, b)
+
+
+@emits("maximum", "float", weight=3)
+def _maximum(code: Code, a: Value, b: Value) -> Value:
+    return float_extreme(code, "maximum", a, b)
+
+
+@emits("minimum", "float", weight=3)
+def _minimum(code: Code, a: Value, b: Value) -> Value:
+    return float_extreme(code, "minimum", a, b)
 
 
 def float_extreme(code: Code, op: str, a: Value, b: Value) -> Value:
@@ -92,14 +149,17 @@ def float_extreme(code: Code, op: str, a: Value, b: Value) -> Value:
     return code.select(code.compare("uno", a, a), a, chosen)
 
 
+@emits("reciprocal", "float")
 def _reciprocal(code: Code, x: Value) -> Value:
     return code.binary("fdiv", _same(x, 1.0), x)
 
 
+@emits("rsqrt", "float", weight=6)
 def _rsqrt(code: Code, x: Value) -> Value:
     return _reciprocal(code, code.intrinsic("sqrt", x))
 
 
+@emits("sign", "float")
 def _sign(code: Code, x: Value) -> Value:
     # as torch: sign(NaN) is 0
     positive = code.select(code.compare("ogt", x, _same(x, 0.0)), _same(x, 1.0), _same(x, 0.0))
@@ -115,11 +175,13 @@ def _signs_differ(code: Code, remainder: Value, divisor: Value) -> Value:
     return code.binary("and", differ, code.compare(unequal, remainder, zero))
 
 
+@emits("remainder", "float", weight=64)
 def _float_remainder(code: Code, a: Value, b: Value) -> Value:
     rest = libm.libm(code, "fmod", [a, b])
     return code.select(_signs_differ(code, rest, code.spread(b, rest.lanes)), code.binary("fadd", rest, b), rest)
 
 
+@emits("floor_div", "float", weight=64)
 def _float_floor_div(code: Code, a: Value, b: Value) -> Value:
     # Python's rule, as torch has it (c10/util/generic_math.h, div_floor_floating)
     rest = libm.libm(code, "fmod", [a, b])
@@ -136,62 +198,62 @@ def _float_floor_div(code: Code, a: Value, b: Value) -> Value:
     return code.select(code.compare("oeq", b, _same(b, 0.0)), plain, result)
 
 
+@emits("trunc_div", "float", weight=64)
 def _float_trunc_div(code: Code, a: Value, b: Value) -> Value:
     return code.intrinsic("trunc", code.binary("fdiv", a, b))
 
 
+@emits("isinf", "float")
 def _is_inf(code: Code, x: Value) -> Value:
     return code.compare("oeq", code.intrinsic("fabs", x), _same(x, float("inf")))
 
 
+@emits("signbit", "float")
 def _signbit(code: Code, x: Value) -> Value:
     integer = float_formats.FORMAT[x.dtype].integer
     return code.compare("slt", code.bits(x, integer), constant(integer, 0, x.lanes))
 
 
-_FLOAT_RULES: dict[str, Callable[..., Value]] = {
-    "maximum": lambda code, a, b: float_extreme(code, "maximum", a, b),
-    "minimum": lambda code, a, b: float_extreme(code, "minimum", a, b),
-    "pow": vector_math.power,
-    "copysign": lambda code, a, b: code.intrinsic("copysign", a, b),
-    "neg": lambda code, x: code.negate(x), "abs": lambda code, x: code.intrinsic("fabs", x),
-    "sign": _sign, "reciprocal": _reciprocal, "rsqrt": _rsqrt, "remainder": _float_remainder,
-    "floor_div": _float_floor_div, "trunc_div": _float_trunc_div, "isinf": _is_inf, "signbit": _signbit,
-    "isnan": lambda code, x: code.compare("uno", x, x),
-}  # fmt: skip
+@emits("isnan", "float")
+def _is_nan(code: Code, x: Value) -> Value:
+    return code.compare("uno", x, x)
 
 
-# integers
+# whole numbers
 
 
-def _integer(code: Code, op: str, args: Sequence[Value]) -> Value:
-    x = args[0]
-    unsigned = x.dtype == "u8"
-    if op in _INT_OPS:
-        return code.binary(_INT_OPS[op], x, args[1])
-    if op in ("maximum", "minimum"):
-        return code.intrinsic(("u" if unsigned else "s") + op[:3], *args)
-    if op in ("floor_div", "trunc_div", "remainder", "fmod"):
-        return _divide(code, op, x, args[1])
-    if op in ("shift_left", "shift_right"):
-        return _shift(code, op, x, args[1])
-    if op == "neg":
-        return code.negate(x)
-    if op == "abs":
-        return x if unsigned else code.intrinsic("abs", x, flag="false")
-    if op == "sign":
-        one = _same(x, 1)
-        return code.intrinsic("umin", x, one) if unsigned else code.intrinsic(
-            "smax", code.intrinsic("smin", x, one), _same(x, -1))
-    if op == "not":
-        return code.binary("xor", x, _same(x, -1))
-    if op in ("floor", "ceil", "round", "trunc"):
-        return x
-    if op in ("isnan", "isinf"):
-        return constant("bool", False, x.lanes)
-    if op == "signbit":
-        return constant("bool", False, x.lanes) if unsigned else code.compare("slt", x, _same(x, 0))
-    raise _missing(op, x.dtype)
+def _integer_extreme(op: str, kind: str) -> None:
+    @emits(op, kind, weight=3)
+    def emit(code: Code, a: Value, b: Value) -> Value:
+        return code.intrinsic(("u" if kind == "uint" else "s") + op[:3], a, b)
+
+
+@emits("abs", "int")
+def _integer_magnitude(code: Code, x: Value) -> Value:
+    return code.intrinsic("abs", x, flag="false")
+
+
+@emits("sign", "int", "uint")
+def _integer_sign(code: Code, x: Value) -> Value:
+    one = _same(x, 1)
+    return code.intrinsic("umin", x, one) if x.dtype == "u8" else code.intrinsic(
+        "smax", code.intrinsic("smin", x, one), _same(x, -1))
+
+
+@emits("not", "int", "uint")
+def _integer_not(code: Code, x: Value) -> Value:
+    return code.binary("xor", x, _same(x, -1))
+
+
+@emits("signbit", "int")
+def _integer_signbit(code: Code, x: Value) -> Value:
+    return code.compare("slt", x, _same(x, 0))
+
+
+def _division(op: str) -> None:
+    @emits(op, *_WHOLE, weight=64)
+    def emit(code: Code, a: Value, b: Value) -> Value:
+        return _divide(code, op, a, b)
 
 
 def _divide(code: Code, op: str, a: Value, b: Value) -> Value:
@@ -219,6 +281,12 @@ def _divide(code: Code, op: str, a: Value, b: Value) -> Value:
     return code.select(by_zero, zero, result)
 
 
+def _shifting(op: str) -> None:
+    @emits(op, *_WHOLE)
+    def emit(code: Code, a: Value, amount: Value) -> Value:
+        return _shift(code, op, a, amount)
+
+
 def _shift(code: Code, op: str, a: Value, amount: Value) -> Value:
     """By a negative amount or one as large as the type: 0, or the sign everywhere for shift_right, as torch."""
     (a, amount), _, _ = code.align(a, amount)
@@ -231,6 +299,15 @@ def _shift(code: Code, op: str, a: Value, amount: Value) -> Value:
     return code.select(inside, code.binary("shl" if op == "shift_left" else "lshr", a, safe), _same(a, 0))
 
 
+for _op in ("maximum", "minimum"):
+    for _kind in _WHOLE:
+        _integer_extreme(_op, _kind)
+for _op in ("floor_div", "trunc_div", "remainder", "fmod"):
+    _division(_op)
+for _op in ("shift_left", "shift_right"):
+    _shifting(_op)
+
+
 def _mix(code: Code, z: Value) -> Value:
     """The finaliser of SplitMix64."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -239,6 +316,7 @@ def _mix(code: Code, z: Value) -> Value:
     return code.binary("xor", z, code.binary("lshr", z, _same(z, 31)))
 
 
+@emits("random", "int", weight=24)
 def _random(code: Code, seed: Value, counter: Value) -> Value:
     """Element `counter` of the SplitMix64 stream whose state starts at mix(seed); its top 24 bits over 2^24.
 
@@ -307,6 +385,16 @@ def to_memory(code: Code, value: Value, stored: str) -> Value:
     if stored == "f16":
         return code.convert("fptrunc", convert(code, value, "f32"), "f16")
     return convert(code, value, stored)
+
+
+def _narrowing(op: str, stored: str) -> None:
+    @emits(op, "float")
+    def emit(code: Code, x: Value) -> Value:
+        return from_memory(code, to_memory(code, x, stored), stored, "f32")
+
+
+for _stored in ("bf16", "f16"):
+    _narrowing(f"to_{_stored}", _stored)
 
 
 def _round_bf16(code: Code, x: Value) -> Value:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anyshape.backend.cpu.llvm.emitters import emits
 from anyshape.backend.cpu.llvm.float_formats import (
     FORMAT,
     at_most,
@@ -68,6 +69,7 @@ def _exp_tail(code: Code, r: Value, coefficients: Sequence[float]) -> Value:
     return horner(code, r, [1.0 / math.factorial(k) for k in range(2, 14)])
 
 
+@emits("exp", "float", weight=20)
 def exp(code: Code, x: Value) -> Value:
     """e^x."""
     form = FORMAT[x.dtype]
@@ -80,6 +82,7 @@ def _exp_of(code: Code, whole: Value, n: Value, r: Value) -> Value:
     return scale_by_power(code, code.fma(p, r, like(1.0)), whole, n)
 
 
+@emits("exp2", "float", weight=20)
 def exp2(code: Code, x: Value) -> Value:
     """2^x."""
     form = FORMAT[x.dtype]
@@ -91,6 +94,7 @@ def exp2(code: Code, x: Value) -> Value:
     return _exp_of(code, whole, n, code.fma(fraction, like(high), code.binary("fmul", fraction, like(low))))
 
 
+@emits("expm1", "float", weight=24)
 def expm1(code: Code, x: Value) -> Value:
     """e^x - 1, accurate near 0."""
     form = FORMAT[x.dtype]
@@ -108,6 +112,7 @@ def _expm1_inside(code: Code, x: Value) -> Value:
     return code.binary("fadd", result, result)
 
 
+@emits("tanh", "float", weight=30)
 def tanh(code: Code, x: Value) -> Value:
     """Hyperbolic tangent."""
     like = constants_like(x)
@@ -118,6 +123,7 @@ def tanh(code: Code, x: Value) -> Value:
     return code.intrinsic("copysign", result, x)
 
 
+@emits("sigmoid", "float", weight=26)
 def sigmoid(code: Code, x: Value) -> Value:
     """1 / (1 + e^-x)."""
     like = constants_like(x)
@@ -187,11 +193,13 @@ def _natural(code: Code, parts: _LogParts) -> Value:
     return code.fma(parts.exponent, like(high), code.binary("fadd", parts.f, small))
 
 
+@emits("log", "float", weight=24)
 def log(code: Code, x: Value) -> Value:
     """Natural logarithm."""
     return _log_limits(code, x, _natural(code, _log_parts(code, x)))
 
 
+@emits("log1p", "float", weight=32)
 def log1p(code: Code, x: Value) -> Value:
     """log(1 + x), accurate near 0."""
     like = constants_like(x)
@@ -224,11 +232,13 @@ def _log_base(code: Code, x: Value, scale: tuple[float, float], unit: tuple[floa
     return _log_limits(code, x, code.binary("fadd", total, code.binary("fadd", small, error)))
 
 
+@emits("log2", "float", weight=32)
 def log2(code: Code, x: Value) -> Value:
     """Logarithm to base 2."""
     return _log_base(code, x, _LOG2_E, (1.0, 0.0))
 
 
+@emits("log10", "float", weight=32)
 def log10(code: Code, x: Value) -> Value:
     """Logarithm to base 10."""
     return _log_base(code, x, _LOG10_E, _LOG10_2)
@@ -275,6 +285,7 @@ def _half_turn(code: Code, x: Value, whole: Value, turns: Value, parts: Sequence
     return code.bits(code.binary("xor", code.bits(sine, form.integer), sign), x.dtype)
 
 
+@emits("sin", "float", weight=24)
 def sin(code: Code, x: Value) -> Value:
     """Sine: with x = n*pi + r it is sin(r), negated for odd n."""
     whole, n = nearest_whole(code, code.binary("fmul", x, constants_like(x)(1 / math.pi)))
@@ -282,6 +293,7 @@ def sin(code: Code, x: Value) -> Value:
     return _large_angle(code, x, _half_turn(code, x, whole, n, parts), "sin")
 
 
+@emits("cos", "float", weight=24)
 def cos(code: Code, x: Value) -> Value:
     """Cosine: with x = (n + 1/2)*pi + r it is -sin(r), negated for odd n."""
     like = constants_like(x)
@@ -291,6 +303,7 @@ def cos(code: Code, x: Value) -> Value:
     return _large_angle(code, x, _half_turn(code, x, halves, turns, parts_below(x.dtype, *_HALF_PI)), "cos")
 
 
+@emits("tan", "float", weight=28)
 def tan(code: Code, x: Value) -> Value:
     """Tangent."""
     sine, cosine, n = _circle(code, x)
@@ -299,6 +312,7 @@ def tan(code: Code, x: Value) -> Value:
     return _large_angle(code, x, result, "tan")
 
 
+@emits("erf", "float", weight=44)
 def erf(code: Code, x: Value) -> Value:
     """Error function."""
     if x.dtype == "f64":
@@ -313,6 +327,7 @@ def erf(code: Code, x: Value) -> Value:
     return code.select(code.compare("olt", t, like(1.0)), near, far)
 
 
+@emits("pow", "float", weight=64)
 def power(code: Code, x: Value, y: Value) -> Value:
     """x^y, with C's rules for zeros, infinities, NaN and negative x. float32 is computed in float64."""
     if x.dtype == "f64":
@@ -334,9 +349,3 @@ def power(code: Code, x: Value, y: Value) -> Value:
     result = code.select(code.compare("uno", exponent, exponent), exponent, result)
     one = code.binary("or", code.compare("oeq", exponent, like(0.0)), code.compare("oeq", base, like(1.0)))
     return code.convert("fptrunc", code.select(one, like(1.0), result), "f32")
-
-
-FUNCTIONS: dict[str, Callable[[Code, Value], Value]] = {
-    "exp": exp, "exp2": exp2, "expm1": expm1, "log": log, "log2": log2, "log10": log10, "log1p": log1p, "sin": sin,
-    "cos": cos, "tan": tan, "tanh": tanh, "sigmoid": sigmoid, "erf": erf,
-}  # fmt: skip

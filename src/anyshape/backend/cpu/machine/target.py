@@ -11,7 +11,15 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
+from anyshape.kernel.schedule.hardware_params import HardwareParams
+
 _ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, tile data) on x86-64
+
+# of every CPU, whatever it is: so that kernels, and with them the last bits of long sums, are the same on each
+HARDWARE = HardwareParams(
+    vector_lanes=16, max_load_stride=4, min_vector_row=6, cache_line_bytes=64, row_buffer_bytes=16 << 10,
+    near_cache_bytes=128 << 10, core_cache_bytes=4 << 20, parallelism=32, thread_elements=65536, write_streams=12,
+    bytes_per_operation=0.3, free_operations=4, row_buffer_operations=8, launch_bytes=16 << 10)
 
 
 @dataclass(frozen=True, slots=True)

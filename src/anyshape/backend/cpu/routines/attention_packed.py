@@ -79,70 +79,75 @@ def half_tile(data: AttentionWork, batch: int, head: int, tile: int, scratch: in
 def half_head(data: AttentionWork, batch: int, group: int, tiles: int, scratch: int) -> int:
     """The gradients of one head of keys and values, and of the queries that it serves."""
     step = data.step
-    share = step.share
     columns = step.columns
     depth = step.depth
     item = step.item
-    scores = step.step
-    lanes = step.lanes
-    gradients = scratch + step.gradients
     key = operand(data, KEY, batch, group, 0)
     key_step = row_step(data, KEY)
-    keys = scratch + step.keys
-    values = scratch + step.values
-    keys_again = scratch + step.keys_again
-    row_panels = scratch + step.row_panels
-    others = scratch + step.column_panels
-    dkeys = scratch + step.dkeys
-    dvalues = scratch + step.dvalues
-    wide = 4 * parts(depth, lanes) * lanes  # bytes from row to row of these two
+    wide = 4 * parts(depth, step.lanes) * step.lanes  # bytes from row to row of the sums
     frame = new(PackedFrame)
     inner = new(PackedProduct)
     half_frame(data, frame, inner, scratch)
     if columns > 0:
-        column_panels(frame, key, key_step, item, columns, depth, keys)
-        column_panels(frame, key, item, key_step, depth, columns, keys_again)
-        column_panels(frame, operand(data, VALUE, batch, group, 0), row_step(data, VALUE), item, columns, depth, values)
-    more = 0
+        column_panels(frame, key, key_step, item, columns, depth, scratch + step.keys)
+        column_panels(frame, key, item, key_step, depth, columns, scratch + step.keys_again)
+        column_panels(frame, operand(data, VALUE, batch, group, 0), row_step(data, VALUE), item, columns, depth,
+                      scratch + step.values)
     reached = 0
-    for member in range(share):
-        head = group * share + member
+    for member in range(step.share):
         for back in range(tiles):
-            first = (tiles - 1 - back) * step.tile
-            rows = minimum(step.tile, step.rows - first)
-            seen = visible(step, first + rows)
-            query = operand(data, QUERY, batch, head, first)
-            query_step = row_step(data, QUERY)
-            change = operand(data, GRADIENT, batch, head, first)
-            change_step = row_step(data, GRADIENT)
-            dquery = operand(data, DQUERY, batch, head, first)
-            if seen == 0:
-                clear_rows(data, DQUERY, dquery, rows)
-                continue
-            pack_rows(frame, query, item, query_step, item, rows, depth, row_panels)
-            into_sums(frame, rows, seen, columns, depth, row_panels, keys, depth, scratch, scores, 0)
-            pack_rows(frame, change, item, change_step, item, rows, depth, row_panels)
-            into_sums(frame, rows, seen, columns, depth, row_panels, values, depth, gradients, scores, 0)
-            weigh(data, batch, head, first, rows, scratch, gradients, 0)
-            pack_rows(frame, gradients, F32, scores, F32, rows, seen, row_panels)
-            into_result(frame, rows, depth, seen, row_panels, keys_again, columns, dquery, row_step(data, DQUERY))
-            pack_rows(frame, gradients, F32, F32, scores, seen, rows, row_panels)
-            column_panels(frame, query, item, query_step, depth, rows, others)
-            into_sums(frame, seen, depth, depth, rows, row_panels, others, rows, dkeys, wide, more)
-            pack_rows(frame, scratch, F32, F32, scores, seen, rows, row_panels)
-            column_panels(frame, change, item, change_step, depth, rows, others)
-            into_sums(frame, seen, depth, depth, rows, row_panels, others, rows, dvalues, wide, more)
-            more = 1
+            seen = half_gradients(data, frame, batch, group * step.share + member, tiles - 1 - back, scratch, wide,
+                                  1 if reached > 0 else 0)
             reached = maximum(reached, seen)
     dkey = operand(data, DKEY, batch, group, 0)
     dvalue = operand(data, DVALUE, batch, group, 0)
     finish = frame.entry[PACKED_FINISH]
     one = step + AttentionStep.one
-    call_void(finish, dkeys, wide, dkey, row_step(data, DKEY), reached, depth, 0, 0, one, 0)
-    call_void(finish, dvalues, wide, dvalue, row_step(data, DVALUE), reached, depth, 0, 0, one, 0)
+    call_void(finish, scratch + step.dkeys, wide, dkey, row_step(data, DKEY), reached, depth, 0, 0, one, 0)
+    call_void(finish, scratch + step.dvalues, wide, dvalue, row_step(data, DVALUE), reached, depth, 0, 0, one, 0)
     clear_rows(data, DKEY, dkey + reached * row_step(data, DKEY), columns - reached)
     clear_rows(data, DVALUE, dvalue + reached * row_step(data, DVALUE), columns - reached)
     return 0
+
+
+def half_gradients(data: AttentionWork, frame: PackedFrame, batch: int, head: int, tile: int, scratch: int, wide: int,
+                   more: int) -> int:
+    """The gradients of some rows of queries, and what these give to those of keys and values, in sums with rows of
+    `wide` bytes; `more`: on top of what is there. How many columns the rows see."""
+    step = data.step
+    first = tile * step.tile
+    rows = minimum(step.tile, step.rows - first)
+    columns = step.columns
+    depth = step.depth
+    item = step.item
+    scores = step.step
+    seen = visible(step, first + rows)
+    query = operand(data, QUERY, batch, head, first)
+    query_step = row_step(data, QUERY)
+    change = operand(data, GRADIENT, batch, head, first)
+    change_step = row_step(data, GRADIENT)
+    dquery = operand(data, DQUERY, batch, head, first)
+    gradients = scratch + step.gradients
+    row_panels = scratch + step.row_panels
+    others = scratch + step.column_panels
+    if seen == 0:
+        clear_rows(data, DQUERY, dquery, rows)
+        return 0
+    pack_rows(frame, query, item, query_step, item, rows, depth, row_panels)
+    into_sums(frame, rows, seen, columns, depth, row_panels, scratch + step.keys, depth, scratch, scores, 0)
+    pack_rows(frame, change, item, change_step, item, rows, depth, row_panels)
+    into_sums(frame, rows, seen, columns, depth, row_panels, scratch + step.values, depth, gradients, scores, 0)
+    weigh(data, batch, head, first, rows, scratch, gradients, 0)
+    pack_rows(frame, gradients, F32, scores, F32, rows, seen, row_panels)
+    into_result(frame, rows, depth, seen, row_panels, scratch + step.keys_again, columns, dquery,
+                row_step(data, DQUERY))
+    pack_rows(frame, gradients, F32, F32, scores, seen, rows, row_panels)
+    column_panels(frame, query, item, query_step, depth, rows, others)
+    into_sums(frame, seen, depth, depth, rows, row_panels, others, rows, scratch + step.dkeys, wide, more)
+    pack_rows(frame, scratch, F32, F32, scores, seen, rows, row_panels)
+    column_panels(frame, change, item, change_step, depth, rows, others)
+    into_sums(frame, seen, depth, depth, rows, row_panels, others, rows, scratch + step.dvalues, wide, more)
+    return seen
 
 
 def half_frame(data: AttentionWork, frame: PackedFrame, inner: PackedProduct, scratch: int) -> int:

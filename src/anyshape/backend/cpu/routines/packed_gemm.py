@@ -378,6 +378,17 @@ def pack(frame: PackedFrame, source: int, item: int, lane_step: int, inner_step:
 def multiply_panels(frame: PackedFrame, count: int, part: int) -> int:
     """Every panel of columns with every panel of rows, over `count` words; block `part` of those of k. Panels of
     columns have room for as many words as the frame says, which may be more."""
+    step = frame.step
+    if step.grain == step.lanes:
+        call_void(frame.entry[PACKED_BEGIN])
+    multiply_tiles(frame, count, part)
+    if step.grain == step.lanes:
+        call_void(frame.entry[PACKED_END])
+    return 0
+
+
+def multiply_tiles(frame: PackedFrame, count: int, part: int) -> int:
+    """The same, where the processor is set up for its tiles."""
     entry = frame.entry
     step = frame.step
     columns = frame.columns
@@ -393,16 +404,12 @@ def multiply_panels(frame: PackedFrame, count: int, part: int) -> int:
     apart = 1 if in_place == 0 or (part == 0 and frame.bias != 0 and there == 0) else 0
     c_item = step.c_item
     c_step = step.ldc * c_item
-    finish = entry[PACKED_FINISH]
-    if c_item != item:
-        finish = entry[PACKED_FINISH_WIDE]
+    finish = entry[PACKED_FINISH_WIDE if c_item != item else PACKED_FINISH]
     sums = frame.sums
     whole = blocks > 1 and in_place == 0  # sums of the whole tile wait for the next block
     sums_step = 4 * step.columns if whole else 8 * lanes
     frame.fetch.target_step = c_step
     past = 1 if grain == lanes and c_step % LINE == 0 and step.n * c_step >= PACKED_LARGE else 0
-    if grain == lanes:
-        call_void(entry[PACKED_BEGIN])
     column = 0
     column_panel = frame.column_panels
     while column < columns:
@@ -436,6 +443,4 @@ def multiply_panels(frame: PackedFrame, count: int, part: int) -> int:
             row += thirds * grain
         column_panel += 4 * width * frame.room + PACKED_PAD
         column += width
-    if grain == lanes:
-        call_void(entry[PACKED_END])
     return 0

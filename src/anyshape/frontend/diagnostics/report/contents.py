@@ -8,31 +8,22 @@ that is decided (which values are dropped or moved out, what a layout needs) com
 """
 from __future__ import annotations
 
-import re
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anyshape.base.errors import InputError, LimitError
-from anyshape.frontend.diagnostics.explain import capture_of, given_values, step_text
-from anyshape.frontend.diagnostics.memory import backward_name, limit_at, pairs
+from anyshape.base.errors import InputError
+from anyshape.frontend.diagnostics.explain import given_values
+from anyshape.frontend.diagnostics.explain_data import MemoryCurve, plain
+from anyshape.frontend.diagnostics.memory import CalledProgram, called_program, copying, pairs
 from anyshape.frontend.diagnostics.report.spans import POINTS, Span, points, taken_apart
 from anyshape.frontend.programs.compile_program import NativeProgram
-from anyshape.frontend.programs.session import Capture, Compilation
+from anyshape.frontend.programs.session import Capture, Compilation, Fallback
 from anyshape.ir.graph import UNUSED
 from anyshape.plan.ir.program import Plan
 from anyshape.runtime.budget.memory_budget import UNLIMITED, MemoryBudget
 from anyshape.runtime.budget.tradeoff_curve import TradeoffPoint
-from anyshape.runtime.inspect.memory_timeline import (
-    LiveRange,
-    Timeline,
-    away,
-    scratch,
-    seconds_again,
-    steps_again,
-    timeline,
-    used,
-)
-from anyshape.runtime.specialize.saved_policy import SAVE_ALL
+from anyshape.runtime.inspect.memory_timeline import LiveRange, state, work_again
 from anyshape.sym.expr import Call, Expr, Size, evaluate, substitute, symbol, symbols_of
 from anyshape.sym.floats import float_of
 
@@ -60,41 +51,40 @@ def collect(name: str, compilation: Compilation, given: Mapping[str, Any], most:
         raise InputError(f"there is nothing to report of {name}", why="nothing is compiled yet, or all of it runs as "
                          "PyTorch", do="call the program once (and its backward, if it is trained), and see explain()")
     programs = [_program(one, limit, compilation, values, ranges, most) for one, limit in found]
-    notes = [{"name": one.name, "stage": one.stage, "reason": one.reason} for one in compilation.fallbacks]
-    notes += [{"name": one.name, "stage": "order", "reason": TWO} for one, _ in found
-              if one.executable.other is not None]
+    notes = [*compilation.fallbacks, *(Fallback(one.name, "order", TWO) for one, _ in found
+                                       if one.executable.other is not None)]
     limit = compilation.config.memory_limit
     return {"format": FORMAT, "name": name, "limit": limit if limit < NO_LIMIT else 0, "programs": programs,
-            "notes": notes}
+            "notes": plain(notes)}
 
 
 def _program(program: NativeProgram, limit: MemoryBudget, compilation: Compilation, values: Mapping[str, int],
              ranges: Mapping[str, tuple[int, int]], most: int) -> Json:
-    capture = capture_of(program, compilation)
-    names = compilation.names_of(program.name)
+    capture = compilation.capture_of(program.name)
     spans = _spans(limit, capture, values, ranges)
-    limit = limit_at(limit, dict(zip(limit.program.layout.symbols, (one.start for one in spans), strict=True)))
-    line = timeline(limit)
-    formulas = _Formulas({old: symbol(name) for old, name in names.items()})
-    lives = [_life(one, formulas) for one in line.lives]
-    undecided = [formulas.number(one) for one in _undecided(limit)]
+    symbols = limit.program.layout.symbols
+    called = called_program(program, compilation, limit, dict(zip(symbols, (one.start for one in spans), strict=True)))
+    formulas = _Formulas({old: symbol(name) for old, name in called.names.items()})
+    lives = [plain(dataclasses.replace(one, bytes=formulas.number(one.bytes))) for one in called.line.lives]
+    undecided = [formulas.number(one) for one in _undecided(called.limit)]
     needs = [formulas.number(one) for one in program.executable.plan.nonnegative]
     found: list[Json] = []
     for point in points(spans, most):
-        at = dict(zip(limit.program.layout.symbols, point, strict=True))
-        one = _point(limit, line, at, names)
-        if one is not None:
-            found.append({**one, "curves": _curves(limit, line, at, one)} if not found else one)
+        at = dict(zip(symbols, point, strict=True))
+        curve = called.at(at)
+        if curve is not None:
+            found.append(_point(called, at, curve))
+            if len(found) == 1:
+                found[0]["curves"] = {"before": list(curve.kept), "after": list(curve.chosen)}
     matters = set().union(*(symbols_of(size) for size in formulas.sizes))
-    parts = [program.name, *([backward_name(program.name)] if limit.backward is not None else [])]
     return {
-        "name": program.name.partition(".")[0], "parts": parts, "where": capture.where,
+        "name": program.name.partition(".")[0], "parts": list(called.parts), "where": capture.where,
         "symbols": [_symbol(one, found, matters) for one in sorted(spans, key=lambda one: one.name)
                     if not one.name.startswith(UNUSED)],
         "formulas": [{"text": str(size), "terms": terms(size)} for size in formulas.sizes],
-        "steps": _steps(limit), "border": line.border, "lives": lives, "undecided": undecided, "nonnegative": needs,
-        "limited": limit.bytes if limit.bytes < NO_LIMIT else 0,
-        "again": _chooses(limit), "moves": limit.store is not None, "points": found}
+        "steps": plain(called.positions), "border": called.line.border, "lives": lives, "undecided": undecided,
+        "nonnegative": needs, "limited": called.room if called.room < NO_LIMIT else 0,
+        "again": _chooses(called.limit), "moves": called.limit.store is not None, "points": found}
 
 
 def _spans(limit: MemoryBudget, capture: Capture, values: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]
@@ -117,114 +107,55 @@ def _spans(limit: MemoryBudget, capture: Capture, values: Mapping[str, int], ran
 
 def _symbol(span: Span, found: Sequence[Json], matters: set[str]) -> Json:
     marks = sorted({one["values"][span.name] for one in found})
-    return {"name": span.name, "place": span.place, "least": span.least, "greatest": span.greatest,
-            "start": span.start, "marks": marks, "matters": span.name in matters}
+    return {**plain(span), "marks": marks, "matters": span.name in matters}
 
 
-def _point(limit: MemoryBudget, line: Timeline, values: dict[str, int], names: Mapping[str, str]) -> Json | None:
-    """What the compiler does at these sizes; None where the program does not take them."""
-    try:
-        whole = limit.needed(values, SAVE_ALL)
-        scratches = scratch(limit, values)
-        ladder = _rungs(limit, values)
-    except InputError:
-        return None
-    rungs: list[Json] = []
-    before = TradeoffPoint(frozenset(), 0, 0.0)
-    for rung in ladder:
-        rungs.append(_rung(limit, line, values, scratches, before, rung))
-        before = rung
-    said = {names.get(old, old): value for old, value in values.items() if not old.startswith(UNUSED)}
-    return {"values": dict(sorted(said.items())), "scratch": list(scratches),
-            "needed": whole, "rungs": rungs, "chosen": _chosen(limit, values, names)}
+def _point(called: CalledProgram, values: dict[str, int], curve: MemoryCurve) -> Json:
+    """What the compiler does at these sizes, with the whole ladder; none of a program that was compiled without a
+    limit, or has no backward. chosen: the number of the rung, -1 for everything kept, or why there is none."""
+    ladder = list(called.limit.ladder(values) or ()) if _chooses(called.limit) else []
+    before = [TradeoffPoint(frozenset(), 0, 0.0), *ladder]
+    said = {called.names.get(old, old): value for old, value in values.items() if not old.startswith(UNUSED)}
+    return {"values": dict(sorted(said.items())), "scratch": list(curve.scratch), "needed": curve.needed,
+            "rungs": [_rung(called, values, curve.scratch, *two) for two in zip(before, ladder, strict=False)],
+            "chosen": plain(curve.refusal) or (-1 if curve.choice is None else curve.choice.number)}
 
 
-def _rung(limit: MemoryBudget, line: Timeline, values: dict[str, int], scratches: tuple[int, int],
-          before: TradeoffPoint, rung: TradeoffPoint
-          ) -> Json:
+def _rung(called: CalledProgram, values: dict[str, int], scratches: tuple[int, int], before: TradeoffPoint,
+          rung: TradeoffPoint) -> Json:
     """A rung, as what is other than on the one before."""
+    limit, line = called.limit, called.line
     ladders = limit.ladders
     assert ladders is not None
     can = {one.name: i for i, one in enumerate(line.lives) if one.gap is not None}
     saved = {one.name: i for i, one in enumerate(line.lives) if one.kind == "saved"}
     only = {one.name: i for i, one in enumerate(line.lives) if one.only}
-    there, now = used(ladders, before.dropped), used(ladders, rung.dropped)
-    new = rung.dropped - before.dropped
-    steps = steps_again(ladders, new)
-    costs = seconds_again(limit, values, rung.dropped) if new else {}
-    home, gone = away(ladders, before.moved), away(ladders, rung.moved)
+    what = state(ladders, rung.keeping)
+    (dropped, now, gone), (_, there, home) = what, state(ladders, before.keeping)
+    new = dropped - before.dropped
+    again = work_again(limit, values, dropped) if new else {}
     return {
-        "drop": [[can[name], steps.get(name, 0), costs[name]] for name in sorted(new) if name in can],
-        "keep": sorted(can[name] for name in before.dropped - rung.dropped if name in can),
+        "drop": [[can[name], *again[name]] for name in sorted(new) if name in can],
+        "keep": sorted(can[name] for name in before.dropped - dropped if name in can),
         "move": [[saved[name], *span, *_copies(limit, line.lives[saved[name]], values)]
                  for name, span in sorted(gone.items()) if home.get(name) != span],
         "stay": sorted(saved[name] for name in home.keys() - gone.keys()),
         "more": sorted(only[name] for name in now - there), "less": sorted(only[name] for name in there - now),
-        "peak": int(line.curve(values, scratches, rung.dropped, now, gone).max()), "live": rung.live,
+        "peak": int(line.curve(values, scratches, *what).max()), "live": rung.live,
         "seconds": limit.seconds(rung), "needed": limit.needed(values, rung.keeping),
         "steps": len(ladders.keeps.runs(rung.keeping)),
-        "dropped": len(rung.dropped), "moved": len(rung.moved), "away": rung.away}
+        "dropped": len(dropped), "moved": len(rung.moved), "away": rung.away}
 
 
 def _copies(limit: MemoryBudget, life: LiveRange, values: dict[str, int]) -> tuple[float, float | None]:
     """Seconds that copying a value out and back takes, and that computing it alone again would take, if it can be."""
-    assert limit.store is not None
-    bytes_ = evaluate(life.bytes, values)
-    copies = limit.store.seconds(bytes_, out=True) + limit.store.seconds(bytes_, out=False)
-    return copies, None if life.gap is None else seconds_again(limit, values, frozenset([life.name]))[life.name]
-
-
-def _rungs(limit: MemoryBudget, values: dict[str, int]) -> list[TradeoffPoint]:
-    """The whole ladder; none of a program that was compiled without a limit, or has no backward."""
-    return list(limit.ladder(values) or ()) if _chooses(limit) else []
+    again = None if life.gap is None else work_again(limit, values, frozenset([life.name]))[life.name][1]
+    return copying(limit, evaluate(life.bytes, values)), again
 
 
 def _chooses(limit: MemoryBudget) -> bool:
     """Whether something can be computed again, or moved out."""
     return limit.backward is not None and bool(limit.backward.plan.again or limit.store is not None)
-
-
-def _curves(limit: MemoryBudget, line: Timeline, values: dict[str, int], point: Json) -> Json:
-    """Bytes alive at every position: with everything kept, and under the limit that was set."""
-    chosen, around = point["chosen"], tuple(point["scratch"])
-    before = line.curve(values, around)
-    after = before
-    if isinstance(chosen, int) and chosen > 0:
-        rung = _rungs(limit, values)[chosen]
-        after = line.curve(values, around, rung.dropped, used(limit.ladders, rung.dropped),
-                           away(limit.ladders, rung.moved))
-    return {"before": before.tolist(), "after": after.tolist()}
-
-
-def _chosen(limit: MemoryBudget, values: dict[str, int], names: Mapping[str, str]) -> Any:
-    """Under the limit that was set: the number of the rung, -1 for everything kept, or why there is none."""
-    try:
-        kept = limit.choose(values)
-    except LimitError as error:
-        said = {"what": error.what, "why": error.why, "do": error.do}
-        return {part: re.sub(r"\b\w+\b", lambda word: names.get(word[0], word[0]), text) for part, text in said.items()}
-    if kept == SAVE_ALL:
-        return -1
-    return next(i for i, rung in enumerate(_rungs(limit, values)) if rung.keeping == kept)
-
-
-def _steps(limit: MemoryBudget) -> list[Json]:
-    """A row per position of the line."""
-    rows: list[Json] = []
-    for part, one in (("forward" if limit.backward is not None else "", limit.program), ("backward", limit.backward)):
-        if one is None:
-            continue
-        optional = set(one.plan.optional)
-        rows += [{"part": part, "number": i, "what": step_text(step), "where": step.where, "optional": i in optional}
-                 for i, step in enumerate(one.plan.steps)]
-        rows.append({"part": part, "number": len(one.plan.steps), "what": "the end", "where": "", "optional": False})
-    return rows
-
-
-def _life(one: LiveRange, formulas: _Formulas) -> Json:
-    return {"name": one.name, "kind": one.kind, "bytes": formulas.number(one.bytes), "first": one.first,
-            "last": one.last, "where": one.where, "gap": None if one.gap is None else list(one.gap),
-            "only": one.only}
 
 
 class _Formulas:

@@ -90,6 +90,10 @@ const Curves = (() => {
     return found < 0 ? null : found;
   }
 
+  // the rung that needs least: -1 there is none
+  const lowest = (point) => point.rungs.reduce((best, rung, i) =>
+    best < 0 || rung.needed <= point.rungs[best].needed ? i : best, -1);
+
   // the lowest limit that works
   const least = (point) => Math.min(point.needed, ...point.rungs.map((rung) => rung.needed));
 
@@ -125,6 +129,6 @@ const Curves = (() => {
     return { compared, wrong };
   }
 
-  return { evaluate, sizes, state, curve, fullest, alive, choose, least, nearest, evictions, check };
+  return { evaluate, sizes, state, curve, fullest, alive, choose, lowest, least, nearest, evictions, check };
 })();
 if (typeof module !== "undefined") module.exports = Curves;

@@ -50,7 +50,7 @@
     const scratch = point === null ? [0, 0] : point.scratch;
     const none = { dropped: new Map(), there: new Set(), moved: new Map() };
     const rung = point === null ? -1 : Curves.choose(point, now.limit);
-    const shown = rung === null ? point.rungs.length - 1 : rung;
+    const shown = rung === null ? Curves.lowest(point) : rung;
     const what = point === null ? none : Curves.state(point, shown);
     const before = Curves.curve(program, bytes, scratch, none);
     const after = Curves.curve(program, bytes, scratch, what);
