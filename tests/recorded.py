@@ -25,8 +25,11 @@ from anyshape.base.config import Config
 from anyshape.compiler.build_plan import assemble
 from anyshape.compiler.driver import fused, named
 from anyshape.ir.parse import parse
+from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.kernel.loop_ir.show import show as show_kernel
 from anyshape.passes.driver import pipeline
+from anyshape.plan.driver import pipeline as plan_pipeline
+from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.ir.show import show as show_plan
 from anyshape.plan.memory.alloc_free_steps import insert_alloc_free
@@ -41,11 +44,28 @@ MODELS = ("llama", "bert", "gpt2-decode", "resnet", "vit", "conformer", "t5", "d
 LINUX = "x86_64-unknown-linux-gnu"
 AVX2 = frozenset({"avx2", "fma"})
 AVX512 = AVX2 | {"avx512f", "avx512dq", "avx512bw", "avx512vl"}
+PASSES = (reorder, alias_buffers, group_launches, allocate, insert_alloc_free)
 TARGETS = {"avx512": target_of(LINUX, "znver4", AVX512), "avx2": target_of(LINUX, "haswell", AVX2)}
+
+
+def plans(model: str) -> list[Plan]:
+    """The plans of a model's graphs."""
+    return [made for _, made in compiled(model) if isinstance(made, Plan)]
 
 
 def texts(model: str) -> Iterator[tuple[str, str]]:
     """(title, text) of everything that the compiler makes of a model's graphs: loops, LLVM per target, plans."""
+    for title, made in compiled(model):
+        if isinstance(made, Plan):
+            yield title, show_plan(made)
+            continue
+        yield f"{title} loops", show_kernel(made)
+        for name, target in TARGETS.items():
+            yield f"{title} {name}", emit(made, target)
+
+
+def compiled(model: str) -> Iterator[tuple[str, LoopProgram | Plan]]:
+    """(title, what is made) of everything that the compiler makes of a model's graphs."""
     config = Config()
     before: Plan | None = None
     for path in sorted(FOLDER.glob(f"{model}.*.txt.xz"), key=lambda path: "backward" in path.name):
@@ -53,13 +73,10 @@ def texts(model: str) -> Iterator[tuple[str, str]]:
         store, fusion = fused(graph, usual_target(), config)
         regimes, programs = named(fusion, graph.facts, usual_target())
         for name, program in programs.items():
-            yield f"{graph.name} {name} loops", show_kernel(program)
-            for title, target in TARGETS.items():
-                yield f"{graph.name} {name} {title}", emit(program, target)
-        plan = group_launches(alias_buffers(reorder(assemble(graph, fusion, store, regimes), before), before))
-        plan = insert_alloc_free(allocate(plan, before), before)
+            yield f"{graph.name} {name}", program
+        plan, *_ = plan_pipeline.run(PASSES, (assemble(graph, fusion, store, regimes),), PlanContext(forward=before))
         before = plan if graph.name.endswith("forward") else None
-        yield f"{graph.name} plan", show_plan(plan)
+        yield f"{graph.name} plan", plan
 
 
 def digests(model: str) -> str:

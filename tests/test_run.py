@@ -19,6 +19,7 @@ from anyshape.base.errors import AnyShapeError, InputError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.loop_ir.directives import Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
+from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.home import External, Input, Output, Restored, Saved, Temp
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, KernelStep, LibraryStep, Plan, Regime, Window
 from anyshape.plan.memory.symbolic_allocator import allocate
@@ -405,7 +406,7 @@ def pair(length=6):
         before = window
     inputs = (*[w.type for w in kept], "m", grad.type, y.type)
     plan = plan_of("back", inputs, (before,), buffers, steps, (), tuple(range(len(kept) + 1)))
-    return forward, allocate(plan, forward)
+    return forward, allocate(plan, PlanContext(forward=forward))
 
 
 def add_all_program():

@@ -73,7 +73,8 @@ class Config:
                               "have taken as long as tracing it takes")
     background: bool = _knob(False, "trace and compile in a thread of its own; calls run as PyTorch does until then")
     fullgraph: bool = _knob(False, "refuse graph breaks")
-    disable: str = _knob("", "comma-separated names of what to leave out, to bisect or to see what it gives: passes; "
+    disable: str = _knob("", "comma-separated names of what to leave out, to bisect or to see what it gives: passes "
+                             "over graphs and plans; "
                              "attention: leave it as it is written; regimes: one version of each kernel; order: steps "
                              "run as they were traced; output_reuse: no value lies in a result or over another; "
                              "epilogues: no kernel runs with the product before it, in bands or not; fast_dispatch: "

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from anyshape.backend.interface import Kernel, Target
 from anyshape.ir.graph import Graph, Value
+from anyshape.ir.pass_manager import History
 from anyshape.ir.types import TensorType
 from anyshape.kernel.fusion.result import Fusion
 from anyshape.kernel.loop_ir.program import LoopProgram
-from anyshape.passes.driver.pipeline import History
 from anyshape.plan.ir.program import Plan, Window
 from anyshape.plan.remat.checkpoint_segments import RecomputeSegment
 from anyshape.runtime.call.executable import Executable

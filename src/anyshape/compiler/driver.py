@@ -15,8 +15,11 @@ from anyshape.base.errors import ParseError, Unsupported, VerifyError
 from anyshape.compiler.build_plan import Storage, assemble, storage
 from anyshape.compiler.compiled import BackwardGraph, CompiledGraph, CompiledPair, PlannedGraph
 from anyshape.compiler.link import link_backward, link_pair, link_plan
+from anyshape.compiler.stages import KERNELS, LLVM, check_names, stages_of
 from anyshape.compiler.undefined_gradients import given, zeros_of
 from anyshape.ir.graph import Graph, Value
+from anyshape.ir.ir_dumps import Edits, edits, publish
+from anyshape.ir.pass_manager import History
 from anyshape.kernel.fusion.result import FusedKernel, Fusion, FusionBlocklist, NotFusable
 from anyshape.kernel.fusion.vertical import fuse
 from anyshape.kernel.loop_ir.kernel_override import put_back
@@ -27,27 +30,16 @@ from anyshape.kernel.schedule.multiversion import Versions, versions
 from anyshape.ops.shape_preconditions import divided_sizes, selected_sizes, uncertain_sizes
 from anyshape.passes.dce import dce
 from anyshape.passes.driver import pipeline
-from anyshape.passes.driver.ir_dumps import Edits, edits, publish
-from anyshape.passes.driver.pipeline import History
-from anyshape.plan.ir.program import KernelStep, Plan, origins, parts_of
-from anyshape.plan.ir.show import show as show_plan
-from anyshape.plan.memory.alloc_free_steps import insert_alloc_free
-from anyshape.plan.memory.mutation_copy_elision import elide_mutation_copies, sink_mutations
-from anyshape.plan.memory.output_as_scratch import alias_buffers
-from anyshape.plan.memory.symbolic_allocator import allocate
+from anyshape.plan.driver.pipeline import PLAN_ROAD, PlanPasses
+from anyshape.plan.ir.context import ForwardGraph, PlanContext
+from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, origins, parts_of
 from anyshape.plan.remat.checkpoint_segments import RecomputeSegment, again_graph, segments
-from anyshape.plan.remat.insert_recompute import insert_recomputation, kept_values
-from anyshape.plan.schedule.gemm_consumer_tiling import tile_gemm_consumers
-from anyshape.plan.schedule.launch_grouping import group_launches
-from anyshape.plan.schedule.reorder import orders
-from anyshape.plan.verify import judge
+from anyshape.plan.remat.insert_recompute import kept_values
+from anyshape.plan.verify import verify
 from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.memory.pools import LiveTapes
 from anyshape.sym.expr import Size
 from anyshape.sym.facts import Facts
-
-# number and name of the stages after the passes
-KERNELS, LLVM, PLAN = (90, "kernels"), (91, "llvm"), (92, "plan")
 
 
 def compile_pair(forward: Graph, backward: BackwardGraph | None, config: Config, needed: tuple[Size, ...] = (),
@@ -94,7 +86,8 @@ def plan_graph(graph: Graph, target: Target, config: Config, forward: PlannedGra
     others: see `compile_pair`."""
     clock = _Clock()
     history = History()
-    edited = edits(config, graph.name, [*pipeline.stages(pipeline.ROAD, config), KERNELS, LLVM, PLAN])
+    check_names(config)
+    edited = edits(config, graph.name, stages_of(config))
     uncertain = uncertain_sizes(graph)
     graph = pipeline.run(pipeline.ROAD, graph, config, history, edited)
     nonnegative = tuple(dict.fromkeys((*uncertain, *(uncertain_sizes(graph) if edited else ()), *needed)))
@@ -127,8 +120,10 @@ def plan_graph(graph: Graph, target: Target, config: Config, forward: PlannedGra
     clock.mark("build")
 
     lowered = _Lowered(store, fusion, regimes, parts, again, stored)
-    finished, fusion = _plans(graph, lowered, nonnegative, forward, target, config, whole, bool(edited))
-    publish(config, graph.name, *PLAN, lambda: "\n\n".join(show_plan(one) for one in finished))
+    plan = _assembled(graph, lowered, nonnegative, whole and forward is None)
+    context = _context(graph, lowered, plan, forward, target, config)
+    finished = PlanPasses(PLAN_ROAD, config).run((plan,), context, history, edited)
+    fusion = dataclasses.replace(fusion, items=tuple(fusion.items[at] for at in origins(finished[0])))
     clock.mark("plan")
     counters.count("compile_seconds", clock.total())
     return PlannedGraph(
@@ -153,7 +148,7 @@ def rebuilt(compiled: CompiledGraph, plan: Plan, programs: Mapping[str, LoopProg
     kernels = [kernel for kernel in compiled.kernels if kernel.name in used]
     kernels += compiled.target.build([compiled.target.emit(program) for program in programs.values()])
     if config.check >= 1:
-        _judged(plan)
+        verify(plan)
     maker = compiled.executable.maker
     return link_plan(plan, kernels, maker.keeps.forward, compiled.target, config, maker.names)
 
@@ -180,36 +175,29 @@ class _Lowered:
     stored: frozenset[str]
 
 
-def _plans(graph: Graph, lowered: _Lowered, nonnegative: tuple[Size, ...], forward: PlannedGraph | None,
-           target: Target, config: Config, whole: bool, edited: bool) -> tuple[list[Plan], Fusion]:
-    """The plan of a graph, in each order of steps that calls are to choose from, and the fusion by the first one."""
-    before = forward.plan if forward is not None else None
-    plan = sink_mutations(assemble(graph, lowered.fusion, lowered.store, lowered.regimes))
-    plan = dataclasses.replace(
-        elide_mutation_copies(plan), nonnegative=nonnegative, selected=selected_sizes(graph),
-        divided=divided_sizes(graph),
-        whole=whole and forward is None)
-    if pipeline.EPILOGUES not in config.disabled():
-        plan = tile_gemm_consumers(plan, target.multiplies_any_strides)
-    ordered: tuple[Plan, ...] = (plan,)
-    if pipeline.ORDER not in config.disabled():
-        ordered = orders(plan, before, config.planning_seconds)
-    fusion = dataclasses.replace(lowered.fusion, items=tuple(lowered.fusion.items[at] for at in origins(ordered[0])))
-    finished = []
-    # where results and gradients are alive until the backward has ended, its order matters less than that its forward
-    # knows it
-    for one in ordered if (not graph.saved if forward is None else forward.plan.whole) else ordered[:1]:
-        plan = group_launches(one if pipeline.OUTPUT_REUSE in config.disabled() else alias_buffers(one, before),
-                        pipeline.EPILOGUES not in config.disabled())
-        if config.limited and forward is not None and before is not None:
-            plan = _with_again(plan, graph, lowered.again, forward)
-        plan = insert_alloc_free(allocate(plan, before), before, config.limited)
-        if plan.whole:
-            plan = dataclasses.replace(plan, spent=_spent(plan, graph, lowered.parts, lowered.stored))
-        if config.check >= 1 or edited:
-            _judged(plan)
-        finished.append(plan)
-    return finished, fusion
+def _assembled(graph: Graph, lowered: _Lowered, nonnegative: tuple[Size, ...], whole: bool) -> Plan:
+    """The plan of a graph before the first pass over it."""
+    plan = assemble(graph, lowered.fusion, lowered.store, lowered.regimes)
+    return dataclasses.replace(plan, nonnegative=nonnegative, selected=selected_sizes(graph),
+                               divided=divided_sizes(graph), whole=whole)
+
+
+def _context(graph: Graph, lowered: _Lowered, plan: Plan, forward: PlannedGraph | None, target: Target,
+             config: Config) -> PlanContext:
+    """What passes over the plan go by."""
+    dtypes = {step.dtype for step in plan.steps if isinstance(step, LibraryStep) and step.op == "matmul"}
+    if forward is None:
+        anchors = tuple(value.name for part in lowered.parts for value in part.anchors)
+        source = ForwardGraph(graph, lowered.stored, anchors)
+    else:
+        source = ForwardGraph(forward.graph, forward.stored)
+    return PlanContext(
+        config, None if forward is None else forward.plan, source,
+        tuple((one.graph, assemble(one.graph, one.fusion, one.store, one.regimes)) for one in lowered.again),
+        frozenset(filter(target.multiplies_any_strides, dtypes)),
+        # where results and gradients are alive until the backward has ended, its order matters less than that its
+        # forward knows it
+        not graph.saved if forward is None else forward.plan.whole)
 
 
 def _with_inputs_saved(graph: Graph, parts: tuple[RecomputeSegment, ...]) -> Graph:
@@ -238,25 +226,6 @@ def _again(graph: Graph, forward: PlannedGraph, target: Target, config: Config) 
             one = dce(one, config)
             found.append(_Again(one, *fused(one, target, config), {}))
     return graph, found
-
-
-def _with_again(plan: Plan, graph: Graph, again: list[_Again], forward: PlannedGraph) -> Plan:
-    """The backward `plan` with the steps of `again`."""
-    tape = {b.index: b.name for b in plan.buffers if b.is_restored}
-    borrowed = {value.name: tape[index] for index, value in enumerate(forward.graph.saved)
-                if isinstance(value, Value) and value in forward.graph.inputs and index in tape}
-    # an input of a whole step is an input of both halves, by one name, and may be written in this one
-    borrowed |= {value.name: value.name for value in graph.inputs if value.name in borrowed}
-    parts = [(one.graph, assemble(one.graph, one.fusion, one.store, one.regimes)) for one in again]
-    return insert_recomputation(plan, parts, forward.plan, kept_values(forward.graph, forward.plan, forward.stored),
-                                borrowed)
-
-
-def _spent(plan: Plan, graph: Graph, parts: tuple[RecomputeSegment, ...], stored: frozenset[str]) -> tuple[str, ...]:
-    """What the one backward of this forward may write over: all but what is needed to compute something again."""
-    kept = kept_values(graph, plan, stored)
-    anchors = {kept.buffers[value.name][0] for part in parts for value in part.anchors if value.name in kept.buffers}
-    return tuple(b.name for b in plan.buffers if b.is_saved and b.name not in anchors)
 
 
 def fused(graph: Graph, target: Target, config: Config) -> tuple[Storage, Fusion]:
@@ -310,15 +279,6 @@ def _with_edited(regimes: dict[int, Versions], programs: dict[str, LoopProgram],
     return {position: tuple(dataclasses.replace(version, programs=tuple(
         programs[program.name] for program in version.programs)) for version in several)
             for position, several in regimes.items()}, programs
-
-
-def _judged(plan: Plan) -> None:
-    hints = dict(plan.facts.hints)
-    judge(plan, {name: hints.get(name, 64) for name in _symbols(plan)})
-
-
-def _symbols(plan: Plan) -> set[str]:
-    return {name for name, _, _ in plan.facts.ranges} | {name for name, _ in plan.facts.hints}
 
 
 @dataclass(slots=True)

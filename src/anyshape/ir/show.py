@@ -12,6 +12,7 @@ that is set by its name alone. Sizes are written as polynomials, numbers so that
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from anyshape.ir.graph import Attr, Graph, Node, Operand, Value
 from anyshape.ir.types import TensorType
@@ -41,7 +42,7 @@ def header_lines(graph: Graph) -> list[str]:
         if len(lines[-1]) + len(clause) < _WIDE:
             lines[-1] += f" {clause}"
         else:
-            lines.extend(_wrapped("where ", facts))
+            lines.extend(wrapped("where ", facts))
     if graph.restored:
         lines.append(f"  from tape {', '.join(value.name for value in graph.restored)}")
     return lines
@@ -64,7 +65,7 @@ def equation(node: Node) -> str:
     left = ", ".join([value.name for value in node.outputs])
     inside = ", ".join([operand_text(operand) for operand in node.inputs])
     if node.attrs:
-        inside += (" | " if inside else "| ") + ", ".join([_attribute(name, value) for name, value in node.attrs])
+        inside += (" | " if inside else "| ") + attrs_text(node.attrs)
     return f"{left} = {node.op}({inside})" if left else f"{node.op}({inside})"
 
 
@@ -97,8 +98,9 @@ def fact_texts(facts: Facts) -> list[str]:
     return texts
 
 
-def _attribute(name: str, value: Attr) -> str:
-    return name if value is True else f"{name}={attr_text(value)}"
+def attrs_text(attrs: Iterable[tuple[str, Attr]]) -> str:
+    """Attributes with their names; a flag that is set by its name alone."""
+    return ", ".join([name if value is True else f"{name}={attr_text(value)}" for name, value in attrs])
 
 
 def _line(node: Node, text: str, width: int) -> str:
@@ -128,7 +130,8 @@ def _sizes(sizes: tuple[Size, ...]) -> str:
     return f"[{', '.join(str(size) for size in sizes)}]"
 
 
-def _wrapped(word: str, texts: list[str]) -> list[str]:
+def wrapped(word: str, texts: list[str]) -> list[str]:
+    """Lines of a word and a list of texts."""
     lines = [f"  {word}"]
     for position, text in enumerate(texts):
         piece = text if position == len(texts) - 1 else f"{text}, "

@@ -6,8 +6,42 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from anyshape.base.errors import VerifyError
-from anyshape.plan.ir.program import Buffer, ExternStep, Plan, step_writes, touched
+from anyshape.plan.ir.launch_groups import kernels_from
+from anyshape.plan.ir.program import (
+    Buffer,
+    ExternStep,
+    KernelStep,
+    LibraryStep,
+    MemoryStep,
+    Plan,
+    Window,
+    step_writes,
+    touched,
+)
 from anyshape.sym.expr import evaluate
+
+
+def verify(plan: Plan, stage: str = "") -> None:
+    """Checks what can be checked of a plan at that stage: its order, lives and launch groups, and, once there are
+    offsets, its layout at the hints.
+
+    Raises:
+        VerifyError: see `judge`; or what is returned or saved is not made; a buffer that a call makes is touched
+            outside of its life, or a tensor that is let go is needed later; steps of a launch group cannot be done as
+            one. It names the stage.
+    """
+    hints = dict(plan.facts.hints)
+    names = {name for name, *_ in plan.facts.ranges} | hints.keys()
+    try:
+        _check_order(plan)
+        _check_lives(plan)
+        for first, last in plan.together:
+            _check_group(plan, first, last)
+        if plan.offsets:
+            judge(plan, {name: hints.get(name, 64) for name in names})
+    except VerifyError as error:
+        where = f"after {stage}" if stage else ""
+        raise VerifyError(error.what, where=where, why=error.why, do=error.do) from None
 
 
 def judge(plan: Plan, values: Mapping[str, int], offsets: Mapping[str, int] | None = None, arena: int | None = None,
@@ -69,6 +103,46 @@ def _check_order(plan: Plan) -> None:
     for one, other in pairwise(effects):
         if one >= other:
             _fail(plan, f"effect {other} comes after effect {one}")
+
+
+def _check_lives(plan: Plan) -> None:
+    lives = {b.name: (b.first, len(plan.steps) if b.survives_call else b.last) for b in plan.buffers if b.is_allocated}
+    for number, step in enumerate(plan.steps):
+        for name in {window.buffer for window in touched(step)} & lives.keys():
+            first, last = lives[name]
+            if not first <= number <= last:
+                _fail(plan, f"step {number} touches {name}, which is there from step {first} to {last}")
+    results = {entry.buffer for entry in (*plan.outputs, *plan.saved) if isinstance(entry, Window)}
+    missing = results & lives.keys() - {window.buffer for step in plan.steps for window in step_writes(step)}
+    if missing:
+        _fail(plan, f"{', '.join(sorted(missing))} is handed on, and no step makes it")
+    for number, step in enumerate(plan.steps):
+        if isinstance(step, MemoryStep):
+            late = {window.buffer for other in plan.steps[number:] for window in touched(other)} | results
+            early = {window.buffer for other in plan.steps[:number] for window in touched(other)}
+            wrong = sorted({*late & set(step.drop), *early & set(step.take)})
+            if wrong:
+                _fail(plan, f"step {number} drops what is needed later, or takes what is there: {', '.join(wrong)}")
+
+
+def _check_group(plan: Plan, first: int, last: int) -> None:
+    """Products side by side, of which none touches what another writes, and which all find their buffers; kernels."""
+    if not 0 <= first <= last < len(plan.steps):
+        _fail(plan, f"there are no steps {first}-{last} to be done as one")
+    end = kernels_from(plan.steps, first, last)
+    products = plan.steps[first:end]
+    for step in products:
+        if not isinstance(step, LibraryStep):
+            _fail(plan, f"steps {first}-{last} cannot be done as one: some are neither products nor kernels")
+        others = {window.buffer for other in products if other is not step for window in touched(other)}
+        if others & {window.buffer for window in step_writes(step)}:
+            _fail(plan, f"steps {first}-{end - 1} cannot run side by side: one writes what another touches")
+    if not all(isinstance(step, KernelStep) for step in plan.steps[end:last + 1]):
+        _fail(plan, f"steps {first}-{last} cannot be done as one: a kernel comes before a product")
+    held = {window.buffer for step in products for window in touched(step)}
+    for buffer in plan.buffers:
+        if buffer.name in held and not (buffer.first <= first and buffer.last >= end - 1):
+            _fail(plan, f"{buffer.name} is not there in all of steps {first}-{end - 1}, which run side by side")
 
 
 def lower_bound(plan: Plan, values: Mapping[str, int]) -> int:

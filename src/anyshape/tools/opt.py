@@ -8,7 +8,9 @@ from pathlib import Path
 from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError
 from anyshape.compiler.driver import compile_graph
+from anyshape.compiler.stages import check_names
 from anyshape.ir.parse import parse
+from anyshape.ir.pass_manager import History
 from anyshape.ir.show import show
 from anyshape.ir.verify import verify
 from anyshape.kernel.loop_ir.show import show as show_kernel
@@ -43,12 +45,14 @@ def main(arguments: argparse.Namespace) -> int:
         else:
             print("\n\n".join(show_kernel(program) for program in compiled.programs.values()))
         return 0
-    history = pipeline.History()
-    result = pipeline.run(_passes(arguments.passes), graph, Config.make(check=1), history)
+    history = History()
+    config = Config.make(check=1)
+    check_names(config)
+    result = pipeline.run(_passes(arguments.passes), graph, config, history)
     if arguments.every:
         before = show(graph)
         for stage in history.stages:
-            after = show(stage.graph)
+            after = show(stage.ir)
             print(f"# {stage.name}: {'no change' if after == before else f'{stage.before} -> {stage.after} equations'}")
             print(after if after != before else "", end="")
             before = after

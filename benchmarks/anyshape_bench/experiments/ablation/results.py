@@ -5,7 +5,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from anyshape.passes.driver.pipeline import ATTENTION, EPILOGUES, FAST_DISPATCH, ORDER, OUTPUT_REUSE, REGIMES
+from anyshape.passes.driver.pipeline import ATTENTION, FAST_DISPATCH, REGIMES
+from anyshape.plan.driver.pipeline import ORDER, OUTPUT_REUSE
+from anyshape.plan.ir.context import EPILOGUES
 from anyshape_bench.harness.result_files import StoredRun
 
 ALL, AGAIN, EAGER = "everything", "everything, again", "eager"

@@ -16,9 +16,10 @@ from anyshape.base.config import Config
 from anyshape.base.errors import LimitError
 from anyshape.compiler.build_plan import assemble
 from anyshape.compiler.driver import CompiledGraph, fused, named
+from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.memory.mutation_copy_elision import elide_mutation_copies, sink_mutations
-from anyshape.plan.schedule.reorder import orders as ordered
+from anyshape.plan.schedule.reorder import reorder
 from anyshape.plan.verify import judge
 from anyshape.runtime.budget.memory_budget import MemoryBudget
 from anyshape.runtime.call.executable import Executable
@@ -185,7 +186,7 @@ def _plans(compiled: CompiledGraph, program: Executable) -> tuple[Plan, Plan, Pl
     versions, _ = named(fusion, compiled.graph.facts, target_of(config))
     plan = elide_mutation_copies(sink_mutations(assemble(compiled.graph, fusion, store, versions)))
     forward = program.maker.keeps.forward
-    return plan, ordered(plan, forward)[-1 if program.maker.is_other else 0], forward
+    return plan, reorder(plan, PlanContext(forward=forward))[-1 if program.maker.is_other else 0], forward
 
 
 def _order(name: str, shape: Shape, plans: tuple[Plan, Plan, Plan | None], values: dict[str, int],

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.liveness import arena_ranges, outside_ranges, peak_bytes
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.memory.output_as_scratch import alias_buffers
@@ -83,7 +84,7 @@ def at(plan: Plan, values: Mapping[str, int]) -> Plan:
 
 def alive(plan: Plan, forward: Plan | None, values: Mapping[str, int]) -> int:
     """The most bytes of a plan, not allocated, that are alive at one step: in the arena, and beside it."""
-    plan = group_launches(alias_buffers(plan, forward))
+    plan = group_launches(alias_buffers(plan, PlanContext(forward=forward)))
     kept = 0 if forward is None else evaluate(forward.kept, values)
     arena, others = (peak_bytes([(evaluate(size, values), first, last) for size, first, last in some], len(plan.steps))
                      for some in (arena_ranges(plan, forward), outside_ranges(plan, forward)))

@@ -23,10 +23,11 @@ from anyshape.base.config import Config
 from anyshape.compiler.build_plan import assemble
 from anyshape.compiler.driver import fused, named
 from anyshape.frontend.diagnostics.memory import limit_at, pairs
+from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.memory.mutation_copy_elision import elide_mutation_copies, sink_mutations
 from anyshape.plan.schedule.joint_problem import step_problem
-from anyshape.plan.schedule.reorder import orders, reorder
+from anyshape.plan.schedule.reorder import reorder
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape_bench.experiments.planning.order_search import at
 from anyshape_bench.experiments.planning.problem_text import show_problem
@@ -127,8 +128,8 @@ def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str,
     for batch in batches:
         values = sizes_at(plans[0], batch)
         problem = step_problem(*(at(plan, values) for plan in plans))
-        chosen = [place[id(one)] for one in (*reorder(at(plans[0], values), None).steps,
-                                             *orders(at(plans[1], values), first)[-1].steps)]
+        chosen = [place[id(one)] for one in (*reorder(at(plans[0], values))[0].steps,
+                                             *reorder(at(plans[1], values), PlanContext(forward=first))[-1].steps)]
         path = file_of(folder, network.name, batch)
         path.write_text(show_problem(problem, path.stem))
         called = unused | values

@@ -133,9 +133,16 @@ def _program(program: NativeProgram, compilation: Compilation, at: dict[str, int
         tuple((name, places.get(name, "found while it runs")) for name in used), kernels, libraries, externs,
         _refusals(compiled, names), _steps(plan, names), substitute(plan.arena, names), substitute(plan.kept, names),
         substitute(outputs, names), compiled.seconds,
-        tuple((stage.name, stage.before, stage.after, stage.seconds) for stage in compiled.history.stages), likely,
+        _passes(compiled, "equations"), likely,
         placed=_placed(program, at), edited=compiled.edited, undecided=_undecided(plan, names),
-        other=None if compiled.other is None else substitute(compiled.other.plan.arena, names))
+        other=None if compiled.other is None else substitute(compiled.other.plan.arena, names),
+        plan_passes=_passes(compiled, "steps"))
+
+
+def _passes(compiled: CompiledGraph, unit: str) -> tuple[tuple[str, int, int, float], ...]:
+    """The passes that ran, those in whose IR `unit` is counted."""
+    return tuple((stage.name, stage.before, stage.after, stage.seconds) for stage in compiled.history.stages
+                 if stage.unit == unit)
 
 
 def _undecided(plan: Plan, names: Names) -> tuple[tuple[Size, Size], ...]:

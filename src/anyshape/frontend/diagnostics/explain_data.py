@@ -74,10 +74,10 @@ class ProgramNote:
 
     why: what forced it, empty for the first. sizes: (name, place). arena: bytes at once while it runs; saved: of those,
     kept for the backward; outputs: bytes handed to the caller. seconds: time of every stage; passes: of every pass,
-    with equations before and after. likely: sizes that the trace saw. placed: bytes of the arena of a call at the sizes
-    given, at most what the formula says. edited: files whose text stands in place of a computed stage. undecided: bytes
-    of different values of which no proof says how they compare. other: `arena` in the other order of steps, where calls
-    choose between two by their sizes.
+    with equations before and after; plan_passes: of those over the plan, with its steps. likely: sizes that the trace
+    saw. placed: bytes of the arena of a call at the sizes given, at most what the formula says. edited: files whose
+    text stands in place of a computed stage. undecided: bytes of different values of which no proof says how they
+    compare. other: `arena` in the other order of steps, where calls choose between two by their sizes.
     """
 
     name: str
@@ -101,6 +101,7 @@ class ProgramNote:
     edited: tuple[str, ...] = ()
     undecided: tuple[tuple[Size, Size], ...] = ()
     other: Size | None = None
+    plan_passes: tuple[tuple[str, int, int, float], ...] = ()
 
     def peak(self) -> Size:
         """Bytes that the program holds at its highest: its arena and its outputs."""

@@ -194,5 +194,8 @@ def _undecided(program: ProgramNote) -> Any:
 
 def _times(program: ProgramNote) -> str:
     stages = ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in program.seconds)
-    passes = ", ".join(f"{name} {before}->{after}" for name, before, after, _ in program.passes)
-    return f"times:  {stages}" + (f"\npasses: {passes} equations" if passes else "")
+    lines = [f"times:  {stages}"]
+    for word, unit, passes in (("passes", "equations", program.passes), ("plan", "steps", program.plan_passes)):
+        counts = ", ".join(f"{name} {before}->{after}" for name, before, after, _ in passes)
+        lines += [f"{word + ':':<7} {counts} {unit}"] if passes else []
+    return "\n".join(lines)

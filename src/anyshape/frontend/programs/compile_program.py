@@ -14,6 +14,7 @@ from anyshape.base.config import Config
 from anyshape.base.errors import ConfigError, Unsupported
 from anyshape.compiler.compiled import BackwardGraph, CompiledGraph
 from anyshape.compiler.driver import compile_backward, compile_pair
+from anyshape.compiler.stages import check_names
 from anyshape.frontend.importer.fx_to_graph import to_graph
 from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.programs.differential_check import CheckedProgram
@@ -21,10 +22,9 @@ from anyshape.frontend.programs.graph_partition import found_in_data, split_prog
 from anyshape.frontend.programs.session import Boxed, Compilation, Prepared, ProgramRequest, is_copy
 from anyshape.frontend.symbols.node_metadata import UnsupportedNode
 from anyshape.ir.graph import Graph
+from anyshape.ir.ir_dumps import check_edit
 from anyshape.ir.types import TensorType
 from anyshape.ops.shape_preconditions import uncertain_sizes
-from anyshape.passes.driver import pipeline
-from anyshape.passes.driver.ir_dumps import check_edit
 from anyshape.plan.schedule.ilp import check_installed
 from anyshape.runtime.memory.offload_store import check_folder
 from anyshape.sym.expr import Expr, Size, symbols_of
@@ -251,9 +251,6 @@ def native(program: Boxed, compilation: Compilation) -> NativeProgram | None:
     return next((one for one in known if program in (one, one.executable)), None)
 
 
-STAGES = ("capture", *(step.__name__ for step in pipeline.ROAD), "kernels", "llvm", "plan", "all")
-
-
 def check_stages(config: Config) -> None:
     """Raises ConfigError, before anything compiles, when settings do not go together, when `config.show` or
     `config.disable` names what does not exist, or `config.edit` no folder."""
@@ -265,9 +262,4 @@ def check_stages(config: Config) -> None:
         raise ConfigError("check=2 goes with no limit in bytes",
                           why="the interpreter, which then runs the program too, keeps every value",
                           do="use check=1, or leave the limit out")
-    passes = (*pipeline.TECHNIQUES, *dict.fromkeys(step.__name__ for step in pipeline.ROAD))
-    for name, text, known in (("show", config.show, STAGES), ("disable", config.disable, passes)):
-        unknown = [word for word in map(str.strip, text.split(",")) if word and word not in known]
-        if unknown:
-            raise ConfigError(f"{name} names no {'stage' if name == 'show' else 'pass'}: {', '.join(unknown)}",
-                              why=f"there are {', '.join(known)}", do="correct the name")
+    check_names(config)

@@ -17,11 +17,11 @@ from typing import NoReturn
 
 from anyshape.base.errors import ParseError, VerifyError
 from anyshape.ir.graph import Graph, Operand, Value
+from anyshape.ir.ir_dumps import Edited
 from anyshape.ir.parse import parse_lines
 from anyshape.ir.show import fact_texts, symbols_in_order
 from anyshape.ir.types import TensorType
 from anyshape.ir.verify import verify
-from anyshape.passes.driver.ir_dumps import Edited
 
 
 def put_back(computed: Graph, edited: Edited, stage: str) -> Graph:

@@ -353,6 +353,8 @@ def parts_of(step: Step) -> tuple[Step, ...]:
 
 
 def origins(plan: Plan) -> list[int]:
-    """The positions of fusion items, in the order in which the plan does them."""
-    found = [getattr(part, "origin", -1) for step in plan.steps for part in parts_of(step)]
+    """The positions of fusion items, in the order in which the plan does them, optional steps left out."""
+    optional = set(plan.optional)
+    found = [getattr(part, "origin", -1) for number, step in enumerate(plan.steps) if number not in optional
+             for part in parts_of(step)]
     return [origin for origin in found if origin >= 0]

@@ -1,8 +1,30 @@
 """Allocation and release steps: outputs are allocated at their first write, tensors freed after their last use.
 
-    0 k0(saved logits) -> a      -->      0 k0(saved logits) -> a
-    1 matmul(a, x) -> grad                1 memory: drop logits, take grad
-                                          2 matmul(a, x) -> grad
+before:
+    plan late  arena 64*((n + 15)//16)
+      where 1 <= n, n near 1048576
+      in      x: f32[n]  4*n bytes  steps 0-0
+      buffer  a: f32[n]  4*n bytes  steps 1-2  arena @ 0
+      buffer  t: f32[n]  4*n bytes  steps 0-1  extern
+      buffer  y: f32[n]  4*n bytes  steps 2-3  output 0
+      0  call aten.sort.default(x) -> t
+           {template=["args", ["operand", 0]]}
+      1  kernel k1(t, &a; n)
+      2  kernel k2(a, &y; n)
+      out     y
+after insert_alloc_free:
+    plan late  arena 64*((n + 15)//16)
+      where 1 <= n, n near 1048576
+      in      x: f32[n]  4*n bytes  steps 0-0
+      buffer  a: f32[n]  4*n bytes  steps 1-3  arena @ 0
+      buffer  t: f32[n]  4*n bytes  steps 0-1  extern
+      buffer  y: f32[n]  4*n bytes  steps 3-4  output 0
+      0  call aten.sort.default(x) -> t
+           {template=["args", ["operand", 0]]}
+      1  kernel k1(t, &a; n)
+      2  memory take y; drop t
+      3  kernel k2(a, &y; n)
+      out     y
 
 Without it all gradients would be allocated before the first step, while everything saved is still there.
 """
@@ -10,6 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.launch_groups import unbroken
 from anyshape.plan.ir.liveness import caller_owned
 from anyshape.plan.ir.program import MemoryStep, Plan, Step, Window
@@ -18,9 +41,10 @@ from anyshape.sym.expr import symbols_of
 WORTH = 262144  # bytes at the hints below which a buffer is not worth a step of its own
 
 
-def insert_alloc_free(plan: Plan, forward: Plan | None, limited: bool = False) -> Plan:
-    """`plan` (allocated) with memory steps. `forward`: of a backward program; tells which tape entries own memory
-    outside the kept block. `limited`: what is small at the hints may be large in a call, and counts."""
+def insert_alloc_free(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
+    """`plan` (allocated) with memory steps. The forward tells which tape entries own memory outside the kept block.
+    Under a limit, what is small at the hints may be large in a call, and counts."""
+    forward, limited = context.forward, context.config.limited
     placed = {name for name, _ in plan.offsets}
     elsewhere = caller_owned(plan, forward)
     if forward is not None:

@@ -1,8 +1,39 @@
 """Copy elision for mutated inputs: the new value is computed into the input's memory, as early as dependences allow.
 
-    5 k(w, g, m) -> w1, m1       -->      3 k(w, g, m) -> w, m
-    8 copy w1 -> w
-    9 copy m1 -> m
+before:
+    plan step  arena 0
+      where 1 <= n
+      in      w: f32[n]  4*n bytes  steps 0-2
+      in      g: f32[n]  4*n bytes  steps 0-1
+      buffer  v: f32[n]  4*n bytes  steps 0-2  arena
+      buffer  y: f32[n]  4*n bytes  steps 1-3  output 0
+      0  kernel update(w, g, &v; n)
+           {reuse=[[0, 2]]}
+      1  kernel scale(g, &y; n)
+      2  copy v -> w
+      out     y
+after sink_mutations:
+    plan step  arena 0
+      where 1 <= n
+      in      w: f32[n]  4*n bytes  steps 0-2
+      in      g: f32[n]  4*n bytes  steps 0-1
+      buffer  v: f32[n]  4*n bytes  steps 1-2  arena
+      buffer  y: f32[n]  4*n bytes  steps 0-3  output 0
+      0  kernel scale(g, &y; n)
+      1  kernel update(w, g, &v; n)
+           {reuse=[[0, 2]]}
+      2  copy v -> w
+      out     y
+after elide_mutation_copies:
+    plan step  arena 0
+      where 1 <= n
+      in      w: f32[n]  4*n bytes  steps 0-2
+      in      g: f32[n]  4*n bytes  steps 0-1
+      buffer  y: f32[n]  4*n bytes  steps 0-2  output 0
+      0  kernel scale(g, &y; n)
+      1  kernel update(w, g, &w; n)
+           {reuse=[[0, 2]]}
+      out     y
 
 A value is made in the input where nothing reads the input as it was at a later step, and the step that makes it reads
 it, if at all, element by element where it writes. Then a step that makes nothing else moves up to where the last of
@@ -17,11 +48,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.program import CopyStep, KernelStep, LibraryStep, Plan, Step, Window, step_writes, touched
 from anyshape.plan.ir.renaming import merged
 
 
-def sink_mutations(plan: Plan) -> Plan:
+def sink_mutations(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` (as `assemble` makes it) with steps that make only what the copies at its end put into inputs right before
     these: behind all that reads the inputs as they were. Where they can come earlier, `hoist_mutations` sees to it."""
     steps = plan.steps
@@ -47,7 +79,7 @@ def sink_mutations(plan: Plan) -> Plan:
     return permuted(plan, [*order, *moved, *range(end, len(steps))])
 
 
-def elide_mutation_copies(plan: Plan) -> Plan:
+def elide_mutation_copies(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` (as `sink_mutations` gives it) with such values made in the inputs."""
     names = _names(plan)
     if not names:

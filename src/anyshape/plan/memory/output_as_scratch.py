@@ -1,9 +1,29 @@
 """Buffer aliasing: values of the arena move into tensors that exist anyway: a result before it is written, a tensor
 that PyTorch made after its last use.
 
-    0 k0(x) -> a        (arena)        -->      0 k0(x) -> out
-    1 k1(a) -> b                                1 k1(out) -> b
-    2 k2(b) -> out      (output)                2 k2(b) -> out
+before:
+    plan chain  arena 0
+      where 1 <= n, n near 4096
+      in      x: f32[n]  4*n bytes  steps 0-0
+      buffer  a: f32[n]  4*n bytes  steps 0-1  arena
+      buffer  b: f32[n]  4*n bytes  steps 1-2  arena
+      buffer  y: f32[n]  4*n bytes  steps 2-3  output 0
+      0  kernel k0(x, &a; n)
+      1  matmul(a, a) -> b
+      2  kernel k2(b, &y; n)
+           {reuse=[[0, 1]]}
+      out     y
+after alias_buffers:
+    plan chain  arena 0
+      where 1 <= n, n near 4096
+      in      x: f32[n]  4*n bytes  steps 0-0
+      buffer  b: f32[n]  4*n bytes  steps 1-2  arena
+      buffer  y: f32[n]  4*n bytes  steps 0-3  output 0
+      0  kernel k0(x, &y; n)
+      1  matmul(y, y) -> b
+      2  kernel k2(b, &y; n)
+           {reuse=[[0, 1]]}
+      out     y
 
 The arena is held through the whole call, so results and what PyTorch makes come on top of it. What lies in those
 instead makes the arena smaller, at no cost.
@@ -12,6 +32,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.liveness import arena_bytes_at_hints, hints, live_bytes, outside_ranges
 from anyshape.plan.ir.program import Buffer, Plan
 from anyshape.plan.ir.renaming import dtypes_of, merged
@@ -21,9 +42,10 @@ from anyshape.sym.prover import prove_at_most
 LEAST = 4096  # bytes at the hints below which a buffer is not worth the search
 
 
-def alias_buffers(plan: Plan, forward: Plan | None) -> Plan:
+def alias_buffers(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` (not allocated) with buffers made one: what a kernel can write in place, and values moved into rooms, if
     the whole call then needs less memory at the hints."""
+    forward = context.forward
     candidates = []
     for results in (False, True):
         names = in_place(plan, results, forward)

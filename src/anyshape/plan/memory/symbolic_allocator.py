@@ -5,8 +5,36 @@ Above it lie *slots*, one after another; the buffers of a slot are never alive t
 its largest buffer. A buffer may also use the place of a saved value that is not made yet, or, in a backward program,
 of one that is not needed any more, where its size is provably no larger.
 
-    kept          | slot 0            | slot 1
-    a 4*b*n  s 4*b| x 16*b*n, then y  | z
+before:
+    plan three  arena 0
+      where 1 <= n, n near 512
+      in      x: f32[n]  4*n bytes  steps 0-0
+      buffer  a: f32[n, 4]  16*n bytes  steps 0-1  arena
+      buffer  b: f32[n]  4*n bytes  steps 1-2  arena
+      buffer  c: f32[n, 2]  8*n bytes  steps 2-3  arena
+      buffer  s: f32[n]  4*n bytes  steps 0-4  saved 0
+      buffer  y: f32[n]  4*n bytes  steps 3-4  output 0
+      0  kernel k0(x, &a, &s; n)
+      1  kernel k1(a, &b; n)
+      2  kernel k2(b, &c; n)
+      3  kernel k3(c, &y; n)
+      out     y
+      saved   s
+after allocate:
+    plan three  arena 128*((n + 15)//16) + 64*((n + 3)//4)  kept 64*((n + 15)//16)
+      where 1 <= n, n near 512
+      in      x: f32[n]  4*n bytes  steps 0-0
+      buffer  a: f32[n, 4]  16*n bytes  steps 0-1  arena @ 64*((n + 15)//16)
+      buffer  b: f32[n]  4*n bytes  steps 1-2  arena @ 64*((n + 15)//16) + 64*((n + 3)//4)
+      buffer  c: f32[n, 2]  8*n bytes  steps 2-3  arena @ 64*((n + 15)//16)
+      buffer  s: f32[n]  4*n bytes  steps 0-4  saved 0 @ 0
+      buffer  y: f32[n]  4*n bytes  steps 3-4  output 0
+      0  kernel k0(x, &a, &s; n)
+      1  kernel k1(a, &b; n)
+      2  kernel k2(b, &c; n)
+      3  kernel k3(c, &y; n)
+      out     y
+      saved   s
 
 Buffers are taken by size at the hints, largest first, into the smallest slot that is free during their life: first
 one that provably holds them at every shape, else one that grows to the maximum of the two formulas (never worse than
@@ -20,6 +48,7 @@ from dataclasses import dataclass
 
 from anyshape.base.align import align
 from anyshape.ir.types import size_of
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.liveness import kept_regions, tape_entry
 from anyshape.plan.ir.program import Buffer, Plan
 from anyshape.sym.expr import Size, maximum
@@ -39,14 +68,15 @@ class _Slot:
         return all(last < buffer.first or buffer.last < first for first, last in self.lives)
 
 
-def allocate(plan: Plan, forward: Plan | None = None) -> Plan:
+def allocate(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` with offsets, arena and kept filled in.
 
     Args:
         plan: buffers with lifetimes; those with home arena and saved receive offsets.
-        forward: for a backward program, the allocated plan of its forward: tape buffers that lie in its kept block
-            receive their places, and the block's dead places are used.
+        context: of a backward program, tape buffers that lie in the kept block of `context.forward` receive their
+            places, and the block's dead places are used.
     """
+    forward = context.forward
     end = len(plan.steps)
     saved = [b for b in plan.buffers if b.is_saved]
     offsets: dict[str, Size] = {}
@@ -75,7 +105,8 @@ def allocate(plan: Plan, forward: Plan | None = None) -> Plan:
             top = top + align(slot.size)
         for name in slot.members:
             offsets[name] = start
-    return dataclasses.replace(plan, offsets=tuple(offsets.items()), arena=top, kept=kept)
+    places = tuple((b.name, offsets[b.name]) for b in plan.buffers if b.name in offsets)
+    return dataclasses.replace(plan, offsets=places, arena=top, kept=kept)
 
 
 def _assign(buffer: Buffer, slots: list[_Slot], prover: _Prover) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.op import base_of
 from anyshape.ir.types import TensorType, size_of
+from anyshape.plan.ir.context import PlanContext
 from anyshape.plan.ir.home import External, Recomputed, RestoredBase, Saved
 from anyshape.plan.ir.launch_groups import unbroken
 from anyshape.plan.ir.liveness import last_reads, live_bytes, saved_entry
@@ -67,14 +68,14 @@ def kept_values(graph: Graph, plan: Plan, views: Container[str]) -> Kept:
     return Kept(buffers, types, outside)
 
 
-def insert_recomputation(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forward: Plan, kept: Kept,
-                         borrowed: Mapping[str, str]) -> Plan:
-    """`plan` (a backward, not allocated) with the steps of `parts`.
-
-    Args:
-        parts: graphs that compute values of the forward again, and their plans, not allocated.
-        borrowed: input of the forward -> the buffer of the tape's entry that it is.
-    """
+def insert_recomputation(plan: Plan, context: PlanContext) -> Plan:
+    """`plan` (not allocated) with the steps of the graphs in `context.recomputed`, if it is a backward under a
+    limit."""
+    forward, source, parts = context.forward, context.source, context.recomputed
+    if forward is None or source is None or not context.config.limited:
+        return plan
+    kept = kept_values(source.graph, forward, source.stored)
+    borrowed = _borrowed(plan, source.graph)
     windows = _windows(plan, forward)
     stored = kept.names(plan)
     placed = _placed(plan, parts, kept, windows, {**stored, **borrowed})
@@ -101,8 +102,29 @@ def insert_recomputation(plan: Plan, parts: Sequence[tuple[Graph, Plan]], forwar
     everything = (*buffers, *added.values())
     return dataclasses.replace(
         plan, steps=merged.steps, buffers=everything, again=tuple(again),
-        optional=(*merged.optional, *merged.borders), chunks=_chunks(everything, forward, merged.borders),
+        optional=tuple(sorted((*merged.optional, *merged.borders))),
+        chunks=_chunks(everything, forward, merged.borders),
         together=tuple(part for run in plan.together for part in unbroken(plan, merged.moved, *run)))
+
+
+def mark_spent(plan: Plan, context: PlanContext) -> Plan:
+    """`plan` (of the forward of a whole step, allocated) with what its one backward may write over: all that is saved
+    but what is needed to compute something again."""
+    source = context.source
+    if not plan.whole or source is None:
+        return plan
+    kept = kept_values(source.graph, plan, source.stored)
+    anchors = {kept.buffers[name][0] for name in source.anchors if name in kept.buffers}
+    return dataclasses.replace(plan, spent=tuple(b.name for b in plan.buffers if b.is_saved and b.name not in anchors))
+
+
+def _borrowed(plan: Plan, forward: Graph) -> dict[str, str]:
+    """Input of the forward -> the buffer of the tape's entry that it is. An input of a whole step is an input of both
+    halves, by one name, and may be written in this one."""
+    tape = {b.index: b.name for b in plan.buffers if b.is_restored}
+    found = {value.name: tape[index] for index, value in enumerate(forward.saved)
+             if isinstance(value, Value) and value in forward.inputs and index in tape}
+    return found | {b.name: b.name for b in plan.buffers if b.is_parameter and b.name in found}
 
 
 @dataclass(frozen=True, slots=True)

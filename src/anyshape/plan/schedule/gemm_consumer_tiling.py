@@ -1,8 +1,27 @@
 """Fusion of GEMMs with their consumers by row tiles: products whose results are read by a flat kernel alone run with
 it, a band of rows after the other.
 
-    5 matmul(dy, x) -> g             g: 4096x512                  5 bands of 1024 rows:  matmul(dy, x) -> g: 1024x512
-    6 update(w, g, m) -> &w, &m                          -->         update(w, g, m) -> &w, &m
+before:
+    plan step  arena 0
+      in      dy: f32[4096, 64]  1048576 bytes  steps 0-0
+      in      x: f32[64, 512]  131072 bytes  steps 0-0
+      in      w: f32[4096, 512]  8388608 bytes  steps 0-1
+      buffer  g: f32[4096, 512]  8388608 bytes  steps 0-1  arena
+      0  matmul(dy, x) -> g
+      1  kernel update(&w, g; 2097152)
+           {along=[0, 1]}
+      out
+after tile_gemm_consumers:
+    plan step  arena 0
+      in      dy: f32[4096, 64]  1048576 bytes  steps 0-0
+      in      x: f32[64, 512]  131072 bytes  steps 0-0
+      in      w: f32[4096, 512]  8388608 bytes  steps 0-0
+      buffer  g: f32[4096, 512]  1081344 bytes  steps 0-0  arena
+      0  tiles of 528 rows, param 1
+             matmul(dy, x) -> g
+             kernel update(&w, g; 2097152)
+                  {along=[0, 1]}
+      out
 
 So there is never more of a weight's gradient than a band: one that lies in a near cache when the update reads it, and
 that takes no memory to speak of, however large the weight is. The update has to come when the gradient is made, which
@@ -13,9 +32,9 @@ The kernel may write what it reads along with the result, but nothing that the p
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from anyshape.ir.types import size_of
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, TiledGemmStep, step_writes, touched
 from anyshape.plan.memory.mutation_copy_elision import permuted, without
 
@@ -23,9 +42,9 @@ from anyshape.plan.memory.mutation_copy_elision import permuted, without
 BYTES, LEAST_ROWS, GRAIN = 1 << 20, 256, 48
 
 
-def tile_gemm_consumers(plan: Plan, has_product: Callable[[str], bool]) -> Plan:
-    """`plan` (not allocated, with what inputs receive made there) with such pairs as one step, where the kernel stands.
-    has_product: whether the host has products of a dtype, of operands with any strides."""
+def tile_gemm_consumers(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
+    """`plan` (not allocated, with what inputs receive made there) with such pairs as one step, where the kernel
+    stands."""
     steps: list[Step] = [*plan.steps]
     makers = {window.buffer: k for k, step in enumerate(steps) for window in step_writes(step)}
     readers: dict[str, list[int]] = {}
@@ -43,7 +62,7 @@ def tile_gemm_consumers(plan: Plan, has_product: Callable[[str], bool]) -> Plan:
             first = makers.get(name, k)
             product = plan.steps[first]
             if (name not in inside or readers[name] != [first, k] or place in kernel.outputs
-                    or not isinstance(product, LibraryStep) or not has_product(product.dtype)
+                    or not isinstance(product, LibraryStep) or product.dtype not in context.strided_products
                     or sum(window.buffer == name for window in kernel.params) > 1):
                 continue
             count = _rows(product)

@@ -1,12 +1,37 @@
 """Launch grouping: steps that follow each other and that the host does as one: products of one left operand, and
 kernels.
 
-    0 matmul(x, wq) -> q         -->      together 0-2: rows of x are packed once, and threads are called together once
-    1 matmul(x, wk) -> k
-    2 matmul(x, wv) -> v
-    3 k0(q) -> a                          together 3-4: threads are called together once, and meet between the two
-    4 k1(a) -> b
-                                          together 0-4: where k0 reads what the products made
+before:
+    plan heads  arena 0
+      where 1 <= n
+      in      x: f32[n, 64]  256*n bytes  steps 0-1
+      in      wq: f32[64, 64]  16384 bytes  steps 0-0
+      in      wk: f32[64, 64]  16384 bytes  steps 0-1
+      buffer  q: f32[n, 64]  256*n bytes  steps 0-2  arena
+      buffer  k: f32[n, 64]  256*n bytes  steps 1-3  arena
+      buffer  y: f32[n, 64]  256*n bytes  steps 2-4  output 0
+      buffer  z: f32[n, 64]  256*n bytes  steps 3-4  output 1
+      0  matmul(x, wq) -> q
+      1  matmul(x, wk) -> k
+      2  kernel k0(q, &y; n)
+      3  kernel k1(k, &z; n)
+      out     y, z
+after group_launches:
+    plan heads  arena 0
+      where 1 <= n
+      in      x: f32[n, 64]  256*n bytes  steps 0-1
+      in      wq: f32[64, 64]  16384 bytes  steps 0-1
+      in      wk: f32[64, 64]  16384 bytes  steps 0-1
+      buffer  q: f32[n, 64]  256*n bytes  steps 0-2  arena
+      buffer  k: f32[n, 64]  256*n bytes  steps 0-3  arena
+      buffer  y: f32[n, 64]  256*n bytes  steps 2-4  output 0
+      buffer  z: f32[n, 64]  256*n bytes  steps 3-4  output 1
+      0  matmul(x, wq) -> q
+      1  matmul(x, wk) -> k
+      2  kernel k0(q, &y; n)
+      3  kernel k1(k, &z; n)
+      together  0-3
+      out     y, z
 
 Products run side by side. So what they touch is kept from the first of them to the last, and none reads or writes what
 another one writes. Whether the host can is seen when sizes are known (`joined` in backend/cpu/bytecode/encode_gemm.py).
@@ -18,6 +43,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.launch_groups import is_run, kernels_from
 from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, touched
 
@@ -25,13 +51,13 @@ MOST = 4  # products in a run
 DTYPES = ("bf16", "f16", "f32")  # of products that the host has panels for
 
 
-def group_launches(plan: Plan, epilogues: bool = True) -> Plan:
+def group_launches(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """`plan` (not allocated) with its runs of such steps, and the lives of what products side by side touch.
-    epilogues: kernels run with the products before them."""
+    Kernels run with the products before them unless epilogues are left out."""
     runs: list[tuple[int, int]] = []
     first = 0
     for position in range(1, len(plan.steps) + 1):
-        if position < len(plan.steps) and _joins(plan.steps[first:position], plan.steps[position], epilogues):
+        if position < len(plan.steps) and _joins(plan.steps[first:position], plan.steps[position], context.epilogues):
             continue
         if is_run(plan.steps[first:position]):
             runs.append((first, position - 1))

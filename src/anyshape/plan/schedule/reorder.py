@@ -1,9 +1,31 @@
 """Memory-aware reordering: steps in another order, where that takes less memory and nothing else of it can be seen.
 
-    0 k0(x) -> a     (large)          -->      0 k0(x) -> a
-    1 k1(x) -> b     (large)                   1 sum(a) -> c
-    2 sum(a) -> c                              2 k1(x) -> b
-    3 sum(b) -> d                              3 sum(b) -> d
+before:
+    plan sums  arena 0
+      where 1 <= n, n near 4096
+      in      x: f32[n]  4*n bytes  steps 0-1
+      buffer  a: f32[n, 16]  64*n bytes  steps 0-2  arena
+      buffer  b: f32[n, 16]  64*n bytes  steps 1-3  arena
+      buffer  c: f32[16]  64 bytes  steps 2-4  output 0
+      buffer  d: f32[16]  64 bytes  steps 3-4  output 1
+      0  kernel k0(x, &a; n)
+      1  kernel k1(x, &b; n)
+      2  kernel sum(a, &c; n)
+      3  kernel sum(b, &d; n)
+      out     c, d
+after reorder:
+    plan sums  arena 0
+      where 1 <= n, n near 4096
+      in      x: f32[n]  4*n bytes  steps 0-2
+      buffer  a: f32[n, 16]  64*n bytes  steps 0-1  arena
+      buffer  b: f32[n, 16]  64*n bytes  steps 2-3  arena
+      buffer  c: f32[16]  64 bytes  steps 1-4  output 0
+      buffer  d: f32[16]  64 bytes  steps 3-4  output 1
+      0  kernel k0(x, &a; n)
+      1  kernel sum(a, &c; n)
+      2  kernel k1(x, &b; n)
+      3  kernel sum(b, &d; n)
+      out     c, d
 
 The search (plan/schedule/beam_search.py, of parts: plan/schedule/divide_and_conquer.py) goes by the hints: where it is
 proved for every size that one step makes more than another, it does so at the hints too. What it finds stands in place
@@ -20,6 +42,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.launch_groups import kernels_from
 from anyshape.plan.ir.liveness import arena_ranges, caller_owned, live_bytes, outside_ranges, tape_entry
 from anyshape.plan.ir.program import ExternStep, KernelStep, Plan, Step, Window, step_writes, touched
@@ -44,28 +67,27 @@ LEFT = 0.2  # of what an order could save, what the search may have left so that
 TRIED = 24  # steps of the program's order, the fullest at the hints, that one of the other order is compared with
 
 
-def reorder(plan: Plan, forward: Plan | None) -> Plan:
-    """`plan` (not allocated, as `assemble` makes it) in the best order of steps that was found for all sizes."""
-    return orders(plan, forward)[0]
-
-
-def orders(plan: Plan, forward: Plan | None, seconds: float = 0.0) -> tuple[Plan, ...]:
-    """`plan` as `reorder` gives it, and, if one was found, in an order that needs clearly less at the hints, and at
-    other sizes perhaps more. `seconds`: of an integer program (plan/schedule/ilp.py), for each way to take steps
-    together that is tried."""
+def reorder(plan: Plan, context: PlanContext = DEFAULTS) -> tuple[Plan, ...]:
+    """`plan` (not allocated, as `assemble` makes it) in the best order of steps that was found for all sizes, and, if
+    one was found, in an order that needs clearly less at the hints, and at other sizes perhaps more.
+    `config.planning_seconds`: of an integer program (plan/schedule/ilp.py), for each way to take steps together that is
+    tried."""
+    forward = context.forward
     best = plan = permuted(plan, hoist_mutations(plan, dependencies(plan)))
-    needed = _needed(best, forward)
+    needed = _needed(best, context)
     beside: tuple[Plan, int] | None = None
     joined = _units(plan)
     for units, worth in ((joined, WORTH), ([[k] for k in range(len(plan.steps))], WORTH_PARTING)):
         if worth == WORTH or len(joined) < len(units):
-            for other in _searched(plan, forward, units, worth, seconds):
-                needs = _needed(other, forward)
+            for other in _searched(plan, forward, units, worth, context.config.planning_seconds):
+                needs = _needed(other, context)
                 if needs.most <= worth * needed.most and _is_no_more(needs, needed, plan.facts):
                     best, needed = other, needs
                 elif needs.most <= worth * (needed.most if beside is None else beside[1]):
                     beside = other, needs.most
-    return (best,) if beside is None or beside[1] > WORTH * needed.most else (best, beside[0])
+    if beside is None or beside[1] > WORTH * needed.most or not context.second_order:
+        return (best,)
+    return best, beside[0]
 
 
 def _searched(plan: Plan, forward: Plan | None, units: Sequence[Sequence[int]], worth: float,
@@ -98,8 +120,8 @@ class _Needed:
     most: int
 
 
-def _needed(plan: Plan, forward: Plan | None) -> _Needed:
-    inside, beside = _totals(group_launches(alias_buffers(plan, forward)), forward)
+def _needed(plan: Plan, context: PlanContext) -> _Needed:
+    inside, beside = _totals(group_launches(alias_buffers(plan, context)), context.forward)
     hint = plan.facts.hint
     return _Needed(inside, beside, sum(max(map(hint, curve), default=0) for curve in (inside, beside)))
 

@@ -18,7 +18,7 @@ from typing import NoReturn
 from anyshape.base.config import Config
 from anyshape.base.errors import AnyShapeError, ConfigError, EditError
 
-READ_ONLY = {"llvm": "its text is made for people and LLVM", "plan": "its text has no parser"}
+READ_ONLY = {"llvm": "its text is made for people and LLVM"}
 _MARK = re.compile(r"\A[#;] stage ([0-9a-f]{12}) [^\n]*\n")
 _NOTE = "of dump=; once changed, edit= puts it in place of the computed one"
 
@@ -86,7 +86,7 @@ def edits(config: Config, graph_name: str, stages: Sequence[tuple[int, str]]) ->
         if stage is None or name in READ_ONLY:
             why = READ_ONLY.get(name, f"{graph_name} has the stages {', '.join(names)}")
             raise EditError("this file cannot be put back as a stage", where=str(path), why=why,
-                            do="edit one of the graphs or the kernels, and remove this file")
+                            do="edit one of the graphs, the kernels or the plans, and remove this file")
         found[stage] = Edited(str(path), text)
     return found
 

@@ -1,0 +1,250 @@
+"""The scanner of text forms: characters, words, sizes, types, attributes and facts, read from left to right.
+
+The parsers of graphs (ir/parse.py) and of plans (plan/ir/parse.py) are made of it; ir/show.py prints the same pieces.
+"""
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NoReturn
+
+from anyshape.base.errors import ParseError
+from anyshape.ir.graph import Attr, Literal
+from anyshape.ir.types import DTYPES, TensorType
+from anyshape.sym import parse as size_text
+from anyshape.sym.expr import Expr, Size
+from anyshape.sym.facts import Facts
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+INTEGER = re.compile(r"-?\d+")
+STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+COMMENT = re.compile(r"#[ \t]?([^\n]*)")
+_SPACE = re.compile(r"[ \t]*")
+_BLANK = re.compile(r"(?:\s|#[^\n]*)*")
+_NUMBER = re.compile(r"-?(?:inf|nan|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+)(?![A-Za-z0-9_.])")
+_DEVICE = re.compile(r"[a-z]+(?::\d+)?")
+_RANGE = re.compile(r"(-?\d+)[ \t]*<=[ \t]*([A-Za-z_]\w*)(?:[ \t]*<=[ \t]*(-?\d+))?")
+_HINT = re.compile(r"([A-Za-z_]\w*)[ \t]+near[ \t]+(-?\d+)")
+_DIVIDES = re.compile(r"(\d+)[ \t]+divides[ \t]+")
+
+
+class Scanner:
+    """Reads from left to right; `at` is the position of the next character. `what`: what the text is of, and
+    its `item`s, for messages."""
+
+    what, item = "text", "line"
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+
+    # ---- facts
+
+    def facts(self) -> Facts:
+        self.word("where")
+        ranges: list[tuple[str, int, int | None]] = []
+        hints: list[tuple[str, int]] = []
+        divisible: list[tuple[Size, int]] = []
+        known: list[Size] = []
+        while True:
+            self.skip_blank()
+            if match := self.match(_RANGE):
+                ranges.append((match[2], int(match[1]), None if match[3] is None else int(match[3])))
+            elif match := self.match(_HINT):
+                hints.append((match[1], int(match[2])))
+            elif match := self.match(_DIVIDES):
+                divisible.append((self.size(self.until(",\n")), int(match[1])))
+            else:
+                start = self.at
+                text = self.until(",\n")
+                if not text.endswith(">= 0"):
+                    self.fail("no fact that is known", "write 1 <= n <= 8, n near 4, 8 divides n, or m - n >= 0", start)
+                known.append(self.size(text[:-4], start))
+            if not self.on(","):
+                return Facts(tuple(ranges), tuple(hints), tuple(divisible), tuple(known))
+            self.expect(",")
+
+    # ---- numbers and attributes
+
+    def literal(self) -> Literal | None:
+        for word, value in (("True", True), ("False", False)):
+            if self.on_word(word):
+                self.word(word)
+                return value
+        match = self.match(_NUMBER)
+        return None if match is None else float(match[0])
+
+    def named_attribute(self) -> tuple[str, Attr]:
+        """`name=value`, or the name of a flag that is set."""
+        name = self.take(NAME, "an attribute's name")
+        self.skip_space()
+        if not self.on("="):
+            return name, True
+        self.expect("=")
+        return name, self.attribute()
+
+    def attribute(self) -> Attr:
+        self.skip_blank()
+        if self.on("["):
+            self.expect("[")
+            items: list[Attr] = []
+            self.skip_blank()
+            while not self.on("]"):
+                items.append(self.attribute())
+                self.skip_blank()
+                if not self.on("]"):
+                    self.expect(",")
+                    self.skip_blank()
+            self.expect("]")
+            return tuple(items)
+        if match := self.match(STRING):
+            try:
+                text = json.loads(match[0])
+            except ValueError:
+                self.fail("a text with a wrong escape", "write it as in JSON", match.start())
+            assert isinstance(text, str)
+            return text
+        if self.on_word("None"):
+            self.word("None")
+            return None
+        found = self.literal()
+        if found is not None:
+            return found
+        start = self.at
+        return self.size(self.until(",])}\n#"), start)
+
+    # ---- types
+
+    def tensor_type(self) -> TensorType:
+        self.skip_space()
+        start = self.at
+        dtype = self.take(NAME, "a type such as f32[b, n]")
+        if dtype not in DTYPES:
+            self.fail(f"{dtype} is no dtype", f"use one of {', '.join(DTYPES)}", start)
+        shape = self.sizes()
+        strides = self.strides()
+        device = "cpu"
+        self.skip_space()
+        if self.on_word("on"):
+            self.word("on")
+            self.skip_space()
+            device = self.take(_DEVICE, "a device")
+        return TensorType(dtype, shape, strides, device)
+
+    def strides(self) -> tuple[Size, ...] | None:
+        self.skip_space()
+        if not self.on_word("strides"):
+            return None
+        self.word("strides")
+        return self.sizes()
+
+    def sizes(self) -> tuple[Size, ...]:
+        start = self.at
+        found = self.attribute() if self.on("[") or (self.skip_space() and self.on("[")) else None
+        if not isinstance(found, tuple):
+            self.fail("expected sizes in brackets", "write them as [b, n]", start)
+        for item in found:
+            if isinstance(item, bool) or not isinstance(item, (int, Expr)):
+                self.fail(f"{item!r} is no size", "write whole numbers and formulas", start)
+        return found  # type: ignore[return-value]
+
+    def size(self, text: str, start: int | None = None) -> Size:
+        begin = self.at - len(text) if start is None else start
+        try:
+            return size_text.parse(text)
+        except ParseError as error:
+            self.fail(error.why or error.what, error.do, begin)
+
+    def list_items(self) -> Iterator[None]:
+        """Once per item of a list with commas; the caller reads the item."""
+        while True:
+            self.skip_space()
+            yield
+            self.skip_space()
+            if not self.on(","):
+                return
+            self.expect(",")
+
+    # ---- characters
+
+    def statement(self, word: str) -> bool:
+        """Takes `word` when it starts a line of its own kind, not an equation of a value of that name."""
+        end = self.at + len(word)
+        if not self.on_word(word) or re.match(r"[ \t]*[=,(]", self.text[end:end + 80]):
+            return False
+        self.at = end
+        return True
+
+    def skip_space(self) -> bool:
+        match = _SPACE.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
+        return True
+
+    def skip_blank(self) -> None:
+        match = _BLANK.match(self.text, self.at)
+        assert match is not None
+        self.at = match.end()
+
+    def end_of_line(self) -> None:
+        self.skip_space()
+        if self.at < len(self.text) and not self.on("\n"):
+            self.fail("more text than the line needs", f"put every {self.item} on its own line")
+
+    def on(self, text: str) -> bool:
+        return self.text.startswith(text, self.at)
+
+    def on_word(self, word: str) -> bool:
+        end = self.at + len(word)
+        return self.on(word) and not (end < len(self.text) and (self.text[end].isalnum() or self.text[end] == "_"))
+
+    def word(self, word: str) -> None:
+        self.skip_space()
+        if not self.on_word(word):
+            self.fail(f"expected {word!r}", f"see the text form of {self.what}s")
+        self.at += len(word)
+
+    def expect(self, text: str) -> None:
+        self.skip_space()
+        if not self.on(text):
+            self.fail(f"expected {text!r}", f"see the text form of {self.what}s")
+        self.at += len(text)
+
+    def peek(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        return pattern.match(self.text, self.at)
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        found = pattern.match(self.text, self.at)
+        if found is not None:
+            self.at = found.end()
+        return found
+
+    def take(self, pattern: re.Pattern[str], what: str) -> str:
+        self.skip_space()
+        match = self.match(pattern)
+        if match is None:
+            self.fail(f"expected {what}", f"see the text form of {self.what}s")
+        return match[0]
+
+    def until(self, stops: str) -> str:
+        """The text up to an arrow or one of `stops`, none of which a parenthesis or bracket encloses."""
+        depth = 0
+        start = self.at
+        while self.at < len(self.text):
+            letter = self.text[self.at]
+            if depth == 0 and (letter in stops or self.text.startswith("->", self.at)):
+                break
+            depth += (letter in "([") - (letter in ")]")
+            self.at += 1
+        return self.text[start:self.at].rstrip()
+
+    def fail(self, why: str, do: str, at: int | None = None) -> NoReturn:
+        position = min(self.at if at is None else at, len(self.text))
+        start = self.text.rfind("\n", 0, position) + 1
+        end = self.text.find("\n", position)
+        line = self.text[start:] if end < 0 else self.text[start:end]
+        number = self.text.count("\n", 0, position) + 1
+        label = f"line {number}: "
+        caret = " " * (len("  where: ") + len(label) + position - start) + "^"
+        raise ParseError(f"cannot read the {self.what}", where=f"{label}{line}\n{caret}", why=why, do=do)
