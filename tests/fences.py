@@ -151,8 +151,8 @@ def install() -> None:
         init(records, *args)
         records.room, records.taken = None, -1
 
-    def made(records: Specializer, values: dict[str, int], *keeping: Any) -> Specialization:
-        return _lay_out(records, make(records, values, *keeping))
+    def made(records: Specializer, values: dict[str, int], *policy: Any) -> Specialization:
+        return _lay_out(records, make(records, values, *policy))
 
     def give_fenced(pool: Pool, block: Block) -> None:
         if isinstance(block, _Arena):

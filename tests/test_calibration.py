@@ -89,7 +89,7 @@ def test_only_a_call_that_has_to_choose_measures(measured, tmp_path) -> None:
     module = net(count=2)
     free = anyshape.compile(module, memory_limit=NO_LIMIT, **settings)
     step(free, module, x)
-    need = limit_of(free).least(sizes(free, x))  # which climbs the whole ladder
+    need = limit_of(free).least(sizes(free, x))  # which searches the whole tradeoff
     threads = torch.get_num_threads()
     assert sorted(measured) == [("copy", threads), ("f32",)]
     measured.clear()
@@ -102,5 +102,5 @@ def test_only_a_call_that_has_to_choose_measures(measured, tmp_path) -> None:
     step(tight, module, x)
     assert sorted(measured) == [("copy", threads), ("f32",)]
     limit = limit_of(tight)
-    rung = next(one for one in limit.ladder(sizes(tight, x)) if one.dropped)
-    assert f"{limit.seconds(rung) * threads:.6g}" == f"{rung.seconds:.6g}"
+    point = next(one for one in limit.tradeoff(sizes(tight, x)) if one.dropped)
+    assert f"{limit.seconds(point) * threads:.6g}" == f"{point.seconds:.6g}"

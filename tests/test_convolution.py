@@ -374,7 +374,7 @@ def test_a_train_step_and_a_limit_take_channels_last() -> None:
         loss_of(theirs, x).backward()
         second.step()
         limit = limit_of(step)
-        dropped += [len(record.keeping.dropped) for record in limit.program.records.values()]
+        dropped += [len(record.policy.dropped) for record in limit.program.records.values()]
         values = dict(next(iter(limit.program.records.values())).values)
         least = limit.least(values)
         assert least < 0.9 * limit.needed(values, SAVE_ALL)

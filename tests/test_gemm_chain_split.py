@@ -73,7 +73,7 @@ def test_halves_are_as_the_whole(build: Callable[[torch.dtype], nn.Module], dtyp
     arenas = []
     for g in (halves, whole):
         program = compilation_of(g).programs[0].executable
-        arenas.append(program.maker.arena(dict.fromkeys((name for name, _ in program.plan.facts.hints), 257)))
+        arenas.append(program.specializer.arena(dict.fromkeys((name for name, _ in program.plan.facts.hints), 257)))
     assert arenas[0] < 0.75 * arenas[1]
 
 

@@ -75,8 +75,8 @@ def test_both_halves_lie_in_one_block_where_that_takes_less(monkeypatch: pytest.
         assert before.kept == after.kept
         for executable, record in ((forward, before), (backward, after)):
             judge(executable.plan, record.values, record.offsets, record.arena, record.kept)
-            assert executable.maker.arena(record.values) == record.arena
-        apart = max(half.maker.apart({**dict.fromkeys(half.layout.symbols, 0), **record.values}).top
+            assert executable.specializer.arena(record.values) == record.arena
+        apart = max(half.specializer.apart({**dict.fromkeys(half.layout.symbols, 0), **record.values}).top
                     for half, record in ((forward, before), (backward, after)))
         if before.temporary == after.temporary == 0:
             joined += 1
@@ -84,7 +84,7 @@ def test_both_halves_lie_in_one_block_where_that_takes_less(monkeypatch: pytest.
         else:
             assert most[0] <= others[0]
         if options:
-            assert most[0] <= forward.limit.needed(before.values, before.keeping)
+            assert most[0] <= forward.limit.needed(before.values, before.policy)
     assert joined >= 3
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 

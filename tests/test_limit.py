@@ -36,9 +36,10 @@ def test_every_rung_gives_the_same_numbers_and_fits(without, rows):
     wanted = step(run, module, x)
     limit = limit_of(run)
     values = sizes(run, x)
-    ladder = list(limit.ladder(values))
-    assert len(ladder) > 3 and [rung.live for rung in ladder] == sorted((rung.live for rung in ladder), reverse=True)
-    needs = [limit.needed(values, SavePolicy(rung.dropped, apart=True)) for rung in ladder]
+    tradeoff = list(limit.tradeoff(values))
+    lives = [point.live for point in tradeoff]
+    assert len(tradeoff) > 3 and lives == sorted(lives, reverse=True)
+    needs = [limit.needed(values, SavePolicy(point.dropped, apart=True)) for point in tradeoff]
     all_kept = limit.needed(values, SAVE_ALL)
     assert min(needs) < 0.7 * all_kept
     for bytes_ in (all_kept, all_kept - 1, *needs[1::2], min(needs)):
@@ -54,17 +55,17 @@ def test_blocks_that_a_limit_finds_are_those_of_the_record(without):
     x = torch.randn(901, 32)
     step(run, module, x)
     limit, values = limit_of(run), sizes(run, x)
-    ladder = limit.ladder(values)
-    for keeping in (SAVE_ALL, *(rung.keeping for rung in ladder)):
+    tradeoff = limit.tradeoff(values)
+    for policy in (SAVE_ALL, *(point.policy for point in tradeoff)):
         for sizing, program, at in ((limit.sizing, limit.program, values),
                                     (limit.later_sizing, limit.backward, limit.later(values))):
-            found = sizing.at(at, keeping)
-            program.maker.laid.clear()
-            record = program.maker.make(at, keeping)
+            found = sizing.at(at, policy)
+            program.specializer.laid.clear()
+            record = program.specializer.make(at, policy)
             assert (found.kept, found.temporary, found.scratch, found.chunks, found.room) == (
                 record.kept, record.temporary, record.scratch, record.chunks, record.room)
-    for rung in ladder:  # as the native loop adds it up, and again from the lives
-        assert ladder.curve(rung.keeping).max() <= rung.live <= limit.needed(values, rung.keeping)
+    for point in tradeoff:  # as the native loop adds it up, and again from the lives
+        assert tradeoff.curve(point.policy).max() <= point.live <= limit.needed(values, point.policy)
 
 
 def test_the_least_limit_is_named_and_works(without):
@@ -138,7 +139,7 @@ def test_what_fits_is_left_alone(without):
     x = torch.randn(60, 32)
     step(run, module, x)
     record = next(iter(limit_of(run).program.records.values()))
-    assert record.keeping == SAVE_ALL and not record.chunks
+    assert record.policy == SAVE_ALL and not record.chunks
     plain = anyshape.compile(net(), strict=True)
     step(plain, net(), x)
     assert all(not p.executable.plan.optional for p in plain.programs if hasattr(p, "executable"))
@@ -150,14 +151,14 @@ def test_tapes_in_flight_share_the_limit(without):
     step(run, module, x)
     limit, values = limit_of(run), sizes(run, x)
     wanted = step(run, module, x)
-    kept = limit.program.maker.make(values).kept
+    kept = limit.program.specializer.make(values).kept
     bytes_ = limit.needed(values, SAVE_ALL) + kept // 2
     other = anyshape.compile(module, memory_limit=bytes_, strict=True)
     step(other, module, x)
     module.zero_grad(set_to_none=True)
     with counted() as most:
         first, second = (other(x.clone().requires_grad_()).square().mean() for _ in range(2))
-        assert any(key[-1].dropped for key in limit_of(other).program.maker.records)  # of the second one
+        assert any(key[-1].dropped for key in limit_of(other).program.specializer.records)  # of the second one
         second.backward()
         once = [p.grad.clone() for p in module.parameters()]
         first.backward()
@@ -171,8 +172,8 @@ def test_a_backward_may_run_twice_and_not_without_asking(without):
     x = torch.randn(500, 32)
     wanted = step(run, module, x)
     limit, values = limit_of(run), sizes(run, x)
-    ladder = list(limit.ladder(values))
-    other = anyshape.compile(module, memory_limit=limit.needed(values, SavePolicy(ladder[-1].dropped, apart=True)),
+    tradeoff = list(limit.tradeoff(values))
+    other = anyshape.compile(module, memory_limit=limit.needed(values, SavePolicy(tradeoff[-1].dropped, apart=True)),
                              strict=True)
     module.zero_grad(set_to_none=True)
     loss = other(x).square().mean()
@@ -199,8 +200,8 @@ def test_a_language_model_trains_within_its_limit():
     wanted = {length: train(run, length) for length in (64, 1, 37)}
     limit = limit_of(run)
     record = max(limit.program.records.values(), key=lambda one: one.kept)
-    ladder = list(limit.ladder(record.values))
-    least = limit.needed(record.values, SavePolicy(ladder[-1].dropped, apart=True))
+    tradeoff = list(limit.tradeoff(record.values))
+    least = limit.needed(record.values, SavePolicy(tradeoff[-1].dropped, apart=True))
     assert least < 0.75 * limit.needed(record.values, SAVE_ALL)
     other = anyshape.compile(module, memory_limit=least, strict=True)
     for length, results in wanted.items():
@@ -224,11 +225,11 @@ def test_random_numbers_are_drawn_once():
     run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
     wanted = seeded(run)
     limit, values = limit_of(run), sizes(run, x)
-    ladder = list(limit.ladder(values))
-    least = limit.needed(values, SavePolicy(ladder[-1].dropped, apart=True))
+    tradeoff = list(limit.tradeoff(values))
+    least = limit.needed(values, SavePolicy(tradeoff[-1].dropped, apart=True))
     other = anyshape.compile(module, memory_limit=least, strict=True)
     assert all(torch.equal(a, b) for a, b in zip(seeded(other), wanted, strict=True))
-    assert len(limit.backward.plan.again) >= 4 and ladder[-1].dropped
+    assert len(limit.backward.plan.again) >= 4 and tradeoff[-1].dropped
 
 
 @torch.library.custom_op("anyshape_tests::noisy", mutates_args=())
@@ -252,8 +253,8 @@ def test_a_ladder_of_which_nothing_can_be_dropped():
     x = torch.randn(400, 32, requires_grad=True)
     run(x).backward()
     limit, values = limit_of(run), sizes(run, x)
-    (rung,) = limit.ladder(values)
-    assert not rung.dropped and limit.needed(values, SavePolicy(rung.dropped, apart=True)) > 0
+    (point,) = limit.tradeoff(values)
+    assert not point.dropped and limit.needed(values, SavePolicy(point.dropped, apart=True)) > 0
 
 
 def test_an_operator_of_which_nothing_is_known_runs_once():
@@ -274,9 +275,9 @@ def test_an_operator_of_which_nothing_is_known_runs_once():
     run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
     wanted = seeded(run)
     limit, values = limit_of(run), sizes(run, x)
-    ladder = list(limit.ladder(values))
+    tradeoff = list(limit.tradeoff(values))
     other = anyshape.compile(module, strict=True, memory_limit=limit.needed(
-        values, SavePolicy(ladder[-1].dropped, apart=True)))
+        values, SavePolicy(tradeoff[-1].dropped, apart=True)))
     assert all(torch.equal(a, b) for a, b in zip(seeded(other), wanted, strict=True))
 
 
@@ -293,10 +294,10 @@ def test_operators_of_pytorch_run_again():
     run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
     wanted = step(run, module, x)
     limit, values = limit_of(run), sizes(run, x)
-    made = limit.backward.maker.keeps.made
+    made = limit.backward.specializer.keeps.made
     assert any(b.is_external and b.name in made for b in limit.backward.plan.buffers)
-    for rung in limit.ladder(values):
-        bytes_ = limit.needed(values, SavePolicy(rung.dropped, apart=True))
+    for point in limit.tradeoff(values):
+        bytes_ = limit.needed(values, SavePolicy(point.dropped, apart=True))
         other = anyshape.compile(module, memory_limit=bytes_, strict=True)
         assert all(torch.equal(a, b) for a, b in zip(step(other, module, x), wanted, strict=True))
 
@@ -323,9 +324,9 @@ def test_an_input_that_the_forward_writes_is_read_once():
     run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
     wanted = counted_from_zero(run)
     limit, values = limit_of(run), sizes(run, x)
-    ladder = list(limit.ladder(values))
-    assert len(ladder) > 3
-    least = limit.needed(values, SavePolicy(ladder[-1].dropped, apart=True))
+    tradeoff = list(limit.tradeoff(values))
+    assert len(tradeoff) > 3
+    least = limit.needed(values, SavePolicy(tradeoff[-1].dropped, apart=True))
     other = anyshape.compile(module, memory_limit=least, strict=True)
     assert all(torch.equal(a, b) for a, b in zip(counted_from_zero(other), wanted, strict=True))
     for a, b in zip(wanted, counted_from_zero(module), strict=True):

@@ -1,7 +1,7 @@
-"""The least limit that the ladder offers, beside the best of all sets of values that a call could drop.
+"""The least limit that the tradeoff offers, beside the best of all sets of values that a call could drop.
 
 Every set is laid out and judged as a call would be (`MemoryBudget.needed`), so that a `LimitError` is known to be right
-for what can be dropped at all. The greedy ladder may miss the best by a little where values of very different bytes
+for what can be dropped at all. The greedy tradeoff may miss the best by a little where values of very different bytes
 meet: by at most 2.3 % on 23 small models (2026-11-22).
 """
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anyshape_bench.experiments.memory_budget.calls import bound
 from limits import NO_LIMIT, limit_of, sizes, step
 
 pytestmark = pytest.mark.unguarded
-MISSED = 1.03  # of the best of all sets, what the ladder may need
+MISSED = 1.03  # of the best of all sets, what the tradeoff may need
 MOST = 10  # values that can be dropped, of which all sets are tried
 
 
@@ -100,15 +100,15 @@ def test_no_set_of_values_needs_much_less_than_the_ladder(make) -> None:
 
 
 def _takes_about_the_first_rung_that_fits(limit: MemoryBudget, values: dict[str, int], least: int, most: int) -> None:
-    """Though not all rungs before it are laid out."""
-    ladder = limit.ladder(values)
-    assert ladder is not None
-    rungs = [*ladder]
-    needs = [limit.needed(values, rung.keeping) for rung in rungs]
+    """Though not all points before it are laid out."""
+    tradeoff = limit.tradeoff(values)
+    assert tradeoff is not None
+    points = [*tradeoff]
+    needs = [limit.needed(values, point.policy) for point in points]
     for room in range(least, most, max((most - least) // 20, 1)):
-        first = next(rung for rung, need in zip(rungs, needs, strict=True) if need <= room)
-        [found] = [(rung, need) for rung, need in zip(rungs, needs, strict=True)
-                   if rung.keeping == limit.choose(values, room)]
+        first = next(point for point, need in zip(points, needs, strict=True) if need <= room)
+        [found] = [(point, need) for point, need in zip(points, needs, strict=True)
+                   if point.policy == limit.choose(values, room)]
         assert found[1] <= room
         assert CHEAPER * found[0].seconds <= first.seconds
 

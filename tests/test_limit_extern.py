@@ -199,23 +199,23 @@ def test_limits_hold_and_change_no_bit(trained):
 def test_what_is_counted_is_what_was_predicted(trained):
     module, run, limit = trained.module, trained.run, trained.limit
     x, values, wanted = trained.inputs[1], trained.values[1], trained.wanted[1]
-    rungs = list(limit.ladder(values))
-    assert len(rungs) > 5
+    points = list(limit.tradeoff(values))
+    assert len(points) > 5
     dropped, phases = set(), set()
-    needs = [limit.needed(values, SavePolicy(rung.dropped, apart=True)) for rung in rungs]
+    needs = [limit.needed(values, SavePolicy(point.dropped, apart=True)) for point in points]
     lower = [need for before, need in itertools.pairwise(itertools.accumulate(needs, min)) if need < before]
     lower = [need for need in lower if need < limit.needed(values, SAVE_ALL)]
-    for needed in [*lower[:-1:len(rungs) // 5], lower[-1]]:
+    for needed in [*lower[:-1:len(points) // 5], lower[-1]]:
         with under(run, needed):
             with counted() as most:
                 assert same(step(run, module, x), wanted)
             assert most[0] == needed
             assert "computed again" in str(run.memory(**values))
             for record in limit.program.records.values():
-                dropped |= record.keeping.dropped
-                phases.add(limit.backward.maker.made(limit.later(values), record.keeping).phases)
+                dropped |= record.policy.dropped
+                phases.add(limit.backward.specializer.made(limit.later(values), record.policy).phases)
     assert phases != {()}  # some of these backwards ran in phases
-    outside = {b.name for b in limit.program.maker.keeps.outside}
+    outside = {b.name for b in limit.program.specializer.keeps.outside}
     assert bool(dropped & outside) == any(isinstance(part, nn.Conv2d) for part in module.modules())
 
 
@@ -239,7 +239,7 @@ def test_a_backward_may_run_twice(trained):
 
 def test_tapes_in_flight_count_what_lies_outside(trained):
     run, limit, x = trained.run, trained.limit, trained.inputs[0].clone().requires_grad_()
-    record = limit.program.maker.make(trained.values[0])
+    record = limit.program.specializer.make(trained.values[0])
     kept = whole(record.kept) + record.outside
     assert limit.held.bytes == 0 and record.outside > 0
     shared_context().kept.release_idle()  # a larger block would count as it is
@@ -315,17 +315,17 @@ def test_views_of_what_pytorch_made_come_back():
     run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
     wanted = step(run, module, x)
     limit, values = limit_of(run), sizes(run, x)
-    outside = {b.name for b in limit.program.maker.keeps.outside}
+    outside = {b.name for b in limit.program.specializer.keeps.outside}
     assert any(one.saved in outside for one in limit.backward.plan.again)
     seen = 0
-    rungs = list(limit.ladder(values))[1:]
-    assert len(rungs) > 6
-    for rung in {id(one): one for one in (*rungs[::-(len(rungs) // 6)], rungs[0])}.values():
-        bytes_ = limit.needed(values, SavePolicy(rung.dropped, apart=True))
+    points = list(limit.tradeoff(values))[1:]
+    assert len(points) > 6
+    for point in {id(one): one for one in (*points[::-(len(points) // 6)], points[0])}.values():
+        bytes_ = limit.needed(values, SavePolicy(point.dropped, apart=True))
         with under(run, bytes_), counted() as most:
             assert same(step(run, module, x), wanted)
         assert most[0] <= bytes_
-        seen += bool(rung.dropped & outside)
+        seen += bool(point.dropped & outside)
     assert seen
 
 

@@ -69,8 +69,8 @@ def met(run, x: torch.Tensor) -> list[tuple[Any, dict[str, int]]]:
 
 
 def least_kept(limit, values: dict[str, int]) -> int:
-    keeping = limit.program.limit.lowest(values, False)
-    record = limit.program.maker.made(values, keeping)
+    policy = limit.program.limit.lowest(values, False)
+    record = limit.program.specializer.made(values, policy)
     return record.kept + record.outside
 
 
@@ -113,7 +113,7 @@ def single():
 def needs(programs) -> tuple[int, int]:
     """What both programs of `broken` take with everything kept, and at least."""
     (first, values), (second, more) = programs
-    kept = first.program.maker.made(values).kept
+    kept = first.program.specializer.made(values).kept
     return kept + second.needed(more, SAVE_ALL), least_kept(first, values) + second.least(more)
 
 
@@ -178,7 +178,7 @@ def test_micro_batches_in_flight(single, order):
 
     wanted = train(run)
     limit = programs[0][0]
-    kept = [limit.program.maker.made(values).kept for limit, values in programs]
+    kept = [limit.program.specializer.made(values).kept for limit, values in programs]
     low = [least_kept(*one) for one in programs]
     full = max(sum(kept[:i]) + limit.needed(values, SAVE_ALL) for i, (limit, values) in enumerate(programs))
     least = max(sum(low[:i]) + limit.least(values) for i, (limit, values) in enumerate(programs))
@@ -192,7 +192,7 @@ def test_micro_batches_in_flight(single, order):
             with counted() as most, moves() as made:
                 assert same(train(run), wanted)
             assert most[0] <= bytes_ and limit.held.bytes == 0
-        assert any(one.new.keeping.dropped for one in made) or limit.learnt
+        assert any(one.new.policy.dropped for one in made) or limit.learnt
 
 
 def test_a_backward_that_would_not_fit_is_refused_before_it_runs(single):
@@ -219,7 +219,7 @@ def test_a_backward_that_would_not_fit_is_refused_before_it_runs(single):
 def test_what_is_held_is_what_is_counted(single):
     _, run, xs, programs = single
     (limit, values), x = programs[0], xs[0]
-    kept = limit.program.maker.made(values).kept
+    kept = limit.program.specializer.made(values).kept
     move(run, limit.needed(values, SAVE_ALL) + kept)
     limit.alone = False
     pool = shared_context().kept
@@ -229,11 +229,11 @@ def test_what_is_held_is_what_is_counted(single):
             losses.append(run(x).square().sum())
             assert limit.held.bytes == pool.held - pool.idle_after(0)
         assert made and limit.held.bytes <= 2.2 * kept
-        assert any(isinstance(lease.block, SegmentedBlock) for lease in limit.held.leases)
+        assert any(isinstance(tape_memory.block, SegmentedBlock) for tape_memory in limit.held.tapes)
         made.clear()
         del losses[1]
         gc.collect()
-        assert len(limit.held.leases) == 3
+        assert len(limit.held.tapes) == 3
         sum(losses).backward()
     assert limit.held.bytes == 0 and pool.held == pool.idle_after(0)
 
@@ -268,7 +268,7 @@ def test_a_tape_may_go_while_it_drops_more(single, monkeypatch, when):
         first = run(x).square().sum()
         second = run(x).square().sum()
         monkeypatch.undo()
-    assert made and all(one.tape.released and not one.lease.block.bytes for one in made)
+    assert made and all(one.tape.released and not one.tape_memory.block.bytes for one in made)
     assert len({id(block) for block in pool.free}) == len(pool.free)
     assert same(torch.autograd.grad(second, parameters), wanted)
     del first
@@ -280,13 +280,13 @@ def test_a_tape_may_go_while_it_drops_more(single, monkeypatch, when):
 def test_it_forgets_what_nobody_needs(single):
     _, run, xs, programs = single
     limit, values = programs[0]
-    move(run, limit.needed(values, SAVE_ALL) + limit.program.maker.made(values).kept // 2)
+    move(run, limit.needed(values, SAVE_ALL) + limit.program.specializer.made(values).kept // 2)
     sum(run(xs[0]).square().sum() for _ in range(3)).backward()
     assert limit.learnt
     run(xs[0]).square().sum().backward()
     assert (0, arbitration.key_of(values)) not in limit.learnt
     loss = run(xs[0]).square().sum()
-    assert limit.held.leases[0].record.keeping.dropped == frozenset()
+    assert limit.held.tapes[0].record.policy.dropped == frozenset()
     loss.backward()
 
 
@@ -298,12 +298,12 @@ def test_a_tape_that_is_kept_for_another_backward_stays(single):
     move(run, limit.needed(values, SAVE_ALL) + least_kept(limit, values))
     loss = run(x).square().sum()
     first = torch.autograd.grad(loss, parameters, retain_graph=True)
-    lease, = limit.held.leases
-    record = lease.record
+    tape_memory, = limit.held.tapes
+    record = tape_memory.record
     with contextlib.suppress(LimitError):
         for _ in range(3):
             other = run(x).square().sum()
-            assert lease.record is record
+            assert tape_memory.record is record
         del other
     second = torch.autograd.grad(loss, parameters)
     assert same(first, wanted) and same(second, wanted)
@@ -315,9 +315,9 @@ def test_chunks_of_nothing_and_of_one_row_are_kept_for_another_backward(single, 
     limit, values = programs[number]
     move(run, NO_LIMIT)
     wanted = torch.autograd.grad(run(xs[number]).square().sum(), parameters)
-    limit.learnt[0, arbitration.key_of(values)] = SavePolicy(frozenset(limit.ladders.names), apart=True)
+    limit.learnt[0, arbitration.key_of(values)] = SavePolicy(frozenset(limit.problem.names), apart=True)
     loss = run(xs[number]).square().sum()
-    assert isinstance(limit.held.leases[0].block, SegmentedBlock)
+    assert isinstance(limit.held.tapes[0].block, SegmentedBlock)
     for again in (True, False):
         assert same(torch.autograd.grad(loss, parameters, retain_graph=again), wanted)
 
@@ -336,14 +336,14 @@ def test_tensors_of_pytorch_go_too():
     assert same(train(), wanted)
     programs = [met(run, x)[0] for x in xs]
     limit = programs[0][0]
-    records = [limit.program.maker.made(values) for limit, values in programs]
+    records = [limit.program.specializer.made(values) for limit, values in programs]
     assert all(record.outside for record in records)
     move(run, sum(record.kept + record.outside for record in records[:2]) * 3 // 4
          + limit.needed(programs[2][1], SAVE_ALL))
-    outside = {b.name for b in limit.program.maker.keeps.outside}
+    outside = {b.name for b in limit.program.specializer.keeps.outside}
     with moves() as made:
         assert same(train(), wanted) and same(train(), wanted)
-    assert any(outside & one.new.keeping.dropped for one in made) and limit.held.bytes == 0
+    assert any(outside & one.new.policy.dropped for one in made) and limit.held.bytes == 0
 
 
 def test_ctrl_c_while_a_tape_changes(broken, monkeypatch):

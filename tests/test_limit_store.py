@@ -33,14 +33,14 @@ def store_of(run) -> HostStore:
     return limit_of(run).store
 
 
-def ladder_of(run, x):
+def curve_of(run, x):
     limit = limit_of(run)
-    return list(limit.ladder(sizes(run, x)))
+    return list(limit.tradeoff(sizes(run, x)))
 
 
-def need(run, x, rung) -> int:
-    """The limit that a rung needs."""
-    return limit_of(run).needed(sizes(run, x), rung.keeping)
+def need(run, x, point) -> int:
+    """The limit that a point needs."""
+    return limit_of(run).needed(sizes(run, x), point.policy)
 
 
 def at(run, bytes_):
@@ -58,7 +58,7 @@ def test_the_last_rung_does_not_depend_on_measured_speeds(plain, tmp_path, monke
     for speeds in ((0.4e-9, 0.7e-9), (1e-7, 1e-7)):  # back, out: seconds a byte
         monkeypatch.setattr(HostStore, "seconds", lambda self, bytes_, out, speeds=speeds: bytes_ * speeds[out])
         limit_of(run).forget()
-        last.add(ladder_of(run, x)[-1].keeping)
+        last.add(curve_of(run, x)[-1].policy)
     assert len(last) == 1
 
 
@@ -93,8 +93,8 @@ def moving_all(plain, tmp_path_factory):
         patch.setattr(offload_schedule.Clock, "seconds", lambda self, bytes_: 0.0 * bytes_)
         run = compiled(module, tmp_path_factory.mktemp("store"))
         step(run, module, x)
-        rungs = ladder_of(run, x)  # it remembers them
-    assert rungs[-1].moved and not rungs[-1].dropped
+        points = curve_of(run, x)  # it remembers them
+    assert points[-1].moved and not points[-1].dropped
     return module, x, wanted, run
 
 
@@ -102,7 +102,7 @@ def moving_all(plain, tmp_path_factory):
 def small(moving_all):
     """The same under the least limit that works."""
     module, x, wanted, run = moving_all
-    at(run, need(run, x, ladder_of(run, x)[-1]))
+    at(run, need(run, x, curve_of(run, x)[-1]))
     assert same(step(run, module, x), wanted) and store_of(run).used == 0
     return module, x, wanted, run
 
@@ -110,12 +110,13 @@ def small(moving_all):
 @pytest.mark.parametrize("costs", ("priced", "moving_all"))
 def test_every_rung_gives_the_same_numbers_and_fits(request, costs):
     module, x, wanted, run = request.getfixturevalue(costs)
-    ladder = ladder_of(run, x)
-    assert len(ladder) > 3 and [rung.live for rung in ladder] == sorted((rung.live for rung in ladder), reverse=True)
-    assert any(rung.moved for rung in ladder)
+    tradeoff = curve_of(run, x)
+    lives = [point.live for point in tradeoff]
+    assert len(tradeoff) > 3 and lives == sorted(lives, reverse=True)
+    assert any(point.moved for point in tradeoff)
     all_kept = limit_of(run).needed(sizes(run, x), SAVE_ALL)
-    some = *ladder[1:-1:len(ladder) // 4 + 1], ladder[-1]
-    for bytes_ in (all_kept, all_kept - 1, *(need(run, x, rung) for rung in some)):
+    some = *tradeoff[1:-1:len(tradeoff) // 4 + 1], tradeoff[-1]
+    for bytes_ in (all_kept, all_kept - 1, *(need(run, x, point) for point in some)):
         at(run, bytes_)
         with counted() as most:
             found = step(run, module, x)
@@ -124,16 +125,16 @@ def test_every_rung_gives_the_same_numbers_and_fits(request, costs):
 
 
 def test_less_works_than_by_computing_again(plain, priced):
-    again = min(need(plain[3], plain[1], rung) for rung in ladder_of(plain[3], plain[1]))
+    again = min(need(plain[3], plain[1], point) for point in curve_of(plain[3], plain[1]))
     module, x, wanted, run = priced
-    rung = ladder_of(run, x)[-1]
-    least = need(run, x, rung)
-    assert least < 0.98 * again and rung.moved
+    point = curve_of(run, x)[-1]
+    least = need(run, x, point)
+    assert least < 0.98 * again and point.moved
     with counted() as most:
         assert same(step(at(run, least), module, x), wanted)
     assert most[0] <= least
     text = str(run.memory(x=(1500, 32)))
-    assert f"{len(rung.moved)} moved out (" in text
+    assert f"{len(point.moved)} moved out (" in text
     with pytest.raises(LimitError, match="moved out or computed again") as caught:
         step(at(run, least - 4096), module, x)
     assert same(step(at(run, int(caught.value.do.split()[3])), module, x), wanted)
@@ -141,12 +142,12 @@ def test_less_works_than_by_computing_again(plain, priced):
 
 def test_the_least_limit_does_not_depend_on_the_disk(priced):
     _, x, _, run = priced
-    last = ladder_of(run, x)[-1]
+    last = curve_of(run, x)[-1]
     limit = limit_of(run)
     for speed in limit.store.speeds:
         speed.bytes /= 1000
     limit.known.clear()
-    assert ladder_of(run, x)[-1].live == last.live
+    assert curve_of(run, x)[-1].live == last.live
 
 
 def test_what_cannot_be_computed_again_is_moved(tmp_path):
@@ -168,11 +169,11 @@ def test_what_cannot_be_computed_again_is_moved(tmp_path):
     run = compiled(module, tmp_path)
     wanted = seeded(run)
     limit, values = limit_of(run), sizes(run, x)
-    again = min(limit.needed(values, rung.keeping) for rung in limit.ladder(values, moving=False))
-    rung = ladder_of(run, x)[-1]
+    again = min(limit.needed(values, point.policy) for point in limit.tradeoff(values, moving=False))
+    point = curve_of(run, x)[-1]
     known = {one.saved for one in limit.backward.plan.again}
-    least = need(run, x, rung)
-    assert any(move.saved not in known for move in rung.moved) and least < again
+    least = need(run, x, point)
+    assert any(move.saved not in known for move in point.moved) and least < again
     with counted() as most:
         assert same(seeded(at(run, least)), wanted)
     assert most[0] <= least
@@ -272,8 +273,8 @@ def test_ctrl_c_while_values_are_copied(small, monkeypatch, number):
 def test_a_full_disk_means_computing_again(moving_all, monkeypatch):
     module, x, wanted, run = moving_all
     limit, values = limit_of(run), sizes(run, x)
-    again = min(limit.needed(values, rung.keeping) for rung in limit.ladder(values, moving=False))
-    least = need(run, x, ladder_of(run, x)[-1])
+    again = min(limit.needed(values, point.policy) for point in limit.tradeoff(values, moving=False))
+    least = need(run, x, curve_of(run, x)[-1])
     store = store_of(run)
 
     def full(*_):
@@ -297,9 +298,9 @@ def test_a_cap_means_moving_less(plain, tmp_path):
     cap = 1 << 20
     run = compiled(module, tmp_path, memory_store_limit=cap)
     step(run, module, x)
-    rungs = ladder_of(run, x)
-    assert 0 < max(rung.away for rung in rungs) <= cap and rungs[-1].dropped and rungs[-1].moved
-    least = need(run, x, rungs[-1])
+    points = curve_of(run, x)
+    assert 0 < max(point.away for point in points) <= cap and points[-1].dropped and points[-1].moved
+    least = need(run, x, points[-1])
     with counted() as most:
         assert same(step(at(run, least), module, x), wanted)
     assert most[0] <= least and store_of(run).file.size <= cap
@@ -308,7 +309,7 @@ def test_a_cap_means_moving_less(plain, tmp_path):
 def test_tapes_in_flight_share_store_and_limit(moving_all):
     module, x, wanted, run = moving_all
     limit, values = limit_of(run), sizes(run, x)
-    bytes_ = limit.needed(values, SAVE_ALL) + limit.program.maker.make(values).kept // 2
+    bytes_ = limit.needed(values, SAVE_ALL) + limit.program.specializer.make(values).kept // 2
     at(run, bytes_)
     module.zero_grad(set_to_none=True)
     with counted() as most:

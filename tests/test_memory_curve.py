@@ -42,16 +42,16 @@ def test_under_a_limit_the_curve_is_that_of_the_choice(model, free, tmp_path) ->
         run = anyshape.compile(model, memory_limit=bytes_, strict=True, **settings)
         step(run, model, x)
         limit, curve = limit_of(run), curve_of(run)
-        keeping = limit.choose(values)
-        ladder = limit.ladder(values)
-        assert list(curve.chosen) == ladder.curve(keeping).tolist()
-        assert list(curve.kept) == ladder.curve(SAVE_ALL).tolist()
-        assert curve.limit == bytes_ and curve.needed > bytes_ >= curve.needs == limit.needed(values, keeping)
+        policy = limit.choose(values)
+        tradeoff = limit.tradeoff(values)
+        assert list(curve.chosen) == tradeoff.curve(policy).tolist()
+        assert list(curve.kept) == tradeoff.curve(SAVE_ALL).tolist()
+        assert curve.limit == bytes_ and curve.needed > bytes_ >= curve.needs == limit.needed(values, policy)
         assert curve.peak == max(range(len(curve.chosen)), key=curve.chosen.__getitem__)
         assert sum(one.bytes for one in curve.alive) == max(curve.chosen)
-        assert {one.name for one in curve.back} == keeping.away
-        assert {one.name for one in curve.back if one.way == "moved out"} == {move.saved for move in keeping.moved}
-        assert bool(keeping.moved) == bool(settings)
+        assert {one.name for one in curve.back} == policy.away
+        assert {one.name for one in curve.back if one.way == "moved out"} == {move.saved for move in policy.moved}
+        assert bool(policy.moved) == bool(settings)
         assert curve.seconds > 0 and all(one.seconds > 0 and one.first <= one.last + 1 for one in curve.back)
         if not settings:
             assert sum(one.seconds for one in curve.back) == pytest.approx(curve.seconds)

@@ -94,7 +94,7 @@ def test_what_is_written_of_the_arena_is_what_the_order_that_runs_needs(count: i
         assert run.record.is_other is (count == LITTLE)
         joined = not run.record.temporary  # both halves lie in one block, which one of them fills
         assert run.counted <= run.record.arena if joined else run.counted == run.record.arena
-        assert executable.ran(run.record).maker.arena(run.record.values) == run.record.arena
+        assert executable.ran(run.record).specializer.arena(run.record.values) == run.record.arena
 
 
 @pytest.mark.unguarded

@@ -53,10 +53,10 @@ def test_the_arena_is_in_the_result_where_it_fits() -> None:
         record = list(run.records.values())[-1]
         assert (record.room >= 0, record.given >= 0) == (room, given), (s, t)
         judge(run.plan, record.values, record.offsets, record.kept + record.temporary, record.kept)
-        assert counted_peak(run.ran(record).plan, record) == record.arena == run.maker.arena(record.values)
+        assert counted_peak(run.ran(record).plan, record) == record.arena == run.specializer.arena(record.values)
         hosted = [b for b in run.plan.buffers if record.offsets.get(b.name, record.kept) < record.kept]
         if room:
-            result = run.maker.outputs[record.room]
+            result = run.specializer.outputs[record.room]
             assert hosted and all(b.last < result.first for b in hosted)
             assert record.arena < 2 * x.nbytes
         if given:
@@ -101,10 +101,10 @@ def test_an_arena_without_all_sizes_is_not_known() -> None:
     assert not differs(fast(*given), step(*given))
     run = compilation_of(fast).programs[0].compiled.executable
     (record,) = run.records.values()
-    assert run.maker.arena(record.values) == record.arena
+    assert run.specializer.arena(record.values) == record.arena
     assert 3001 in record.values.values()
     for name, value in record.values.items():
-        found = run.maker.arena({known: size for known, size in record.values.items() if known != name})
+        found = run.specializer.arena({known: size for known, size in record.values.items() if known != name})
         assert found is None if value in (500, 400, 3001) else found in (None, record.arena)
 
 

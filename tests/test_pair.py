@@ -59,7 +59,7 @@ def test_each_half_is_translated_and_planned_once(done: Counter[str], limit: str
     forward, backward = (one.executable for one in compilation_of(fast).programs)
     assert backward.limit is None and (forward.limit is not None) == bool(LIMITS[limit])
     if forward.limit is not None:
-        assert forward.limit.backward is backward and backward.maker.keeps.forward is forward.plan
+        assert forward.limit.backward is backward and backward.specializer.keeps.forward is forward.plan
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -71,7 +71,7 @@ def test_so_is_each_half_of_a_whole_step(done: Counter[str], limit: str) -> None
         step(torch.randn(rows, 8))
     assert done == Counter(f"{what} 0_{half}" for what in ("translated", "planned") for half in ("forward", "backward"))
     forward, backward = (one.executable for one in step.programs)
-    assert forward.maker.joined is not None and forward.maker.joined is backward.maker.joined
+    assert forward.specializer.joined is not None and forward.specializer.joined is backward.specializer.joined
 
 
 def test_a_half_that_fails_leaves_the_other_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,14 +101,14 @@ def test_the_curve_is_the_one_that_the_limit_decides_by(fast) -> None:
     for sizes in ((4, 9), (1, 1), (13, 257), (64, 64)):
         values = old_names(limit, fast, dict(zip(("x_0", "x_1"), sizes, strict=True)))
         around = scratch(limit, values)
-        ladder = limit.ladder(values)
-        rungs = list(ladder)
-        assert len(rungs) > 3 or sizes[0] * sizes[1] < 100  # of few rows nothing is worth dropping
-        for rung in rungs:
-            curve = line.curve(values, around, rung.dropped, used(limit.ladders, rung.dropped))
-            assert curve.tolist() == ladder.curve(rung.keeping).tolist()
-            assert curve.max() <= rung.live  # a layout takes no less than what is alive
-        assert limit.needed(values, SAVE_ALL) >= ladder.curve(SAVE_ALL).max()
+        tradeoff = limit.tradeoff(values)
+        choices = list(tradeoff)
+        assert len(choices) > 3 or sizes[0] * sizes[1] < 100  # of few rows nothing is worth dropping
+        for choice in choices:
+            curve = line.curve(values, around, choice.dropped, used(limit.problem, choice.dropped))
+            assert curve.tolist() == tradeoff.curve(choice.policy).tolist()
+            assert curve.max() <= choice.live  # a layout takes no less than what is alive
+        assert limit.needed(values, SAVE_ALL) >= tradeoff.curve(SAVE_ALL).max()
 
 
 def test_the_data_name_sizes_as_people_do(data) -> None:
@@ -121,7 +121,7 @@ def test_the_data_name_sizes_as_people_do(data) -> None:
     assert "x_0*x_1" in texts and "s" not in re.sub(r"scaled", "", texts)
     lines = {life["where"] for life in program["lives"]}
     assert any("torch.sin(torch.tanh(up(norm(x))))" in line for line in lines)
-    dropped = [life for point in program["points"] for rung in point["rungs"] for life, *_ in rung["drop"]]
+    dropped = [life for point in program["points"] for choice in point["choices"] for life, *_ in choice["drop"]]
     assert dropped and all(program["lives"][life]["gap"] for life in dropped)
 
 
@@ -133,10 +133,10 @@ def test_the_choice_under_a_limit_is_that_of_a_call(fast) -> None:
     program, = data_of(other, 4, x=(16, 100, 32))["programs"]
     point = program["points"][0]
     record = limits(other)[0].choose(old_names(limits(other)[0], other, {"x_0": 16, "x_1": 100}))
-    rungs = point["rungs"][:point["chosen"] + 1]
-    names = {program["lives"][life]["name"] for rung in rungs for life, *_ in rung["drop"]}
+    choices = point["choices"][:point["chosen"] + 1]
+    names = {program["lives"][life]["name"] for choice in choices for life, *_ in choice["drop"]}
     assert point["chosen"] > 0 and names == record.dropped
-    assert max(point["curves"]["after"]) == point["rungs"][point["chosen"]]["peak"] <= bytes_
+    assert max(point["curves"]["after"]) == point["choices"][point["chosen"]]["peak"] <= bytes_
     narrow = compiled(300_000)
     tight, = data_of(narrow, 1, x=(16, 100, 32))["programs"]
     assert "cannot run within 0.3 MB at x_0=16, x_1=100" in tight["points"][0]["chosen"]["what"]
@@ -167,7 +167,7 @@ def test_inference_and_what_is_not_compiled() -> None:
     found = data_of(fast, 3)
     assert found["notes"] or len(found["programs"]) > 1
     one = found["programs"][0]
-    assert one["border"] == len(one["steps"]) and not one["again"] and one["points"][0]["rungs"] == []
+    assert one["border"] == len(one["steps"]) and not one["again"] and one["points"][0]["choices"] == []
 
 
 def test_without_a_limit_there_is_the_curve_alone() -> None:
@@ -211,21 +211,21 @@ def test_formulas_have_the_same_value_in_the_page() -> None:
 @needs_node
 def test_the_page_computes_the_compilers_curves(fast, data) -> None:
     assert node("return given[0].programs.map(Curves.check)", data) == [
-        {"compared": sum(len(point["rungs"]) for point in data["programs"][0]["points"]), "wrong": 0}]
+        {"compared": sum(len(point["choices"]) for point in data["programs"][0]["points"]), "wrong": 0}]
     program = data["programs"][0]
     limit, = limits(fast)
     line = timeline(limit)
     point = program["points"][0]
     for sizes in ({"x_0": 3, "x_1": 77}, {"x_0": 16, "x_1": 1}, point["values"]):  # computed at, or not
         values = old_names(limit, fast, sizes)
-        rungs = [-1, 2, len(point["rungs"]) - 1]
-        found = node("const [program, point, values, rungs] = given; const bytes = Curves.sizes(program, values);"
-                     "return rungs.map((i) => Curves.curve(program, bytes, [0, 0], Curves.state(point, i)))",
-                     program, point, sizes, rungs)
-        ladder = list(limit.ladder(old_names(limit, fast, point["values"])))
-        for i, curve in zip(rungs, found, strict=True):
-            dropped = ladder[i].dropped if i >= 0 else frozenset()
-            assert curve == line.curve(values, (0, 0), dropped, used(limit.ladders, dropped)).tolist()
+        choices = [-1, 2, len(point["choices"]) - 1]
+        found = node("const [program, point, values, choices] = given; const bytes = Curves.sizes(program, values);"
+                     "return choices.map((i) => Curves.curve(program, bytes, [0, 0], Curves.state(point, i)))",
+                     program, point, sizes, choices)
+        tradeoff = list(limit.tradeoff(old_names(limit, fast, point["values"])))
+        for i, curve in zip(choices, found, strict=True):
+            dropped = tradeoff[i].dropped if i >= 0 else frozenset()
+            assert curve == line.curve(values, (0, 0), dropped, used(limit.problem, dropped)).tolist()
     script = "const [program, point] = given; const bytes = Curves.sizes(program, point.values);" \
              "return Curves.curve(program, bytes, point.scratch, Curves.state(point, -1))"
     assert node(script, program, point) == point["curves"]["before"]
@@ -237,24 +237,24 @@ def test_the_page_chooses_as_a_call_does(fast, data) -> None:
     limit, = limits(fast)
     for point in program["points"][::3]:
         values = old_names(limit, fast, point["values"])
-        ladder = list(limit.ladder(values))
+        tradeoff = list(limit.tradeoff(values))
         asked = [point["needed"] * part // 40 for part in range(10, 42)]
         found = node("const [point, asked] = given; return asked.map((one) => Curves.choose(point, one))", point, asked)
         assert found[-1] == -1 and len(set(found)) > 1
-        for bytes_, rung in zip(asked, found, strict=True):
+        for bytes_, choice in zip(asked, found, strict=True):
             limit.bytes = bytes_
             wanted = None
             with contextlib.suppress(LimitError):
-                keeping = limit.choose(values)
-                wanted = -1 if keeping == SAVE_ALL else [one.dropped for one in ladder].index(keeping.dropped)
-            assert rung == wanted
+                policy = limit.choose(values)
+                wanted = -1 if policy == SAVE_ALL else [one.dropped for one in tradeoff].index(policy.dropped)
+            assert choice == wanted
         limit.bytes = NO_LIMIT
 
 
 @needs_node
 def test_who_is_alive_and_what_relieves(data) -> None:
     program = data["programs"][0]
-    script = """const [program] = given, point = program.points[0], last = point.rungs.length - 1;
+    script = """const [program] = given, point = program.points[0], last = point.choices.length - 1;
       const bytes = Curves.sizes(program, point.values);
       const curves = [-1, last].map((i) => Curves.curve(program, bytes, point.scratch, Curves.state(point, i)));
       const sum = (what, i) => Curves.alive(program, bytes, what, i).reduce((sum, [, size]) => sum + size,
@@ -264,10 +264,10 @@ def test_who_is_alive_and_what_relieves(data) -> None:
     found = node(script, program)
     assert found["curves"] == found["sums"]
     point = program["points"][0]
-    assert [one["drop"] for one in found["gone"]] == [rung["drop"] for rung in point["rungs"][1:]]
+    assert [one["drop"] for one in found["gone"]] == [choice["drop"] for choice in point["choices"][1:]]
     assert all(one["freed"] > 0 and one["seconds"] > 0 for one in found["gone"])
-    assert sum(one["freed"] for one in found["gone"]) == point["rungs"][0]["live"] - point["rungs"][-1]["live"]
-    assert sum(one["seconds"] for one in found["gone"]) == pytest.approx(point["rungs"][-1]["seconds"])
+    assert sum(one["freed"] for one in found["gone"]) == point["choices"][0]["live"] - point["choices"][-1]["live"]
+    assert sum(one["seconds"] for one in found["gone"]) == pytest.approx(point["choices"][-1]["seconds"])
 
 
 # ---- values that are moved out
@@ -294,13 +294,13 @@ def test_moves_are_in_the_data(stored) -> None:
     limit, = limits(fast)
     point = program["points"][0]
     values = old_names(limit, fast, point["values"])
-    keeping = limit.choose(values)
-    rung = point["rungs"][point["chosen"]]
-    assert keeping.moved and program["moves"] and rung["moved"] == len(keeping.moved) and rung["away"] > 0
-    assert point["curves"]["after"] == limit.ladder(values).curve(keeping).tolist()
-    assert max(point["curves"]["after"]) == rung["peak"] <= rung["needed"] <= program["limited"]
-    assert rung["away"] == sum(limit.ladder(values).kept(move.saved) for move in keeping.moved)
-    assert "moved out" in choice_text(rung)
+    policy = limit.choose(values)
+    choice = point["choices"][point["chosen"]]
+    assert policy.moved and program["moves"] and choice["moved"] == len(policy.moved) and choice["away"] > 0
+    assert point["curves"]["after"] == limit.tradeoff(values).curve(policy).tolist()
+    assert max(point["curves"]["after"]) == choice["peak"] <= choice["needed"] <= program["limited"]
+    assert choice["away"] == sum(limit.tradeoff(values).kept(move.saved) for move in policy.moved)
+    assert "moved out" in choice_text(choice)
 
 
 @needs_node
@@ -309,8 +309,8 @@ def test_the_page_knows_what_is_moved(stored) -> None:
     program, = data["programs"]
     limit, = limits(fast)
     point = program["points"][0]
-    assert node("return Curves.check(given[0])", program) == {"compared": len(point["rungs"]), "wrong": 0}
-    keeping = limit.choose(old_names(limit, fast, point["values"]))
+    assert node("return Curves.check(given[0])", program) == {"compared": len(point["choices"]), "wrong": 0}
+    policy = limit.choose(old_names(limit, fast, point["values"]))
     script = """const [program, point, limit] = given, what = Curves.state(point, Curves.choose(point, limit));
       const bytes = Curves.sizes(program, point.values), curve = Curves.curve(program, bytes, point.scratch, what);
       const sums = curve.map((_, i) => Curves.alive(program, bytes, what, i).reduce((sum, [, size]) => sum + size,
@@ -320,8 +320,8 @@ def test_the_page_knows_what_is_moved(stored) -> None:
     assert found["curve"] == found["sums"] == point["curves"]["after"]
     lives = program["lives"]
     assert {lives[i]["name"]: (first - 1, last + 1 - program["border"]) for i, (first, last, *_) in found["moved"]} == {
-        move.saved: (move.gone, move.back) for move in keeping.moved}
-    assert {lives[i]["name"] for i, _ in found["dropped"]} == keeping.dropped
+        move.saved: (move.gone, move.back) for move in policy.moved}
+    assert {lives[i]["name"] for i, _ in found["dropped"]} == policy.dropped
     for i, (_, _, copies, again) in found["moved"]:
         assert copies > 0 and (again is None) == (lives[i]["gap"] is None)
 
@@ -406,19 +406,19 @@ def test_the_page_in_a_browser(fast, data, tmp_path) -> None:
         assert not complaints and not Elements(text).loads
         assert found["check"]["data-wrong"] == "0" and int(found["check"]["data-compared"]) > 30
         if part > 1:  # between computed sizes: the values' bytes are exact, scratch is that of the nearest
-            assert "Between computed sizes" in found["status"]["text"] and found["body"]["data-rung"] == "-1"
+            assert "Between computed sizes" in found["status"]["text"] and found["body"]["data-choice"] == "-1"
             whole = line.curve(values, (0, 0))
             nearest = int(found["tile-before"]["value"]) - max(whole)
             assert any(nearest in point["scratch"] for point in program["points"])
             continue
-        rung = int(found["body"]["data-rung"])
+        choice = int(found["body"]["data-choice"])
         limit.bytes = bytes_
-        ladder = list(limit.ladder(values))
-        assert rung > 0 and ladder[rung].dropped == limit.choose(values).dropped
+        tradeoff = list(limit.tradeoff(values))
+        assert choice > 0 and tradeoff[choice].dropped == limit.choose(values).dropped
         limit.bytes = NO_LIMIT
         around = scratch(limit, values)
-        for name, dropped in (("tile-before", frozenset()), ("tile-after", ladder[rung].dropped)):
-            assert int(found[name]["value"]) == line.curve(values, around, dropped, used(limit.ladders, dropped)).max()
+        for name, dropped in (("tile-before", frozenset()), ("tile-after", tradeoff[choice].dropped)):
+            assert int(found[name]["value"]) == line.curve(values, around, dropped, used(limit.problem, dropped)).max()
         assert "the fullest step" in found["alive"]["text"] and "torch.tanh" in found["evictions"]["text"]
 
 

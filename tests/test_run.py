@@ -232,7 +232,7 @@ def test_what_is_written_of_the_arena_is_counted_in_memory():
             run([x[:1], y])
         torch.testing.assert_close(found[0], x + y + y + y + y + y)
         assert [one.counted for one in seen] == [one.record.arena for one in seen]
-        assert [one.counted for one in seen] == [run.maker.arena(one.record.values) for one in seen]
+        assert [one.counted for one in seen] == [run.specializer.arena(one.record.values) for one in seen]
         assert seen[0].counted > seen[1].counted > 0
         assert run.context is before and run.profiles is None
 

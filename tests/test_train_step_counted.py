@@ -54,7 +54,7 @@ def test_a_step_takes_what_was_predicted_and_a_refused_one_changes_nothing() -> 
     free = []
     for limit in limits:
         [record] = limit.program.records.values()
-        free.append(limit.needed(record.values, record.keeping))
+        free.append(limit.needed(record.values, record.policy))
     leasts = [limit.least(dict(next(iter(limit.program.records.values())).values)) for limit in limits]
     assert all(least < 0.7 * need for least, need in zip(leasts, free, strict=True))
     for bytes_ in (NO_LIMIT, int(0.8 * max(free)), max(leasts)):
@@ -66,8 +66,8 @@ def test_a_step_takes_what_was_predicted_and_a_refused_one_changes_nothing() -> 
             with counted() as most:
                 step(batch(150))
             [record] = limit.program.records.values()
-            need = limit.needed(record.values, record.keeping)
-            assert need <= bytes_ and bool(record.keeping.dropped) == (bytes_ < free[number == BATCHES - 1])
+            need = limit.needed(record.values, record.policy)
+            assert need <= bytes_ and bool(record.policy.dropped) == (bytes_ < free[number == BATCHES - 1])
             assert need - 64 <= most[0] <= need, (bytes_, number)
             curves = step.memory(arguments_0=(8, 150)).curves
             assert need in [one.needs for one in curves]

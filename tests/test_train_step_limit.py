@@ -99,7 +99,7 @@ def test_the_same_numbers_under_a_limit(kind: type[torch.nn.Module]) -> None:
     for one, other in zip(model.state_dict().values(), free.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     limit = next(p.executable.limit for p in step.programs if p.executable.limit is not None)
-    assert any(record.keeping.dropped for record in limit.program.records.values())
+    assert any(record.policy.dropped for record in limit.program.records.values())
 
 
 def bounds(kind: type[torch.nn.Module], x: Tensor) -> tuple[int, int]:
@@ -111,7 +111,7 @@ def bounds_of(step: anyshape.TrainStep, x: Tensor) -> tuple[int, int]:
     step(x)
     limit = next(one.executable.limit for one in step.programs if one.executable.limit is not None)
     record = next(iter(limit.program.records.values()))
-    return limit.needed(record.values, record.keeping), limit.least(record.values)
+    return limit.needed(record.values, record.policy), limit.least(record.values)
 
 
 def between(kind: type[torch.nn.Module], x: Tensor) -> int:
@@ -311,4 +311,4 @@ def test_gradients_die_with_updates_of_several_kernels() -> None:
     [limit] = limits_of(step)
     [record] = limit.program.records.values()
     gradients = 4 * sum(p.numel() for p in model.parameters())
-    assert limit.needed(record.values, record.keeping) < 0.75 * gradients
+    assert limit.needed(record.values, record.policy) < 0.75 * gradients

@@ -184,7 +184,7 @@ def test_limits_hold(make: Callable[[], nn.Module], given: torch.Tensor, disable
     for bytes_ in (most, (least + most) // 2, least):
         with under(run, bytes_):
             run(given)
-            needed = limit.needed(values, next(iter(limit.program.records.values())).keeping)
+            needed = limit.needed(values, next(iter(limit.program.records.values())).policy)
             found: list[torch.Tensor] = []
             taken = peak(module, lambda into=found: into.extend(gradients(run, module, given)))
             assert same(found, reference)
@@ -208,7 +208,7 @@ def test_any_backward_runs_on_any_tape(limited: tuple[Language, Callable], loss:
     limit = limit_of(run)
     with under(run, limit.least(next(iter(limit.program.records.values())).values)):
         assert same(gradients(run, module, tokens, loss), wanted)
-        assert next(iter(limit.program.records.values())).keeping.dropped
+        assert next(iter(limit.program.records.values())).policy.dropped
         assert same(gradients(run, module, tokens), usual)
         outputs = run(tokens)
         parameters = list(module.parameters())
@@ -232,7 +232,7 @@ def test_values_that_were_moved_out_come_back(tmp_path: Path) -> None:
     with under(run, limit.least(values)):
         assert same(gradients(run, module, tokens), wanted)
         assert same(gradients(run, module, tokens, _sum), gradients(run, module, tokens, _sum))
-        assert next(iter(limit.program.records.values())).keeping.moved
+        assert next(iter(limit.program.records.values())).policy.moved
 
 
 def test_who_watches_a_backward_sees_it(limited: tuple[Language, Callable]) -> None:

@@ -22,6 +22,7 @@ def predicted_and_counted(step: Step, inputs: Callable[[Shape], Inputs], shapes:
         with contextlib.ExitStack() as stack:
             seen = [(one, stack.enter_context(watched(one.executable))) for one in programs]
             step(arguments)
-        rows += [[list(shape), one.name, one.executable.ran(run.record).maker.arena(run.record.values), run.counted]
+        rows += [[list(shape), one.name, one.executable.ran(run.record).specializer.arena(run.record.values),
+                  run.counted]
                  for one, runs in seen for run in runs]
     return rows

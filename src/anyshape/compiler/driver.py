@@ -149,8 +149,8 @@ def rebuilt(compiled: CompiledGraph, plan: Plan, programs: Mapping[str, LoopProg
     kernels += compiled.target.build([compiled.target.emit(program) for program in programs.values()])
     if config.check >= 1:
         verify(plan)
-    maker = compiled.executable.maker
-    return link_plan(plan, kernels, maker.keeps.forward, compiled.target, config, maker.names)
+    specializer = compiled.executable.specializer
+    return link_plan(plan, kernels, specializer.keeps.forward, compiled.target, config, specializer.names)
 
 
 @dataclass(slots=True)

@@ -80,16 +80,16 @@ def link_backward(planned: PlannedGraph, forward: CompiledGraph, config: Config,
                   names: Mapping[str, str] = NO_NAMES) -> CompiledGraph:
     """A backward whose forward is there, and knows nothing of it. Errors as of `link_pair`."""
     begun = time.perf_counter()
-    maker = _specializer(planned, planned.plan, forward.plan, names, None, 0)
-    return _linked(planned, [_executable(planned, maker, config)], begun)
+    specializer = _specializer(planned, planned.plan, forward.plan, names, None, 0)
+    return _linked(planned, [_executable(planned, specializer, config)], begun)
 
 
 def link_plan(plan: Plan, kernels: Sequence[Kernel], forward: Plan | None, target: Target, config: Config,
               names: Mapping[str, str] = NO_NAMES) -> Executable:
     """The executable of a plan that keeps to nothing. forward: of a backward, the plan of its forward."""
     context = shared_context()
-    maker = Specializer(plan, target.runner(plan, kernels), context.host, forward, names=names)
-    return Executable(plan, kernels, context, forward, config.threads, config.packed_bytes, target, maker)
+    specializer = Specializer(plan, target.runner(plan, kernels), context.host, forward, names=names)
+    return Executable(plan, kernels, context, forward, config.threads, config.packed_bytes, target, specializer)
 
 
 def has_own_sizes(forward: Specializer, backward: Specializer) -> bool:
@@ -106,20 +106,21 @@ def _specializer(planned: PlannedGraph, plan: Plan, before: Plan | None, names: 
     return Specializer(plan, runner, shared_context().host, before, chunks, order > 0, names)
 
 
-def _in_orders(planned: PlannedGraph, makers: Sequence[Specializer], config: Config,
+def _in_orders(planned: PlannedGraph, specializers: Sequence[Specializer], config: Config,
                budgets: Sequence[BudgetTerms | None], selection: OrderSelection | None) -> list[Executable]:
     """The executables of a graph, in each order of steps that calls choose from."""
     found: list[Executable] = []
-    for maker, budget in reversed([*zip(makers, budgets, strict=False)]):
+    for specializer, budget in reversed([*zip(specializers, budgets, strict=False)]):
         other = found[0] if found else None
         policy = CallPolicy(budget, other, None if other is None else selection)
-        found.insert(0, _executable(planned, maker, config, policy))
+        found.insert(0, _executable(planned, specializer, config, policy))
     return found
 
 
-def _executable(planned: PlannedGraph, maker: Specializer, config: Config, policy: CallPolicy = FREE) -> Executable:
-    return Executable(maker.plan, planned.kernels, shared_context(), maker.keeps.forward, config.threads,
-                      config.packed_bytes, planned.target, maker, policy)
+def _executable(planned: PlannedGraph, specializer: Specializer, config: Config,
+                policy: CallPolicy = FREE) -> Executable:
+    return Executable(specializer.plan, planned.kernels, shared_context(), specializer.keeps.forward, config.threads,
+                      config.packed_bytes, planned.target, specializer, policy)
 
 
 def _linked(planned: PlannedGraph, executables: Sequence[Executable], begun: float) -> CompiledGraph:

@@ -97,7 +97,7 @@ def bound(limit: MemoryBudget, values: dict[str, int], room: int = 0) -> int:
         if found > room:
             break
         kept = line.curve(values, beside, names - {name})
-        again = line.curve(values, beside, names, used(limit.ladders, frozenset((name,))))
+        again = line.curve(values, beside, names, used(limit.problem, frozenset((name,))))
         found = max(found, min(int(kept.max()), int(again.max())))
     return found
 
@@ -159,15 +159,15 @@ def _length(draw: random.Random, longest: int) -> int:
 def _run(model: BenchModel, step: Train, epoch: Epoch, shapes: list[Shape], counter: Meter) -> None:
     """Once to see the shapes, then twice on the clock."""
     before, _ = settled(counter)
-    makers = [functools.partial(_made, model, shape, epoch.way == "padded") for shape in shapes]
+    specializers = [functools.partial(_made, model, shape, epoch.way == "padded") for shape in shapes]
     try:
-        for make in makers:
+        for make in specializers:
             step(make())
     except LimitError:
         epoch.fits = False
         return
     counter.reset()
-    epoch.seconds = min(sum(timed(step, make()) for make in makers) for _ in range(2))
+    epoch.seconds = min(sum(timed(step, make()) for make in specializers) for _ in range(2))
     epoch.peak = counter.peak() - before
 
 

@@ -108,8 +108,8 @@ def _forget(limit: MemoryBudget) -> None:
     for program in (limit.program, limit.backward):
         if program is not None:
             program.records.clear()
-            program.maker.records.clear()
-            program.maker.latest = None
+            program.specializer.records.clear()
+            program.specializer.latest = None
 
 
 def layouts(model: BenchModel, job: dict[str, Any], found: Ours, tell: Tell) -> None:
@@ -126,7 +126,7 @@ def layouts(model: BenchModel, job: dict[str, Any], found: Ours, tell: Tell) -> 
             backward = _backward(programs, program)
             pairs = [(program, record)]
             if backward is not None:
-                pairs.append((backward, backward.maker.make(_later(backward, record.values))))
+                pairs.append((backward, backward.specializer.make(_later(backward, record.values))))
             for one, its in pairs:
                 if one.name not in judged and its.room < 0 and its.given < 0:
                     judged.add(one.name)
@@ -147,8 +147,8 @@ def _compiled(model: BenchModel, job: dict[str, Any]) -> tuple[Switch, Train]:
 
 
 def _backward(programs: list[Executable], program: Executable) -> Executable | None:
-    return next((one for one in programs if one.maker.keeps.forward is program.plan
-                 and one.maker.is_other is program.maker.is_other), None)
+    return next((one for one in programs if one.specializer.keeps.forward is program.plan
+                 and one.specializer.is_other is program.specializer.is_other), None)
 
 
 def _later(backward: Executable, values: dict[str, int]) -> dict[str, int]:
@@ -185,8 +185,8 @@ def _plans(compiled: CompiledGraph, program: Executable) -> tuple[Plan, Plan, Pl
     store, fusion = fused(compiled.graph, target_of(config), config)
     versions, _ = named(fusion, compiled.graph.facts, target_of(config))
     plan = elide_mutation_copies(sink_mutations(assemble(compiled.graph, fusion, store, versions)))
-    forward = program.maker.keeps.forward
-    return plan, reorder(plan, PlanContext(forward=forward))[-1 if program.maker.is_other else 0], forward
+    forward = program.specializer.keeps.forward
+    return plan, reorder(plan, PlanContext(forward=forward))[-1 if program.specializer.is_other else 0], forward
 
 
 def _order(name: str, shape: Shape, plans: tuple[Plan, Plan, Plan | None], values: dict[str, int],

@@ -103,7 +103,7 @@ def needed(switch: Switch) -> tuple[int, dict[MemoryBudget, dict[str, int]]]:
             record = record_of(limit)
             other = limit.program.ran(record).limit
             ran[other if isinstance(other, MemoryBudget) else limit] = record
-    return sum(limit.needed(record.values, record.keeping) for limit, record in ran.items()), {
+    return sum(limit.needed(record.values, record.policy) for limit, record in ran.items()), {
         limit: record.values for limit, record in ran.items()}
 
 

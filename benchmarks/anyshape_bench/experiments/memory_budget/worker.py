@@ -100,7 +100,7 @@ def ours(model: BenchModel, job: dict[str, Any], answer: Answer, counter: Meter,
             row.limits.append(bytes_ if bytes_ < NEVER else 0)
             row.peaks.append(step_peak(step, model, shape, counter, switch.compiler.held))
             row.predicted.append(need(switch, step, inputs)[0])
-            row.again.append(sum(len(record_of(limit).keeping.dropped) for limit in switch.limits()))
+            row.again.append(sum(len(record_of(limit).policy.dropped) for limit in switch.limits()))
         times: dict[str, list[float]] = {name: [] for name in fits}
         for turn in range(job["rounds"]):
             tell(f"{shape}: in turn", place * job["rounds"] + turn, len(shapes) * job["rounds"])

@@ -121,7 +121,7 @@ def written(network: Network, batches: Sequence[int], folder: Path) -> dict[str,
     record["nodes"] = sum(len(one.graph.nodes) for one in compiled)
     record["planned"] = sum(dict(one.seconds)["plan"] for one in compiled)
     plans = plans_of(step)
-    first = compiled[1].executable.maker.keeps.forward
+    first = compiled[1].executable.specializer.keeps.forward
     place = {id(one): k for k, one in enumerate((*plans[0].steps, *plans[1].steps))}
     [(_, limit)] = pairs(step.compilation)
     unused = dict.fromkeys(limit.program.layout.symbols, 0)  # sizes that nothing depends on

@@ -156,9 +156,9 @@ class _BudgetSearch:
     (backend/cpu/bytecode/budget_frame.py)."""
 
     def __init__(self, cache: ObjectCache | None) -> None:
-        self.native = jit.load(budget_search.emit_climb(), ("begin", "climb"), target.host(), cache)
+        self.native = jit.load(budget_search.emit_search(), ("begin", "advance"), target.host(), cache)
         routine = ctypes.CFUNCTYPE(WORD, WORD)
-        self.begin, self.climb = routine(self.native.address["begin"]), routine(self.native.address["climb"])
+        self.begin, self.advance = routine(self.native.address["begin"]), routine(self.native.address["advance"])
 
 
 def routines_of(cache: ObjectCache | None) -> NativeRoutines:

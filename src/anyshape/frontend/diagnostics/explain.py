@@ -83,7 +83,7 @@ def _placed(program: NativeProgram, at: dict[str, int]) -> int | None:
     executable = program.compiled.executable
     if all(name in at or name.startswith(UNUSED) for name in executable.layout.symbols):
         executable = executable.at(at)
-    return executable.maker.arena(at)
+    return executable.specializer.arena(at)
 
 
 def native_programs(compilation: Compilation) -> list[NativeProgram]:

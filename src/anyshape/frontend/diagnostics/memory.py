@@ -81,8 +81,8 @@ def _limit(program: Executable, later: Executable | None) -> MemoryBudget:
     if isinstance(program.limit, MemoryBudget):
         return program.limit.apart()
     # what is compiled in parts has backwards that read the tapes of several, or have sizes of their own
-    if later is not None and (later.maker.keeps.forward is not program.plan
-                              or has_own_sizes(program.maker, later.maker)):
+    if later is not None and (later.specializer.keeps.forward is not program.plan
+                              or has_own_sizes(program.specializer, later.specializer)):
         later = None
     return MemoryBudget(program, later, UNLIMITED, LiveTapes())
 
@@ -113,18 +113,18 @@ class CalledProgram:
             return None
         refusal = None
         try:
-            keeping = limit.choose(values, room)
+            policy = limit.choose(values, room)
         except LimitError as error:
-            keeping = limit.lowest(values)
+            policy = limit.lowest(values)
             refusal = Refusal(*(re.sub(r"\b\w+\b", lambda word: self.names.get(word[0], word[0]), text)
                                 for text in (error.what, error.why, error.do)))
-        choice, rung = None, None
-        if keeping != SAVE_ALL:
-            number, rung = next((i, one) for i, one in enumerate(limit.ladder(values) or ()) if one.keeping == keeping)
-            saved = limit.program.maker.keeps
-            choice = Choice(number, len(saved.kept_buffers) + len(saved.outside), len(rung.dropped), len(rung.moved),
-                            rung.away)
-        what = state(limit.ladders, keeping)
+        choice, point = None, None
+        if policy != SAVE_ALL:
+            number, point = next((i, one) for i, one in enumerate(limit.tradeoff(values) or ()) if one.policy == policy)
+            saved = limit.program.specializer.keeps
+            choice = Choice(number, len(saved.kept_buffers) + len(saved.outside), len(point.dropped), len(point.moved),
+                            point.away)
+        what = state(limit.problem, policy)
         chosen = line.curve(values, around, *what)
         peak = int(chosen.argmax())
         alive = [AliveNote(life.name, size, life.kind, life.where)
@@ -132,17 +132,17 @@ class CalledProgram:
         if around[peak >= line.border]:
             alive.append(AliveNote("scratch of all threads", around[peak >= line.border], "temporary", ""))
         return MemoryCurve(" and ".join(self.parts), tuple(line.curve(values, around).tolist()), tuple(chosen.tolist()),
-                           line.border, room if room < UNLIMITED else 0, whole, limit.needed(values, keeping),
+                           line.border, room if room < UNLIMITED else 0, whole, limit.needed(values, policy),
                            peak, str(self.positions[peak]), tuple(sorted(alive, key=lambda one: -one.bytes)),
-                           self._back(values, rung), 0.0 if rung is None else limit.seconds(rung), refusal, around,
+                           self._back(values, point), 0.0 if point is None else limit.seconds(point), refusal, around,
                            choice)
 
-    def _back(self, values: dict[str, int], rung: TradeoffPoint | None) -> tuple[WayBack, ...]:
-        """What is not kept on a rung, the largest first."""
-        if rung is None:
+    def _back(self, values: dict[str, int], point: TradeoffPoint | None) -> tuple[WayBack, ...]:
+        """What is not kept on a point, the largest first."""
+        if point is None:
             return ()
-        again = work_again(self.limit, values, rung.dropped)
-        gone = away(self.limit.ladders, rung.moved)
+        again = work_again(self.limit, values, point.dropped)
+        gone = away(self.limit.problem, point.moved)
         found = []
         for life in self.line.lives:
             bytes_ = evaluate(life.bytes, values)

@@ -44,7 +44,7 @@ SHORTEST = 1e-9  # seconds, so that nothing is for free
 class PolicyOption:
     """What may be kept, the bytes that this takes, and seconds of work. exact: of the bytes that is known."""
 
-    keeping: SavePolicy
+    policy: SavePolicy
     bytes: int
     seconds: float
     exact: bool = True
@@ -58,7 +58,7 @@ class Participant:
     limit: MemoryBudget
     values: dict[str, int]
     options: list[PolicyOption]
-    lease: TapeMemory | None = None
+    tape_memory: TapeMemory | None = None
     at: int = 0
 
     @property
@@ -70,11 +70,11 @@ class Participant:
     def fits(self) -> bool:
         """Whether a tape's own backward takes no more than before, so that its turn comes."""
         limit, values = self.limit, self.values
-        if self.lease is None or self.at == 0:
+        if self.tape_memory is None or self.at == 0:
             return True
-        before, after = (limit.needs_of(values, one.keeping)[1] for one in (self.options[0], self.chosen))
-        return after <= max(before, limit.bytes - sum(lease.bytes for lease in limit.held.leases
-                                                      if lease.number < self.lease.number))
+        before, after = (limit.needs_of(values, one.policy)[1] for one in (self.options[0], self.chosen))
+        return after <= max(before, limit.bytes - sum(tape_memory.bytes for tape_memory in limit.held.tapes
+                                                      if tape_memory.number < self.tape_memory.number))
 
 
 class SharedMemoryBudget(MemoryBudget):
@@ -91,18 +91,18 @@ class SharedMemoryBudget(MemoryBudget):
             return self._fit(record, record.values)
 
     def _fit(self, record: Specialization, values: dict[str, int]) -> tuple[Specialization, StoreReservation | None]:
-        made = self.program.maker.made
-        learnt = self.learnt.get((len(self.held.leases), key_of(values))) if self.learnt else None
+        made = self.program.specializer.made
+        learnt = self.learnt.get((len(self.held.tapes), key_of(values))) if self.learnt else None
         if learnt is not None and self.needed(values, learnt) <= self.room():
             record = made(values, learnt)
-        need, room = self.needed(values, record.keeping), self.room()
+        need, room = self.needed(values, record.policy), self.room()
         if need > room and self.total < UNLIMITED:
             huge_pages.give_back()
             room = self.room()
         if need > room:
             record = made(values, make_room(self, values, room))
-            need, room = self.needed(values, record.keeping), self.room()
-        elif 2 * record.kept > room and record.keeping == SAVE_ALL and self.ladders is not None and not self.alone \
+            need, room = self.needed(values, record.policy), self.room()
+        elif 2 * record.kept > room and record.policy == SAVE_ALL and self.problem is not None and not self.alone \
                 and self.needed(values, APART) <= room:
             record = made(values, APART)  # a later call may want some of it
             need = self.needed(values, APART)
@@ -112,7 +112,7 @@ class SharedMemoryBudget(MemoryBudget):
                 space = self.store.reserve(record.stored)
             except StoreError as error:
                 record = made(values, self.choose(values, room, error))
-                need = self.needed(values, record.keeping)
+                need = self.needed(values, record.policy)
         kept, temporary = self.program.context.kept, self.program.context.temporary
         idle = kept.idle_after(0 if record.chunks else record.kept) + temporary.idle_after(
             record.temporary + record.scratch * self.threads())
@@ -122,7 +122,7 @@ class SharedMemoryBudget(MemoryBudget):
         note_call(self.held, need)
         return record, space
 
-    def begin(self, lease: TapeMemory) -> None:
+    def begin(self, tape_memory: TapeMemory) -> None:
         """A backward begins: its tape stays as it is from now on, and other tapes drop more if they would be over the
         limit with it.
 
@@ -130,11 +130,11 @@ class SharedMemoryBudget(MemoryBudget):
             LimitError: they would be whatever they drop. Other backwards may run first.
         """
         with self.held.lock:
-            if self.ladders is not None and not lease.begun:
-                _fit_backward(lease, self)
-                if self.alone is None and not lease.beside:
+            if self.problem is not None and not tape_memory.begun:
+                _fit_backward(tape_memory, self)
+                if self.alone is None and not tape_memory.beside:
                     self.alone = True
-            lease.begun = True
+            tape_memory.begun = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +169,12 @@ def make_room(limit: MemoryBudget, values: dict[str, int], room: int) -> SavePol
         return known
     fixed: set[TapeMemory | None] = set()
     while True:
-        sides = [_waiting(lease) for lease in limit.held.leases if lease not in fixed]
+        sides = [_waiting(tape_memory) for tape_memory in limit.held.tapes if tape_memory not in fixed]
         sides = [side for side in sides if len(side.options) > 1]
         freed = sum(side.options[0].bytes - side.options[-1].bytes for side in sides)
-        keeping = limit.choose(values, room + freed, freed=freed)
+        policy = limit.choose(values, room + freed, freed=freed)
         if not sides:
-            return _noted(limit.settled, _situation(limit, values, room), keeping)
+            return _noted(limit.settled, _situation(limit, values, room), policy)
         own = Participant(limit, values, [PolicyOption(SAVE_ALL, limit.needed(values, SAVE_ALL), 0.0), *_rungs(limit,
                                                                                                                values)])
         if not _settled([own, *sides], room + sum(side.options[0].bytes for side in sides)):
@@ -183,88 +183,88 @@ def make_room(limit: MemoryBudget, values: dict[str, int], room: int) -> SavePol
         if limit.total < limit.bytes:
             huge_pages.give_back()
         room = limit.room()
-        if limit.needed(values, own.chosen.keeping) <= room:
-            return _noted(limit.settled, _situation(limit, values, room), own.chosen.keeping)
+        if limit.needed(values, own.chosen.policy) <= room:
+            return _noted(limit.settled, _situation(limit, values, room), own.chosen.policy)
 
 
 def _situation(limit: MemoryBudget, values: dict[str, int], room: int) -> tuple[Any, ...]:
     """What a choice depends on."""
-    return key_of(values), room, limit.threads(), *(lease.record for lease in limit.held.leases)
+    return key_of(values), room, limit.threads(), *(tape_memory.record for tape_memory in limit.held.tapes)
 
 
-def _noted(table: dict[Any, SavePolicy], key: Any, keeping: SavePolicy) -> SavePolicy:
+def _noted(table: dict[Any, SavePolicy], key: Any, policy: SavePolicy) -> SavePolicy:
     """Notes a choice, in the place of an old one if there are many."""
     while len(table) >= REMEMBERED:
         table.pop(next(iter(table)))
-    table[key] = keeping
-    return keeping
+    table[key] = policy
+    return policy
 
 
 def note_call(held: LiveTapes, need: int) -> None:
     """Notes that a call which takes `need` bytes begins while tapes wait."""
-    leases = held.leases
-    bytes_ = sum(lease.bytes for lease in leases)
-    for lease in leases:
-        if not lease.begun and isinstance(lease.limit, MemoryBudget):
-            lease.limit.alone = False
-            lease.beside = max(lease.beside, need + bytes_ - lease.bytes)
+    tapes = held.tapes
+    bytes_ = sum(tape_memory.bytes for tape_memory in tapes)
+    for tape_memory in tapes:
+        if not tape_memory.begun and isinstance(tape_memory.limit, MemoryBudget):
+            tape_memory.limit.alone = False
+            tape_memory.beside = max(tape_memory.beside, need + bytes_ - tape_memory.bytes)
 
 
-def _fit_backward(lease: TapeMemory, limit: MemoryBudget) -> None:
+def _fit_backward(tape_memory: TapeMemory, limit: MemoryBudget) -> None:
     """Has a backward fit, and gives memory back that nobody uses if it would be beside the limit."""
-    values = lease.record.values
+    values = tape_memory.record.values
     kept, temporary = limit.program.context.kept, limit.program.context.temporary
-    others = limit.held.bytes - lease.bytes
+    others = limit.held.bytes - tape_memory.bytes
     if limit.learnt:
-        _forget(lease, limit, others)
-    if _needed(lease, limit) + others + kept.idle_after(0) + temporary.idle_after(0) <= limit.bytes:
+        _forget(tape_memory, limit, others)
+    if _needed(tape_memory, limit) + others + kept.idle_after(0) + temporary.idle_after(0) <= limit.bytes:
         return
-    if _needed(lease, limit) + others > limit.bytes:
-        _make_room_for_backward(lease, limit)
-        others = limit.held.bytes - lease.bytes
+    if _needed(tape_memory, limit) + others > limit.bytes:
+        _make_room_for_backward(tape_memory, limit)
+        others = limit.held.bytes - tape_memory.bytes
     assert limit.backward is not None
     threads = limit.threads()
-    record = limit.backward.maker.made(limit.later(values), lease.record.keeping)
+    record = limit.backward.specializer.made(limit.later(values), tape_memory.record.policy)
     block = whole(record.temporary + record.scratch * threads)
     # that of the forward is part of what the backward needs
-    larger = max(whole(lease.record.temporary + lease.record.scratch * threads) - block, 0)
+    larger = max(whole(tape_memory.record.temporary + tape_memory.record.scratch * threads) - block, 0)
     idle = kept.idle_after(0) + max(temporary.idle_after(block) - larger, 0)
-    if idle and _needed(lease, limit) + others + idle > limit.bytes:
+    if idle and _needed(tape_memory, limit) + others + idle > limit.bytes:
         kept.release_idle()
         temporary.release_idle()
 
 
-def _forget(lease: TapeMemory, limit: MemoryBudget, others: int) -> None:
+def _forget(tape_memory: TapeMemory, limit: MemoryBudget, others: int) -> None:
     """Forgets what a tape had to drop, if nobody needed it this time."""
-    values = lease.record.values
-    key = lease.number, key_of(values)
-    if limit.learnt.get(key) == lease.record.keeping:
+    values = tape_memory.record.values
+    key = tape_memory.number, key_of(values)
+    if limit.learnt.get(key) == tape_memory.record.policy:
         everything = _kept(limit, _sizes(limit, values), SAVE_ALL)
-        if lease.beside + everything <= limit.bytes and others + limit.needed(values, SAVE_ALL) <= limit.bytes:
+        if tape_memory.beside + everything <= limit.bytes and others + limit.needed(values, SAVE_ALL) <= limit.bytes:
             limit.learnt.pop(key)
 
 
-def _needed(lease: TapeMemory, limit: MemoryBudget) -> int:
+def _needed(tape_memory: TapeMemory, limit: MemoryBudget) -> int:
     """What the backward of a tape takes."""
-    more = lease.block.bytes - whole(lease.record.kept) if isinstance(lease.block, Block) else 0
-    return limit.needs_of(lease.record.values, lease.record.keeping)[1] + more
+    more = tape_memory.block.bytes - whole(tape_memory.record.kept) if isinstance(tape_memory.block, Block) else 0
+    return limit.needs_of(tape_memory.record.values, tape_memory.record.policy)[1] + more
 
 
-def _make_room_for_backward(lease: TapeMemory, limit: MemoryBudget) -> None:
+def _make_room_for_backward(tape_memory: TapeMemory, limit: MemoryBudget) -> None:
     """Has a backward fit. Errors as of `begin`."""
-    values = lease.record.values
+    values = tape_memory.record.values
     fixed: set[TapeMemory | None] = set()
     while True:
-        need, others = _needed(lease, limit), limit.held.bytes - lease.bytes
+        need, others = _needed(tape_memory, limit), limit.held.bytes - tape_memory.bytes
         if need + others <= limit.bytes:
             return
-        own = Participant(limit, values, [PolicyOption(lease.record.keeping, need, 0.0)], lease)
-        if lease not in fixed:
-            own.options += [PolicyOption(one.keeping, limit.needs_of(values, one.keeping)[1], one.seconds)
-                            for one in _waiting(lease).options[1:]]
-        sides = [own, *(_waiting(other) for other in limit.held.leases if other is not lease)]
+        own = Participant(limit, values, [PolicyOption(tape_memory.record.policy, need, 0.0)], tape_memory)
+        if tape_memory not in fixed:
+            own.options += [PolicyOption(one.policy, limit.needs_of(values, one.policy)[1], one.seconds)
+                            for one in _waiting(tape_memory).options[1:]]
+        sides = [own, *(_waiting(other) for other in limit.held.tapes if other is not tape_memory)]
         for side in sides[1:]:
-            if side.lease in fixed:
+            if side.tape_memory in fixed:
                 side.options = side.options[:1]
         if not _settled(sides, limit.bytes):
             least = sum(min(option.bytes for option in side.options) for side in sides)
@@ -279,54 +279,54 @@ def _make_room_for_backward(lease: TapeMemory, limit: MemoryBudget) -> None:
 
 def _rungs(limit: MemoryBudget, values: dict[str, int]) -> list[PolicyOption]:
     """What a call may choose from beside keeping everything; bytes by estimate."""
-    return [PolicyOption(rung.keeping, rung.live, rung.seconds, exact=False) for rung in limit.ladder(values) or ()]
+    return [PolicyOption(one.policy, one.live, one.seconds, exact=False) for one in limit.tradeoff(values) or ()]
 
 
-def _waiting(lease: TapeMemory) -> Participant:
+def _waiting(tape_memory: TapeMemory) -> Participant:
     """A tape that waits. The seconds of each option are those that it adds; copying is left out, for it is done once.
     """
-    record = lease.record
-    assert isinstance(lease.limit, MemoryBudget)
-    limit, now = lease.limit, record.keeping
-    found = [PolicyOption(now, lease.bytes, 0.0)]
-    if lease.begun or lease.tape is None or lease.tape() is None or limit.ladders is None:
-        return Participant(limit, record.values, found, lease)
-    choices = [(rung.dropped, rung.seconds) for rung in limit.ladder(record.values, moving=False) or ()]
+    record = tape_memory.record
+    assert isinstance(tape_memory.limit, MemoryBudget)
+    limit, now = tape_memory.limit, record.policy
+    found = [PolicyOption(now, tape_memory.bytes, 0.0)]
+    if tape_memory.begun or tape_memory.tape is None or tape_memory.tape() is None or limit.problem is None:
+        return Participant(limit, record.values, found, tape_memory)
+    choices = [(point.dropped, point.seconds) for point in limit.tradeoff(record.values, moving=False) or ()]
     done = max((seconds for dropped, seconds in choices if dropped <= now.dropped), default=0.0)
     most = choices[-1][1] if choices else 0.0
     sizes = _sizes(limit, record.values)
-    for dropped, seconds in (*choices, (frozenset(limit.ladders.names), 2 * most)):
-        keeping = _with(limit, now, dropped)
-        bytes_ = _kept(limit, sizes, keeping)
+    for dropped, seconds in (*choices, (frozenset(limit.problem.names), 2 * most)):
+        policy = _with(limit, now, dropped)
+        bytes_ = _kept(limit, sizes, policy)
         if bytes_ < found[-1].bytes:
-            found.append(PolicyOption(keeping, bytes_, max(seconds - done, 0.0)))
-    return Participant(limit, record.values, found, lease)
+            found.append(PolicyOption(policy, bytes_, max(seconds - done, 0.0)))
+    return Participant(limit, record.values, found, tape_memory)
 
 
-def _with(limit: MemoryBudget, keeping: SavePolicy, dropped: frozenset[str]) -> SavePolicy:
-    """`keeping` with more dropped; what is moved out stays there."""
-    moved = {move.saved for move in keeping.moved}
-    found = SavePolicy(keeping.dropped | (dropped - moved), True, keeping.moved)
+def _with(limit: MemoryBudget, policy: SavePolicy, dropped: frozenset[str]) -> SavePolicy:
+    """`policy` with more dropped; what is moved out stays there."""
+    moved = {move.saved for move in policy.moved}
+    found = SavePolicy(policy.dropped | (dropped - moved), True, policy.moved)
     if moved and limit.backward is not None:
-        keeps = limit.backward.maker.keeps
+        keeps = limit.backward.specializer.keeps
         runs = keeps.runs(found)
         found = dataclasses.replace(found, moved=tuple(
             dataclasses.replace(move, back=min(move.back, first_read(keeps, move.saved, runs)))
-            for move in keeping.moved))
+            for move in policy.moved))
     return found
 
 
 def _sizes(limit: MemoryBudget, values: dict[str, int]) -> tuple[list[int], dict[str, int]]:
     """Bytes of what a forward saves in the arena, padded, and outside it."""
-    keeps = limit.program.maker.keeps
+    keeps = limit.program.specializer.keeps
     return ([align(evaluate(b.bytes, values)) for b in keeps.kept_buffers],
             {b.name: evaluate(b.bytes, values) for b in keeps.outside})
 
 
-def _kept(limit: MemoryBudget, sizes: tuple[list[int], dict[str, int]], keeping: SavePolicy) -> int:
+def _kept(limit: MemoryBudget, sizes: tuple[list[int], dict[str, int]], policy: SavePolicy) -> int:
     """Bytes that a tape keeps."""
-    _, starts = limit.program.maker.keeps.kept(sizes[0], keeping)
-    return whole(starts[-1]) + sum(bytes_ for name, bytes_ in sizes[1].items() if name not in keeping.dropped)
+    _, starts = limit.program.specializer.keeps.kept(sizes[0], policy)
+    return whole(starts[-1]) + sum(bytes_ for name, bytes_ in sizes[1].items() if name not in policy.dropped)
 
 
 def _settled(sides: Sequence[Participant], room: int) -> bool:
@@ -349,7 +349,7 @@ def _chosen(sides: Sequence[Participant], room: int) -> bool:
             guess = next((side for side in sides if not side.chosen.exact), None)
             if guess is None:
                 return True
-            guess.chosen.bytes = guess.limit.needed(guess.values, guess.chosen.keeping)
+            guess.chosen.bytes = guess.limit.needed(guess.values, guess.chosen.policy)
             guess.chosen.exact = True
             continue
         best, chosen, number = 0.0, None, 0
@@ -371,11 +371,11 @@ def _lowered(sides: Sequence[Participant]) -> set[TapeMemory | None]:
     """
     stuck: set[TapeMemory | None] = set()
     for side in sorted((side for side in sides if side.at), key=lambda side: not _is_apart(side)):
-        if side.lease is None:
+        if side.tape_memory is None:
             continue
-        move = _Move(side.lease, side.limit, side.chosen.keeping)
+        move = _Move(side.tape_memory, side.limit, side.chosen.policy)
         if not move.has_room():
-            stuck.add(side.lease)
+            stuck.add(side.tape_memory)
             continue
         worker = threading.Thread(target=move.run, name="anyshape tape")
         worker.start()
@@ -393,22 +393,22 @@ def _lowered(sides: Sequence[Participant]) -> set[TapeMemory | None]:
 
 
 def _is_apart(side: Participant) -> bool:
-    return side.lease is not None and isinstance(side.lease.block, SegmentedBlock)
+    return side.tape_memory is not None and isinstance(side.tape_memory.block, SegmentedBlock)
 
 
 class _Move:
     """Has a tape keep less: copies what stays of the chunks that change, one after another."""
 
-    def __init__(self, lease: TapeMemory, limit: MemoryBudget, keeping: SavePolicy) -> None:
-        self.lease, self.limit = lease, limit
-        self.tape = None if lease.tape is None else lease.tape()
+    def __init__(self, tape_memory: TapeMemory, limit: MemoryBudget, policy: SavePolicy) -> None:
+        self.tape_memory, self.limit = tape_memory, limit
+        self.tape = None if tape_memory.tape is None else tape_memory.tape()
         self.program = limit.program
-        self.old, self.new = lease.record, self.program.maker.made(lease.record.values, keeping)
-        self.apart = isinstance(lease.block, SegmentedBlock)
-        keeps = self.program.maker.keeps
+        self.old, self.new = tape_memory.record, self.program.specializer.made(tape_memory.record.values, policy)
+        self.apart = isinstance(tape_memory.block, SegmentedBlock)
+        keeps = self.program.specializer.keeps
         chunks = keeps.chunks or (tuple(b.name for b in keeps.kept_buffers),)
-        self.stays = [[name for name in chunk if name not in keeping.away] for chunk in chunks]
-        before = [[name for name in chunk if name not in self.old.keeping.away] for chunk in chunks]
+        self.stays = [[name for name in chunk if name not in policy.away] for chunk in chunks]
+        before = [[name for name in chunk if name not in self.old.policy.away] for chunk in chunks]
         # of chunks that change, those that become smallest first
         self.order = sorted((number for number in range(len(chunks))
                              if not self.apart or before[number] != self.stays[number]),
@@ -432,29 +432,29 @@ class _Move:
     def run(self) -> None:
         """Does it. A tape that is released meanwhile, by another thread or the collector of garbage, finds no block:
         its memory goes when the move is done."""
-        lease = self.lease
-        block = None if self.tape is None else lease.taken()
+        tape_memory = self.tape_memory
+        block = None if self.tape is None else tape_memory.taken()
         if block is None:
             return
         try:
             found = self._moved(block)
         except AnyShapeError as error:  # there is no memory
             self.error = error
-            lease.put(block)
+            tape_memory.put(block)
             if self.apart and self.tape is not None:
                 self.tape.release()  # some of its chunks are gone
             return
         self._describe()
-        lease.record, lease.bytes = self.new, sum(self.new.chunks) + self.new.outside
-        lease.put(found)
+        tape_memory.record, tape_memory.bytes = self.new, sum(self.new.chunks) + self.new.outside
+        tape_memory.put(found)
         if isinstance(block, Block):
-            lease.pool.give(block)
-        _noted(self.limit.learnt, (lease.number, key_of(self.new.values)), self.new.keeping)
+            tape_memory.pool.give(block)
+        _noted(self.limit.learnt, (tape_memory.number, key_of(self.new.values)), self.new.policy)
 
     def _moved(self, block: Block | SegmentedBlock) -> SegmentedBlock:
         """What the tape keeps, out of what it kept so far."""
-        pool, new = self.lease.pool, self.new
-        sizes = {b.name: evaluate(b.bytes, new.values) for b in self.program.maker.keeps.kept_buffers}
+        pool, new = self.tape_memory.pool, self.new
+        sizes = {b.name: evaluate(b.bytes, new.values) for b in self.program.specializer.keeps.kept_buffers}
         before = list(itertools.accumulate(self.old.chunks, initial=0))
         found = SegmentedBlock(pool, [0] * len(new.chunks), block.space if isinstance(block, SegmentedBlock) else None)
         found.starts = list(itertools.accumulate(new.chunks, initial=0))
@@ -478,7 +478,7 @@ class _Move:
         values = self.tape.values  # none, if it has been released
         for i, entry in enumerate(self.program.plan.saved[:len(values)]):
             if isinstance(entry, Window) and (entry.buffer in self.new.offsets
-                                              or entry.buffer in self.new.keeping.dropped):
+                                              or entry.buffer in self.new.policy.dropped):
                 shape, strides, _ = self.new.saved[i]
                 values[i] = torch.empty_strided(shape, strides, dtype=TORCH_DTYPES[entry.type.dtype],
                                                           device="meta")

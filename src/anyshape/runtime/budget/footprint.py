@@ -50,11 +50,12 @@ class FootprintEstimator:
     """Finds the blocks of one program's calls. May be used from several threads."""
 
     def __init__(self, program: Executable) -> None:
-        self.maker = maker = program.maker
+        self.specializer = specializer = program.specializer
         plan = program.plan
         self.sizes = SizeTable([plan.kept, plan.arena, *plan.nonnegative], f"blocks of {plan.name}")
         # with everything kept: what lies in the arena
-        self.inside = LiveBytes(arena_ranges(plan, maker.keeps.forward), len(plan.steps), f"values of {plan.name}")
+        saved = specializer.keeps
+        self.inside = LiveBytes(arena_ranges(plan, saved.forward), len(plan.steps), f"values of {plan.name}")
         kinds: dict[Hashable, int] = {}
         steps: list[Step] = []
         self.kinds: list[int] = []  # by step
@@ -65,7 +66,7 @@ class FootprintEstimator:
                 steps.append(step)
             self.kinds.append(kinds[kind])
         self.kind_of = np.array(self.kinds, np.int64)
-        self.always = sorted({kind for number, kind in enumerate(self.kinds) if number not in maker.keeps.optional})
+        self.always = sorted({kind for number, kind in enumerate(self.kinds) if number not in saved.optional})
         self.count = len(steps)
         self.runner = program.target.runner(dataclasses.replace(
             plan, steps=tuple(step for step in steps if isinstance(step, NATIVE)), together=(),
@@ -74,23 +75,23 @@ class FootprintEstimator:
         self.latest: tuple[tuple[int, ...], np.ndarray] | None = None
         self.held = ExternalBytes(plan)
 
-    def at(self, values: dict[str, int], keeping: SavePolicy) -> Blocks | Specialization:
+    def at(self, values: dict[str, int], policy: SavePolicy) -> Blocks | Specialization:
         """The blocks at the symbols' `values`; the record where it takes one. Errors as of `Records.make`."""
-        maker = self.maker
-        if maker.room is not None or not values.keys() >= set(maker.layout.symbols):
-            return maker.made(values, keeping)
+        specializer = self.specializer
+        if specializer.room is not None or not values.keys() >= set(specializer.layout.symbols):
+            return specializer.made(values, policy)
         kept, arena, *differences = self.sizes(values).tolist()
         scratch = self.scratch(values)
         if min(differences, default=0) < 0 or scratch is None:
-            return maker.made(values, keeping)
+            return specializer.made(values, policy)
         most = max(int(scratch[self.always].max(initial=0)),
-                   int(scratch[self.kind_of[maker.keeps.numbers_of(keeping).steps]].max(initial=0)))
+                   int(scratch[self.kind_of[specializer.keeps.numbers_of(policy).steps]].max(initial=0)))
         most = align(most)
-        if keeping == SAVE_ALL and (maker.joined is None or maker.joined.of(maker, values) is None):
+        if policy == SAVE_ALL and (specializer.joined is None or specializer.joined.of(specializer, values) is None):
             bound = max(self.inside.peak(values), kept)
-            if arena <= GOOD_ENOUGH * bound or not maker.moving:
+            if arena <= GOOD_ENOUGH * bound or not specializer.moving:
                 return Blocks(kept, arena - kept, most)
-        place = maker.places(values, keeping)
+        place = specializer.places(values, policy)
         chunks = tuple(b - a for a, b in itertools.pairwise(place.starts))
         top = place.middle if place.phases else place.top
         return Blocks(place.border, top - place.border, most, chunks, phases=tuple(size for _, size in place.phases),

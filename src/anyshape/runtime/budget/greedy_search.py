@@ -5,7 +5,7 @@
     computed again -> moved out   all steps together; memory from when it is fetched on
 
 The loop itself is native (backend/cpu/routines/budget_search.py). Here is what it works on: a frame of words, most of
-them addresses. What does not depend on sizes is made once (`SearchTables`); a climb adds one block of numbers. Without
+them addresses. What does not depend on sizes is made once (`SearchTables`); a search adds one block of numbers. Without
 a store there are no rows for moves.
 """
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TradeoffPoint:
     away: int = 0
 
     @property
-    def keeping(self) -> SavePolicy:
+    def policy(self) -> SavePolicy:
         """What a call keeps that takes it."""
         return SavePolicy(self.dropped, apart=True, moved=self.moved)
 
@@ -66,41 +66,41 @@ class Costs(Protocol):
 
 
 class SearchTables:
-    """What does not depend on sizes in the climbs of some ladders.
+    """What does not depend on sizes in the searches of one problem.
 
     names: of the values, first those that can be computed again; with moves the others that are saved in the arena,
     too. rows: how many choices there are. numbers: of the bytes of temporary values, of values, and of lives, among
-    those of the ladders; padded: which of these are rounded up; chunked: which of the lives are in the kept block.
+    those of the problem; padded: which of these are rounded up; chunked: which of the lives are in the kept block.
     work: the optional step of each entry of a segment.
     """
 
-    def __init__(self, ladders: TradeoffProblem, moving: bool) -> None:
-        self.ladders = ladders
+    def __init__(self, problem: TradeoffProblem, moving: bool) -> None:
+        self.problem = problem
         self.moving = moving
-        count = len(ladders.names)
-        others = sorted(ladders.held.keys() - set(ladders.names) - ladders.outside) if moving else []
-        self.names = [*ladders.names, *others]
+        count = len(problem.names)
+        others = sorted(problem.held.keys() - set(problem.names) - problem.outside) if moving else []
+        self.names = [*problem.names, *others]
         self.rows = count + (len(self.names) if moving else 0)
-        held = [ladders.held[name] for name in self.names]
+        held = [problem.held[name] for name in self.names]
         lives = self._lives()
-        self.numbers = np.array([*(life.number for life in ladders.temporaries), *(life.number for life in held),
+        self.numbers = np.array([*(life.number for life in problem.temporaries), *(life.number for life in held),
                                  *(number for *_, number, _ in lives)], np.int64)
-        self.padded = np.array([*(False for _ in ladders.temporaries), *(True for _ in held),
+        self.padded = np.array([*(False for _ in problem.temporaries), *(True for _ in held),
                                 *(padded for *_, padded in lives)], bool)
-        self.chunked = np.array([life[4] and life[1] == ladders.border for life in lives], bool)
+        self.chunked = np.array([life[4] and life[1] == problem.border for life in lives], bool)
         columns = np.array([life[:3] for life in lives], np.int64).reshape(-1, 3)
         static = self._segments() | self._values() | {
             Frame.life_place: columns[:, 0].copy(), Frame.life_first: columns[:, 1].copy(),
             Frame.life_end: columns[:, 2].copy(),
-            Frame.turns: np.array([ladders.border + k for k in ladders.keeps.turns], np.int64)}
+            Frame.turns: np.array([problem.border + k for k in problem.keeps.turns], np.int64)}
         self.arrays = [np.append(array, 0).astype(np.int64) for array in static.values()]  # kept alive
         self.frame = np.zeros(size_of(Frame) // 8, np.int64)
         for field, array in zip(static, self.arrays, strict=True):
             self.frame[field // 8] = array.ctypes.data
-        for field, number in ((Frame.length, ladders.length), (Frame.border, ladders.border), (Frame.names, count),
-                              (Frame.segments, len(ladders.segments)), (Frame.rows, self.rows),
+        for field, number in ((Frame.length, problem.length), (Frame.border, problem.border), (Frame.names, count),
+                              (Frame.segments, len(problem.segments)), (Frame.rows, self.rows),
                               (Frame.moving, moving), (Frame.lives, len(lives)),
-                              (Frame.turn_count, len(ladders.keeps.turns)), (Frame.lowest, sys.maxsize),
+                              (Frame.turn_count, len(problem.keeps.turns)), (Frame.lowest, sys.maxsize),
                               (Frame.shortest, round(SHORTEST * PICO))):
             self.frame[field // 8] = number
         self._block(len(lives))
@@ -108,82 +108,82 @@ class SearchTables:
     def _lives(self) -> list[tuple[int, int, int, int, bool]]:
         """What is there whatever is chosen, and the kept block in chunks: in the arena (0) or not (1), first step and
         the one after the last, number of its bytes, and whether these are padded."""
-        ladders = self.ladders
-        found = [(0 if life.inside else 1, life.first, life.last + 1, life.number, False) for life in ladders.fixed]
-        for name, life in ladders.held.items():
-            first, last = (life.first, life.last) if name in ladders.outside else (
-                ladders.border, ladders.chunk_ends[name])
+        problem = self.problem
+        found = [(0 if life.inside else 1, life.first, life.last + 1, life.number, False) for life in problem.fixed]
+        for name, life in problem.held.items():
+            first, last = (life.first, life.last) if name in problem.outside else (
+                problem.border, problem.chunk_ends[name])
             found.append((1, first, last + 1, life.number, True))
         return found
 
     def _segments(self) -> dict[int, np.ndarray]:
         """The members of segments, their steps with what these read and write, and their temporary values."""
-        ladders, keeps = self.ladders, self.ladders.keeps
-        buffers = {life.name: i for i, life in enumerate(ladders.temporaries)}
-        for one in ladders.again:
+        problem, keeps = self.problem, self.problem.keeps
+        buffers = {life.name: i for i, life in enumerate(problem.temporaries)}
+        for one in problem.again:
             buffers.setdefault(one.buffer, len(buffers))
-        made = len(ladders.temporaries)
-        steps = [ladders.plan.steps[ladders.optional[k]] for segment in ladders.segments for k in segment.steps]
-        self.work = np.array([k for segment in ladders.segments for k in segment.steps], np.int64)
+        made = len(problem.temporaries)
+        steps = [problem.plan.steps[problem.optional[k]] for segment in problem.segments for k in segment.steps]
+        self.work = np.array([k for segment in problem.segments for k in segment.steps], np.int64)
         writes = _table(sorted({buffers[w.buffer] for w in step_writes(step) if w.buffer in buffers}) for step in steps)
         touches = _table(sorted({buffers[w.buffer] for w in touched(step) if buffers.get(w.buffer, made) < made})
                          for step in steps)
         readers: dict[int, list[int]] = {}
-        for i, name in enumerate(ladders.names):
+        for i, name in enumerate(problem.names):
             for number in keeps.reads.get(name, ()):
                 readers.setdefault(number, []).append(i)
-        reads = _table([i for i in readers.get(ladders.optional[k], ()) if i in segment.members]
-                       for segment in ladders.segments for k in segment.steps)
-        members = _table(segment.members for segment in ladders.segments)
-        temporaries = _table(segment.temporaries for segment in ladders.segments)
+        reads = _table([i for i in readers.get(problem.optional[k], ()) if i in segment.members]
+                       for segment in problem.segments for k in segment.steps)
+        members = _table(segment.members for segment in problem.segments)
+        temporaries = _table(segment.temporaries for segment in problem.segments)
         homes = np.full(len(self.names), -1, np.int64)
         room = np.zeros((2, self.rows), np.int64)  # for changes in the arena, and elsewhere
         room += [[PER_VALUE], [1]]
-        for number, segment in enumerate(ladders.segments):
+        for number, segment in enumerate(problem.segments):
             some = list(segment.members)
             homes[some] = number
-            rows = some + [len(ladders.names) + i for i in some] * self.moving
-            inside = sum(ladders.temporaries[i].inside for i in segment.temporaries)
+            rows = some + [len(problem.names) + i for i in some] * self.moving
+            inside = sum(problem.temporaries[i].inside for i in segment.temporaries)
             room[:, rows] += [[inside + 2 * len(some) * self.moving], [len(segment.temporaries) - inside]]
         self.room = room.sum(axis=1)
         changes, rests = (np.concatenate(([0], np.cumsum(some))) for some in room)
-        lives = ladders.temporaries
+        lives = problem.temporaries
         return {Frame.segment: homes, Frame.members_from: members[0], Frame.members: members[1],
-                Frame.steps_from: _table(segment.steps for segment in ladders.segments)[0],
+                Frame.steps_from: _table(segment.steps for segment in problem.segments)[0],
                 Frame.made_from: temporaries[0], Frame.made: temporaries[1],
                 Frame.writes_from: writes[0], Frame.writes: writes[1], Frame.touches_from: touches[0],
                 Frame.touches: touches[1], Frame.reads_from: reads[0], Frame.reads: reads[1],
                 Frame.made_first: np.array([life.first for life in lives]),
                 Frame.made_end: np.array([life.last + 1 for life in lives]),
                 Frame.made_inside: np.array([life.inside for life in lives]),
-                Frame.buffer: np.array([buffers[one.buffer] for one in ladders.again]),
+                Frame.buffer: np.array([buffers[one.buffer] for one in problem.again]),
                 Frame.changes_from: changes, Frame.rests_from: rests}
 
     def _values(self) -> dict[int, np.ndarray]:
         """Where values are, by value: in the forward, in the kept block, and computed again."""
-        ladders = self.ladders
-        count = len(ladders.names)
-        ends = ladders.program.maker.keeps.ends
+        problem = self.problem
+        count = len(problem.names)
+        ends = problem.program.specializer.keeps.ends
         found = []
         for i, name in enumerate(self.names):
-            held = ladders.held[name]
+            held = problem.held[name]
             saved = held.first, max(ends[name], held.first) + 1
-            if name in ladders.outside:
-                first, last = ladders.gaps[i]
+            if name in problem.outside:
+                first, last = problem.gaps[i]
                 found.append((1, 0, 0, first, last, 0, 0, held.last + 1))
                 continue
-            own = ladders.own[i] if i < count else (0, 0)
-            found.append((0, *saved, ladders.border, ladders.chunk_ends[name] + 1, *own, held.last + 1))
+            own = problem.own[i] if i < count else (0, 0)
+            found.append((0, *saved, problem.border, problem.chunk_ends[name] + 1, *own, held.last + 1))
         fields = (Frame.outside, Frame.saved_first, Frame.saved_end, Frame.leaves, Frame.leaves_end,
                   Frame.own_first, Frame.own_end, Frame.held_end)
         columns = np.array(found, np.int64).reshape(-1, len(fields)).T
         return dict(zip(fields, columns, strict=True))
 
     def _block(self, lives: int) -> None:
-        """Where each array of a climb's own block begins."""
-        ladders, rows, values = self.ladders, self.rows, len(self.names)
-        made, steps = len(ladders.temporaries), ladders.length + 2
-        buffers = made + len(ladders.again)
+        """Where each array of a search's own block begins."""
+        problem, rows, values = self.problem, self.rows, len(self.names)
+        made, steps = len(problem.temporaries), problem.length + 2
+        buffers = made + len(problem.again)
         sizes: dict[int, int] = {Frame.made_bytes: made, Frame.bytes: values, Frame.life_bytes: lives}  # as `numbers`
         sizes[Frame.work] = len(self.work)
         sizes |= dict.fromkeys((Frame.gone, Frame.late, Frame.early, Frame.state, Frame.read, Frame.read_now),
@@ -194,9 +194,9 @@ class SearchTables:
         sizes |= {Frame.changes: 3 * int(self.room[0]), Frame.rests: 3 * int(self.room[1])}
         sizes |= dict.fromkeys((Frame.wanted, Frame.now), buffers)
         sizes |= dict.fromkeys((Frame.arena, Frame.rest, Frame.delta, Frame.before, Frame.after), steps)
-        sizes |= dict.fromkeys((Frame.strip_arena, Frame.strip_rest), len(ladders.keeps.turns) + 2)
-        sizes |= dict.fromkeys((Frame.taken, Frame.rung_live, Frame.rung_bound, Frame.rung_choices,
-                                Frame.rung_picoseconds, Frame.rung_away), rows + 1)
+        sizes |= dict.fromkeys((Frame.strip_arena, Frame.strip_rest), len(problem.keeps.turns) + 2)
+        sizes |= dict.fromkeys((Frame.taken, Frame.point_live, Frame.point_bound, Frame.point_choices,
+                                Frame.point_picoseconds, Frame.point_away), rows + 1)
         starts = np.cumsum([0, *sizes.values()])
         self.words = int(starts[-1])
         self.fields = np.array([*sizes])
@@ -205,7 +205,7 @@ class SearchTables:
 
 
 class GreedySearch:
-    """One climb of a ladder. Not safe to share between threads.
+    """One search of a tradeoff. Not safe to share between threads.
 
     Args:
         clock: says when values are moved; None: none is.
@@ -213,22 +213,22 @@ class GreedySearch:
         most: bytes that may be moved out; 0: any number.
     """
 
-    def __init__(self, choices: SearchTables, ladder: Costs, clock: Clock | None, threads: int = 1,
+    def __init__(self, choices: SearchTables, tradeoff: Costs, clock: Clock | None, threads: int = 1,
                  most: int = 0) -> None:
-        self.choices, self.ladder, self.clock = choices, ladder, clock
-        ladders = choices.ladders
+        self.choices, self.tradeoff, self.clock = choices, tradeoff, clock
+        problem = choices.problem
         self.block = np.zeros(choices.words, np.int64)
         frame = self.frame = choices.frame.copy()
         frame[choices.fields // 8] = choices.offsets + self.block.ctypes.data
         record = self.record = Frame(frame.ctypes.data)
-        self.search = ladders.program.context.host.budget_search
-        bytes_ = ladder.bytes[choices.numbers]
+        self.search = problem.program.context.host.budget_search
+        bytes_ = tradeoff.bytes[choices.numbers]
         bytes_[choices.padded] = align(bytes_[choices.padded])
         self.block[:len(bytes_)] = bytes_
-        self.at(Frame.work)[:] = np.rint(ladder.seconds[choices.work] * PICO)
+        self.at(Frame.work)[:] = np.rint(tradeoff.seconds[choices.work] * PICO)
         sizes = self.at(Frame.bytes)
-        self.at(Frame.left)[:len(ladders.names)] = sizes[:len(ladders.names)] > 0
-        record.scratch, record.later_scratch = ladder.scratch
+        self.at(Frame.left)[:len(problem.names)] = sizes[:len(problem.names)] > 0
+        record.scratch, record.later_scratch = tradeoff.scratch
         record.kept = self.at(Frame.life_bytes)[choices.chunked].sum()
         # the most bytes that a choice frees, shifted by so much, are a word
         record.shift = 61 - (int(self.at(Frame.life_bytes).sum()) + int(sizes.sum())).bit_length()
@@ -242,12 +242,12 @@ class GreedySearch:
 
     def _moves(self, clock: Clock, threads: int, most: int) -> None:
         """By value: how it is moved, if no step that computes another one again reads it, and if one does."""
-        ladders, keeps = self.choices.ladders, self.choices.ladders.keeps
-        count = len(ladders.names)
+        problem, keeps = self.choices.problem, self.choices.problem.keeps
+        count = len(problem.names)
         share = BESIDE if threads < (os.cpu_count() or 1) else 1.0
         sizes = self.at(Frame.bytes).tolist()
         for i, name in enumerate(self.choices.names):
-            reads = [] if name in ladders.outside else keeps.reads[name]  # tensors of PyTorch stay where they are
+            reads = [] if name in problem.outside else keeps.reads[name]  # tensors of PyTorch stay where they are
             if not reads or not sizes[i]:
                 continue
             late = next((n for n in reads if n not in keeps.optional), reads[0]) if i < count else reads[0]
@@ -261,47 +261,47 @@ class GreedySearch:
         self.record.threads, self.record.most = threads, most
         self.record.hidden = round(clock.hidden * PICO)
 
-    def climb(self, until: int) -> list[int]:
-        """The peaks of all rungs up to one that may need at most `until` bytes, or to the last."""
+    def advance(self, until: int) -> list[int]:
+        """The peaks of all points up to one that may need at most `until` bytes, or to the last."""
         self.record.stop = until
-        self.search.climb(self.record)
-        return self.at(Frame.rung_live)[:self.record.rungs].tolist()  # type: ignore[no-any-return]
+        self.search.advance(self.record)
+        return self.at(Frame.point_live)[:self.record.points].tolist()  # type: ignore[no-any-return]
 
     def bounds(self, first: int, end: int) -> list[int]:
-        """What no layouts of some rungs need less than."""
-        return self.at(Frame.rung_bound)[first:end].tolist()  # type: ignore[no-any-return]
+        """What no layouts of some points need less than."""
+        return self.at(Frame.point_bound)[first:end].tolist()  # type: ignore[no-any-return]
 
     def seconds(self, number: int) -> float:
-        """What a rung takes longer, by estimate, of all threads."""
-        return float(self.at(Frame.rung_picoseconds)[number]) / PICO
+        """What a point takes longer, by estimate, of all threads."""
+        return float(self.at(Frame.point_picoseconds)[number]) / PICO
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to choose."""
         return bool(self.record.done)
 
-    def rung(self, number: int) -> TradeoffPoint:
-        """One of the rungs that `climb` has found."""
-        count = len(self.choices.ladders.names)
-        taken = self.at(Frame.taken)[:self.at(Frame.rung_choices)[number]].tolist()
+    def point(self, number: int) -> TradeoffPoint:
+        """One of the points that `advance` has found."""
+        count = len(self.choices.problem.names)
+        taken = self.at(Frame.taken)[:self.at(Frame.point_choices)[number]].tolist()
         moved = [row - count for row in taken if row >= count]
         dropped = {row for row in taken if row < count}.difference(moved)
         names = self.choices.names
-        return TradeoffPoint(frozenset(names[i] for i in dropped), int(self.at(Frame.rung_live)[number]),
+        return TradeoffPoint(frozenset(names[i] for i in dropped), int(self.at(Frame.point_live)[number]),
                     self.seconds(number), tuple(self._moved(dropped, moved)),
-                    int(self.at(Frame.rung_away)[number]))
+                    int(self.at(Frame.point_away)[number]))
 
     def _moved(self, dropped: set[int], moved: Sequence[int]) -> Iterator[Move]:
         """How each of some values is moved, segment by segment, while those are dropped."""
         if not moved:
             return
-        ladders = self.choices.ladders
-        runs = ladders.keeps.runs(SavePolicy(frozenset(self.choices.names[i] for i in dropped)))
-        homes = {i: number for number, segment in enumerate(ladders.segments) for i in segment.members}
+        problem = self.choices.problem
+        runs = problem.keeps.runs(SavePolicy(frozenset(self.choices.names[i] for i in dropped)))
+        homes = {i: number for number, segment in enumerate(problem.segments) for i in segment.members}
         gone, late, early = (self.at(field).tolist() for field in (Frame.gone, Frame.late, Frame.early))
         for i in sorted(moved, key=lambda i: (homes.get(i, len(homes)), i)):
             name = self.choices.names[i]
-            steps = {ladders.optional[k] for k in ladders.segments[homes[i]].steps} if i in homes else set()
-            read = not steps.isdisjoint(runs.intersection(ladders.keeps.reads[name]))
+            steps = {problem.optional[k] for k in problem.segments[homes[i]].steps} if i in homes else set()
+            read = not steps.isdisjoint(runs.intersection(problem.keeps.reads[name]))
             yield Move(name, gone[i], early[i] if read else late[i])
 

@@ -1,7 +1,7 @@
 """The memory budget: what a call under a limit does not keep for its backward: decided from its sizes, before it runs.
 
-A call that does not fit as it is takes the first rung of its sizes' ladder (runtime/budget/tradeoff_curve.py) that
-does: a lower limit never means a higher peak. The rung that is taken is laid out before the call begins.
+A call that does not fit as it is takes the first point of its sizes' tradeoff (runtime/budget/tradeoff_curve.py) that
+does: a lower limit never means a higher peak. The point that is taken is laid out before the call begins.
 """
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from anyshape.runtime.budget.calibration import Calibration
     from anyshape.runtime.call.executable import Executable
 
-REMEMBERED = 512  # ladders and needs, of the shapes met last
+REMEMBERED = 512  # problem and needs, of the shapes met last
 UNLIMITED = sys.maxsize
 APART = SavePolicy(apart=True)
-OFTEN = 0.99  # of the room, what the bound of a rung comes to that mostly fits
-CHEAPER = 0.97  # of what a rung that fits takes, what one before it takes that is laid out in any case
-CLEARLY = 1.001  # of the room, more than what a rung needs by estimate that is not laid out
+OFTEN = 0.99  # of the room, what the bound of a point comes to that mostly fits
+CHEAPER = 0.97  # of what a point that fits takes, what one before it takes that is laid out in any case
+CLEARLY = 1.001  # of the room, more than what a point needs by estimate that is not laid out
 NAMED = 4  # values that an error names
 NAMED_SIZES = 8
 
@@ -79,19 +79,19 @@ class MemoryBudget:
         self.bytes = bytes_
         self.held = held
         self.total = total
-        self.ladders = None if backward is None else TradeoffProblem(program, backward)
-        self.curves = None if self.ladders is None else TradeoffCurves(self.ladders)
+        self.problem = None if backward is None else TradeoffProblem(program, backward)
+        self.curves = None if self.problem is None else TradeoffCurves(self.problem)
         self.sizing = FootprintEstimator(program)
         self.later_sizing = None if backward is None else FootprintEstimator(backward)
         # tensors that are not in the arena while the backward runs, with their first and last steps there; some are
         # there only if they are needed to compute something again
-        lives = [] if self.ladders is None else self.ladders.elsewhere
+        lives = [] if self.problem is None else self.problem.elsewhere
         self.elsewhere = LiveBytes([
-            LiveRange(self.ladders.bytes[life.number], max(life.first - self.ladders.border, 0),
-                      life.last - self.ladders.border) for life in lives] if self.ladders is not None else [],
+            LiveRange(self.problem.bytes[life.number], max(life.first - self.problem.border, 0),
+                      life.last - self.problem.border) for life in lives] if self.problem is not None else [],
             0 if backward is None else len(backward.plan.steps), f"results of {program.name}")
         self.only = [(i, life.name) for i, life in enumerate(lives)
-                     if backward is not None and life.name in backward.maker.keeps.made]
+                     if backward is not None and life.name in backward.specializer.keeps.made]
         self.library = None if backward is None else LibraryWorkspace(backward.plan)
         # by chunk of the kept block, the step of the backward that gives it back
         self.gone = {} if backward is None else {step.chunk: number for number, step in enumerate(backward.plan.steps)
@@ -138,9 +138,9 @@ class MemoryBudget:
         """How many run a call."""
         return self.program.threads or torch.get_num_threads()
 
-    def seconds(self, rung: TradeoffPoint) -> float:
+    def seconds(self, point: TradeoffPoint) -> float:
         """What computing again and moving takes longer, by estimate, on the threads that run."""
-        return rung.seconds / self.threads()
+        return point.seconds / self.threads()
 
     def choose(self, values: dict[str, int], room: int | None = None, full: StoreError | None = None,
                freed: int = 0) -> SavePolicy:
@@ -153,67 +153,67 @@ class MemoryBudget:
         given, room = room, min(self.bytes, self.total) if room is None else room
         if self.needed(values, SAVE_ALL) <= room:
             return SAVE_ALL
-        ladder = self.ladder(values, full is None)
-        rung = None if ladder is None else self._fits(ladder, values, room)
-        if rung is not None:
-            return rung.keeping
+        tradeoff = self.tradeoff(values, full is None)
+        point = None if tradeoff is None else self._fits(tradeoff, values, room)
+        if point is not None:
+            return point.policy
         if given is None and self.total < UNLIMITED:
             room = min(room, self.room())  # what is alive by now counts in what is named
         raise self._error(values, room, full, freed)
 
-    def _fits(self, ladder: TradeoffCurve, values: dict[str, int], room: int) -> TradeoffPoint | None:
-        """The first rung that fits into `room` bytes, or one that takes hardly more to compute again; None: none fits.
+    def _fits(self, tradeoff: TradeoffCurve, values: dict[str, int], room: int) -> TradeoffPoint | None:
+        """The first point that fits into `room` bytes, or one that takes hardly more to compute again; None: none fits.
 
-        A layout needs some more than the ladder's bound, and of rungs that follow each other about as much. So a rung
+        A layout needs some more than the curve's bound, and of points that follow each other about as much. A point
         is laid out first that mostly fits, and then others that may by what the last one needed more: on from it until
         one fits, and then those before that, and any that is clearly cheaper."""
-        first = ladder.next(0, room)
-        number = max(first, ladder.next(first, int(OFTEN * room))) if first >= 0 else -1
+        first = tradeoff.next(0, room)
+        number = max(first, tradeoff.next(first, int(OFTEN * room))) if first >= 0 else -1
         while number >= 0:
-            need = self.needed(values, ladder.rung(number).keeping)
+            need = self.needed(values, tradeoff.point(number).policy)
             if need <= room:
                 break
-            number = ladder.next(number + 1, room - (need - ladder.bound(number)))
+            number = tradeoff.next(number + 1, room - (need - tradeoff.bound(number)))
         else:
             while first >= 0:  # near the least that works, nothing is left out
-                if self.needed(values, ladder.rung(first).keeping) <= room:
-                    return ladder.rung(first)
-                first = ladder.next(first + 1, room)
+                if self.needed(values, tradeoff.point(first).policy) <= room:
+                    return tradeoff.point(first)
+                first = tradeoff.next(first + 1, room)
             return None
-        more, cheap = need - ladder.bound(number), CHEAPER * ladder.cost(number)
+        more, cheap = need - tradeoff.bound(number), CHEAPER * tradeoff.cost(number)
         for before in range(first, number):
-            may_need = ladder.bound(before)
-            if may_need <= room and (may_need + more <= CLEARLY * room or ladder.cost(before) < cheap):
-                rung = ladder.rung(before)
-                if self.needed(values, rung.keeping) <= room:
-                    return rung
-        return ladder.rung(number)
+            may_need = tradeoff.bound(before)
+            if may_need <= room and (may_need + more <= CLEARLY * room or tradeoff.cost(before) < cheap):
+                point = tradeoff.point(before)
+                if self.needed(values, point.policy) <= room:
+                    return point
+        return tradeoff.point(number)
 
     def least(self, values: dict[str, int], moving: bool = True) -> int:
         """The smallest limit that works at these sizes; `moving`: with values moved out, if there is a store."""
-        return min(self.needed(values, keeping) for keeping in (SAVE_ALL, self.lowest(values, moving)))
+        return min(self.needed(values, policy) for policy in (SAVE_ALL, self.lowest(values, moving)))
 
     def lowest(self, values: dict[str, int], moving: bool = True) -> SavePolicy:
-        """What needs least of all that the ladder offers: mostly its last rung."""
-        ladder = self.ladder(values, moving)
+        """What needs least of all that the tradeoff offers: mostly its last point."""
+        tradeoff = self.tradeoff(values, moving)
         found, least = SAVE_ALL, sys.maxsize
-        for number in () if ladder is None else ladder.upwards():
-            if ladder is not None and ladder.bound(number) < least:
-                keeping = ladder.rung(number).keeping
-                need = self.needed(values, keeping)
+        for number in () if tradeoff is None else tradeoff.upwards():
+            if tradeoff is not None and tradeoff.bound(number) < least:
+                policy = tradeoff.point(number).policy
+                need = self.needed(values, policy)
                 if need < least:
-                    found, least = keeping, need
+                    found, least = policy, need
         return found
 
-    def needed(self, values: dict[str, int], keeping: SavePolicy) -> int:
+    def needed(self, values: dict[str, int], policy: SavePolicy) -> int:
         """The most bytes that a forward and its backward take, exactly: by the layouts that they will use."""
-        return max(self.needs_of(values, keeping))
+        return max(self.needs_of(values, policy))
 
-    def needs_of(self, values: dict[str, int], keeping: SavePolicy) -> tuple[int, int]:
+    def needs_of(self, values: dict[str, int], policy: SavePolicy) -> tuple[int, int]:
         """The most bytes that the forward takes, and its backward with what is kept and the forward's results."""
         threads = self.threads()
-        return self._remembered(self.needs, (key_of(values), keeping, threads),  # type: ignore[no-any-return]
-                                lambda: self._needed(values, keeping, threads))
+        return self._remembered(self.needs, (key_of(values), policy, threads),  # type: ignore[no-any-return]
+                                lambda: self._needed(values, policy, threads))
 
     def _remembered(self, table: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
         with self.lock:
@@ -226,29 +226,29 @@ class MemoryBudget:
                 table[key] = known
         return known
 
-    def _needed(self, values: dict[str, int], keeping: SavePolicy, threads: int) -> tuple[int, int]:
-        maker = self.program.maker
-        blocks = self.sizing.at(values, keeping)
+    def _needed(self, values: dict[str, int], policy: SavePolicy, threads: int) -> tuple[int, int]:
+        specializer = self.program.specializer
+        blocks = self.sizing.at(values, policy)
         kept = whole(blocks.kept) if blocks.room < 0 else 0
         temporary = whole(blocks.temporary + blocks.scratch * threads)
-        found = kept + temporary + self.sizing.held.most(values, keeping.dropped, maker.keeps.ends)
-        if self.backward is None or self.ladders is None or self.later_sizing is None or self.library is None:
+        found = kept + temporary + self.sizing.held.most(values, policy.dropped, specializer.keeps.ends)
+        if self.backward is None or self.problem is None or self.later_sizing is None or self.library is None:
             return found, 0
-        later = self.backward.maker
+        later = self.backward.specializer
         values = self.later(values)
-        blocks = self.later_sizing.at(values, keeping)
+        blocks = self.later_sizing.at(values, policy)
         end = len(later.plan.steps)
         there = self.elsewhere.sizes(values)
         if self.only:
-            used = later.keeps.used(keeping)
+            used = later.keeps.used(policy)
             there[[i for i, name in self.only if name not in used]] = 0
         begins = later.keeps.begins
-        lives = [(evaluate(b.bytes, values), begins[b.name] if b.name in keeping.dropped else 0, last)
-                 for b, last in self.ladders.beside]
-        lives += [(evaluate(size, values), number, number) for size, number in later.keeps.spilled(keeping)]
+        lives = [(evaluate(b.bytes, values), begins[b.name] if b.name in policy.dropped else 0, last)
+                 for b, last in self.problem.beside]
+        lives += [(evaluate(size, values), number, number) for size, number in later.keeps.spilled(policy)]
         lives += [(evaluate(size, values), 0, last) for size, last in self.zeros]
         lives += [(bytes_, number, number) for number, bytes_ in self.library.at(values)
-                  if number not in later.keeps.optional or number in later.keeps.runs(keeping)]
+                  if number not in later.keeps.optional or number in later.keeps.runs(policy)]
         if blocks.chunks:
             lives += [(size, 0, self.gone.get(chunk, end + 1) - 1) for chunk, size in enumerate(blocks.chunks)]
         else:
@@ -270,8 +270,8 @@ class MemoryBudget:
         assert self.backward is not None
         return {**dict.fromkeys(self.backward.layout.symbols, 0), **values}
 
-    def ladder(self, values: dict[str, int], moving: bool = True) -> TradeoffCurve | None:
-        """The ladder at these sizes, with values that are moved out if they may be; None where no backward follows."""
+    def tradeoff(self, values: dict[str, int], moving: bool = True) -> TradeoffCurve | None:
+        """The curve at these sizes, with values that are moved out if they may be; None where no backward follows."""
         if self.backward is None or self.curves is None:
             return None
         curves, threads = self.curves, self.threads()
@@ -284,16 +284,16 @@ class MemoryBudget:
 
     def speeds(self, threads: int) -> Speeds:
         """What each of so many threads does in a second; measured when it is first asked for."""
-        if self.calibration is None or self.ladders is None:
+        if self.calibration is None or self.problem is None:
             return USUAL
-        return self.calibration.speeds(self.ladders.costs.dtypes, threads)
+        return self.calibration.speeds(self.problem.costs.dtypes, threads)
 
     def _error(self, values: dict[str, int], room: int, full: StoreError | None, freed: int) -> LimitError:
-        names = self.program.maker.names
+        names = self.program.specializer.names
         shape = ", ".join(f"{name}={value}" for name, value in sorted(
             (names.get(old, old), value) for old, value in values.items())[:NAMED_SIZES])
-        ladder, lowest = self.ladder(values, full is None), self.lowest(values, full is None)
-        curve = peak_breakdown(self.program, values) if ladder is None else ladder.alive(lowest)
+        tradeoff, lowest = self.tradeoff(values, full is None), self.lowest(values, full is None)
+        curve = peak_breakdown(self.program, values) if tradeoff is None else tradeoff.alive(lowest)
         least = self.least(values, full is None)
         largest = "; ".join(f"{name} {mega(size)}" for name, size in curve[:NAMED])
         name, bytes_ = ("memory_limit", self.bytes) if self.bytes - self.held.bytes <= room - freed else (

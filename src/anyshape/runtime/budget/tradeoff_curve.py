@@ -1,16 +1,16 @@
-"""The trade-off curve of memory and recomputation: what a call could drop at given sizes: rung by rung, from everything
+"""The trade-off curve of memory and recomputation: what a call could drop at given sizes, point by point, from all
 kept down to the least that works.
 
-    bytes alive, forward then backward, everything kept          a rung lower: h of layer 0 computed again
+    bytes alive, forward then backward, everything kept          a point lower: h of layer 0 computed again
          __/^^\\__                                                    __/^^\\__
       __/        \\__                                              _/^        \\_/\\_
 
-Rung by rung the value that relieves the fullest step and costs least time for its bytes is dropped, too (a
-greedy covering, runtime/budget/greedy_search.py), or moved out where there is a store, so that each rung's peak is
+Point by point the value that relieves the fullest step and costs least time for its bytes is dropped, too (a
+greedy covering, runtime/budget/greedy_search.py), or moved out where there is a store, so that each point's peak is
 below that of the one before. What is alive is counted from the very lives and sizes that the layouts are made of. What
-does not depend on sizes is worked out once (`TradeoffProblem`), and a ladder is climbed only as far as somebody asks.
+does not depend on sizes is worked out once (`TradeoffProblem`), and a tradeoff is climbed only as far as somebody asks.
 
-When values are copied depends on how fast the disk was so far. The last rungs do not: their copies are waited for at
+When values are copied depends on how fast the disk was so far. The last points do not: their copies are waited for at
 once, which takes more time and less memory, at usual costs, and in the end at none. So the least limit that works is
 the same in every process.
 """
@@ -57,7 +57,7 @@ class TradeoffCurve:
     """See the head of this file. May be climbed from several threads.
 
     Args:
-        bytes_: what the formulas of the ladders say, int64; seconds: of their optional steps, float64.
+        bytes_: what the formulas of the problem say, int64; seconds: of their optional steps, float64.
         clocks: when steps and copies begin, first as fast as the store is; None: nothing is moved.
         threads: how many compute.
         most: bytes that may be moved out; 0: any number.
@@ -65,29 +65,29 @@ class TradeoffCurve:
 
     def __init__(self, choices: SearchTables, bytes_: np.ndarray, seconds: np.ndarray, scratch: tuple[int, int],
                  clocks: Sequence[Clock | None] = (None,), threads: int = 1, most: int = 0) -> None:
-        self.choices, self.ladders = choices, choices.ladders
+        self.choices, self.problem = choices, choices.problem
         self.bytes = bytes_
         self.seconds = seconds
         self.scratch = scratch
         self.clocks = clocks
         self.threads, self.most = threads, most
         self.lock = threading.Lock()
-        # one after another, of which so many are at their end; of the next one so many rungs are among the found
-        self.climbs: list[GreedySearch] = []
+        # one after another, of which so many are at their end; of the next one so many points are among the found
+        self.searches: list[GreedySearch] = []
         self.done = self.read = 0
-        # the least bytes that it may need, by which climb, and its rung
+        # the least bytes that it may need, by which search, and its point
         self.found: list[tuple[int, GreedySearch, int]] = []
         self.lowest = sys.maxsize
-        self.rungs: dict[int, TradeoffPoint] = {}
+        self.points: dict[int, TradeoffPoint] = {}
 
     def __iter__(self) -> Iterator[TradeoffPoint]:
         number = self.next(0, sys.maxsize)
         while number >= 0:
-            yield self.rung(number)
+            yield self.point(number)
             number = self.next(number + 1, sys.maxsize)
 
     def next(self, number: int, bytes_: int) -> int:
-        """The first rung from `number` on that may need at most so many bytes; -1: there is none."""
+        """The first point from `number` on that may need at most so many bytes; -1: there is none."""
         with self.lock:
             while True:
                 while number < len(self.found):
@@ -97,13 +97,13 @@ class TradeoffCurve:
                 if not self._climb(bytes_):
                     return -1
 
-    def rung(self, number: int) -> TradeoffPoint:
-        """A rung that `next` has found."""
+    def point(self, number: int) -> TradeoffPoint:
+        """A point that `next` has found."""
         with self.lock:
-            if number not in self.rungs:
-                _, climb, at = self.found[number]
-                self.rungs[number] = climb.rung(at)
-            return self.rungs[number]
+            if number not in self.points:
+                _, search, at = self.found[number]
+                self.points[number] = search.point(at)
+            return self.points[number]
 
     def bound(self, number: int) -> int:
         """The least bytes that it may need."""
@@ -111,65 +111,65 @@ class TradeoffCurve:
 
     def cost(self, number: int) -> float:
         """The seconds that it takes, as `TradeoffPoint` has them."""
-        _, climb, at = self.found[number]
-        return climb.seconds(at)
+        _, search, at = self.found[number]
+        return search.seconds(at)
 
     def upwards(self) -> Iterator[int]:
-        """All rungs from the last to the first."""
+        """All points from the last to the first."""
         self.next(0, -1)
         return reversed(range(len(self.found)))
 
     def _climb(self, bytes_: int) -> bool:
-        """Climbs on, up to a rung that may need at most so many bytes; whether there may be more."""
-        if not self.climbs:
-            self.climbs = [GreedySearch(self.choices, self, clock, self.threads, self.most) for clock in self.clocks]
-        if self.done == len(self.climbs):
+        """Searches on, up to a point that may need at most so many bytes; whether there may be more."""
+        if not self.searches:
+            self.searches = [GreedySearch(self.choices, self, clock, self.threads, self.most) for clock in self.clocks]
+        if self.done == len(self.searches):
             return False
-        climb = self.climbs[self.done]
-        lives = climb.climb(bytes_)
-        # below what usual speeds come to, measured ones choose nothing: so the last rung does not depend on them
-        floor = min((other.climb(-1)[-1] for other in self.climbs[1:] if self.done == 0), default=-1)
-        for number, bound in enumerate(climb.bounds(self.read, len(lives)), self.read):
+        search = self.searches[self.done]
+        lives = search.advance(bytes_)
+        # below what usual speeds come to, measured ones choose nothing: so the last point does not depend on them
+        floor = min((other.advance(-1)[-1] for other in self.searches[1:] if self.done == 0), default=-1)
+        for number, bound in enumerate(search.bounds(self.read, len(lives)), self.read):
             if floor < lives[number] < self.lowest:
                 self.lowest = lives[number]
-                self.found.append((bound, climb, number))
+                self.found.append((bound, search, number))
         self.read = len(lives)
-        if climb.done:
+        if search.done:
             self.done, self.read = self.done + 1, 0
         return True
 
-    def alive(self, keeping: SavePolicy) -> list[tuple[str, int]]:
+    def alive(self, policy: SavePolicy) -> list[tuple[str, int]]:
         """What is alive at the fullest step, with its bytes, the largest first."""
-        ladders = self.ladders
-        curve = self.curve(keeping)
+        problem = self.problem
+        curve = self.curve(policy)
         at = int(curve.argmax())
-        found = [(life.label, int(self.bytes[life.number])) for life in ladders.fixed if life.first <= at <= life.last]
-        gaps = {name: gap for name, gap in zip(ladders.names, ladders.gaps, strict=True)
-                if name in keeping.dropped}
-        gaps |= {move.saved: (move.gone + 1, ladders.border + move.back) for move in keeping.moved}
-        for name, life in ladders.held.items():
+        found = [(life.label, int(self.bytes[life.number])) for life in problem.fixed if life.first <= at <= life.last]
+        gaps = {name: gap for name, gap in zip(problem.names, problem.gaps, strict=True)
+                if name in policy.dropped}
+        gaps |= {move.saved: (move.gone + 1, problem.border + move.back) for move in policy.moved}
+        for name, life in problem.held.items():
             gone = name in gaps and gaps[name][0] <= at < gaps[name][1]
             if life.first <= at <= life.last and not gone:
                 found.append((life.label, self.kept(name)))
         return sorted(found, key=lambda one: -one[1])
 
-    def curve(self, keeping: SavePolicy) -> np.ndarray:
+    def curve(self, policy: SavePolicy) -> np.ndarray:
         """Bytes alive at each step of the forward, then of the backward."""
-        ladders = self.ladders
-        used = ladders.keeps.used(keeping)
+        problem = self.problem
+        used = problem.keeps.used(policy)
         lives = [(int(self.bytes[life.number]), life.first, life.last)
-                 for life in (*ladders.fixed, *(life for life in ladders.temporaries if life.name in used))]
-        lives += [(self.kept(name), life.first, life.last) for name, life in ladders.held.items()]
+                 for life in (*problem.fixed, *(life for life in problem.temporaries if life.name in used))]
+        lives += [(self.kept(name), life.first, life.last) for name, life in problem.held.items()]
         lives += [(-self.kept(name), first, end - 1)
-                  for name, (first, end) in zip(ladders.names, ladders.gaps, strict=True) if name in keeping.dropped]
-        lives += [(-self.kept(move.saved), move.gone + 1, ladders.border + move.back - 1) for move in keeping.moved]
-        curve = np.array(live_bytes(lives, ladders.length - 1), np.int64)
-        curve[:ladders.border] += self.scratch[0]
-        curve[ladders.border:] += self.scratch[1]
+                  for name, (first, end) in zip(problem.names, problem.gaps, strict=True) if name in policy.dropped]
+        lives += [(-self.kept(move.saved), move.gone + 1, problem.border + move.back - 1) for move in policy.moved]
+        curve = np.array(live_bytes(lives, problem.length - 1), np.int64)
+        curve[:problem.border] += self.scratch[0]
+        curve[problem.border:] += self.scratch[1]
         return curve
 
     def kept(self, name: str) -> int:
         """Bytes of a saved value, as the kept block has it."""
-        return align(int(self.bytes[self.ladders.held[name].number]))
+        return align(int(self.bytes[self.problem.held[name].number]))
 
 

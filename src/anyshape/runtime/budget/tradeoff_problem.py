@@ -54,14 +54,14 @@ class TapeSegment:
 
 
 class TradeoffProblem:
-    """The ladders of one forward with its backward: what does not depend on sizes. Lives are counted in steps of the
+    """The problem of one forward with its backward: what does not depend on sizes. Lives are counted in steps of the
     forward, then of the backward. beside: tensors outside the arena that the tape alone keeps, of the forward's
     buffers, and the backward's last step that has each."""
 
     def __init__(self, program: Executable, backward: Executable) -> None:
         self.program, self.backward = program, backward
         self.forward, self.plan = program.plan, backward.plan
-        self.keeps = backward.maker.keeps
+        self.keeps = backward.specializer.keeps
         self.border = len(self.forward.steps) + 1
         self.length = self.border + len(self.plan.steps) + 1
         self.bytes: list[Size] = []
@@ -73,7 +73,7 @@ class TradeoffProblem:
         self.again = sorted(self.plan.again, key=lambda one: one.saved)
         self.names = [one.saved for one in self.again]
         # from its last use in the forward to its first use in the backward a value is not there, if it is dropped
-        self.gaps = [(program.maker.keeps.ends[one.saved] + 1, self.border + self.keeps.begins.get(
+        self.gaps = [(program.specializer.keeps.ends[one.saved] + 1, self.border + self.keeps.begins.get(
             one.saved, homes[one.buffer].first)) for one in self.again]
         self.temporaries = [self._life(homes[name], self.plan) for name in sorted(self.keeps.made)]
         # not in the arena, while the backward runs
@@ -98,7 +98,7 @@ class TradeoffProblem:
                               for k, step in enumerate(steps)], self.plan.name)
         seconds = self.work.seconds(values, speeds) / threads
         count = len(self.forward.steps)
-        both = self.program.maker.keeps, self.keeps, seconds[:count], seconds[count:]
+        both = self.program.specializer.keeps, self.keeps, seconds[:count], seconds[count:]
         return (Clock(*both, store.seconds(1, out=True), store.seconds(1, out=False)),
                 Clock(*both, *USUAL, at_once=True), Clock(*both, 0.0, 0.0, at_once=True))
 
@@ -132,7 +132,7 @@ class TradeoffProblem:
 
     def _held(self) -> dict[str, LiveRange]:
         saved = [b for b in self.forward.buffers if b.is_saved]
-        lasts = [(b, region.last) for b, region in zip(saved, self.backward.maker.regions, strict=True)]
+        lasts = [(b, region.last) for b, region in zip(saved, self.backward.specializer.regions, strict=True)]
         return {b.name: self._life(b, self.forward, self.border + max(last, -1)) for b, last in (*lasts, *self.beside)}
 
     def _segments(self) -> list[TapeSegment]:
@@ -143,9 +143,9 @@ class TradeoffProblem:
         temporaries = {life.name: i for i, life in enumerate(self.temporaries)}
         found = []
         for some in members.values():
-            keeping = SavePolicy(frozenset(self.names[i] for i in some))
-            made = sorted(temporaries[name] for name in self.keeps.used(keeping) if name in temporaries)
-            steps = tuple(places[number] for number in sorted(self.keeps.runs(keeping)))
+            policy = SavePolicy(frozenset(self.names[i] for i in some))
+            made = sorted(temporaries[name] for name in self.keeps.used(policy) if name in temporaries)
+            steps = tuple(places[number] for number in sorted(self.keeps.runs(policy)))
             found.append(TapeSegment(tuple(some), steps, tuple(made)))
         return found
 
@@ -159,4 +159,4 @@ def _beside(program: Executable, plan: Plan) -> list[tuple[Buffer, int]]:
         entry = saved_entry(program.plan, b.index) if b.is_restored else None
         if entry is not None:
             last[entry[0].name] = max(last.get(entry[0].name, 0), dropped.get(b.name, len(plan.steps)))
-    return [(b, last[b.name]) for b in program.maker.keeps.outside]
+    return [(b, last[b.name]) for b in program.specializer.keeps.outside]

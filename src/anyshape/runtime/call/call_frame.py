@@ -184,7 +184,7 @@ class Call:
         """Lets go of what PyTorch made and no step from this one on reads."""
         for name in self.shared.drops[number]:
             self.externs.pop(name, None)
-        dropped = self.record.keeping.dropped
+        dropped = self.record.policy.dropped
         if dropped:
             for name in self.shared.later[number]:
                 if name in dropped:
@@ -242,7 +242,7 @@ class Call:
     def _put_back(self, again: RecomputeStep, result: torch.Tensor) -> None:
         """Lets the tape's entries that lie in what the forward dropped be windows of `result`, unless it kept it."""
         shared = self.shared
-        if again.saved not in self.record.keeping.dropped:
+        if again.saved not in self.record.policy.dropped:
             return
         for name, byte in again.windows:
             position = shared.position_of[name]
@@ -331,8 +331,8 @@ class Call:
             value: Any = None
             if not isinstance(entry, Window):
                 value = evaluate(entry, record.values) if isinstance(entry, Expr) else entry
-            elif (entry.buffer in record.offsets and record.keeping != SAVE_ALL) or (
-                    entry.buffer in record.keeping.dropped):  # says what it is
+            elif (entry.buffer in record.offsets and record.policy != SAVE_ALL) or (
+                    entry.buffer in record.policy.dropped):  # says what it is
                 shape, strides, _ = record.saved[i]
                 value = torch.empty_strided(shape, strides, dtype=TORCH_DTYPES[entry.type.dtype], device="meta")
             elif entry.buffer in record.offsets:

@@ -77,7 +77,7 @@ class Executable:
         forward: for a backward program that uses the kept block of its forward, the forward's allocated plan.
         threads, packed_bytes: see `Config`.
         target: what runs the plan, and what its kernels were compiled for; that of the environment when left out.
-        maker: the plan's specializer, for the same target; made when left out.
+        specializer: the plan's specializer, for the same target; made when left out.
         policy: what its calls keep to.
 
     Raises:
@@ -88,22 +88,24 @@ class Executable:
 
     def __init__(self, plan: Plan, kernels: Sequence[Kernel] = (), context: Context | None = None,
                  forward: Plan | None = None, threads: int = 0, packed_bytes: int = 0,
-                 target: Target | None = None, maker: Specializer | None = None, policy: CallPolicy = FREE) -> None:
+                 target: Target | None = None, specializer: Specializer | None = None,
+                 policy: CallPolicy = FREE) -> None:
         self.plan = plan
         self.name = plan.name
         self.kernels = list(kernels)
         self.target = usual_target() if target is None else target
         self.context = shared_context() if context is None else context
         self.threads = threads
-        self.maker = maker or Specializer(plan, self.target.runner(plan, self.kernels), self.context.host, forward)
-        self.runner = self.maker.runner
+        self.specializer = specializer or Specializer(plan, self.target.runner(plan, self.kernels), self.context.host,
+                                                      forward)
+        self.runner = self.specializer.runner
         self.layout = self.runner.sizes
         known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
-        self.binder = Binder(plan, self.layout.symbols, known, self.maker.names)
+        self.binder = Binder(plan, self.layout.symbols, known, self.specializer.names)
         self.records: dict[Any, Specialization] = {}
         self.lock = threading.Lock()
         self.enter = make_enter(plan, self.layout.slots, self.binder.strided)
-        windows = [plan.outputs[buffer.index] for buffer in self.maker.outputs]
+        windows = [plan.outputs[buffer.index] for buffer in self.specializer.outputs]
         self.dtypes = tuple(TORCH_DTYPES[window.type.dtype] for window in windows if isinstance(window, Window))
         self.allocate = api.allocator()
         self.takes_tape = bool(plan.restored)
@@ -134,7 +136,7 @@ class Executable:
         if self.takes_tape:
             return self._backward(args)
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit)
-        if record.is_other is not self.maker.is_other:
+        if record.is_other is not self.specializer.is_other:
             return self._in_other_order(args)
         args.clear()
         space = None
@@ -144,13 +146,13 @@ class Executable:
         if not self.plan.saved:
             return run(record, list(inputs), pointers, undo, self.context.kept.empty)
         pool = self.context.kept
-        lease = TapeMemory(pool, SegmentedBlock(pool, record.chunks, space) if record.chunks
+        tape_memory = TapeMemory(pool, SegmentedBlock(pool, record.chunks, space) if record.chunks
                            else pool.take(record.kept), record,
                       self.limit)
         try:
-            return run(record, list(inputs), pointers, undo, lease.block, lease)
+            return run(record, list(inputs), pointers, undo, tape_memory.block, tape_memory)
         except BaseException:
-            lease.release()
+            tape_memory.release()
             raise
 
     def _backward(self, args: list[Any]) -> list[Any]:
@@ -158,27 +160,27 @@ class Executable:
             raise InputError(f"{self.name} takes the tape of its forward first",
                              why=f"got {type(args[0]).__name__ if args else 'no argument'}",
                              do="pass what the forward returned last")
-        lease = args[0].owner if isinstance(args[0].owner, TapeMemory) else None
-        if lease is not None and lease.record.is_other is not self.maker.is_other:
+        tape_memory = args[0].owner if isinstance(args[0].owner, TapeMemory) else None
+        if tape_memory is not None and tape_memory.record.is_other is not self.specializer.is_other:
             return self._in_other_order(args)
         tape = args.pop(0)
-        if lease is not None and lease.limit is not None:
-            lease.limit.begin(lease)
+        if tape_memory is not None and tape_memory.limit is not None:
+            tape_memory.limit.begin(tape_memory)
         values = tape.open()
-        origin = tape.owner.record if lease is not None else tuple(
+        origin = tape.owner.record if tape_memory is not None else tuple(
             (v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
         record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit, values, origin)
         args.clear()
         private = None
         keeps = not tape.once and api.keeps_graph()
-        if lease is not None and record.kept != lease.record.kept:
+        if tape_memory is not None and record.kept != tape_memory.record.kept:
             raise VerifyError(f"the tape of {self.name} comes from another forward",
-                              why=f"it holds {lease.record.kept} bytes, the backward expects {record.kept}")
-        if lease is None or (record.overwrites and keeps):
-            private = self._private_kept(record, inputs, lease)
-        if lease is not None and isinstance(lease.block, SegmentedBlock):
-            lease.block.pinned = keeps
-        kept = private or (lease.block if lease is not None else self.context.kept.empty)
+                              why=f"it holds {tape_memory.record.kept} bytes, the backward expects {record.kept}")
+        if tape_memory is None or (record.overwrites and keeps):
+            private = self._private_kept(record, inputs, tape_memory)
+        if tape_memory is not None and isinstance(tape_memory.block, SegmentedBlock):
+            tape_memory.block.pinned = keeps
+        kept = private or (tape_memory.block if tape_memory is not None else self.context.kept.empty)
         # from here on the call alone holds the saved tensors, so that each can go after its last use
         held = list(inputs)
         del inputs, values
@@ -216,12 +218,12 @@ class Executable:
         other.context, other.profiles = self.context, self.profiles
         return other(args)
 
-    def _private_kept(self, record: Specialization, inputs: Sequence[Any], lease: TapeMemory | None) -> Block:
+    def _private_kept(self, record: Specialization, inputs: Sequence[Any], tape_memory: TapeMemory | None) -> Block:
         """A copy of the kept block, for a tape that must stay as it is or that has no block."""
         block = self.context.kept.take(record.kept)
-        if lease is not None:
-            if record.kept and isinstance(lease.block, Block):
-                block.tensor[:record.kept].copy_(lease.block.tensor[:record.kept])
+        if tape_memory is not None:
+            if record.kept and isinstance(tape_memory.block, Block):
+                block.tensor[:record.kept].copy_(tape_memory.block.tensor[:record.kept])
             return block
         for buffer in self.plan.buffers:
             if buffer.is_restored and buffer.name in record.offsets:
@@ -233,7 +235,7 @@ class Executable:
         return block
 
     def _straight(self, record: Specialization, inputs: list[Any], pointers: tuple[int, ...], _undo: tuple[Any, ...],
-                  kept: Any, lease: TapeMemory | None = None) -> list[Any]:
+                  kept: Any, tape_memory: TapeMemory | None = None) -> list[Any]:
         """`_run` for such calls."""
         allocate, dtypes = self.allocate, self.dtypes
         if len(dtypes) == 1:
@@ -269,14 +271,14 @@ class Executable:
             call = Call(self.calls, record, inputs, outputs, kept, temporary, None, runner, frame)
             results = call.in_order()
             if self.plan.saved:
-                results.append(self._tape(call, lease))
+                results.append(self._tape(call, tape_memory))
             return results
         finally:
             pool.give(temporary)
             counters.count_run()
 
     def _run(self, record: Specialization, inputs: list[Any], pointers: tuple[int, ...], undo: tuple[Any, ...],
-             kept: Any, lease: TapeMemory | None = None) -> list[Any]:
+             kept: Any, tape_memory: TapeMemory | None = None) -> list[Any]:
         context = self.context
         if self.lazy:
             outputs: list[Any] = [None] * len(self.dtypes)
@@ -334,7 +336,7 @@ class Executable:
                 call = Call(self.calls, record, inputs, outputs, kept, temporary, phases, runner, frame)
             results = call.in_order() if self.calls.order is not None and record.exact else call.results()
             if self.plan.saved:
-                results.append(self._tape(call, lease))
+                results.append(self._tape(call, tape_memory))
             return results
         finally:
             if graded:
@@ -347,11 +349,11 @@ class Executable:
                 context.temporary.give(temporary)
             counters.count_run()
 
-    def _tape(self, call: Call, lease: TapeMemory | None) -> Tape:
+    def _tape(self, call: Call, tape_memory: TapeMemory | None) -> Tape:
         """The tape of a forward that has run."""
-        tape = Tape(call.saved(), lease, self.calls.checked)
-        if lease is not None and lease.limit is not None:
-            lease.tape = weakref.ref(tape)
+        tape = Tape(call.saved(), tape_memory, self.calls.checked)
+        if tape_memory is not None and tape_memory.limit is not None:
+            tape_memory.tape = weakref.ref(tape)
         return tape
 
     def _above(self, record: Specialization, scratch: int) -> tuple[Block, int, Block | None]:
@@ -401,11 +403,11 @@ class Executable:
         symbols = self.binder.bind(arguments, known, same)
         program = self if plan.restored else self.at(symbols)
         if isinstance(origin, Specialization):
-            record = self.maker.made(symbols, origin.keeping)
+            record = self.specializer.made(symbols, origin.policy)
         elif program.limit is not None:
-            record = program.maker.made(symbols, program.limit.choose(symbols))
+            record = program.specializer.made(symbols, program.limit.choose(symbols))
         else:
-            record = program.maker.make(symbols)
+            record = program.specializer.make(symbols)
         for one in dict.fromkeys((self, program)):  # keys are made of the inputs, which are alike
             one._remember(key, record)
         return record, tuple(arguments)
@@ -448,7 +450,7 @@ class Executable:
         if self.takes_tape:
             tape = arguments.pop(0)
             origin = tape.owner.record if isinstance(tape.owner, TapeMemory) else ()
-            is_ours = not isinstance(origin, Specialization) or origin.is_other is self.maker.is_other
+            is_ours = not isinstance(origin, Specialization) or origin.is_other is self.specializer.is_other
             if self.other is not None and not is_ours:
                 return self.other.record(tape, *arguments)
             return self._slow(arguments, tape.open(), origin)[0]

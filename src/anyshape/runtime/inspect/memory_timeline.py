@@ -3,7 +3,7 @@ reports show.
 
     forward  0 1 2 .. F | backward  0 1 2 .. B     one line of positions for both
 
-The lives are those that the ladders of `runtime/budget/tradeoff_curve.py` are made of; there they stand in numbers, at
+The lives are those that the problem of `runtime/budget/tradeoff_curve.py` are made of; there they stand in numbers, at
 one set of sizes. A report evaluates them at any sizes.
 """
 from __future__ import annotations
@@ -97,19 +97,19 @@ class Timeline:
 
 def timeline(limit: MemoryBudget) -> Timeline:
     """The lives of the programs of a limit."""
-    ladders = limit.ladders
-    if ladders is None:
+    problem = limit.problem
+    if problem is None:
         return _alone(limit.program)
-    lives = [LiveRange(life.name, KINDS[type(life.home)], ladders.bytes[life.number], life.first, life.last, life.where)
-             for life in ladders.fixed]
-    gaps = {name: (first, last - 1) for name, (first, last) in zip(ladders.names, ladders.gaps, strict=True)
+    lives = [LiveRange(life.name, KINDS[type(life.home)], problem.bytes[life.number], life.first, life.last, life.where)
+             for life in problem.fixed]
+    gaps = {name: (first, last - 1) for name, (first, last) in zip(problem.names, problem.gaps, strict=True)
             if first < last}
-    for name, life in ladders.held.items():
-        size = align(ladders.bytes[life.number])
+    for name, life in problem.held.items():
+        size = align(problem.bytes[life.number])
         lives.append(LiveRange(name, "saved", size, life.first, life.last, life.where, gaps.get(name)))
-    lives += [LiveRange(life.name, KINDS[type(life.home)], ladders.bytes[life.number], life.first, life.last,
-                   life.where, only=True) for life in ladders.temporaries]
-    return Timeline(tuple(life for life in lives if life.first <= life.last), ladders.border, ladders.length)
+    lives += [LiveRange(life.name, KINDS[type(life.home)], problem.bytes[life.number], life.first, life.last,
+                   life.where, only=True) for life in problem.temporaries]
+    return Timeline(tuple(life for life in lives if life.first <= life.last), problem.border, problem.length)
 
 
 def _alone(program: Executable) -> Timeline:
@@ -127,44 +127,44 @@ def scratch(limit: MemoryBudget, values: dict[str, int]) -> tuple[int, int]:
     threads = limit.threads()
     later = 0
     if limit.backward is not None:
-        later = limit.backward.maker.made(limit.later(values)).scratch
-    return limit.program.maker.made(values).scratch * threads, later * threads
+        later = limit.backward.specializer.made(limit.later(values)).scratch
+    return limit.program.specializer.made(values).scratch * threads, later * threads
 
 
-def used(ladders: TradeoffProblem | None, dropped: frozenset[str]) -> frozenset[str]:
+def used(problem: TradeoffProblem | None, dropped: frozenset[str]) -> frozenset[str]:
     """The lives that are only there to compute again what is dropped."""
-    if ladders is None or not dropped:
+    if problem is None or not dropped:
         return frozenset()
-    return frozenset(ladders.keeps.used(SavePolicy(dropped)) & ladders.keeps.made)
+    return frozenset(problem.keeps.used(SavePolicy(dropped)) & problem.keeps.made)
 
 
-def away(ladders: TradeoffProblem | None, moved: Sequence[Move]) -> dict[str, Span]:
+def away(problem: TradeoffProblem | None, moved: Sequence[Move]) -> dict[str, Span]:
     """The values of `moved`, with the positions between which their memory is free."""
-    return {} if ladders is None else {
-        move.saved: (move.gone + 1, ladders.border + move.back - 1) for move in moved}
+    return {} if problem is None else {
+        move.saved: (move.gone + 1, problem.border + move.back - 1) for move in moved}
 
 
-def state(ladders: TradeoffProblem | None, keeping: SavePolicy
+def state(problem: TradeoffProblem | None, policy: SavePolicy
           ) -> tuple[frozenset[str], frozenset[str], dict[str, Span]]:
     """What `Timeline.curve` and `Timeline.alive` ask of a choice: what is dropped, used and moved."""
-    return keeping.dropped, used(ladders, keeping.dropped), away(ladders, keeping.moved)
+    return policy.dropped, used(problem, policy.dropped), away(problem, policy.moved)
 
 
 def work_again(limit: MemoryBudget, values: dict[str, int], dropped: frozenset[str]) -> dict[str, tuple[int, float]]:
     """Per value that is dropped, how many steps of the backward write it again, and the seconds that this takes, by
     estimate: its own steps, and what is made on the way to it alone, that is since the value before it."""
-    ladders = limit.ladders
-    if ladders is None or not dropped:
+    problem = limit.problem
+    if problem is None or not dropped:
         return {}
     threads = limit.threads()
-    seconds = ladders.costs.seconds(limit.later(values), limit.speeds(threads)) / threads
-    runs = ladders.keeps.runs(SavePolicy(dropped))
-    buffers = {one.buffer: one.saved for one in ladders.plan.again if one.saved in dropped}
+    seconds = problem.costs.seconds(limit.later(values), limit.speeds(threads)) / threads
+    runs = problem.keeps.runs(SavePolicy(dropped))
+    buffers = {one.buffer: one.saved for one in problem.plan.again if one.saved in dropped}
     found = dict.fromkeys(dropped, (0, 0.0))
     before = 0.0
-    for number, cost in zip(ladders.optional, seconds.tolist(), strict=True):
+    for number, cost in zip(problem.optional, seconds.tolist(), strict=True):
         if number in runs:
-            names = [buffers[one.buffer] for one in step_writes(ladders.plan.steps[number]) if one.buffer in buffers]
+            names = [buffers[one.buffer] for one in step_writes(problem.plan.steps[number]) if one.buffer in buffers]
             before += cost
             for name in names:
                 found[name] = found[name][0] + 1, found[name][1] + before / len(names)

@@ -298,21 +298,21 @@ class LiveTapes:
         self.known: tuple[weakref.ref[TapeMemory], ...] = ()  # replaced, never changed: who reads it needs no lock
 
     @property
-    def leases(self) -> list[TapeMemory]:
+    def tapes(self) -> list[TapeMemory]:
         """Those that keep something."""
         found = (one() for one in self.known)
-        return [lease for lease in found if lease is not None and lease.held is not None]
+        return [tape_memory for tape_memory in found if tape_memory is not None and tape_memory.held is not None]
 
     @property
     def bytes(self) -> int:
         """What they keep together."""
-        return sum(lease.bytes for lease in self.leases)
+        return sum(tape_memory.bytes for tape_memory in self.tapes)
 
-    def add(self, lease: TapeMemory) -> int:
+    def add(self, tape_memory: TapeMemory) -> int:
         """One more; returns how many there were."""
         with self.lock:
-            before = self.leases
-            self.known = (*map(weakref.ref, before), weakref.ref(lease))
+            before = self.tapes
+            self.known = (*map(weakref.ref, before), weakref.ref(tape_memory))
         return len(before)
 
 
@@ -324,7 +324,7 @@ class BudgetPolicy(Protocol):
     def fit(self, record: Any) -> tuple[Any, Any]:
         """The record of a call at the same sizes that fits, and its place in the offload store; LimitError: none."""
 
-    def begin(self, lease: TapeMemory) -> None:
+    def begin(self, tape_memory: TapeMemory) -> None:
         """A backward begins; LimitError: there is no room for it."""
 
     def choose(self, values: dict[str, int]) -> Any:
@@ -368,7 +368,7 @@ class TapeMemory:
             return None
 
     def put(self, block: Block | SegmentedBlock) -> None:
-        """Gives what was taken back, or what has its place; who has released the lease meanwhile no longer wants it."""
+        """Gives what was taken back, or what has its place; who has released it meanwhile no longer wants it."""
         self._blocks.append(block)
         if self.held is None:
             self.release()

@@ -30,11 +30,11 @@ WORTH = 0.99  # of two blocks, what one has to come to
 class ProgramLifetimes:
     """The forward or the backward: what lies in its arena, and the plan's arena."""
 
-    def __init__(self, maker: Specializer) -> None:
-        self.maker = maker
-        plan = maker.plan
+    def __init__(self, specializer: Specializer) -> None:
+        self.specializer = specializer
+        plan = specializer.plan
         self.arena = SizeTable([plan.arena], f"arena of {plan.name}")
-        self.inside = LiveBytes(arena_ranges(plan, maker.keeps.forward), len(plan.steps),
+        self.inside = LiveBytes(arena_ranges(plan, specializer.keeps.forward), len(plan.steps),
                                 f"values in the arena of {plan.name}")
 
     def quick(self, values: Mapping[str, int]) -> tuple[int, int]:
@@ -62,7 +62,7 @@ class JointLayout:
         self.known: dict[tuple[int, ...], tuple[ArenaLayout, ArenaLayout] | None] = {}
         self.lock = threading.Lock()
 
-    def of(self, maker: Specializer, values: Mapping[str, int]) -> ArenaLayout | None:
+    def of(self, specializer: Specializer, values: Mapping[str, int]) -> ArenaLayout | None:
         """The layout of one half; None: that of its plan is good, or some sizes are not known."""
         key = tuple([values.get(name, -1) for name in self.forward.layout.symbols])
         if -1 in key:
@@ -76,7 +76,7 @@ class JointLayout:
                 while len(self.known) >= REMEMBERED:
                     self.known.pop(next(iter(self.known)))
                 self.known[key] = found
-        return None if found is None else found[maker.plan is self.backward.plan]
+        return None if found is None else found[specializer.plan is self.backward.plan]
 
     def _found(self, values: dict[str, int]) -> tuple[ArenaLayout, ArenaLayout] | None:
         arenas, lives = zip(*(half.quick(values) for half in self.halves), strict=True)
@@ -94,17 +94,17 @@ class JointLayout:
             return forward, backward
         moved, kept = len(self.forward.moving), len(self.backward.regions)
         places = dict(zip([b.name for b in self.forward.keeps.kept_buffers], offsets[moved:moved + kept], strict=True))
-        one, other = (ArenaLayout(self._offsets(maker, part, places, values), top, top, bound) for maker, part in (
-            (self.forward, offsets[:moved]), (self.backward, offsets[moved + kept:])))
+        halves = (self.forward, offsets[:moved]), (self.backward, offsets[moved + kept:])
+        one, other = (ArenaLayout(self._offsets(half, part, places, values), top, top, bound) for half, part in halves)
         return one, other
 
-    def _offsets(self, maker: Specializer, moving: list[int], kept: dict[str, int], values: dict[str,
+    def _offsets(self, specializer: Specializer, moving: list[int], kept: dict[str, int], values: dict[str,
                                                                                                  int]) -> list[int]:
         """Those of all that has a place in a half."""
-        offsets = [0] * len(maker.lives)
-        for i, offset in zip(maker.moving, moving, strict=True):
+        offsets = [0] * len(specializer.lives)
+        for i, offset in zip(specializer.moving, moving, strict=True):
             offsets[i] = offset
-        for i, (name, before) in maker.keeps.shown.items():
+        for i, (name, before) in specializer.keeps.shown.items():
             offsets[i] = kept[name] + evaluate(before, values)
         return offsets
 

@@ -4,7 +4,7 @@
     forward:  4 kernel -> h    5 kernel(h)    begin to copy h out    6 7 8    wait    9 h's memory is free
     backward: 2 h has memory again, begin to copy it back    3 4    wait    5 kernel(h)
 
-When to begin and when to wait is decided with the ladder's other choices, from estimates of what steps and copies take
+When to begin and when to wait is decided with what to recompute, from estimates of what steps and copies take
 (`Clock`). It is no part of the plan but of a record: the calls that do it (`Action`) stand between the host's words of
 the steps. Of steps that the host does as one, nothing comes between.
 """
@@ -38,13 +38,13 @@ class Action:
     bytes: int
 
 
-def actions(keeps: SavedLayout, keeping: SavePolicy, runs: frozenset[int],
+def actions(keeps: SavedLayout, policy: SavePolicy, runs: frozenset[int],
             places: Sequence[tuple[int, int]]) -> tuple[Action, ...]:
-    """What moves the values of `keeping` in a forward or a backward. runs: its optional steps that run; places: offset
+    """What moves the values of `policy` in a forward or a backward. runs: its optional steps that run; places: offset
     in the upper block and bytes of each value."""
     found = []
     at = 0
-    for number, (move, (offset, bytes_)) in enumerate(zip(keeping.moved, places, strict=True)):
+    for number, (move, (offset, bytes_)) in enumerate(zip(policy.moved, places, strict=True)):
         if keeps.forward is None:
             begin = run_of(keeps.plan, keeps.ends[move.saved])[1] + 1
             until = move.gone + 1

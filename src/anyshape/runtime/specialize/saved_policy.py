@@ -234,22 +234,22 @@ class SavedLayout:
                 found[name].append(number)
         return found
 
-    def runs(self, keeping: SavePolicy) -> frozenset[int]:
+    def runs(self, policy: SavePolicy) -> frozenset[int]:
         """The optional steps that compute what was dropped, from what was not, and that give chunks back."""
-        return self._repeated(keeping)[0]
+        return self._repeated(policy)[0]
 
-    def used(self, keeping: SavePolicy) -> frozenset[str]:
+    def used(self, policy: SavePolicy) -> frozenset[str]:
         """What the optional steps that run touch."""
-        return self._repeated(keeping)[1]
+        return self._repeated(policy)[1]
 
-    def _repeated(self, keeping: SavePolicy) -> tuple[frozenset[int], frozenset[str]]:
+    def _repeated(self, policy: SavePolicy) -> tuple[frozenset[int], frozenset[str]]:
         """Both; those of the last ones are at hand. What several values take is what each of them takes."""
-        key = keeping.dropped, keeping.apart
+        key = policy.dropped, policy.apart
         known = self.known.get(key)
         if known is not None:
             return known
-        every = [self._single(name) for name in keeping.dropped]
-        runs = frozenset[int]().union(self.freeing if keeping.apart else (), *[one.runs for one in every])
+        every = [self._single(name) for name in policy.dropped]
+        runs = frozenset[int]().union(self.freeing if policy.apart else (), *[one.runs for one in every])
         if len(self.known) >= REMEMBERED:
             self.known.clear()
         result = self.known[key] = runs, frozenset[str]().union(*[one.used for one in every])
@@ -274,51 +274,51 @@ class SavedLayout:
             1 << self.numbers[name] if name in self.numbers else 0)
         return result
 
-    def numbers_of(self, keeping: SavePolicy) -> _Numbers:
+    def numbers_of(self, policy: SavePolicy) -> _Numbers:
         """What is not in the kept block, and what computes it again. That of the last one is at hand."""
         known = self.latest
-        if known is not None and known[0] is keeping:
+        if known is not None and known[0] is policy:
             return known[1]
         steps = places = away = 0
-        for name in keeping.dropped:
+        for name in policy.dropped:
             one = self.single.get(name) or self._single(name)
             steps |= one.steps
             places |= one.places
             away |= one.number
-        for move in keeping.moved:
+        for move in policy.moved:
             away |= 1 << self.numbers[move.saved]
         gone = np.zeros(len(self.numbers) + 2, bool)
         gone[_positions(away)] = True
-        for move in keeping.moved:
-            gone[self.numbers[move.saved]] = move.saved in keeping.dropped
+        for move in policy.moved:
+            gone[self.numbers[move.saved]] = move.saved in policy.dropped
         gone[-1] = True
         found = _positions(places)
         result = _Numbers(_positions(away), _positions(steps), found[gone[self.brought_of[found]]])
-        self.latest = keeping, result
+        self.latest = policy, result
         return result
 
-    def spilled(self, keeping: SavePolicy) -> list[tuple[Size, int]]:
+    def spilled(self, policy: SavePolicy) -> list[tuple[Size, int]]:
         """What PyTorch makes beside what is wanted of it, or to be copied into its place: (bytes, step)."""
         if not self.externs:
             return []
-        runs = self.runs(keeping)
-        wanted = {one.buffer for one in self.plan.again if one.saved in keeping.dropped and one.saved in self.begins}
+        runs = self.runs(policy)
+        wanted = {one.buffer for one in self.plan.again if one.saved in policy.dropped and one.saved in self.begins}
         return [(size, number) for number, name, size in self.externs if number in runs and name not in wanted]
 
-    def kept(self, sizes: Sequence[int], keeping: SavePolicy) -> tuple[dict[str, int], list[int]]:
+    def kept(self, sizes: Sequence[int], policy: SavePolicy) -> tuple[dict[str, int], list[int]]:
         """Where saved buffers lie in the kept block, and where its chunks begin and end. sizes: of the buffers in the
         forward's order, padded."""
         places: dict[str, int] = {}
         starts = [0]
-        away = keeping.away
+        away = policy.away
         padded = dict(zip((b.name for b in self.kept_buffers), sizes, strict=True))
-        for chunk in (self.chunks if keeping.apart else ()) or [tuple(padded)]:
+        for chunk in (self.chunks if policy.apart else ()) or [tuple(padded)]:
             border = starts[-1]
             for name in chunk:
                 if name not in away:
                     places[name] = border
                     border += padded[name]
-            starts.append(align(border, PAGE) if keeping.apart else border)
+            starts.append(align(border, PAGE) if policy.apart else border)
         return places, starts
 
     def starts(self, sizes: np.ndarray, away: np.ndarray) -> list[int]:
@@ -336,18 +336,18 @@ class SavedLayout:
         np.add.at(totals, chunk_of, there)
         return [0, *np.cumsum(align(totals[:count], PAGE)).tolist()]
 
-    def places(self, sizes: np.ndarray, values: Mapping[str, int], keeping: SavePolicy) -> ArenaLayout:
+    def places(self, sizes: np.ndarray, values: Mapping[str, int], policy: SavePolicy) -> ArenaLayout:
         """The layout of a forward that does not keep everything, or not in one piece, or of its backward, but for the
         offsets (`complete`). sizes: of the buffers that have a place."""
         padded = align(sizes)
         lives = self.life_table.copy()
-        numbers = self.numbers_of(keeping)
+        numbers = self.numbers_of(policy)
         moving = [*self.moving]
         if self.forward is None:
             bytes_ = padded[self.saved]
             away = self.saved_places[numbers.away]
             lives[away, 1] = self.saved_ends[numbers.away]
-            for one in keeping.moved:
+            for one in policy.moved:
                 lives[self.saved_places[self.numbers[one.saved]], 1] = one.gone
             moving += np.sort(away).tolist()
             firsts, lasts = lives[self.saved].T
@@ -355,12 +355,12 @@ class SavedLayout:
             bytes_ = align(self.region_bytes(values))
             moving += numbers.places.tolist()
             firsts, lasts = np.zeros(len(bytes_), np.int64), self.region_lasts
-        back = keeping.moved if self.forward is not None else ()
-        if keeping.apart:  # nothing else lies in the chunks
+        back = policy.moved if self.forward is not None else ()
+        if policy.apart:  # nothing else lies in the chunks
             starts = self.starts(bytes_, numbers.away)
             fixed = np.array([[starts[-1], 0, len(self.plan.steps), 0]], np.int64)
         else:
-            places, starts = self.kept(bytes_.tolist(), keeping)
+            places, starts = self.kept(bytes_.tolist(), policy)
             at = [self.numbers[name] for name in places]
             fixed = np.stack([bytes_[at], firsts[at], lasts[at], np.array([*places.values()], np.int64)], axis=1)
         border = starts[-1]
@@ -374,9 +374,9 @@ class SavedLayout:
         items = np.concatenate((fixed, free))
         bound = max(LiveRanges(items[:, 1:3], len(self.plan.steps)).peak(items[:, 0]), border)
         top, placed = assign_offsets(self.host, items, len(fixed), border, bound, sys.maxsize)
-        layout = ArenaLayout([], border, max(top, border), bound, starts=starts if keeping.apart else [], moving=moving,
+        layout = ArenaLayout([], border, max(top, border), bound, starts=starts if policy.apart else [], moving=moving,
                         placed=placed)
-        if keeping.apart and self.forward is not None:
+        if policy.apart and self.forward is not None:
             self._in_phases(layout, items, len(back), values)
         return layout
 
@@ -445,13 +445,13 @@ class SavedLayout:
         sizes, lives = self.others
         return lives.live_bytes(np.concatenate((np.diff(starts), sizes(values)))) - starts[-1]
 
-    def complete(self, found: ArenaLayout, sizes: np.ndarray, values: Mapping[str, int], keeping: SavePolicy) -> None:
+    def complete(self, found: ArenaLayout, sizes: np.ndarray, values: Mapping[str, int], policy: SavePolicy) -> None:
         """Fills in the offsets of a layout. What no step touches lies where the upper block begins."""
         bytes_ = sizes[self.saved] if self.forward is None else self.region_bytes(values)
         padded = align(bytes_).tolist()
-        places, _ = self.kept(padded, keeping)
+        places, _ = self.kept(padded, policy)
         if self.forward is not None:
-            places |= zip([one.saved for one in keeping.moved], found.placed[len(found.moving):], strict=True)
+            places |= zip([one.saved for one in policy.moved], found.placed[len(found.moving):], strict=True)
         offsets = [found.border] * len(sizes)
         for i, offset in zip(found.moving, found.placed, strict=False):
             offsets[i] = offset
@@ -460,5 +460,5 @@ class SavedLayout:
         for i, (name, before) in self.shown.items():
             if name in places:
                 offsets[i] = places[name] + evaluate(before, values)
-        found.moved = [(places[one.saved], padded[self.numbers[one.saved]]) for one in keeping.moved]
+        found.moved = [(places[one.saved], padded[self.numbers[one.saved]]) for one in policy.moved]
         found.offsets = offsets

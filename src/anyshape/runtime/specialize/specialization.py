@@ -41,7 +41,7 @@ from anyshape.runtime.specialize.tensor_kinds import with_addresses
 from anyshape.sym.expr import Size, evaluate, symbols_of
 
 ROOMY = 1.1  # of the bytes that values need at once, those they may lie in without being crowded
-LAID = 32  # layouts that are remembered: some rungs of some shapes, until one of them is a record
+LAID = 32  # layouts that are remembered: some points of some shapes, until one of them is a record
 REMEMBERED = 128  # records that somebody asked about, those of a limit
 LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is moved there
 View = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -59,7 +59,7 @@ class Specialization:
     block is the call's own, and is given back before results are taken at this step; or -1. bound: no layout of the
     arena needs fewer bytes. overwrites: steps write into the kept block of a backward's tape, so that it cannot run
     again. outside: bytes of PyTorch's tensors that its tape keeps, too. is_other: it is of the second of two orders
-    of steps. keeping: see there; chunks: bytes of each chunk of the kept block, and parts: (slot, chunk, byte) of
+    of steps. policy: see there; chunks: bytes of each chunk of the kept block, and parts: (slot, chunk, byte) of
     what lies in them, where it is in chunks, and after them of what lies in the first phase; late: (slot, byte) of
     what lies in each of the others. actions: what moves values out or back, of `stored` bytes. allocations: (sizes,
     strides) of each output buffer, by slot; exact: these are the outputs' own; large: (slot, bytes) of those on large
@@ -82,7 +82,7 @@ class Specialization:
     overwrites: bool
     outside: int
     is_other: bool
-    keeping: SavePolicy
+    policy: SavePolicy
     chunks: tuple[int, ...]
     parts: tuple[tuple[int, int, int], ...]
     late: tuple[tuple[tuple[int, int], ...], ...]
@@ -107,7 +107,7 @@ class Specialization:
 class JointPlacement(Protocol):
     """Layouts of a forward and its backward in one block of memory: runtime/specialize/joint_layout.py."""
 
-    def of(self, maker: Specializer, values: dict[str, int]) -> ArenaLayout | None:
+    def of(self, specializer: Specializer, values: dict[str, int]) -> ArenaLayout | None:
         """That of one of the two at some sizes; None: that of its plan is good."""
 
 
@@ -163,38 +163,38 @@ class Specializer:
         found.joined, found.lock, found.records, found.laid = joined, threading.Lock(), {}, {}
         return found
 
-    def made(self, values: dict[str, int], keeping: SavePolicy = SAVE_ALL) -> Specialization:
+    def made(self, values: dict[str, int], policy: SavePolicy = SAVE_ALL) -> Specialization:
         """The record at the symbols' `values`, remembered: what is only asked about is made ready for its call. Errors
         as of `make`."""
-        key = *[values.get(name) for name in self.layout.symbols], keeping
+        key = *[values.get(name) for name in self.layout.symbols], policy
         with self.lock:
             record = self.records.get(key)
         if record is None:
-            record = self.make(values, keeping)
+            record = self.make(values, policy)
             with self.lock:
                 while len(self.records) >= REMEMBERED:
                     self.records.pop(next(iter(self.records)))
                 self.records[key] = record
         return record
 
-    def places(self, values: dict[str, int], keeping: SavePolicy) -> ArenaLayout:
+    def places(self, values: dict[str, int], policy: SavePolicy) -> ArenaLayout:
         """The layout of a call of a program without a room. Those of the last ones are at hand: what a limit lays out
         is what its call uses. Offsets are filled in when there is a record (`SavedLayout.complete`)."""
-        key = *[values[name] for name in self.layout.symbols], keeping
+        key = *[values[name] for name in self.layout.symbols], policy
         with self.lock:
             known = self.laid.get(key)
         if known is None:
-            if keeping == SAVE_ALL:
+            if policy == SAVE_ALL:
                 known = self._place(*self._formulas(values), values, 0)
             else:
-                known = self.keeps.places(self.sizes(values), values, keeping)
+                known = self.keeps.places(self.sizes(values), values, policy)
             with self.lock:
                 while len(self.laid) >= LAID:
                     self.laid.pop(next(iter(self.laid)))
                 self.laid[key] = known
         return known
 
-    def make(self, values: dict[str, int], keeping: SavePolicy = SAVE_ALL) -> Specialization:
+    def make(self, values: dict[str, int], policy: SavePolicy = SAVE_ALL) -> Specialization:
         """The record at the symbols' `values`.
 
         Raises:
@@ -213,18 +213,18 @@ class Specializer:
          selected) = self._shape(tuple([values[name] for name in layout.symbols]))
         check_inside(self.plan, uncertain, selected, self.names)
         room = 0 if self.room is None else output_bytes[self.room.index]
-        runs = self.keeps.runs(keeping)
-        if keeping != SAVE_ALL or (*[values[name] for name in layout.symbols], keeping) in self.laid:
-            place = self.places(values, keeping)
+        runs = self.keeps.runs(policy)
+        if policy != SAVE_ALL or (*[values[name] for name in layout.symbols], policy) in self.laid:
+            place = self.places(values, policy)
             if not place.offsets:
-                self.keeps.complete(place, self.sizes(values), values, keeping)
+                self.keeps.complete(place, self.sizes(values), values, policy)
         else:
             place = self._place(list(sizes), list(offsets), kept, arena, values, room)
-        acts = actions(self.keeps, keeping, runs, [(at - place.border, bytes_) for at, bytes_ in place.moved])
-        pairs, parts, late = self._bindings(place, keeping)
+        acts = actions(self.keeps, policy, runs, [(at - place.border, bytes_) for at, bytes_ in place.moved])
+        pairs, parts, late = self._bindings(place, policy)
         phases = [bytes_ for _, bytes_ in place.phases]
         middle = place.middle if phases else place.top
-        given, hollow = map(operator.add, self.given, self.restored if keeping == SAVE_ALL else (0, []))
+        given, hollow = map(operator.add, self.given, self.restored if policy == SAVE_ALL else (0, []))
         until = -1 if self.room is None or place.lower == "kept" else (
             self.taken if place.lower == "early" else self.room.first)
         payload = self.runner.specialize(Placement(
@@ -245,10 +245,10 @@ class Specializer:
             room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
             given=self.taken if place.lower == "early" else -1,
             scratch=payload.scratch, spare=spare, spare_at=spare_at, bound=place.bound,
-            overwrites=bool(self.regions) and not keeping.apart and any(
+            overwrites=bool(self.regions) and not policy.apart and any(
                 place.offsets[i] < place.border for i in self.moving),
-            outside=sum(evaluate(b.bytes, values) for b in self.keeps.outside if b.name not in keeping.dropped),
-            is_other=self.is_other, keeping=keeping, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)),
+            outside=sum(evaluate(b.bytes, values) for b in self.keeps.outside if b.name not in policy.dropped),
+            is_other=self.is_other, policy=policy, chunks=tuple(b - a for a, b in itertools.pairwise(place.starts)),
             parts=tuple(parts), late=tuple(map(tuple, late)),
             actions=acts, stored=sum(bytes_ for _, bytes_ in place.moved),
             inputs=inputs, input_strides=tuple(view and view[1] for view in inputs),
@@ -262,14 +262,14 @@ class Specializer:
             known = self.latest = sizes, self.layout.shape(*sizes)
         return known[1]
 
-    def _bindings(self, place: ArenaLayout, keeping: SavePolicy
+    def _bindings(self, place: ArenaLayout, policy: SavePolicy
                   ) -> tuple[list[int], list[tuple[int, int, int]], list[list[tuple[int, int]]]]:
         """Where buffers lie, by slot: slots and offsets in the two blocks in turn; what lies in chunks or in the first
         phase; and what lies in each of the other phases. See `Specialization`."""
         parts: list[tuple[int, int, int]] = []
         late: list[list[tuple[int, int]]] = [[] for _ in place.phases[1:]]
         phases = [bytes_ for _, bytes_ in place.phases]
-        if not phases and not keeping.apart:
+        if not phases and not policy.apart:
             pairs = [0] * (2 * len(self.slots))
             pairs[::2], pairs[1::2] = self.slots, place.offsets
             return pairs, parts, late
@@ -283,7 +283,7 @@ class Specializer:
                     late[phase - 1].append((slot, offset - begins[phase]))
                 else:
                     parts.append((slot, len(place.starts) - 1, offset - begins[phase]))
-            elif keeping.apart and offset < place.border:
+            elif policy.apart and offset < place.border:
                 chunk = bisect.bisect_right(place.starts, offset) - 1
                 parts.append((slot, chunk, offset - place.starts[chunk]))
             else:

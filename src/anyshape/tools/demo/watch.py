@@ -38,6 +38,6 @@ class Watch:
                 limit = limit_at(limit, values)
                 if bytes_:
                     limit = limit.apart(bytes_)
-                keeping = limit.choose(values)
-                return limit.needed(values, SAVE_ALL), limit.needed(values, keeping), len(keeping.dropped)
+                policy = limit.choose(values)
+                return limit.needed(values, SAVE_ALL), limit.needed(values, policy), len(policy.dropped)
         return 0, 0, 0

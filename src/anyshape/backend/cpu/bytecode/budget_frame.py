@@ -59,7 +59,7 @@ class Frame(Struct):
     away: i64
     lowest: i64
     choices: i64
-    rungs: i64
+    points: i64
     at: i64
     later_at: i64
     is_later: i64
@@ -132,8 +132,8 @@ class Frame(Struct):
     strip_arena: Array[i64]
     strip_rest: Array[i64]
     taken: Array[i64]
-    rung_live: Array[i64]
-    rung_bound: Array[i64]
-    rung_choices: Array[i64]
-    rung_picoseconds: Array[i64]
-    rung_away: Array[i64]
+    point_live: Array[i64]
+    point_bound: Array[i64]
+    point_choices: Array[i64]
+    point_picoseconds: Array[i64]
+    point_away: Array[i64]

@@ -1,4 +1,4 @@
-"""Delta evaluation in the budget search: what each choice of a climb (backend/cpu/routines/budget_search.py) adds where
+"""Delta evaluation in the budget search (backend/cpu/routines/budget_search.py): what each choice of it adds where
 it stands, as native code: bytes at steps of the arena and elsewhere, its top there, and what it costs. What one
 choice adds depends on what was taken in its segment."""
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Peaks in the budget search: what a climb (backend/cpu/routines/budget_search.py) comes to where it stands, as native
+"""Peaks in the budget search: what a search (backend/cpu/routines/budget_search.py) comes to where it stands, as native
 code: the arena of a backward in one piece, or in phases, one piece after another
 (runtime/specialize/saved_policy.py).
 

@@ -1,7 +1,7 @@
-"""The greedy budget search: the climb of a ladder (runtime/budget/greedy_search.py) as native code: what to drop or to
+"""The greedy budget search (runtime/budget/greedy_search.py) as native code: what to drop or to
 move out next, again and again.
 
-    bytes at each step: arena, rest       the rung: the highest arena + the highest rest (+ what the forward keeps)
+    bytes at each step: arena, rest       the point: the highest arena + the highest rest (+ what the forward keeps)
       1. each choice that is left: how much lower would that be, for how much time?
       2. the best is taken: its changes are added to `arena` and `rest`
       3. its segment is looked at again: what the other choices there add now; tops of what overlaps are found again
@@ -56,20 +56,20 @@ def begin(frame: Frame) -> int:
     return 0
 
 
-def climb(frame: Frame) -> int:
-    """Climbs until a rung may need at most STOP bytes, or none is left (DONE)."""
+def advance(frame: Frame) -> int:
+    """Searches until a point may need at most STOP bytes, or none is left (DONE)."""
     while frame.done == 0:
         live = standing(frame)
         if live < frame.lowest:
-            rung = frame.rungs
+            point = frame.points
             frame.lowest = live
             least = bound(frame)
-            frame.rung_live[rung] = live
-            frame.rung_bound[rung] = least
-            frame.rung_choices[rung] = frame.choices
-            frame.rung_picoseconds[rung] = frame.picoseconds
-            frame.rung_away[rung] = frame.away
-            frame.rungs = rung + 1
+            frame.point_live[point] = live
+            frame.point_bound[point] = least
+            frame.point_choices[point] = frame.choices
+            frame.point_picoseconds[point] = frame.picoseconds
+            frame.point_away[point] = frame.away
+            frame.points = point + 1
             if least <= frame.stop:
                 return 0
         row = chosen(frame)
@@ -196,6 +196,6 @@ def take(frame: Frame, row: int) -> int:
     return 0
 
 
-def emit_climb() -> str:
-    """LLVM text of the routines; `begin` and `climb` are called from outside."""
-    return translate(begin, climb)
+def emit_search() -> str:
+    """LLVM text of the routines; `begin` and `advance` are called from outside."""
+    return translate(begin, advance)

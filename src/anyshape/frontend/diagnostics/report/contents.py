@@ -111,27 +111,27 @@ def _symbol(span: Span, found: Sequence[Json], matters: set[str]) -> Json:
 
 
 def _point(called: CalledProgram, values: dict[str, int], curve: MemoryCurve) -> Json:
-    """What the compiler does at these sizes, with the whole ladder; none of a program that was compiled without a
-    limit, or has no backward. chosen: the number of the rung, -1 for everything kept, or why there is none."""
-    ladder = list(called.limit.ladder(values) or ()) if _chooses(called.limit) else []
-    before = [TradeoffPoint(frozenset(), 0, 0.0), *ladder]
+    """What the compiler does at these sizes, with the whole tradeoff; none of a program that was compiled without a
+    limit, or has no backward. chosen: the number of the choice, -1 for everything kept, or why there is none."""
+    tradeoff = list(called.limit.tradeoff(values) or ()) if _chooses(called.limit) else []
+    before = [TradeoffPoint(frozenset(), 0, 0.0), *tradeoff]
     said = {called.names.get(old, old): value for old, value in values.items() if not old.startswith(UNUSED)}
     return {"values": dict(sorted(said.items())), "scratch": list(curve.scratch), "needed": curve.needed,
-            "rungs": [_rung(called, values, curve.scratch, *two) for two in zip(before, ladder, strict=False)],
+            "choices": [_choice(called, values, curve.scratch, *two) for two in zip(before, tradeoff, strict=False)],
             "chosen": plain(curve.refusal) or (-1 if curve.choice is None else curve.choice.number)}
 
 
-def _rung(called: CalledProgram, values: dict[str, int], scratches: tuple[int, int], before: TradeoffPoint,
-          rung: TradeoffPoint) -> Json:
-    """A rung, as what is other than on the one before."""
+def _choice(called: CalledProgram, values: dict[str, int], scratches: tuple[int, int], before: TradeoffPoint,
+          choice: TradeoffPoint) -> Json:
+    """A choice, as what is other than on the one before."""
     limit, line = called.limit, called.line
-    ladders = limit.ladders
-    assert ladders is not None
+    problem = limit.problem
+    assert problem is not None
     can = {one.name: i for i, one in enumerate(line.lives) if one.gap is not None}
     saved = {one.name: i for i, one in enumerate(line.lives) if one.kind == "saved"}
     only = {one.name: i for i, one in enumerate(line.lives) if one.only}
-    what = state(ladders, rung.keeping)
-    (dropped, now, gone), (_, there, home) = what, state(ladders, before.keeping)
+    what = state(problem, choice.policy)
+    (dropped, now, gone), (_, there, home) = what, state(problem, before.policy)
     new = dropped - before.dropped
     again = work_again(limit, values, dropped) if new else {}
     return {
@@ -141,10 +141,10 @@ def _rung(called: CalledProgram, values: dict[str, int], scratches: tuple[int, i
                  for name, span in sorted(gone.items()) if home.get(name) != span],
         "stay": sorted(saved[name] for name in home.keys() - gone.keys()),
         "more": sorted(only[name] for name in now - there), "less": sorted(only[name] for name in there - now),
-        "peak": int(line.curve(values, scratches, *what).max()), "live": rung.live,
-        "seconds": limit.seconds(rung), "needed": limit.needed(values, rung.keeping),
-        "steps": len(ladders.keeps.runs(rung.keeping)),
-        "dropped": len(dropped), "moved": len(rung.moved), "away": rung.away}
+        "peak": int(line.curve(values, scratches, *what).max()), "live": choice.live,
+        "seconds": limit.seconds(choice), "needed": limit.needed(values, choice.policy),
+        "steps": len(problem.keeps.runs(choice.policy)),
+        "dropped": len(dropped), "moved": len(choice.moved), "away": choice.away}
 
 
 def _copies(limit: MemoryBudget, life: LiveRange, values: dict[str, int]) -> tuple[float, float | None]:

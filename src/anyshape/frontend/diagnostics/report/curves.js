@@ -26,13 +26,13 @@ const Curves = (() => {
   // every formula of a program at these sizes
   const sizes = (program, values) => program.formulas.map((formula) => evaluate(formula.terms, values));
 
-  // what is dropped on a rung of a point (life -> steps, seconds), what is then there only to compute it again, and what
-  // is moved out (life -> first and last position away, seconds of copies, seconds of computing it again or null); rung
+  // what is dropped on a choice of a point (life -> steps, seconds), what is then there only to compute it again, and what
+  // is moved out (life -> first and last position away, seconds of copies, seconds of computing it again or null); choice
   // -1: everything is kept
-  function state(point, rung) {
+  function state(point, choice) {
     const dropped = new Map(), there = new Set(), moved = new Map();
-    for (let i = 0; i <= rung; i++) {
-      const one = point.rungs[i];
+    for (let i = 0; i <= choice; i++) {
+      const one = point.choices[i];
       one.keep.forEach((life) => dropped.delete(life));
       one.stay.forEach((life) => moved.delete(life));
       one.drop.forEach(([life, ...what]) => dropped.set(life, what));
@@ -83,19 +83,19 @@ const Curves = (() => {
     return found.sort((a, b) => b[1] - a[1]);
   }
 
-  // the rung that a call takes under a limit, as the compiler chooses: -1 everything is kept, null: there is none
+  // the choice that a call takes under a limit, as the compiler chooses: -1 everything is kept, null: there is none
   function choose(point, limit) {
     if (point.needed <= limit) return -1;
-    const found = point.rungs.findIndex((rung) => rung.live <= limit && rung.needed <= limit);
+    const found = point.choices.findIndex((choice) => choice.live <= limit && choice.needed <= limit);
     return found < 0 ? null : found;
   }
 
-  // the rung that needs least: -1 there is none
-  const lowest = (point) => point.rungs.reduce((best, rung, i) =>
-    best < 0 || rung.needed <= point.rungs[best].needed ? i : best, -1);
+  // the choice that needs least: -1 there is none
+  const lowest = (point) => point.choices.reduce((best, choice, i) =>
+    best < 0 || choice.needed <= point.choices[best].needed ? i : best, -1);
 
   // the lowest limit that works
-  const least = (point) => Math.min(point.needed, ...point.rungs.map((rung) => rung.needed));
+  const least = (point) => Math.min(point.needed, ...point.choices.map((choice) => choice.needed));
 
   // the computed point that is nearest in ratios, and whether it is the very one
   function nearest(program, values) {
@@ -109,21 +109,21 @@ const Curves = (() => {
       best.values[name] === values[name]) };
   }
 
-  // what was dropped up to a rung, in order: [life, steps] pairs, what is then needed less, and the cost
-  function evictions(point, rung) {
-    return point.rungs.slice(1, rung + 1).map((one, i) => ({ drop: one.drop, freed: point.rungs[i].live - one.live,
-                                                             seconds: one.seconds - point.rungs[i].seconds }));
+  // what was dropped up to a choice, in order: [life, steps] pairs, what is then needed less, and the cost
+  function evictions(point, choice) {
+    return point.choices.slice(1, choice + 1).map((one, i) => ({ drop: one.drop, freed: point.choices[i].live - one.live,
+                                                             seconds: one.seconds - point.choices[i].seconds }));
   }
 
-  // every computed point and rung again, from the formulas: how many peaks were compared, and how many differ
+  // every computed point and choice again, from the formulas: how many peaks were compared, and how many differ
   function check(program) {
     let compared = 0, wrong = 0;
     for (const point of program.points) {
       const bytes = sizes(program, point.values);
-      point.rungs.forEach((rung, i) => {
+      point.choices.forEach((choice, i) => {
         const found = curve(program, bytes, point.scratch, state(point, i));
         compared++;
-        if (found[fullest(found)] !== rung.peak) wrong++;
+        if (found[fullest(found)] !== choice.peak) wrong++;
       });
     }
     return { compared, wrong };

@@ -49,12 +49,12 @@
     const refused = program.nonnegative.some((one) => bytes[one] < 0) || point === null;
     const scratch = point === null ? [0, 0] : point.scratch;
     const none = { dropped: new Map(), there: new Set(), moved: new Map() };
-    const rung = point === null ? -1 : Curves.choose(point, now.limit);
-    const shown = rung === null ? Curves.lowest(point) : rung;
+    const choice = point === null ? -1 : Curves.choose(point, now.limit);
+    const shown = choice === null ? Curves.lowest(point) : choice;
     const what = point === null ? none : Curves.state(point, shown);
     const before = Curves.curve(program, bytes, scratch, none);
     const after = Curves.curve(program, bytes, scratch, what);
-    return { program, here, point, exact, bytes, refused, scratch, rung, shown, what, before, after,
+    return { program, here, point, exact, bytes, refused, scratch, choice, shown, what, before, after,
              step: now.step === null ? Curves.fullest(after) : Math.min(now.step, after.length - 1) };
   }
 
@@ -194,20 +194,20 @@
   }
 
   function tiles(found) {
-    const { point, rung, shown, before, after, exact } = found;
+    const { point, choice, shown, before, after, exact } = found;
     const [high, low] = [Math.max(...before), Math.max(...after)];
     const near = exact ? "" : ", at the nearest computed sizes";
     const made = [tile("before", limits(found.program) ? "Everything kept, at the peak" : "Alive, at the peak", high, `${bytesText(point.needed)} with the layout${near}`)];
     if (limits(found.program)) {
-      const needed = shown < 0 ? point.needed : point.rungs[shown].needed;
+      const needed = shown < 0 ? point.needed : point.choices[shown].needed;
       const moved = found.what.moved.size ? `${found.what.moved.size} moved out, ` : "";
       const work = shown < 0 ? "nothing is computed again" : `${count(found.what.dropped.size, "value")} computed again, `
-        + `${moved}about ${time(point.rungs[shown].seconds)} longer`;
-      const told = rung === null ? `no choice stays within it: ${bytesText(Curves.least(point))} is the least`
+        + `${moved}about ${time(point.choices[shown].seconds)} longer`;
+      const told = choice === null ? `no choice stays within it: ${bytesText(Curves.least(point))} is the least`
         : now.limit >= point.needed ? "everything fits" : `${percent(now.limit, point.needed)} of what everything needs`;
-      made.push(tile("after", rung === null ? "With all dropped that can be" : "Under the limit, at the peak", low,
+      made.push(tile("after", choice === null ? "With all dropped that can be" : "Under the limit, at the peak", low,
                      `${bytesText(needed)} with the layout${near}; ${work}`),
-                tile(rung === null ? "limit refused" : "limit", "Limit", now.limit, told));
+                tile(choice === null ? "limit refused" : "limit", "Limit", now.limit, told));
     }
     at("tiles").replaceChildren(...made);
   }
@@ -258,11 +258,11 @@
   }
 
   function evictionTable(found) {
-    const { program, bytes, point, shown, rung, what } = found;
-    if (shown >= 1 && rung !== null && what.moved.size) return stateTable(found);
-    if (shown < 1 || rung === null) {
+    const { program, bytes, point, shown, choice, what } = found;
+    if (shown >= 1 && choice !== null && what.moved.size) return stateTable(found);
+    if (shown < 1 || choice === null) {
       const said = !program.again ? "Nothing of this program can be computed again: it has no backward, or was compiled without a limit."
-        : rung === null ? "No choice stays within this limit, so a call is refused before it begins." : shown === 0
+        : choice === null ? "No choice stays within this limit, so a call is refused before it begins." : shown === 0
         ? "Nothing has to be dropped: it fits once the backward gives saved values back piece by piece." : "Everything fits, so nothing is dropped.";
       at("evictions").replaceChildren(element("p", {}, said));
       return;
@@ -272,7 +272,7 @@
       return element("div", {}, `${place(program, first)} to ${place(program, last)}`);
     };
     table("evictions", `In the order of the choice: of the values that relieve the fullest step of the layout, the one that costs the `
-      + `least work for its bytes, so that the need falls from row to row. ${count(point.rungs[shown].steps, "step")} of the backward run for it.`,
+      + `least work for its bytes, so that the need falls from row to row. ${count(point.choices[shown].steps, "step")} of the backward run for it.`,
       [["value and the line that makes it", ""], ["bytes", "number"], ["not there from", "wide"], ["need falls by", "number"], ["costs", "number"]],
       Curves.evictions(point, shown), (row) => [
         cell("", ...row.drop.map(([i]) => element("div", {}, ...named(program.lives[i])))),
@@ -282,7 +282,7 @@
           count(row.drop.reduce((sum, [, steps]) => sum + steps, 0), "step")))]);
   }
 
-  // beside values that are moved out, rung by rung says little: one may be dropped first, and moved out later
+  // beside values that are moved out, choice by choice says little: one may be dropped first, and moved out later
   function stateTable({ program, bytes, what }) {
     if (!what.dropped.size) {
       at("evictions").replaceChildren(element("p", {}, "Nothing is computed again: moving values out is enough."));
@@ -332,7 +332,7 @@
     if (now.sync) now.sync();
     status(found); tiles(found); legend(found.program); chart(found); stepping(found); stepText(found); aliveTable(found); evictionTable(found); movedTable(found); open(found);
     document.body.dataset.fullest = Curves.fullest(found.after);
-    document.body.dataset.rung = found.rung === null ? "none" : found.rung;
+    document.body.dataset.choice = found.choice === null ? "none" : found.choice;
   }
 
   // --- from the beginning: a program, with sizes and a limit as the address gives them (#x_0=8&limit=1000000)

@@ -41,8 +41,8 @@ def _panel(axes: Any, program: dict[str, Any]) -> None:
     chosen = point["chosen"]
     if isinstance(chosen, int) and chosen > 0:
         axes.stairs(after, steps, color=BLUE, linewidth=2, baseline=None,
-                    label=f"{choice_text(point['rungs'][chosen])}: {max(after):.1f} MB, "
-                          f"some {point['rungs'][chosen]['seconds'] * 1e3:.1f} ms longer")
+                    label=f"{choice_text(point['choices'][chosen])}: {max(after):.1f} MB, "
+                          f"some {point['choices'][chosen]['seconds'] * 1e3:.1f} ms longer")
     if program["limited"]:
         limit = program["limited"] / 1e6
         axes.axhline(limit, color=RED, linestyle="--", label=f"limit {limit:.1f} MB")
@@ -57,7 +57,7 @@ def _panel(axes: Any, program: dict[str, Any]) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def choice_text(rung: dict[str, Any]) -> str:
-    """What a rung does, in a few words."""
-    moved = f", {rung['moved']} moved out ({rung['away'] / 1e6:.1f} MB)" if rung["moved"] else ""
-    return f"{rung['dropped']} values computed again{moved}"
+def choice_text(choice: dict[str, Any]) -> str:
+    """What a choice does, in a few words."""
+    moved = f", {choice['moved']} moved out ({choice['away'] / 1e6:.1f} MB)" if choice["moved"] else ""
+    return f"{choice['dropped']} values computed again{moved}"
