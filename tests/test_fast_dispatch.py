@@ -14,6 +14,7 @@ import anyshape
 from anyshape.base.errors import InputError
 from anyshape.frontend.capture.fast_dispatch import frame_locals
 from anyshape.runtime.context.process_context import shared_context
+from anyshape.runtime.specialize.shape_binding import Binder
 from counting import calls
 
 
@@ -467,3 +468,20 @@ def test_frame_locals_binds_like_python():
     assert frame_locals(positional)(1, b=2) == {"a": 1, "b": 2}
     with pytest.raises(TypeError):
         frame_locals(positional)(a=1, b=2)
+
+
+def test_a_shape_never_seen_does_not_have_the_parameters_looked_at_again(monkeypatch):
+    """However many there were: torch is asked in one call whether they are what they were."""
+    looked = []
+    bind = Binder.bind
+
+    def counting(binder, arguments, known, same=False):
+        looked.append(not same)
+        return bind(binder, arguments, known, same)
+
+    monkeypatch.setattr(Binder, "bind", counting)
+    fast = anyshape.compile(Net().eval())
+    with torch.no_grad():
+        for rows in range(2, 32):
+            fast(torch.randn(rows, 8))
+    assert len(looked) >= 30 and sum(looked) <= 2

@@ -4,6 +4,8 @@ from __future__ import annotations
 import dataclasses
 import gc
 import re
+import resource
+import sys
 import threading
 
 import pytest
@@ -13,7 +15,7 @@ from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.machine.target import host
 from anyshape.base import counters
-from anyshape.base.errors import InputError
+from anyshape.base.errors import AnyShapeError, InputError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.loop_ir.directives import Vectorize
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Param, Stage
@@ -26,11 +28,13 @@ from anyshape.runtime.call.executable import Executable
 from anyshape.runtime.context.process_context import Context, shared_context
 from anyshape.runtime.inspect.touched_bytes import counted_peak
 from anyshape.runtime.inspect.watermark import watched
+from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.pools import Pool
 from anyshape.runtime.memory.tape import Tape
 from anyshape.sym.expr import symbol
 from anyshape.sym.facts import Facts
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
+from anyshape.torch_compat.versions import api
 
 b, m, k, n = (symbol(name) for name in "bmkn")
 
@@ -511,6 +515,45 @@ def test_a_block_goes_before_its_successor_comes():
     for size in (1 << 20, 1 << 21, (1 << 21) + 4096, 1 << 24):
         pool.give(pool.take(size))
         assert pool.peak == pool.held == size
+
+
+@pytest.mark.unguarded
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are moved by mremap")
+def test_a_larger_block_takes_over_the_pages_of_the_one_before():
+    """What a shape greater than all before touches for the first time is bounded by what it needs more; torch's
+    allocator sees one block go and another one come."""
+    pool = Pool()
+    with api.allocations() as counted:
+        block = pool.take(48 << 20)
+        block.tensor.fill_(7)
+        pool.give(block)
+        del block
+        block = pool.take((49 << 20) + 4096)
+    assert [bytes_ for bytes_ in counted if bytes_] == [48 << 20, -(48 << 20), (49 << 20) + 4096]
+    assert pool.peak == pool.held == (49 << 20) + 4096
+    handed = int((block.tensor == 7).sum())
+    # all but the ends, where the block does not have whole large pages
+    assert handed >= (48 << 20) - 2 * huge_pages.PAGE
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    block.tensor.fill_(8)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    assert faults <= (block.bytes - handed) // 4096 + 64
+    assert int((block.tensor == 8).sum()) == block.bytes
+
+
+@pytest.mark.unguarded
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are moved by mremap")
+def test_pages_of_a_block_whose_successor_does_not_come_go_back():
+    pool = Pool()
+    block = pool.take(48 << 20)
+    block.tensor.fill_(7)
+    pool.give(block)
+    del block
+    before = huge_pages.resident()
+    with pytest.raises(AnyShapeError, match="no memory") as error:
+        pool.take(1 << 60)
+    assert error.value.__traceback__ is not None  # whoever holds the error holds no memory
+    assert pool.held == 0 and huge_pages.resident() <= before - (44 << 20)
 
 
 def test_calls_from_many_threads():

@@ -2,6 +2,7 @@
 
     inputs f32[b, n], f32[n], f32[8]  -->
         def enter(args, records, slow, fit):
+            same = False
             try:
                 (a0, a1, a2) = args
                 same = alike(a2)
@@ -9,7 +10,6 @@
                     raise KeyError
                 record = records[(a0.shape, a1.shape)]
             except (KeyError, ValueError, AttributeError, TypeError):
-                same = False
                 record, (a0, a1, a2) = slow(args)
             undo = ()
             s = record.input_strides
@@ -70,6 +70,7 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
     tape = ", values, origin" if restored else ""
     lines = [
         f"def enter(args, records, slow, fit{tape}):",
+        "    same = False",
         "    try:",
         f"        {taken}",
         *(f"        a{position} = values[{index}]" for position, index in restored.items()),
@@ -77,7 +78,6 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int]) ->
           if fixed else []),
         f"        record = records[{_tuple(tests.keys)}]",
         "    except (KeyError, ValueError, AttributeError, TypeError):",
-        "        same = False",
         f"        record, {every} = slow(args{tape})",
         "    undo = ()",
         "    s = record.input_strides",

@@ -19,7 +19,7 @@ import torch
 from anyshape.base import counters
 from anyshape.base.align import align
 from anyshape.base.errors import AnyShapeError
-from anyshape.runtime.memory.huge_pages import prefer_large
+from anyshape.runtime.memory.huge_pages import DetachedPages, detach, prefer_large
 from anyshape.runtime.memory.offload_store import StoreReservation
 from anyshape.torch_compat import storage_id
 
@@ -145,10 +145,16 @@ class Pool:
                 except ValueError:
                     pass
             best = first = None
-            # a block that is too small makes room for its successor, so that there are never more blocks than calls;
-            # no variable may hold it while that is made
-            self._drop(max(free, key=_bytes, default=self.empty))
-        return self._new(bytes_)
+            # a block that is too small makes room for its successor, so that there are never more blocks than calls,
+            # and leaves its pages to it; no variable may hold it while that is made
+            pages = self._dismantle(max(free, key=_bytes, default=self.empty))
+        try:
+            block = self._new(bytes_)
+            if pages is not None:
+                pages.attach(block.address, block.bytes)
+            return block
+        finally:
+            pages = None  # who holds an error of this frame holds no memory
 
     def fresh(self, bytes_: int) -> Block:
         """A block of its own, for one who releases it himself.
@@ -200,6 +206,10 @@ class Pool:
         counters.arena_changed(size)
         self.grown()
         return block
+
+    def _dismantle(self, block: Block) -> DetachedPages | None:
+        """Takes a block out of the free ones, if it is there still, and its pages out of the block."""
+        return detach(block.address, block.bytes) if self._drop(block) else None
 
     def _drop(self, block: Block) -> bool:
         """Takes a block out of the free ones, if it is there still."""

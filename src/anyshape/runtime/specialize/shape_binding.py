@@ -22,13 +22,16 @@ _NUMBERED = re.compile(r"(primals|tangents|arg\d+)_\d+$")  # names of torch for 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a symbol is read: size or stride `dim` of an input is factor * symbol + rest (dim -1: the input itself)."""
+    """Where a symbol is read: size or stride `dim` of an input is `size`, factor * symbol + rest (dim -1: the input
+    itself)."""
 
     name: str
     position: int
     dim: int
     stride: bool
     size: Size
+    factor: Size = 1
+    rest: Size = 0
 
 
 class Binder:
@@ -121,9 +124,7 @@ class Binder:
         if source.dim < 0:
             return int(argument)
         found = argument.stride(source.dim) if source.stride else argument.shape[source.dim]
-        split = coefficient_of(source.size, source.name)
-        assert split is not None
-        factor, rest = (evaluate(part, values) for part in split)
+        factor, rest = evaluate(source.factor, values), evaluate(source.rest, values)
         if factor == 0 and found == rest:
             return 0  # any value does
         if factor == 0 or (found - rest) % factor:
@@ -217,8 +218,9 @@ def _sources(plan: Plan) -> list[_Source]:
         rest = []
         for size, position, dim, stride in open_places:
             unknown = [name for name in symbols_of(size) if name not in found]
-            if len(unknown) == 1 and coefficient_of(size, unknown[0]) is not None:
-                found[unknown[0]] = _Source(unknown[0], position, dim, stride, size)
+            split = coefficient_of(size, unknown[0]) if len(unknown) == 1 else None
+            if split is not None:
+                found[unknown[0]] = _Source(unknown[0], position, dim, stride, size, *split)
             elif unknown:
                 rest.append((size, position, dim, stride))
         if len(rest) == len(open_places):

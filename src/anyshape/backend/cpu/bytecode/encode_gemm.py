@@ -102,23 +102,18 @@ def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area 
         return []
     if bias is None or beta == 0:
         bias, beta = None, 0.0
-    rows = 1 if len(a.shape) == 1 else a.shape[-2]
-    inner = a.shape[-1]
-    columns = 1 if len(b.shape) == 1 else b.shape[-1]
-    if inner == 0 and bias is not None and beta != 1 and dtype in LIBRARY:
+    if a.shape[-1] == 0 and bias is not None and beta != 1 and dtype in LIBRARY:
         return None
-    # the result and the addend with both matrix dims, whatever the rank of the operands
-    missing = (len(a.shape) == 1, len(b.shape) == 1)
-    shape, strides = _full(c, *missing)
-    batch = shape[:-2]
-    left = _matrix(a, (*a.shape[:-2], rows, inner), _two(a, first=True), batch)
-    right = _matrix(b, (*b.shape[:-2], inner, columns), _two(b, first=False), batch)
-    result = _matrix(c, shape, strides, batch)
+    # every operand with both matrix dims, whatever its rank
+    one_row, one_column = len(a.shape) == 1, len(b.shape) == 1
+    batch = c.shape[:len(c.shape) - 2 + one_row + one_column]
+    left = _matrix(a, a.shape, a.strides, one_row, False, batch)
+    right = _matrix(b, b.shape, b.strides, False, one_column, batch)
+    result = _matrix(c, c.shape, c.strides, one_row, one_column, batch)
     addend = None
     if bias is not None:
         spread = _broadcast(bias.shape, bias.strides, c.shape)
-        bias_shape, bias_strides = _full(Area(bias.slot, bias.bytes, bias.item, c.shape, spread), *missing)
-        addend = _matrix(bias, bias_shape, bias_strides, batch)
+        addend = _matrix(bias, c.shape, spread, one_row, one_column, batch)
     return _words(number, dtype, left, right, result, addend, batch, alpha, beta, ours)
 
 
@@ -145,35 +140,24 @@ def has_products() -> bool:
     return bool(library().sgemm and library().dgemm)
 
 
-def _two(area: Area, first: bool) -> Shape:
-    """Strides with two matrix dims."""
-    if len(area.shape) > 1:
-        return area.strides
-    return (0, area.strides[0]) if first else (area.strides[0], 0)
-
-
-def _full(area: Area, no_rows: bool, no_columns: bool) -> tuple[Shape, Shape]:
-    shape, strides = area.shape, area.strides
-    if no_rows:
-        at = len(shape) - (0 if no_columns else 1)
-        shape, strides = (*shape[:at], 1, *shape[at:]), (*strides[:at], 0, *strides[at:])
-    if no_columns:
-        shape, strides = (*shape, 1), (*strides, 0)
-    return shape, strides
-
-
 def _broadcast(shape: Shape, strides: Shape, wanted: Shape) -> Shape:
     """Strides of an operand seen at the broadcast shape `wanted`."""
     if shape == wanted:
         return strides
     padded = (1,) * (len(wanted) - len(shape)) + tuple(shape)
     padded_strides = (0,) * (len(wanted) - len(shape)) + tuple(strides)
-    return tuple(0 if have == 1 and want != 1 else stride
-                 for have, want, stride in zip(padded, wanted, padded_strides, strict=True))
+    return tuple([0 if have == 1 and want != 1 else stride
+                  for have, want, stride in zip(padded, wanted, padded_strides, strict=True)])
 
 
-def _matrix(area: Area, shape: Shape, strides: Shape, batch: Shape) -> Matrix:
-    spread = _broadcast(shape[:-2], strides[:-2], batch)
+def _matrix(area: Area, shape: Shape, strides: Shape, one_row: bool, one_column: bool, batch: Shape) -> Matrix:
+    """An operand's matrices, for each of the `batch`; of vectors, matrices of one row or one column."""
+    if one_row:
+        at = len(shape) - (0 if one_column else 1)
+        shape, strides = (*shape[:at], 1, *shape[at:]), (*strides[:at], 0, *strides[at:])
+    if one_column:
+        shape, strides = (*shape, 1), (*strides, 0)
+    spread = _broadcast(shape[:-2], strides[:-2], batch) if batch else ()
     return Matrix(area.slot, area.bytes, area.item, shape[-2], shape[-1], strides[-2], strides[-1], spread)
 
 
@@ -205,8 +189,9 @@ def _words(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, bias: Matri
         row_strides = row_strides if rows > 1 else steps
         rows *= size
         dims.pop()
-    a = Matrix(a.slot, a.bytes, a.item, rows, a.columns, row_strides[0], a.column, a.batch)
-    c = Matrix(c.slot, c.bytes, c.item, rows, c.columns, row_strides[1], c.column, c.batch)
+    if rows != c.rows or row_strides[0] != a.row or row_strides[1] != c.row:
+        a = Matrix(a.slot, a.bytes, a.item, rows, a.columns, row_strides[0], a.column, a.batch)
+        c = Matrix(c.slot, c.bytes, c.item, rows, c.columns, row_strides[1], c.column, c.batch)
     c_order = _ordered(c)
     if c_order is None or c_order[0] != "N":
         return None
@@ -371,6 +356,8 @@ def may_pack_over(words: Sequence[int] | ctypes.Array[ctypes.c_int64], at: int) 
             and has("b.slot") not in (has("a.slot"), has("c.slot")))
 
 
+_NUMBER = {code: struct.Struct(f"<{code}").pack for code in "fd"}
+_BITS = {"f": struct.Struct("<I").unpack, "d": struct.Struct("<q").unpack}
 MOST_VECTORS = max(max(counts) for counts in gemv.COUNTS.values())
 
 
@@ -399,7 +386,7 @@ def thin_words(dtype: str, item: int, a: Matrix, b: Matrix, c: Matrix) -> tuple[
 
 def bits(value: float, code: str) -> int:
     """The bits of a number as a float ("f") or a double ("d"), as a word of 64 bits with a sign."""
-    return int.from_bytes(struct.pack(f"<{code}", value), "little", signed=code == "d")
+    return int(_BITS[code](_NUMBER[code](value))[0])
 
 
 def copy_words(number: int, source: Area, target: Area) -> list[int]:
