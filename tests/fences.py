@@ -149,7 +149,7 @@ def install() -> None:
 
     def without_room(records: Specializer, *args: Any) -> None:
         init(records, *args)
-        records.room, records.taken = None, -1
+        records.reused_output, records.taken = None, -1
 
     def made(records: Specializer, values: dict[str, int], *policy: Any) -> Specialization:
         return _lay_out(records, make(records, values, *policy))
@@ -225,7 +225,7 @@ def _lay_out(records: Specializer, record: Specialization) -> Specialization:
                 inputs.append((records.layout.slots[buffer.name], bytes_, buffer.name in written))
     record = dataclasses.replace(record, offsets=offsets, temporary=at,
                                  payload=dataclasses.replace(payload, scratch=stride), scratch=stride, spare=-1,
-                                 room=-1, given=-1)
+                                 reused_output=-1, given=-1)
     _laid[record.payload.address] = Laid(record, plan, inputs, fences, pieces, at, scratch, stride)
     return record
 

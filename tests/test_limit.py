@@ -62,8 +62,8 @@ def test_blocks_that_a_limit_finds_are_those_of_the_record(without):
             found = sizing.at(at, policy)
             program.specializer.laid.clear()
             record = program.specializer.make(at, policy)
-            assert (found.kept, found.temporary, found.scratch, found.chunks, found.room) == (
-                record.kept, record.temporary, record.scratch, record.chunks, record.room)
+            assert (found.kept, found.temporary, found.scratch, found.chunks, found.reused_output) == (
+                record.kept, record.temporary, record.scratch, record.chunks, record.reused_output)
     for point in tradeoff:  # as the native loop adds it up, and again from the lives
         assert tradeoff.curve(point.policy).max() <= point.live <= limit.needed(values, point.policy)
 

@@ -51,12 +51,12 @@ def test_the_arena_is_in_the_result_where_it_fits() -> None:
         (program,) = compilation_of(fast).programs[-1:]
         run = program.compiled.executable
         record = list(run.records.values())[-1]
-        assert (record.room >= 0, record.given >= 0) == (room, given), (s, t)
+        assert (record.reused_output >= 0, record.given >= 0) == (room, given), (s, t)
         judge(run.plan, record.values, record.offsets, record.kept + record.temporary, record.kept)
         assert counted_peak(run.ran(record).plan, record) == record.arena == run.specializer.arena(record.values)
         hosted = [b for b in run.plan.buffers if record.offsets.get(b.name, record.kept) < record.kept]
         if room:
-            result = run.specializer.outputs[record.room]
+            result = run.specializer.outputs[record.reused_output]
             assert hosted and all(b.last < result.first for b in hosted)
             assert record.arena < 2 * x.nbytes
         if given:
@@ -114,7 +114,7 @@ def test_a_program_without_calls_of_pytorch() -> None:
         x, y = drawn(s, t)
         assert not differs(fast(x, y), all_native(x, y)), (s, t)
     run = compilation_of(fast).programs[0].compiled.executable
-    assert [record.room for record in run.records.values()] == [-1, 0, 0]
+    assert [record.reused_output for record in run.records.values()] == [-1, 0, 0]
     assert not any(record.payload.calls for record in run.records.values())
 
 
@@ -126,7 +126,7 @@ def test_what_is_written_of_the_arena_is_counted() -> None:
         for s, t in ((250, 400), (500, 400), (3000, 300), (600, 7)):
             fast(*drawn(s, t))
     assert [one.counted for one in seen] == [one.record.arena for one in seen]
-    assert [(one.record.room >= 0, one.record.given >= 0) for one in seen] == [
+    assert [(one.record.reused_output >= 0, one.record.given >= 0) for one in seen] == [
         (True, False), (False, True), (False, True), (False, False)]
 
 
@@ -155,7 +155,7 @@ def test_training_keeps_its_blocks() -> None:
     fast(x, y).sin().mean().backward()
     two_lengths(p, q).sin().mean().backward()
     assert not differs(x.grad, p.grad) and not differs(y.grad, q.grad)
-    assert all(record.room < 0 for program in compilation_of(fast).programs
+    assert all(record.reused_output < 0 for program in compilation_of(fast).programs
                for record in program.compiled.executable.records.values())
 
 
@@ -208,7 +208,7 @@ def test_products_pack_their_rows_over_themselves(calls: bool, monkeypatch: pyte
                 assert not differs(fast(x, v, w), wanted), (rows, inner, columns)
                 run = compilation_of(fast).programs[-1].compiled.executable
                 record = list(run.records.values())[-1]
-                assert record.scratch > 0 and (record.room >= 0 or (calls and record.given >= 0))
+                assert record.scratch > 0 and (record.reused_output >= 0 or (calls and record.given >= 0))
                 if host.PRODUCT not in ops_of(record)[:-1]:
                     continue  # by PyTorch on this processor
                 assert ops_of(record)[-1] == host.OVER and ops_of(record).count(host.OVER) == 1
@@ -235,4 +235,4 @@ def test_rows_that_are_read_again_are_not_packed_over(monkeypatch: pytest.Monkey
         assert not differs(one, other)
     run = compilation_of(fast).programs[-1].compiled.executable
     (record,) = run.records.values()
-    assert record.room >= 0 and record.spare == 0 and host.OVER not in ops_of(record)
+    assert record.reused_output >= 0 and record.spare == 0 and host.OVER not in ops_of(record)

@@ -128,7 +128,7 @@ def layouts(model: BenchModel, job: dict[str, Any], found: Ours, tell: Tell) -> 
             if backward is not None:
                 pairs.append((backward, backward.specializer.make(_later(backward, record.values))))
             for one, its in pairs:
-                if one.name not in judged and its.room < 0 and its.given < 0:
+                if one.name not in judged and its.reused_output < 0 and its.given < 0:
                     judged.add(one.name)
                     judge(one.plan, its.values, its.offsets, its.arena, its.kept)
                 found.layouts.append(Laid(one.name, list(shape), its.arena, its.bound))

@@ -34,14 +34,14 @@ NATIVE = KernelStep | LibraryStep | TiledGemmStep  # steps that may take scratch
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Bytes of the lower and the upper block, of a thread's scratch, and of each chunk of the kept block; `room`,
-    `phases` and `turns`: see `Specialization`."""
+    """Bytes of the lower and the upper block, of a thread's scratch, and of each chunk of the kept block.
+    `reused_output`, `phases` and `turns`: see `Specialization`."""
 
     kept: int
     temporary: int
     scratch: int
     chunks: tuple[int, ...] = ()
-    room: int = -1
+    reused_output: int = -1
     phases: tuple[int, ...] = ()
     turns: tuple[int, ...] = ()
 
@@ -78,7 +78,7 @@ class FootprintEstimator:
     def at(self, values: dict[str, int], policy: SavePolicy) -> Blocks | Specialization:
         """The blocks at the symbols' `values`; the record where it takes one. Errors as of `Records.make`."""
         specializer = self.specializer
-        if specializer.room is not None or not values.keys() >= set(specializer.layout.symbols):
+        if specializer.reused_output is not None or not values.keys() >= set(specializer.layout.symbols):
             return specializer.made(values, policy)
         kept, arena, *differences = self.sizes(values).tolist()
         scratch = self.scratch(values)

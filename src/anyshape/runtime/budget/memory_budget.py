@@ -229,7 +229,7 @@ class MemoryBudget:
     def _needed(self, values: dict[str, int], policy: SavePolicy, threads: int) -> tuple[int, int]:
         specializer = self.program.specializer
         blocks = self.sizing.at(values, policy)
-        kept = whole(blocks.kept) if blocks.room < 0 else 0
+        kept = whole(blocks.kept) if blocks.reused_output < 0 else 0
         temporary = whole(blocks.temporary + blocks.scratch * threads)
         found = kept + temporary + self.sizing.held.most(values, policy.dropped, specializer.keeps.ends)
         if self.backward is None or self.problem is None or self.later_sizing is None or self.library is None:

@@ -75,9 +75,9 @@ class Call:
         if base is None:
             dtype = TORCH_DTYPES[window.type.dtype]
             byte = self.record.offsets[window.buffer] + offset * dtype.itemsize
-            if byte < self.record.kept and self.record.room >= 0:
-                room = self.outputs[self.record.room].untyped_storage()
-                return torch.empty(0, dtype=dtype).set_(room, byte // dtype.itemsize, shape, strides)
+            if byte < self.record.kept and self.record.reused_output >= 0:
+                output = self.outputs[self.record.reused_output].untyped_storage()
+                return torch.empty(0, dtype=dtype).set_(output, byte // dtype.itemsize, shape, strides)
             if byte < self.record.kept:
                 return self.kept.window(dtype, byte, shape, strides)
             byte -= self.record.kept
@@ -173,7 +173,7 @@ class Call:
                 self.inputs[shared.position_of[name]] = None
         for name in step.take:
             index = shared.output_of[name]
-            if index == self.record.room:
+            if index == self.record.reused_output:
                 continue  # it is there already
             result = shared.allocate(*self.record.allocations[index], shared.dtypes[index])
             self.outputs[index] = result

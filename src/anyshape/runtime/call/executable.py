@@ -252,7 +252,7 @@ class Executable:
         threads = self.threads or torch.get_num_threads()
         pool = context.temporary
         scratch = record.scratch * threads
-        lower = kept.address if record.room < 0 else addresses[record.room]
+        lower = kept.address if record.reused_output < 0 else addresses[record.reused_output]
         if scratch <= record.spare:
             temporary = pool.take(record.temporary)
             spare = lower + record.spare_at
@@ -282,7 +282,7 @@ class Executable:
         context = self.context
         if self.lazy:
             outputs: list[Any] = [None] * len(self.dtypes)
-            for i in self.calls.early if record.room < 0 else {*self.calls.early, record.room}:
+            for i in self.calls.early if record.reused_output < 0 else {*self.calls.early, record.reused_output}:
                 outputs[i] = self.allocate(*record.allocations[i], self.dtypes[i])
         else:
             outputs = [self.allocate(sizes, strides, dtype)
@@ -300,7 +300,7 @@ class Executable:
             scratch = record.scratch * threads
             if record.given >= 0:
                 kept = context.kept.fresh(record.kept + (scratch if record.spare else 0))
-            lower = kept.address if record.room < 0 else outputs[record.room].data_ptr()
+            lower = kept.address if record.reused_output < 0 else outputs[record.reused_output].data_ptr()
             if record.phases:
                 phases = PhasedBlock(context.temporary, record.phases)
             if scratch <= record.spare:
@@ -360,7 +360,7 @@ class Executable:
         """The temporary block, the address of scratch that the lower one has no room for, and its block if it has its
         own: where the arena is small, for it lies in a result, what idles between calls is to stay so."""
         pool = self.context.temporary
-        if record.room < 0:
+        if record.reused_output < 0:
             temporary = pool.take(record.temporary + scratch)
             return temporary, temporary.address + record.temporary, None
         own = pool.fresh(scratch)

@@ -20,7 +20,7 @@ def counted_peak(plan: Plan, record: Specialization) -> int:
         for window in touched(step):
             if window.buffer in inside:
                 top = max(top, record.offsets[window.buffer] + _extent(window, record.values))
-    return align(top) - (record.kept if record.room >= 0 else 0)
+    return align(top) - (record.kept if record.reused_output >= 0 else 0)
 
 
 def counted_outside(call: Call, forward: Plan | None = None) -> int:

@@ -81,7 +81,7 @@ class _TemporaryPool(_Pool):
             pieces = [one for one in self.taken if one is not block]
             above = max((_written(piece, piece.bytes) for piece in pieces), default=0) if record.phases else 0
             above = above + record.temporary if above else _written(block, record.temporary)
-            if record.room >= 0:  # the lower block is a result's memory
+            if record.reused_output >= 0:  # the lower block is a result's memory
                 below = 0
             elif record.given < 0 and (above or self.executable.takes_tape):
                 below = record.kept

@@ -16,7 +16,7 @@ GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
 @dataclass(slots=True)
 class ArenaLayout:
     """Offsets of all placed buffers, in a lower block up to `border` and an upper one up to `top`; bound: no layout has
-    a lower top (or, in the end, needs fewer bytes of arena). lower: what the lower block is: "kept", the "room" (a
+    a lower top (or, in the end, needs fewer bytes of arena). lower: what the lower block is: "kept", the "output" (a
     result's memory), or the call's own, given back "early". starts: where the chunks of the kept block begin, and its
     end. moved: offset and bytes of the values that are moved out and back, in order. moving, placed: the buffers that
     were placed for these sizes, and their offsets, with those of values that come back. phases: of an upper block whose

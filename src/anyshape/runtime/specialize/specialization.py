@@ -2,12 +2,12 @@
 only read it.
 
 Where the plan's layout is far from the bound, the arena is laid out anew for these sizes. A program that keeps nothing
-for a backward also looks for a *room*: the memory of its largest result, which is free until that is first written.
-What fits there does not lie in the arena, which is held to the end of the call; the room is then its lower block.
+for a backward may reuse an output as scratch: the memory of its largest result, which is free until that is first
+written. What fits there does not lie in the arena, which is held to the end of the call; it is then the lower block.
 
-    matmul -> h;  matmul(h) -> k;  matmul(k) -> logits      arena: k          room (logits): h
+    matmul -> h;  matmul(h) -> k;  matmul(k) -> logits      arena: k          in logits: h
 
-The room is then there from the start. Where that is worse, as beside large tensors of PyTorch that go before it is
+The result is then there from the start. Where that is worse, as beside large tensors of PyTorch that go before it is
 written, what dies before it lies in a lower block of its own, which is given back right before the result is taken.
 """
 from __future__ import annotations
@@ -43,7 +43,7 @@ from anyshape.sym.expr import Size, evaluate, symbols_of
 ROOMY = 1.1  # of the bytes that values need at once, those they may lie in without being crowded
 LAID = 32  # layouts that are remembered: some points of some shapes, until one of them is a record
 REMEMBERED = 128  # records that somebody asked about, those of a limit
-LEAST_ROOM = 65536  # bytes of arena and of a result below which nothing is moved there
+LEAST_REUSED = 65536  # bytes of arena and of a result below which nothing is moved there
 View = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
@@ -54,8 +54,8 @@ class Specialization:
     values: symbol -> value. payload: what the runner made of it. offsets: buffer -> byte offset in the two blocks.
     kept, temporary: bytes of the lower and the upper block, without scratch; phases: bytes of pieces above that, one
     after the other in time, each but the first from its step of `turns` on; scratch: bytes per thread, at `spare_at`
-    in the lower block where that of all threads is at most `spare` bytes, else at `temporary` in the upper one. room:
-    the output buffer, by slot, whose memory is the lower block, or -1: then that is the kept block. given: the lower
+    in the lower block where that of all threads is at most `spare` bytes, else at `temporary` in the upper one.
+    reused_output: the output, by slot, whose memory is the lower block; -1: that is the kept block. given: the lower
     block is the call's own, and is given back before results are taken at this step; or -1. bound: no layout of the
     arena needs fewer bytes. overwrites: steps write into the kept block of a backward's tape, so that it cannot run
     again. outside: bytes of PyTorch's tensors that its tape keeps, too. is_other: it is of the second of two orders
@@ -73,7 +73,7 @@ class Specialization:
     temporary: int
     phases: tuple[int, ...]
     turns: tuple[int, ...]
-    room: int
+    reused_output: int
     given: int
     scratch: int
     spare: int
@@ -101,7 +101,7 @@ class Specialization:
     @property
     def arena(self) -> int:
         """Bytes of the arena: the predicted peak."""
-        return self.temporary + max(self.phases, default=0) + (self.kept if self.room < 0 else 0)
+        return self.temporary + max(self.phases, default=0) + (self.kept if self.reused_output < 0 else 0)
 
 
 class JointPlacement(Protocol):
@@ -152,10 +152,10 @@ class Specializer:
         self.names = names
         # the largest result that is not written from the start on; of a call that a backward follows, none
         free = [] if plan.saved or forward is not None else [b for b in self.outputs if b.first > 0]
-        self.room = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
+        self.reused_output = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
         # the step that takes it; -1: it is there from the start
         self.taken = next((i for i, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
-                           and self.room is not None and self.room.name in step.take), -1)
+                           and self.reused_output is not None and self.reused_output.name in step.take), -1)
 
     def with_joint_layout(self, joined: JointPlacement) -> Specializer:
         """The same plan as half of a whole step. It has made nothing yet."""
@@ -178,7 +178,7 @@ class Specializer:
         return record
 
     def places(self, values: dict[str, int], policy: SavePolicy) -> ArenaLayout:
-        """The layout of a call of a program without a room. Those of the last ones are at hand: what a limit lays out
+        """The layout of a call that reuses no output. Those of the last ones are at hand: what a limit lays out
         is what its call uses. Offsets are filled in when there is a record (`SavedLayout.complete`)."""
         key = *[values[name] for name in self.layout.symbols], policy
         with self.lock:
@@ -212,21 +212,21 @@ class Specializer:
         (encoded, sizes, offsets, kept, arena, inputs, outputs, saved, windows, output_bytes, uncertain,
          selected) = self._shape(tuple([values[name] for name in layout.symbols]))
         check_inside(self.plan, uncertain, selected, self.names)
-        room = 0 if self.room is None else output_bytes[self.room.index]
+        reused = 0 if self.reused_output is None else output_bytes[self.reused_output.index]
         runs = self.keeps.runs(policy)
         if policy != SAVE_ALL or (*[values[name] for name in layout.symbols], policy) in self.laid:
             place = self.places(values, policy)
             if not place.offsets:
                 self.keeps.complete(place, self.sizes(values), values, policy)
         else:
-            place = self._place(list(sizes), list(offsets), kept, arena, values, room)
+            place = self._place(list(sizes), list(offsets), kept, arena, values, reused)
         acts = actions(self.keeps, policy, runs, [(at - place.border, bytes_) for at, bytes_ in place.moved])
         pairs, parts, late = self._bindings(place, policy)
         phases = [bytes_ for _, bytes_ in place.phases]
         middle = place.middle if phases else place.top
         given, hollow = map(operator.add, self.given, self.restored if policy == SAVE_ALL else (0, []))
-        until = -1 if self.room is None or place.lower == "kept" else (
-            self.taken if place.lower == "early" else self.room.first)
+        until = -1 if self.reused_output is None or place.lower == "kept" else (
+            self.taken if place.lower == "early" else self.reused_output.first)
         payload = self.runner.specialize(Placement(
             encoded, values, pairs, place.border, self.keeps.optional - runs, tuple([one.step for one in acts]), given,
             sum(0 in inputs[i][0] for i in hollow), until))
@@ -242,7 +242,8 @@ class Specializer:
             offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
             temporary=middle - place.border, phases=tuple(phases),
             turns=tuple(first for first, _ in place.phases[1:]),
-            room=self.outputs.index(self.room) if place.lower == "room" and self.room is not None else -1,
+            reused_output=-1 if self.reused_output is None or place.lower != "output" else self.outputs.index(
+                self.reused_output),
             given=self.taken if place.lower == "early" else -1,
             scratch=payload.scratch, spare=spare, spare_at=spare_at, bound=place.bound,
             overwrites=bool(self.regions) and not policy.apart and any(
@@ -296,14 +297,14 @@ class Specializer:
         plan = self.plan
         used = [*(b.bytes for b in self.homes.values()), *(offset for _, offset in plan.offsets), plan.kept, plan.arena,
                 *(size for r in self.regions for size in (r.bytes, r.offset))]
-        room: Size = 0
-        if self.room is not None:
-            room = self.room.bytes
+        reused: Size = 0
+        if self.reused_output is not None:
+            reused = self.reused_output.bytes
             used += [b.bytes for b in (*self.outputs, *self.beside)]
         if not set().union(*(symbols_of(size) for size in used)) <= values.keys():
             return None
-        place = self._place(*self._formulas(values), values, evaluate(room, values))
-        return place.top - (place.border if place.lower == "room" else 0)
+        place = self._place(*self._formulas(values), values, evaluate(reused, values))
+        return place.top - (place.border if place.lower == "output" else 0)
 
     def _allocation(self, buffer: Buffer, view: View, bytes_: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What to allocate for an output: its own sizes and strides, or something flat when they do not span it."""
@@ -331,24 +332,24 @@ class Specializer:
         return self.sizes(values).tolist(), offsets, kept, arena
 
     def _place(self, sizes: list[int], offsets: list[int], kept: int, arena: int, values: dict[str, int],
-               room: int) -> ArenaLayout:
-        """The best of the plan's layout, one made for these sizes, one that uses the `room` bytes of a result, and one
+               reused: int) -> ArenaLayout:
+        """The best of the plan's layout, one made for these sizes, one in the `reused` bytes of a result, and one
         whose lower block is given back before that result is taken. Of half of a whole step, that of both."""
         if self.joined is not None and (both := self.joined.of(self, values)) is not None:
             return both
         padded = [align(size) for size in sizes]
         found, items = self._own(padded, offsets, kept, arena, values)
-        if self.room is None or min(room, arena) < LEAST_ROOM:
+        if self.reused_output is None or min(reused, arena) < LEAST_REUSED:
             return found
         end = len(self.plan.steps)
-        inside = self._inside(items, room // ALIGNMENT * ALIGNMENT, self.room.first)
+        inside = self._inside(items, reused // ALIGNMENT * ALIGNMENT, self.reused_output.first)
         layouts = [(self._peak(values, [(found.top, 0, end)], self.taken), found),
                    (self._peak(values, [(inside.top - inside.border, 0, end)], 0), inside)]
         early = self._early(padded)
         if early is not None:
             blocks = [(early.border, 0, self.taken - 1), (early.top - early.border, 0, end)]
             # a block that is taken and given back in every call has to be worth it
-            layouts.append((self._peak(values, blocks, self.taken) + LEAST_ROOM, early))
+            layouts.append((self._peak(values, blocks, self.taken) + LEAST_REUSED, early))
         return min(layouts, key=lambda one: one[0])[1]
 
     def _own(self, padded: list[int], offsets: list[int], kept: int, arena: int,
@@ -372,14 +373,14 @@ class Specializer:
         low = align(int(self._live([one for one in items if one[2] < first]) * ROOMY))
         for above in ([(border - low, 0, first - 1, low)] if low < border else [], []):
             layout = self._improved([taken, *above, *items], 1 + len(above),
-                                    ArenaLayout([0] * len(self.lives), border, sys.maxsize, bound, "room"))
+                                    ArenaLayout([0] * len(self.lives), border, sys.maxsize, bound, "output"))
             if not above or layout.top <= GOOD_ENOUGH * bound:
                 break
         layout.bound = max(bound - border, 0)
         return layout
 
     def _early(self, padded: list[int]) -> ArenaLayout | None:
-        """What dies before the room is taken in the lower block, everything else in the upper one."""
+        """What dies before the output is allocated in the lower block, everything else in the upper one."""
         early = [i for i in self.moving if self.lives[i][1] < self.taken]
         if not early:
             return None
@@ -406,11 +407,12 @@ class Specializer:
         return peak_bytes([item[:3] for item in items], len(self.plan.steps))
 
     def _peak(self, values: dict[str, int], blocks: list[LiveRange], taken: int) -> int:
-        """The most bytes of results, tensors of PyTorch and `blocks` at one step; the room is there from step `taken`
-        on."""
+        """The most bytes of results, tensors of PyTorch and `blocks` at one step; the reused output is
+        there from step `taken` on."""
         end = len(self.plan.steps)
         lives = [*blocks]
-        lives += [(evaluate(b.bytes, values), max(taken, 0) if b is self.room else b.first, end) for b in self.outputs]
+        reused = self.reused_output
+        lives += [(evaluate(b.bytes, values), max(taken, 0) if b is reused else b.first, end) for b in self.outputs]
         lives += [(evaluate(b.bytes, values), b.first, b.last) for b in self.beside]
         return peak_bytes(lives, end)
 
