@@ -153,6 +153,7 @@ class Specializer:
         # the largest result that is not written from the start on; of a call that a backward follows, none
         free = [] if plan.saved or forward is not None else [b for b in self.outputs if b.first > 0]
         self.reused_output = max(free, key=lambda b: plan.facts.hint(b.bytes), default=None)
+        self.reused_slot = -1 if self.reused_output is None else self.outputs.index(self.reused_output)
         # the step that takes it; -1: it is there from the start
         self.taken = next((i for i, step in enumerate(plan.steps) if isinstance(step, MemoryStep)
                            and self.reused_output is not None and self.reused_output.name in step.take), -1)
@@ -242,8 +243,7 @@ class Specializer:
             offsets=dict(zip(layout.placed, place.offsets, strict=True)), kept=place.border,
             temporary=middle - place.border, phases=tuple(phases),
             turns=tuple(first for first, _ in place.phases[1:]),
-            reused_output=-1 if self.reused_output is None or place.lower != "output" else self.outputs.index(
-                self.reused_output),
+            reused_output=self.reused_slot if place.lower == "output" else -1,
             given=self.taken if place.lower == "early" else -1,
             scratch=payload.scratch, spare=spare, spare_at=spare_at, bound=place.bound,
             overwrites=bool(self.regions) and not policy.apart and any(
