@@ -245,7 +245,7 @@ def of_towers(count=4, width=256):
 def arena(fast, rows):
     """Bytes of the arena of a call with so many rows; the first one had 300."""
     program = fast.programs[0].compiled
-    return program.executable.maker.arena({name: rows if likely == 300 else likely
+    return program.executable.specializer.arena({name: rows if likely == 300 else likely
                                            for name, likely in program.plan.facts.hints})
 
 
