@@ -39,6 +39,7 @@ class Frame:
     payload: Payload
     addresses: dict[int, int]
     scratch: int
+    status: Any
     step: int = -1
 
 
@@ -81,7 +82,8 @@ class Runner:
         found = dict(enumerate(addresses, 1))
         for slot, byte in zip(placement.offsets[::2], placement.offsets[1::2], strict=True):
             found[slot] = (lower if byte < placement.kept else upper - placement.kept) + byte
-        return Frame(payload, found, scratch)
+        status = (ctypes.c_int64 * 1)()
+        return Frame(payload, found | {0: ctypes.addressof(status)}, scratch, status)
 
     def bind(self, frame: Frame, slot: int, address: int) -> None:
         frame.addresses[slot] = address
@@ -94,8 +96,6 @@ class Runner:
         times: list[tuple[int, float]] = []
         if sum(not frame.addresses[slot] for slot in range(1, placement.given + 1)) > placement.empty:
             return NO_MEMORY, times
-        self.status = (ctypes.c_int64 * 1)()
-        frame.addresses[0] = ctypes.addressof(self.status)
         done = 0
         try:
             for number, step in enumerate([*self.plan.steps, None]):
@@ -106,7 +106,7 @@ class Runner:
                     continue
                 frame.step, before = number, time.perf_counter()
                 self._step(frame, number, step, steps)
-                if self.status[0]:
+                if frame.status[0]:
                     return CHECK_FAILED, times
                 times.append((number, time.perf_counter() - before))
         except BaseException as error:
@@ -116,7 +116,7 @@ class Runner:
         return DONE, times
 
     def failure(self, frame: Frame) -> tuple[int, int]:
-        return frame.step, self.status[0]
+        return frame.step, frame.status[0]
 
     def _by_python(self, steps: PythonSteps | None, number: int) -> None:
         assert steps is not None
@@ -130,14 +130,14 @@ class Runner:
         else:
             self._by_python(steps, number)
 
-    def _kernel(self, frame: Frame, step: KernelStep, skip: int = 0, points: int = -1) -> None:
-        """A kernel; of a flat one `points` from the one numbered `skip` on."""
+    def _kernel(self, frame: Frame, step: KernelStep, skip: int = 0, points: int = -1, band: str = "") -> None:
+        """A kernel; of a flat one `points` from the one numbered `skip` on, with `band` holding these alone."""
         regime = frame.payload.regimes[id(step)]
         for name in regime.kernels:
             block = self._block(step, regime, frame.payload.placement.values, frame.addresses)
             if points >= 0:
                 block[len(block) - 1] = points
-                for place in set(step.along) - {i for i in step.along if step.params[i].buffer == self.band}:
+                for place in set(step.along) - {i for i in step.along if step.params[i].buffer == band}:
                     block[place] += skip * size_of(step.params[place].type.dtype)
             kernel, address = self.kernels[name], ctypes.addressof(block)
             RUN(kernel.run)(address, 0, ASK(kernel.blocks)(address), frame.scratch)
@@ -152,14 +152,14 @@ class Runner:
     def _tiled(self, frame: Frame, step: TiledGemmStep) -> None:
         left, right, *_ = (self._tensor(frame, window) for window in step.product.inputs)
         attrs = dict(step.product.attrs)
-        self.band, columns = step.band.buffer, right.shape[1]
+        columns = right.shape[1]
         for row in range(0, left.shape[0], step.rows):
             some = left[row:row + step.rows]
             band = self._tensor(frame, step.band)[:len(some)]
             if "rounded" in attrs:
                 some, right = (x.to(TORCH_DTYPES[str(attrs["rounded"])]) for x in (some, right))
             band.copy_(torch.matmul(some, right) * attrs.get("alpha", 1))  # type: ignore[operator]
-            self._kernel(frame, step.kernel, row * columns, len(some) * columns)
+            self._kernel(frame, step.kernel, row * columns, len(some) * columns, step.band.buffer)
 
     def _tensor(self, frame: Frame, window: Window) -> torch.Tensor:
         values = frame.payload.placement.values

@@ -155,14 +155,11 @@ class HostRoutines(Protocol):
 class Target(Protocol):
     """A device that programs are compiled for, as a value.
 
-    device: torch's word for it. key: everything that its code depends on; machine_key: that its speed does.
-    alignment: of buffers, in bytes.
+    device: torch's word for it. machine_key: everything that its speed depends on.
     hardware: what fusions and schedules are chosen by.
     """
 
     device: str
-    key: str
-    alignment: int
     hardware: HardwareParams
     machine_key: str
 

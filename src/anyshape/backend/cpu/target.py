@@ -13,7 +13,6 @@ from anyshape.backend.cpu.machine.target import HARDWARE, Machine, host
 from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
 from anyshape.backend.cpu.plan_runner import CpuPlanRunner
 from anyshape.backend.interface import ObjectCache
-from anyshape.base.align import ALIGNMENT
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
 
@@ -29,14 +28,12 @@ class CpuTarget:
     """
 
     device = "cpu"
-    alignment = ALIGNMENT
     hardware = HARDWARE
 
     def __init__(self, machine: Machine, native: NativeRoutines, autotune: Autotune) -> None:
         self.machine = machine
         self.native = native
         self.autotune = autotune
-        self.key = machine.key
         self.machine_key = machine_key()
 
     @property

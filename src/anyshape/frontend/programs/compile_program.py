@@ -116,7 +116,7 @@ def compile_program(request: ProgramRequest) -> Boxed:
 def _built(request: ProgramRequest, name: str, graph: Graph, notes: Notes,
            forward: CompiledGraph | None = None) -> Boxed:
     """A program that runs `graph`: all of the request's, or a part of it with a name of its own."""
-    _refuse_other_devices(graph)
+    _refuse_other_devices(graph, target_of(request.config).device)
     ahead = prepared_of(request) if name == request.name else None
     compiled = None if ahead is None else ahead.compiled
     if compiled is None:
@@ -213,9 +213,9 @@ def _differences(notes: Notes) -> list[Size]:
     return [size for a, b in notes.equalities for size in (a - b, b - a) if isinstance(size, Expr)]
 
 
-def _refuse_other_devices(graph: Graph) -> None:
+def _refuse_other_devices(graph: Graph, device: str) -> None:
     for value in (*graph.inputs, *(result for node in graph.nodes for result in node.outputs)):
-        if isinstance(value.type, TensorType) and value.type.device != "cpu":
+        if isinstance(value.type, TensorType) and value.type.device != device:
             raise Unsupported(f"{value.name} is on the device {value.type.device}", why="programs run on CPUs only",
                               do="move the inputs to the CPU")
 
