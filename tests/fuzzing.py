@@ -337,21 +337,21 @@ class Maker:
 
 def make_graph(seed: int) -> Graph:
     """The graph of a seed: two to four inputs, about thirty equations, up to five outputs."""
-    specializer = Maker(seed)
-    for _ in range(specializer.draw.randint(2, 4)):
-        specializer.input()
-    for _ in range(specializer.draw.randint(12, 45)):
-        specializer.step()
-    used = {value.name for node in specializer.builder.nodes for value in node.values()}
-    made = [value for node in specializer.builder.nodes for value in node.outputs]
-    ends = [value for value in made if value.name not in used] or made[-1:] or list(specializer.builder.inputs)
-    outputs = tuple(specializer.draw.sample(ends, min(5, len(ends))))
-    if made and specializer.draw.random() < 0.3:
-        outputs += (specializer.draw.choice(made),)
+    maker = Maker(seed)
+    for _ in range(maker.draw.randint(2, 4)):
+        maker.input()
+    for _ in range(maker.draw.randint(12, 45)):
+        maker.step()
+    used = {value.name for node in maker.builder.nodes for value in node.values()}
+    made = [value for node in maker.builder.nodes for value in node.outputs]
+    ends = [value for value in made if value.name not in used] or made[-1:] or list(maker.builder.inputs)
+    outputs = tuple(maker.draw.sample(ends, min(5, len(ends))))
+    if made and maker.draw.random() < 0.3:
+        outputs += (maker.draw.choice(made),)
     for name in SYMBOLS:
-        specializer.builder.input(name, SizeType())
-    strides = tuple(dense_transposed(value) if specializer.draw.random() < 0.2 else None for value in outputs)
-    graph = specializer.builder.finish(outputs, output_strides=strides)
+        maker.builder.input(name, SizeType())
+    strides = tuple(dense_transposed(value) if maker.draw.random() < 0.2 else None for value in outputs)
+    graph = maker.builder.finish(outputs, output_strides=strides)
     return dce(graph, Config())
 
 

@@ -410,11 +410,11 @@ def agree(found: Any, wanted: Any, name: str) -> None:
 @pytest.mark.parametrize("one", CASES, ids=[name for name, _, _ in CASES])
 def test_translation(one: Case) -> None:
     """No extern call, and the same numbers, dtypes and strides as PyTorch, at the traced size and at another."""
-    name, function, specializers = one
-    graph, notes = converted(function, tuple(make(5, 7) for make in specializers))
+    name, function, makers = one
+    graph, notes = converted(function, tuple(make(5, 7) for make in makers))
     assert notes.externs == []
     for m, n in ((5, 7), (4, 9)):
-        operands = tuple(make(m, n) for make in specializers)
+        operands = tuple(make(m, n) for make in makers)
         wanted = function(*operands)
         found, _, _ = interpret(graph, [*operands, *notes.constants])
         for own, right in zip(found, wanted if isinstance(wanted, (tuple, list)) else [wanted], strict=True):

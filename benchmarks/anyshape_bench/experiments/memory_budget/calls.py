@@ -159,15 +159,15 @@ def _length(draw: random.Random, longest: int) -> int:
 def _run(model: BenchModel, step: Train, epoch: Epoch, shapes: list[Shape], counter: Meter) -> None:
     """Once to see the shapes, then twice on the clock."""
     before, _ = settled(counter)
-    specializers = [functools.partial(_made, model, shape, epoch.way == "padded") for shape in shapes]
+    makers = [functools.partial(_made, model, shape, epoch.way == "padded") for shape in shapes]
     try:
-        for make in specializers:
+        for make in makers:
             step(make())
     except LimitError:
         epoch.fits = False
         return
     counter.reset()
-    epoch.seconds = min(sum(timed(step, make()) for make in specializers) for _ in range(2))
+    epoch.seconds = min(sum(timed(step, make()) for make in makers) for _ in range(2))
     epoch.peak = counter.peak() - before
 
 

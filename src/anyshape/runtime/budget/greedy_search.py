@@ -205,7 +205,7 @@ class SearchTables:
 
 
 class GreedySearch:
-    """One search of a tradeoff. Not safe to share between threads.
+    """One search along a trade-off curve. Not safe to share between threads.
 
     Args:
         clock: says when values are moved; None: none is.

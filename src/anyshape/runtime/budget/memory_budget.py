@@ -194,7 +194,7 @@ class MemoryBudget:
         return min(self.needed(values, policy) for policy in (SAVE_ALL, self.lowest(values, moving)))
 
     def lowest(self, values: dict[str, int], moving: bool = True) -> SavePolicy:
-        """What needs least of all that the tradeoff offers: mostly its last point."""
+        """What needs least of all that the curve offers: mostly its last point."""
         tradeoff = self.tradeoff(values, moving)
         found, least = SAVE_ALL, sys.maxsize
         for number in () if tradeoff is None else tradeoff.upwards():

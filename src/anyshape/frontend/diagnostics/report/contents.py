@@ -111,7 +111,7 @@ def _symbol(span: Span, found: Sequence[Json], matters: set[str]) -> Json:
 
 
 def _point(called: CalledProgram, values: dict[str, int], curve: MemoryCurve) -> Json:
-    """What the compiler does at these sizes, with the whole tradeoff; none of a program that was compiled without a
+    """What the compiler does at these sizes, with the whole curve; none of a program that was compiled without a
     limit, or has no backward. chosen: the number of the choice, -1 for everything kept, or why there is none."""
     tradeoff = list(called.limit.tradeoff(values) or ()) if _chooses(called.limit) else []
     before = [TradeoffPoint(frozenset(), 0, 0.0), *tradeoff]
