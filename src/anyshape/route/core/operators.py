@@ -6,7 +6,7 @@
     rows [S, K], weight [E, K, M], ends  -->  [S, M]                                 grouped_linear
     rows [S, *c], ends      <->  one tensor a branch, sizes found in the data        split_rows, merge_rows
 
-Rows of branch e are ends[e-1]:ends[e], in the order of their cells; rows past the last end belong to dropped choices and
+Rows of branch e are ends[e-1]:ends[e], in the order of their cells; rows past the last end are of dropped choices and
 are zero. All but split_rows have sizes that their operands' sizes say, so that one program serves every load.
 Dispatch and combine are each other's derivatives. Sums are over choices in order: no atomics, always the same bits.
 """
