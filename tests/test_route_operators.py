@@ -91,7 +91,7 @@ def test_schemas_of_the_plan_and_of_rows_in_parts(cells):
 def test_rows_of_dropped_choices_are_nothing(name):
     """What lies past the last end, NaN too, goes nowhere."""
     operator, arguments = samples()[name]
-    _, order, inverse, ends = plan(5)
+    _, order, _, ends = plan(5)
     tail = {"combine": 0, "weighted": 0, "weight_grad": 1, "linear": 0, "bias": 0, "inner": 0, "sum": 0, "merge": 0}
     if name not in tail:
         found = operator(*arguments)
