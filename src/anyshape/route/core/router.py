@@ -105,9 +105,37 @@ def run_split(branches: Iterable[Callable[..., Any]], rows: list[Tensor], ends: 
     total = rows[0].shape[0]
     parts = [ops.split_rows(tensor, ends) for tensor in rows]
     results = [branch(*own) for branch, own in zip(branches, zip(*parts, strict=True), strict=True)]
+    _check_results(results, [own[0] for own in zip(*parts, strict=True)])
     if not isinstance(results[0], tuple):
         return ops.merge_rows(results, ends, total)
     return tuple(ops.merge_rows(list(same), ends, total) for same in zip(*results, strict=True))
+
+
+def _check_results(results: list[Any], rows: list[Tensor]) -> None:
+    """Raises InputError where branches' results have not one kind and, but for the number of rows, one shape."""
+    for number, (result, own) in enumerate(zip(results, rows, strict=True)):
+        if not _alike(result, results[0], own.shape[0]):
+            raise InputError("the results of a router's branches do not fit together",
+                             why=f"for n cells branch 0 gives {_words(results[0], rows[0].shape[0])}, "
+                                 f"branch {number} gives {_words(result, own.shape[0])}",
+                             do="return rows of one shape and dtype, one for each cell, from every branch")
+
+
+def _alike(result: Any, first: Any, count: int) -> bool:
+    if isinstance(first, tuple):
+        return isinstance(result, tuple) and len(result) == len(first) and all(
+            isinstance(one, Tensor) and _alike(one, other, count) for one, other in zip(result, first, strict=True))
+    return isinstance(result, Tensor) and isinstance(first, Tensor) and result.dim() == first.dim() > 0 \
+        and result.dtype == first.dtype and result.shape[0] == count and result.shape[1:] == first.shape[1:]
+
+
+def _words(result: Any, count: int) -> str:
+    if isinstance(result, tuple):
+        return f"({', '.join(_words(item, count) for item in result)})"
+    if not isinstance(result, Tensor):
+        return type(result).__name__
+    sizes = ["n" if dim == 0 and size == count else str(size) for dim, size in enumerate(result.shape)]
+    return f"{str(result.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
 
 
 def _listed(branches: Any) -> nn.ModuleList:
