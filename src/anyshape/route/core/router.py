@@ -63,10 +63,10 @@ class Router(nn.Module):
         routes = checked(decided, tensors[0].shape[0], self.name or "a router")
         choices = routes.ids.shape[1]
         order, inverse, ends = ops.route_plan(routes.ids, self.branch_count)
-        rows = [ops.dispatch(tensor, order, ends, choices) for tensor in tensors]
+        rows = [ops.dispatch(tensor, order, ends, choices, inverse) for tensor in tensors]
         results = self._run(rows, ends)
         found = results if isinstance(results, tuple) else (results,)
-        combined = tuple(self._combined(result, tensor, routes, inverse, ends)
+        combined = tuple(self._combined(result, tensor, routes, order, inverse, ends)
                          for result, tensor in zip(found, (*tensors, *tensors[:1] * len(found))))
         return combined if isinstance(results, tuple) else combined[0]
 
@@ -75,7 +75,8 @@ class Router(nn.Module):
             return self.branches(*rows, ends)
         return run_split(self.branches, rows, ends)
 
-    def _combined(self, rows: Tensor, cells: Tensor, routes: Routes, inverse: Tensor, ends: Tensor) -> Tensor:
+    def _combined(self, rows: Tensor, cells: Tensor, routes: Routes, order: Tensor, inverse: Tensor,
+                  ends: Tensor) -> Tensor:
         ids, weights = routes.ids, routes.weights
         kept = ids >= 0
         if self.combine == "first":
@@ -84,7 +85,7 @@ class Router(nn.Module):
         elif self.combine == "mean":
             share = 1.0 / kept.sum(1, keepdim=True).clamp(min=1).to(rows.dtype)
             weights = share.expand(ids.shape) if weights is None else weights * share
-        found = ops.combine(rows, inverse, ends, weights, ids.shape[1])
+        found = ops.combine(rows, inverse, ends, weights, ids.shape[1], order)
         if self.drop == "identity":
             if found.shape != cells.shape:
                 raise InputError(f"dropped cells of shape {tuple(cells.shape[1:])} do not stand beside results of "
@@ -105,9 +106,37 @@ def run_split(branches: Iterable[Callable[..., Any]], rows: list[Tensor], ends: 
     total = rows[0].shape[0]
     parts = [ops.split_rows(tensor, ends) for tensor in rows]
     results = [branch(*own) for branch, own in zip(branches, zip(*parts, strict=True), strict=True)]
+    _check_results(results, [own[0] for own in zip(*parts, strict=True)])
     if not isinstance(results[0], tuple):
         return ops.merge_rows(results, ends, total)
     return tuple(ops.merge_rows(list(same), ends, total) for same in zip(*results, strict=True))
+
+
+def _check_results(results: list[Any], rows: list[Tensor]) -> None:
+    """Raises InputError where branches' results have not one kind and, but for the number of rows, one shape."""
+    for number, (result, own) in enumerate(zip(results, rows, strict=True)):
+        if not _alike(result, results[0], own.shape[0]):
+            raise InputError("the results of a router's branches do not fit together",
+                             why=f"for n cells branch 0 gives {_words(results[0], rows[0].shape[0])}, "
+                                 f"branch {number} gives {_words(result, own.shape[0])}",
+                             do="return rows of one shape and dtype, one for each cell, from every branch")
+
+
+def _alike(result: Any, first: Any, count: int) -> bool:
+    if isinstance(first, tuple):
+        return isinstance(result, tuple) and len(result) == len(first) and all(
+            isinstance(one, Tensor) and _alike(one, other, count) for one, other in zip(result, first, strict=True))
+    return isinstance(result, Tensor) and isinstance(first, Tensor) and result.dim() == first.dim() > 0 \
+        and result.dtype == first.dtype and result.shape[0] == count and result.shape[1:] == first.shape[1:]
+
+
+def _words(result: Any, count: int) -> str:
+    if isinstance(result, tuple):
+        return f"({', '.join(_words(item, count) for item in result)})"
+    if not isinstance(result, Tensor):
+        return type(result).__name__
+    sizes = ["n" if dim == 0 and size == count else str(size) for dim, size in enumerate(result.shape)]
+    return f"{str(result.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
 
 
 def _listed(branches: Any) -> nn.ModuleList:
