@@ -9,6 +9,7 @@ program's own operators on arrays of owners.
 """
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from anyshape.base.errors import InputError
-from anyshape.route.flow.call import Value
+from anyshape.route.core.router import Router
+from anyshape.route.flow.call import Value, values_in
 from anyshape.route.flow.capture import CaptureFailed, capture, module_of
 from anyshape.route.flow.interpret import Shared, Unsized, interpret, is_apart, prepare, sized
 from anyshape.route.flow.owners import NONE, TOP, CellSets, rows
@@ -103,6 +105,9 @@ class Flow:
         """
         if self.shared is None:
             return Relation("mixed", 0, reason=self.reason)
+        for name in (a, b):
+            if name not in self.routers and isinstance(dict(self.model.named_modules()).get(name), Router):
+                return Relation("none", 0, reason=f"{name} is not called, or nothing reads its result")
         sources, around_a = self._sources(a)
         found = self._run(a, probes)
         targets, around_b = self._targets(b, decisions)
@@ -147,7 +152,7 @@ class Flow:
         if self.shared is None:
             return []
         return [(node.name, str(node.target), module_of(node), _operator_apart(self.shared, node))
-                for node in self.shared.live if isinstance(node.meta.get("val"), Tensor)]
+                for node in self.shared.live if node.target is not operator.getitem and _first(node) is not None]
 
     # ---- parts
 
@@ -248,20 +253,27 @@ def _tensors(nodes: Any) -> list[Node]:
     return [node for node in nodes if isinstance(node.meta.get("val"), Tensor) and node.meta["val"].dim()]
 
 
+def _first(node: Node) -> Tensor | None:
+    """The first tensor that an operator returns, as the capture describes it."""
+    found = node.meta.get("val")
+    found = found[0] if isinstance(found, (list, tuple)) and found else found
+    return found if isinstance(found, Tensor) and found.dim() else None
+
+
 def _operator_apart(shared: Shared, node: Node) -> bool:
-    """One operator by itself: its live operands with dim 0 of the result's size are rows, all others may be of any cell."""
-    count = sized(shared, node.meta["val"].shape[0]) if node.meta["val"].dim() else 0
+    """One operator by itself: live operands with as many rows as the result are rows, all others may be of any cell."""
+    result = _first(node)
+    assert result is not None
+    count = sized(shared, result.shape[0])
     seeds = {}
     for one in node.all_input_nodes:
         meta = one.meta.get("val")
         if one not in shared.constants and isinstance(meta, Tensor) and meta.dim() \
                 and sized(shared, meta.shape[0]) == count:
             seeds[one] = rows(count, meta.dim())
-    value = interpret(shared, seeds, default=TOP, among=frozenset({node})).get(node)
-    if not isinstance(value, Value) or not value.rank:
-        return False
-    owners = _per_cell(shared.sets, value, count)
-    return bool(((owners == NONE) | (owners == torch.arange(count, dtype=torch.int32))).all())
+    found = interpret(shared, seeds, default=TOP, among=frozenset({node})).get(node)
+    values = values_in(found)
+    return bool(values) and is_apart(shared.sets, values[0])
 
 
 # ---- the front

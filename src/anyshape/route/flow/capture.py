@@ -5,7 +5,6 @@ branch as there are rows in all (`core.operators.whole_rows`): the graph is look
 """
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,10 +54,10 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None
         CaptureFailed: torch.export does not take the model, for instance because its Python reads values.
     """
     dynamic: Any = None
+    frozen = frozen_weights(model)
     if rows:
-        count = Dim.DYNAMIC
-        dynamic = tuple({0: count} if isinstance(one, Tensor) and one.dim() else None for one in args)
-        dynamic = (dynamic,) if _takes_star(model) else dynamic
+        dynamic = (tuple({0: Dim.DYNAMIC} if isinstance(one, Tensor) and one.dim() else None for one in args),)
+        model, frozen = _Star(model), frozenset(f"module.{name}" for name in frozen)
     try:
         with torch.no_grad(), whole_rows():
             found = export(model, tuple(args), kwargs or {}, dynamic_shapes=dynamic, strict=False)
@@ -69,12 +68,19 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None
     except _CAUGHT as fault:
         text = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
         raise CaptureFailed(f"torch.export: {text[:200]}") from fault
-    return _program(found, frozen_weights(model))
+    return _program(found, frozen)
 
 
-def _takes_star(model: nn.Module) -> bool:
-    names = inspect.signature(model.forward).parameters.values()
-    return any(one.kind is one.VAR_POSITIONAL for one in names)
+class _Star(nn.Module):
+    """A module whose arguments have no names, so that sizes are said by place."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.training = module.training
+
+    def forward(self, *args: Any) -> Any:
+        return self.module(*args)
 
 
 def frozen_weights(model: nn.Module) -> frozenset[str]:
@@ -122,6 +128,17 @@ def module_of(node: Node) -> str:
     """The name of the module in whose forward a node was made; empty for the model itself."""
     stack = node.meta.get("nn_module_stack") or {}
     return str(list(stack.values())[-1][0]) if stack else ""
+
+
+def draws(node: Node) -> bool:
+    """Whether an operator draws random numbers in this call."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    name = str(node.target)
+    if "scaled_dot_product_attention" in name:
+        chance = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
+        return chance != 0.0
+    return not ("native_dropout" in name and len(node.args) > 2 and node.args[2] is False)
 
 
 def is_sized(number: Any) -> bool:

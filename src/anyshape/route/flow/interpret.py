@@ -17,7 +17,7 @@ from torch.fx.operator_schemas import get_signature_for_torch_op
 
 from anyshape.route.flow import contraction, elementwise, movement, routing
 from anyshape.route.flow.call import Call, NoRule, Value, put, union, values_in, wide
-from anyshape.route.flow.capture import Program, is_sized, known_size
+from anyshape.route.flow.capture import Program, draws, is_sized, known_size
 from anyshape.route.flow.owners import NONE, TOP, CellSets, compressed, rows, uniform
 from anyshape.route.flow.probe import seems_apart
 from anyshape.route.flow.regions import Region, regions_of
@@ -65,7 +65,7 @@ def prepare(program: Program, at: dict[str, int] | None = None) -> Shared:
         if node.op in ("placeholder", "output"):
             if node.op == "placeholder" and node not in program.inputs:
                 static.add(node)
-        elif all(one in static for one in node.all_input_nodes) and not _random(node):
+        elif all(one in static for one in node.all_input_nodes) and not draws(node) or _is_size(node):
             static.add(node)
     shared = Shared(program, CellSets(), at or {}, {}, tuple(one for one in program.nodes if one not in static
                     and one.op not in ("placeholder", "output")), regions_of(program))
@@ -76,8 +76,8 @@ def prepare(program: Program, at: dict[str, int] | None = None) -> Shared:
     return shared
 
 
-def _random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+def _is_size(node: Node) -> bool:
+    return str(node.target).startswith(("aten.sym_size", "aten.sym_numel"))
 
 
 def _described(shared: Shared, node: Node) -> Any:

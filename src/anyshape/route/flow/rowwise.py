@@ -17,7 +17,7 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from anyshape.route.flow.call import Value
-from anyshape.route.flow.capture import CaptureFailed, Program, capture, is_sized
+from anyshape.route.flow.capture import CaptureFailed, Program, capture, draws, is_sized
 from anyshape.route.flow.interpret import (
     SIZES,
     Shared,
@@ -70,8 +70,7 @@ def branch_independent(module: nn.Module, *example: Tensor) -> Verdict:
     symbol, reason = _rows_symbol(program)
     if symbol is None:
         return Verdict("unknown", reason)
-    drawn = next((str(node.target) for node in program.nodes
-                  if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())), None)
+    drawn = next((str(node.target) for node in program.nodes if draws(node)), None)
     if drawn is not None:
         return Verdict("unknown", f"{drawn} draws random numbers")
     try:
