@@ -107,6 +107,8 @@ class Flow:
             return Relation("mixed", 0, reason=self.reason)
         for name in (a, b):
             if name not in self.routers and isinstance(dict(self.model.named_modules()).get(name), Router):
+                if any(node.op == "get_attr" for node in self.shared.program.nodes):
+                    return Relation("mixed", 0, reason=f"{name} is within a higher-order operator")
                 return Relation("none", 0, reason=f"{name} is not called, or nothing reads its result")
         sources, around_a = self._sources(a)
         found = self._run(a, probes)

@@ -1,6 +1,7 @@
 """Graph capture for the analysis: a model's ATen graph from torch.export, functional, with each input's role and sizes.
 
-The graph has core ATen operators, scaled_dot_product_attention, and the routing operators; split_rows has as many rows a
+The graph is as it was traced where every operator has a rule and writes nothing, else of core ATen operators and
+scaled_dot_product_attention, functional. In it split_rows has as many rows a
 branch as there are rows in all (`core.operators.whole_rows`): the graph is looked at, not run, and any load is covered.
 """
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from anyshape.route.core.operators import whole_rows
+from anyshape.route.flow.rules import is_plain
 
 _CAUGHT = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError, AttributeError, KeyError,
            IndexError, torch.fx.proxy.TraceError)
@@ -61,10 +63,10 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None
     try:
         with torch.no_grad(), whole_rows():
             found = export(model, tuple(args), kwargs or {}, dynamic_shapes=dynamic, strict=False)
-            table = torch.export.default_decompositions()
-            for kept in ("scaled_dot_product_attention",):
-                table.pop(getattr(torch.ops.aten, kept).default, None)
-            found = found.run_decompositions(table)
+            if not all(is_plain(node) for node in found.graph.nodes):
+                table = torch.export.default_decompositions()
+                table.pop(torch.ops.aten.scaled_dot_product_attention.default, None)
+                found = found.run_decompositions(table)
     except _CAUGHT as fault:
         text = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
         raise CaptureFailed(f"torch.export: {text[:200]}") from fault
@@ -138,7 +140,7 @@ def draws(node: Node) -> bool:
     if "scaled_dot_product_attention" in name:
         chance = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
         return chance != 0.0
-    return not ("native_dropout" in name and len(node.args) > 2 and node.args[2] is False)
+    return not ("dropout" in name and len(node.args) > 2 and node.args[2] is False)
 
 
 def is_sized(number: Any) -> bool:

@@ -15,19 +15,18 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
-from anyshape.route.flow import contraction, elementwise, movement, routing
+from anyshape.route.flow import routing
 from anyshape.route.flow.call import Call, NoRule, Value, put, union, values_in, wide
 from anyshape.route.flow.capture import Program, draws, is_sized, known_size
 from anyshape.route.flow.owners import NONE, TOP, CellSets, compressed, rows, uniform
 from anyshape.route.flow.probe import seems_apart
 from anyshape.route.flow.regions import Region, regions_of
 from anyshape.route.flow.regions import routing as routing_name
+from anyshape.route.flow.rules import rule_of
 
-RULES = {**elementwise.RULES, **movement.RULES, **contraction.RULES}
 LARGEST_KNOWN = 1 << 22  # elements of a constant whose numbers are kept
 # operators whose sizes may be symbols: nothing is computed from them
 SIZES = "view _unsafe_view reshape expand full zeros ones empty sym_size sym_numel".split()
-SILENT = "_assert_scalar _assert_tensor_metadata sym_constrain_range sym_constrain_range_for_size _assert_async".split()
 
 
 class Unsized(Exception):
@@ -228,13 +227,11 @@ def _owners(shared: Shared, env: Mapping[Node, Any], default: int, node: Node, c
         if found is not None:
             return found
     elif space == "aten":
-        rule = RULES.get(word)
-        if rule is None and torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
-            rule = elementwise.pointwise
+        rule = rule_of(node.target)
         if rule is not None:
             try:
                 return rule(call)
-            except NoRule:
+            except (NoRule, RuntimeError):  # operands of a kind that the rule was not written for
                 return [uniform(union(shared.sets, call.values()), len(shape)) for shape in call.shapes]
     seems = seems_apart(call)
     shared.unknown[name] = "a probe refutes that rows are apart" if seems is False else \

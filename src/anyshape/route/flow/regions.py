@@ -68,8 +68,8 @@ def regions_of(program: Program) -> tuple[Region, ...]:
         parts: dict[int, Node] = {int(user.args[1]): user for user in node.users  # type: ignore[arg-type]
                                   if user.target is operator.getitem}
         order, inverse = parts.get(0), parts.get(1)
-        dispatches = tuple(one for one in program.nodes if routing(one) == "dispatch" and one.args[1] is order)
-        combines = tuple(one for one in program.nodes if routing(one) == "combine" and one.args[1] is inverse)
+        dispatches = tuple(one for one in program.nodes if routing(one) == "dispatch" and one.args[1:2] == (order,))
+        combines = tuple(one for one in program.nodes if routing(one) == "combine" and one.args[1:2] == (inverse,))
         ids, branches = node.args[0], node.args[1]
         assert isinstance(ids, Node)
         found.append(Region(f"{name}:{number}" if number else name, node, ids, order, inverse, parts.get(2),
