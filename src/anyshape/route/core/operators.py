@@ -12,6 +12,9 @@ Dispatch and combine are each other's derivatives. Sums are over choices in orde
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -324,7 +327,23 @@ def _split_rows(rows: Tensor, ends: Tensor) -> list[Tensor]:
             for begin, end in _groups(ends, rows.shape[0])]
 
 
+_WHOLE_ROWS: ContextVar[bool] = ContextVar("whole_rows", default=False)
+
+
+@contextmanager
+def whole_rows() -> Iterator[None]:
+    """While a graph is captured to be looked at: split_rows gives each branch as many rows as there are in all, so that
+    no size is found in data. Such a graph is not one to run."""
+    token = _WHOLE_ROWS.set(True)
+    try:
+        yield
+    finally:
+        _WHOLE_ROWS.reset(token)
+
+
 def _split_rows_fake(rows: Tensor, ends: Tensor) -> list[Tensor]:
+    if _WHOLE_ROWS.get():
+        return [torch.empty_like(rows) for _ in range(ends.shape[0])]
     context = torch.library.get_ctx()
     return [rows.new_empty(context.new_dynamic_size(min=0), *rows.shape[1:]) for _ in range(ends.shape[0])]
 
