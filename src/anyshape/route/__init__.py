@@ -5,5 +5,10 @@ from anyshape.route.core.router import Router
 from anyshape.route.core.router_functions import top_k
 from anyshape.route.core.routes import Routes
 from anyshape.route.core.stack import StackedBranches, stack
+from anyshape.route.optimize.decision import Decision
+from anyshape.route.optimize.plan import Plan, optimize
+from anyshape.route.profile.profile import Profile
+from anyshape.route.profile.routers import routers_of
 
-__all__ = ["Experts", "Router", "Routes", "StackedBranches", "annotate_cell", "restore", "stack", "top_k"]
+__all__ = ["Decision", "Experts", "Plan", "Profile", "Router", "Routes", "StackedBranches", "annotate_cell", "optimize",
+           "restore", "routers_of", "stack", "top_k"]
