@@ -11,6 +11,7 @@ import numpy as np
 
 from anyshape.kernel.schedule.hardware_params import Speeds
 from anyshape.ops.attention import OPERANDS as ATTENTION
+from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import ExternStep, LibraryStep, Step, TiledGemmStep, Window, touched
 from anyshape.runtime.memory.size_vectors import SizeTable
 from anyshape.sym.expr import Size, product
@@ -31,7 +32,7 @@ def work_of(step: Step) -> tuple[Size, Size]:
         weights, result = step.inputs[1], step.outputs[0]
         if isinstance(weights, Window) and result is not None:
             work = 2 * result.type.count * product(weights.type.shape[1:])
-    if isinstance(step, LibraryStep):
+    if isinstance(step, LibraryStep) and step.op not in ROUTING:
         first, second = step.inputs[:2]
         if step.op in ATTENTION:  # scores, and what they weigh
             work = 4 * first.type.count * second.type.shape[-2]
