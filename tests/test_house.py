@@ -294,7 +294,7 @@ def test_the_core_works_without_torch() -> None:
 BENCH = SOURCE.parents[1] / "benchmarks" / "anyshape_bench"
 BENCH_FILES = sorted(BENCH.rglob("*.py"))
 # folders by rank: what is measured and how it is run and shown, then the experiments, then the command
-BENCH_RANK = {"models": 0, "harness": 2, "measure": 1, "experiments": 3, "command": 4, "": 5}
+BENCH_RANK = {"models": 0, "routes": 1, "harness": 2, "measure": 1, "experiments": 3, "command": 4, "": 5}
 
 
 def bench_module(path: Path) -> str:
