@@ -124,6 +124,8 @@ def _output(shared: Shared, found: dict[Node, Any], output: Any, tainted: frozen
     value = found.get(output) if isinstance(output, Node) else None
     if value is None and isinstance(output, Node) and output not in tainted:
         value = shared.constants.get(output)
+    if any(output in region.body for region in shared.regions):
+        return Verdict("unknown", "a result is in the order of a router's branches")
     if not isinstance(value, Value) or not value.rank or value.shape[0] != count:
         return Verdict("unknown", "a result does not have a row for each row")
     if is_apart(shared.sets, value):
