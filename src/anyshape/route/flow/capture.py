@@ -36,7 +36,7 @@ class Program:
     placeholder: buffers that nothing writes, frozen parameters and lifted constants. weights: placeholders of parameters that
     training may change, and of buffers that the graph writes. outputs: what the caller gets. mutated: whether a call
     writes a buffer, a parameter or an input. ranges: for each symbol the least and the most that it may be, None where
-    nothing limits it.
+    nothing limits it. literals: those of `fixed` that are no buffers or parameters: what Python wrote as a tensor.
     """
 
     nodes: tuple[Node, ...]
@@ -46,6 +46,7 @@ class Program:
     outputs: tuple[Any, ...]
     mutated: bool
     ranges: dict[str, tuple[int, int | None]]
+    literals: frozenset[Node]
 
 
 def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *,
@@ -95,7 +96,7 @@ def _program(found: ExportedProgram, frozen: frozenset[str]) -> Program:
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     written = {spec.target for spec in signature.output_specs if spec.kind is not OutputKind.USER_OUTPUT}
     fixed: dict[Node, Tensor] = {}
-    inputs, weights = [], []
+    inputs, weights, literals = [], [], []
     for spec in signature.input_specs:
         node = placeholders.get(getattr(spec.arg, "name", ""))
         if node is None:
@@ -108,6 +109,7 @@ def _program(found: ExportedProgram, frozen: frozenset[str]) -> Program:
             held = found.constants.get(target, found.state_dict.get(target))
             if isinstance(held, Tensor):
                 fixed[node] = held.detach()
+                literals += [node] if spec.kind is InputKind.CONSTANT_TENSOR else []
             else:
                 weights.append(node)
         else:
@@ -118,7 +120,8 @@ def _program(found: ExportedProgram, frozen: frozenset[str]) -> Program:
     mutated = any(kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION)
                   for kind in kinds)
     ranges = {str(symbol): (int(own.lower), _limit(own.upper)) for symbol, own in found.range_constraints.items()}
-    return Program(tuple(graph.nodes), tuple(inputs), fixed, frozenset(weights), tuple(outputs), mutated, ranges)
+    return Program(tuple(graph.nodes), tuple(inputs), fixed, frozenset(weights), tuple(outputs), mutated, ranges,
+                   frozenset(literals))
 
 
 def _limit(upper: Any) -> int | None:
