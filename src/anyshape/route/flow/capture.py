@@ -160,3 +160,52 @@ def known_size(number: Any, at: dict[str, int]) -> Any:
     if isinstance(number, torch.SymBool):
         return bool(found)
     return int(found) if isinstance(number, torch.SymInt) and found.is_integer else float(found)
+
+
+def unread_arguments(module: nn.Module, *example: Tensor) -> frozenset[int]:
+    """The places of arguments that a module's results are proved not to depend on; none where it cannot be captured."""
+    try:
+        program = capture(module, example)
+    except CaptureFailed:
+        return frozenset()
+    needed: set[Node] = set()
+    stack = [node for node in program.nodes if node.op == "output"]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    return frozenset(place for place, node in enumerate(program.inputs) if node not in needed)
+
+
+def same_program(one: nn.Module, other: nn.Module, arguments: Sequence[Any]) -> str:
+    """"" where two modules are captured as one graph over parameters and buffers of the same names; else what differs."""
+    texts = []
+    for module in (one, other):
+        try:
+            texts.append(_text(capture(module, arguments)))
+        except CaptureFailed as fault:
+            return str(fault)
+    if len(texts[0]) != len(texts[1]):
+        return "the traced program has other operators than the module"
+    return next((f"the traced program has {theirs}, the module {own}" for own, theirs in zip(*texts, strict=True)
+                 if own != theirs), "")
+
+
+def _text(program: Program) -> list[str]:
+    """A line a node that a result needs, in order; placeholders by name, others by number."""
+    needed: set[Node] = set()
+    for node in reversed(program.nodes):
+        if node.op == "output" or any(user in needed for user in node.users):
+            needed.add(node)
+    names: dict[Node, str] = {}
+    lines = []
+    for node in program.nodes:
+        if node.op == "placeholder":
+            places = [place for place, one in enumerate(program.inputs) if one is node]
+            names[node] = f"input{places[0]}" if places else node.name
+        elif node in needed:
+            names[node] = f"%{len(lines)}"
+            given = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: names[one])
+            lines.append(f"{node.target} {given}")
+    return lines
