@@ -36,12 +36,13 @@ INPUT, OUTPUT = "input", "output"
 class Relation:
     """How the cells of one place are computed from those of another.
 
-    kind: "identity" (cell i is of cell i alone), "permutation", "subset" (each cell is of at most one; some are left out, or used twice),
-        "mixed", or "none" (no cell is of any). map: int64 [cells], the one cell that each is of, -1 for none; None where
-        mixed. sets: per cell the cells that it is of, None for any. inside: names of routers of which one of the two
-        places is in a branch and the other is not: which rows are there, and so which of the map holds, their plans say
-        at run time. assumed: an operator without a rule was probed and believed; nothing may rely on it. reason: why
-        it is no better.
+    kind: "identity" (cell i is of cell i alone), "permutation", "subset" (each cell is of at most one; some are left
+        out, or used twice), "mixed", or "none" (no cell is of any). sources: how many cells there are to be of.
+    map: int64 [cells], the one cell that each is of, -1 for none; None where mixed, or `inside`.
+    sets: per cell the cells that it is of, None for any.
+    inside: names of routers of which one of the two places is in a branch and the other is not: which rows are there
+        their plans say at run time, and `sets` are as if every cell were sent there, in order.
+    assumed: an operator without a rule was probed and believed; nothing may rely on it. reason: why it is no better.
     """
 
     kind: str
@@ -246,7 +247,7 @@ def _kind(owners: Tensor, sources: int, inside: bool) -> tuple[str, np.ndarray |
         return "mixed", None
     mapped = owners.numpy().astype(np.int64)
     if inside:
-        return "subset", mapped
+        return "subset", None
     if len(mapped) == sources and bool((mapped == np.arange(sources)).all()):
         return "identity", mapped
     once = len(mapped) == sources and len(set(mapped.tolist())) == sources and bool((mapped >= 0).all())

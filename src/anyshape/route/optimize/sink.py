@@ -49,7 +49,21 @@ class SunkModule(nn.Module):
             return self._program[0](*args)
         if self._general[0].training != self.training:
             self._general[0].train(self.training)
+        for path, router in self.named_modules():  # a profile that is recorded or replayed stands on this module's
+            if isinstance(router, Router) and isinstance(own := _at(self._general[0], path), Router):
+                for name in ("recorder", "forced"):
+                    setattr(own, name, getattr(router, name, None))
         return self._general[0](*args, **kw)
+
+
+def _at(module: nn.Module, path: str) -> nn.Module | None:
+    """The submodule at a path, if there is one."""
+    for name in path.split("."):
+        found = dict(module.named_children()).get(name)
+        if found is None:
+            return None
+        module = found
+    return module
 
 
 def described(arguments: Any) -> Any:

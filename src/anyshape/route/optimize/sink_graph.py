@@ -150,7 +150,7 @@ def _proved(program: fx.GraphModule, call: fx.Node,
             shapes: dict[fx.Node, Any]) -> tuple[set[fx.Node], fx.GraphModule, list[fx.Node]]:
     """The longest tail of the candidates that is proved row-wise: (the nodes, their module, what it reads)."""
     every = candidates(call, shapes)
-    low, high, reason = 0, len(every), "its decision, or others, need all that its branches get"
+    low, high, reason = 0, len(every), ""
     best: tuple[set[fx.Node], fx.GraphModule, list[fx.Node]] | None = None
     for _ in range(TRIES):
         if low >= high:
@@ -159,14 +159,14 @@ def _proved(program: fx.GraphModule, call: fx.Node,
         tail = every[start:]
         found = _body(program, call, tail, shapes)
         if isinstance(found, str):
-            reason, low = found, start + 1
+            reason, low = reason or found, start + 1
         else:
             best, high = (set(tail), *found), start
     if best is None:
-        raise Refused(reason)
+        raise Refused(reason or "its decision, or others, need all that its branches get")
     if not any(node.op == "call_module" and list(program.get_submodule(str(node.target)).parameters())
                for node in best[0]):
-        raise Refused("only operators without weights could sink")
+        raise Refused("; ".join([*([reason] if reason else []), "only operators without weights could sink"]))
     return best
 
 
