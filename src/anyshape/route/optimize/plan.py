@@ -13,7 +13,7 @@ from torch import nn
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
 from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
-from anyshape.route.profile.profile import Profile
+from anyshape.route.profile.profile import Profile, ProfileView
 
 # in the order in which they propose and are applied: what changes the graph, then what changes how routers run
 PASSES: tuple[Optimisation, ...] = ()
@@ -73,7 +73,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def optimize(model: nn.Module, profile: Profile, *, memory_limit: int | str | None = None,
+def optimize(model: nn.Module, profile: ProfileView, *, memory_limit: int | str | None = None,
              passes: Sequence[str] | None = None, compile: Callable[..., Any] | None = None,
              example: tuple[Any, ...] | None = None) -> Plan:
     """The plan for a model and the loads that it was profiled with.
@@ -87,7 +87,8 @@ def optimize(model: nn.Module, profile: Profile, *, memory_limit: int | str | No
     Raises:
         InputError: a profile of another model, an unknown pass, a limit that is no number of bytes.
     """
-    profile.check(model)
+    taken = profile.taken()
+    taken.check(model)
     known = {one.NAME: one for one in PASSES}
     for name in passes or ():
         if name not in known:
@@ -95,7 +96,7 @@ def optimize(model: nn.Module, profile: Profile, *, memory_limit: int | str | No
                              do="give names of these")
     limit = bytes_of("memory_limit", memory_limit) if isinstance(memory_limit, str) else int(memory_limit or 0)
     chosen = tuple(one for one in PASSES if passes is None or one.NAME in passes)
-    return propose(Context(model, profile, FlowSource(model, example, ANALYZE), limit, compile), chosen)
+    return propose(Context(model, taken, FlowSource(model, example, ANALYZE), limit, compile), chosen)
 
 
 def propose(context: Context, passes: tuple[Optimisation, ...]) -> Plan:
