@@ -137,7 +137,7 @@ def test_a_watch_that_nobody_has_ends():
 
 
 def test_what_is_computed_again_counts_once():
-    model = run = Model(recompute=True)
+    run = Model(recompute=True)
     x = torch.randn(7, WIDTH, requires_grad=True)
     plain = torch.autograd.grad(run(x).sum(), x)[0]
     with route.profile(run) as seen:

@@ -1,9 +1,12 @@
 """Dynamic networks (mixtures of experts, early exits, patches): cells, routers, optimisation from a profile."""
+from anyshape.route.adopt import adopt, release
 from anyshape.route.core.branches import Experts
 from anyshape.route.core.cells import annotate_cell, restore
 from anyshape.route.core.router import Router
 from anyshape.route.core.router_functions import top_k
 from anyshape.route.core.routes import Routes
+from anyshape.route.core.stack import StackedBranches, stack
+from anyshape.route.flow import Flow, analyze
 from anyshape.route.optimize.decision import Decision
 from anyshape.route.optimize.plan import Plan, optimize
 from anyshape.route.profile.files import load_profile, save_profile
@@ -14,6 +17,6 @@ from anyshape.route.profile.replay import replay
 from anyshape.route.profile.routers import routers_of
 from anyshape.route.profile.synthetic import synthetic
 
-__all__ = ["Decision", "Experts", "Plan", "Profile", "Router", "Routes", "annotate_cell", "load_profile",
-           "measure_overhead", "optimize", "profile", "replay", "restore", "routers_of", "save_profile", "synthetic",
-           "top_k"]
+__all__ = ["Decision", "Experts", "Flow", "Plan", "Profile", "Router", "Routes", "StackedBranches", "adopt", "analyze",
+           "annotate_cell", "load_profile", "measure_overhead", "optimize", "profile", "release", "replay", "restore",
+           "routers_of", "save_profile", "stack", "synthetic", "top_k"]

@@ -12,12 +12,12 @@ from torch import nn
 
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
+from anyshape.route.optimize import preload
 from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
 from anyshape.route.profile.profile import Profile, ProfileView
 
 # in the order in which they propose and are applied: what changes the graph, then what changes how routers run
-PASSES: tuple[Optimisation, ...] = ()
-ANALYZE: Compile | None = None  # the static flow analysis, (model, *example) -> Flow
+PASSES: tuple[Optimisation, ...] = (preload,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def optimize(model: nn.Module, profile: ProfileView, *, memory_limit: int | str 
                              do="give names of these")
     limit = bytes_of("memory_limit", memory_limit) if isinstance(memory_limit, str) else int(memory_limit or 0)
     chosen = tuple(one for one in PASSES if passes is None or one.NAME in passes)
-    return propose(Context(model, taken, FlowSource(model, example, ANALYZE), limit, compile), chosen)
+    return propose(Context(model, taken, FlowSource(model, example), limit, compile), chosen)
 
 
 def propose(context: Context, passes: tuple[Optimisation, ...]) -> Plan:

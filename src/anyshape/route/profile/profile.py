@@ -90,15 +90,17 @@ class ProfileView:
         """ids [cells, choices] of each sampled call, -1 for dropped choices."""
         return tuple(ids for _, ids in self.of(name).decided)
 
-    def joint(self, first: str, second: str, cell_map: Ints | None = None) -> NDArray[np.float64]:
+    def joint(self, first: str, second: str, cell_map: Ints | None = None,
+              sources: int = 0) -> NDArray[np.float64]:
         """How often a cell takes branch i of the first router and branch j of the second: counts [branches, branches].
 
         Of calls of which both routers' decisions were sampled. A pair of a cell's choices counts 1; dropped choices
         count nothing.
 
         Args:
-            cell_map: for each cell of the second router, which cell of the first it is, or -1 (flow.between); left out,
-                cells are the same: calls whose numbers of cells differ are left out.
+            cell_map: for each cell of the second router, which cell of the first it is, or -1 (flow.between), where the
+                first has `sources` cells; calls of other sizes are left out. Without a map cells are the same: calls
+                whose numbers of cells differ are left out.
         """
         one, other = self.of(first), self.of(second)
         found = np.zeros((one.branches, other.branches))
@@ -107,12 +109,11 @@ class ProfileView:
             if number not in before:
                 continue
             earlier = before[number]
-            if cell_map is not None:
-                own = cell_map[:len(ids)]
-                usable = (own >= 0) & (own < len(earlier))
-                earlier, ids = earlier[own[usable]], ids[:len(own)][usable]
-            elif len(earlier) != len(ids):
+            if len(earlier) != (len(ids) if cell_map is None else sources) \
+                    or cell_map is not None and len(cell_map) != len(ids):
                 continue
+            if cell_map is not None:
+                earlier, ids = earlier[cell_map[cell_map >= 0]], ids[cell_map >= 0]
             for i in range(earlier.shape[1]):
                 for j in range(ids.shape[1]):
                     kept = (earlier[:, i] >= 0) & (ids[:, j] >= 0)
