@@ -8,6 +8,7 @@ from anyshape.route.core.routes import Routes
 from anyshape.route.core.stack import StackedBranches, stack
 from anyshape.route.flow import Flow, analyze
 from anyshape.route.optimize.decision import Decision
+from anyshape.route.optimize.drift import DriftPolicy
 from anyshape.route.optimize.plan import Plan, optimize
 from anyshape.route.profile.files import load_profile, save_profile
 from anyshape.route.profile.overhead import measure_overhead
@@ -17,6 +18,6 @@ from anyshape.route.profile.replay import replay
 from anyshape.route.profile.routers import routers_of
 from anyshape.route.profile.synthetic import synthetic
 
-__all__ = ["Decision", "Experts", "Flow", "Plan", "Profile", "Router", "Routes", "StackedBranches", "adopt", "analyze",
+__all__ = ["Decision", "DriftPolicy", "Experts", "Flow", "Plan", "Profile", "Router", "Routes", "StackedBranches", "adopt", "analyze",
            "annotate_cell", "load_profile", "measure_overhead", "optimize", "profile", "release", "replay", "restore",
            "routers_of", "save_profile", "stack", "synthetic", "top_k"]

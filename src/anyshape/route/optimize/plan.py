@@ -14,21 +14,28 @@ from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
 from anyshape.route.optimize import preload
 from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
+from anyshape.route.optimize.drift import DriftPolicy
+from anyshape.route.optimize.watched import Watched
 from anyshape.route.profile.profile import Profile, ProfileView
 
 # in the order in which they propose and are applied: what changes the graph, then what changes how routers run
 PASSES: tuple[Optimisation, ...] = (preload,)
+DEFAULT = DriftPolicy()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Decisions for a model. memory_limit: bytes for weights, 0 for no limit. compile: what `apply` compiles with."""
+    """Decisions for a model.
+
+    memory_limit: bytes for weights, 0 for no limit. compile: what `apply` compiles with. example: inputs of the model.
+    """
 
     profile: Profile
     decisions: tuple[Decision, ...]
     memory_limit: int = 0
     compile: Compile | None = None
     passes: tuple[Optimisation, ...] = PASSES
+    example: tuple[Any, ...] | None = None
 
     @property
     def applied(self) -> tuple[Decision, ...]:
@@ -38,15 +45,36 @@ class Plan:
         """The decisions for one router."""
         return tuple(one for one in self.decisions if one.router == router)
 
-    def apply(self, model: nn.Module) -> nn.Module:
+    def apply(self, model: nn.Module, drift: DriftPolicy | None = DEFAULT) -> nn.Module:
         """A module with the results of the model, by the decisions that are taken; the model stays as it is, and shares
         its parameters and buffers.
+
+        Args:
+            drift: how loads are watched, and the plan replaced where others come (optimize/watched.py); None: they are
+                not, and the module is the specialised one alone. A plan whose optimisations know no costs cannot be
+                judged, and is not watched.
 
         Raises:
             InputError: the plan is of another model.
         """
         self.profile.check(model)
-        return self.specialized(model)
+        if drift is None or not any(hasattr(one, "cost") for one in self.passes):
+            return self.specialized(model)
+        return Watched(model, self, drift)
+
+    def general(self, model: nn.Module) -> nn.Module:
+        """The general path: a copy of the model's modules, compiled where the plan compiles."""
+        found = shared_copy(model)
+        return found if self.compile is None else self.compile(found)  # type: ignore[no-any-return]
+
+    def refused(self) -> Plan:
+        """The plan that takes none of its decisions: the general path."""
+        return replace(self, decisions=tuple(replace(one, applied=False) for one in self.decisions))
+
+    def for_loads(self, model: nn.Module, profile: Profile) -> Plan:
+        """The plan for other loads of the same model."""
+        return propose(Context(model, profile, FlowSource(model, self.example), self.memory_limit, self.compile),
+                       self.passes)
 
     def specialized(self, model: nn.Module) -> nn.Module:
         """`apply` without the watch for drift. A part that an optimisation has compiled says so by an attribute
@@ -103,4 +131,5 @@ def propose(context: Context, passes: tuple[Optimisation, ...]) -> Plan:
     """Each optimisation proposes, in order, knowing what those before it decided."""
     for one in passes:
         context = replace(context, decisions=(*context.decisions, *one.propose(context)))
-    return Plan(context.profile, context.decisions, context.memory_limit, context.compile, passes)
+    return Plan(context.profile, context.decisions, context.memory_limit, context.compile, passes,
+                context.example)

@@ -110,7 +110,7 @@ class ProfileView:
                 continue
             earlier = before[number]
             if len(earlier) != (len(ids) if cell_map is None else sources) \
-                    or cell_map is not None and len(cell_map) != len(ids):
+                    or (cell_map is not None and len(cell_map) != len(ids)):
                 continue
             if cell_map is not None:
                 earlier, ids = earlier[cell_map[cell_map >= 0]], ids[cell_map >= 0]

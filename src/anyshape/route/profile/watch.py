@@ -46,16 +46,21 @@ class Watch(ProfileView):
             self._drain(False)
             return {name: tally.frozen() for name, tally in self.tallies.items()}
 
-    def start(self) -> None:
-        """Raises InputError where a router is recorded already."""
+    def start(self, thread: bool = True) -> None:
+        """thread: counts by itself; without, `drain` must be called.
+
+        Raises:
+            InputError: a router is recorded already.
+        """
         for name, router in self.routers_by_name.items():
             if router.recorder is not None:
                 raise InputError(f"router {name!r} is recorded already", why="a router has one profile at a time",
                                  do="leave the other route.profile first, or profile another part of the model")
         for name, router in self.routers_by_name.items():
             router.recorder = self.recorders[name]
-        threading.Thread(target=_loop, args=(weakref.ref(self), self.stopped), name="anyshape-profile",
-                         daemon=True).start()
+        if thread:
+            threading.Thread(target=_loop, args=(weakref.ref(self), self.stopped), name="anyshape-profile",
+                             daemon=True).start()
 
     def stop(self) -> None:
         """The routers are as before; what they wrote is counted."""
