@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -17,6 +18,7 @@ from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSou
 from anyshape.route.optimize.drift import DriftPolicy
 from anyshape.route.optimize.watched import Watched
 from anyshape.route.profile.profile import Profile, ProfileView
+from anyshape.route.report import collect, write_report
 
 # in the order in which they propose and are applied: what changes the graph, then what changes how routers run
 PASSES: tuple[Optimisation, ...] = (preload,)
@@ -86,6 +88,18 @@ class Plan:
         if self.compile is not None and not getattr(found, "is_compiled", False):
             found = self.compile(found)
         return found
+
+    def report(self, path: str | Path, running: nn.Module | None = None) -> None:
+        """Writes loads, joint distributions and decisions with their reasons as a page (.html), a picture (.png) or
+        data (.json).
+
+        Args:
+            running: what `apply` returned: hit rates, bytes and what has happened to the plan are shown, too.
+
+        Raises:
+            ConfigError, OutputError: the name or the disk does not fit.
+        """
+        write_report(path, collect(self.profile, self.decisions, running))
 
     def __str__(self) -> str:
         if not self.decisions:

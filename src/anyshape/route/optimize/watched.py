@@ -129,6 +129,11 @@ class Watched(nn.Module):
         """What runs now: the `plan`, or the `general` path."""
         return self.state.way.name
 
+    @property
+    def present(self) -> nn.Module:
+        """The module that runs now."""
+        return self.state.way.module
+
     def fallback(self) -> None:
         """Calls run on the general path from now, and nothing is watched."""
         self.close()

@@ -19,8 +19,11 @@ FORMAT = "anyshape-route-profile-1"
 ARRAYS = ("totals", "histogram", "loads", "cells", "numbers")
 
 
-def save_profile(profile: ProfileView, path: str | Path) -> None:
+def save_profile(profile: ProfileView, path: str | Path, beside: dict[str, Any] | None = None) -> None:
     """Writes a profile; the file is whole or not there.
+
+    Args:
+        beside: of numbers, texts, lists and dicts; read_profile gives it back.
 
     Raises:
         OutputError: the disk does not take it.
@@ -36,7 +39,8 @@ def save_profile(profile: ProfileView, path: str | Path) -> None:
         arrays[f"{number}.decided"] = np.array([(call, *ids.shape) for call, ids in own.decided],
                                                np.int64).reshape(-1, 3)
         arrays[f"{number}.ids"] = np.concatenate([ids.reshape(-1) for _, ids in own.decided] or [np.zeros(0, np.int16)])
-    head = {"format": FORMAT, "model": taken.model, "routers": routers, "overhead": taken.overhead}
+    head = {"format": FORMAT, "model": taken.model, "routers": routers, "overhead": taken.overhead,
+            "beside": beside}
     content = io.BytesIO()
     np.savez_compressed(content, allow_pickle=False, head=np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays)
     try:
@@ -48,6 +52,15 @@ def save_profile(profile: ProfileView, path: str | Path) -> None:
 
 def load_profile(path: str | Path) -> Profile:
     """Reads what save_profile wrote.
+
+    Raises:
+        InputError: the file is not there, or is no whole profile.
+    """
+    return read_profile(path)[0]
+
+
+def read_profile(path: str | Path) -> tuple[Profile, dict[str, Any] | None]:
+    """Reads what save_profile wrote, and what it was given beside.
 
     Raises:
         InputError: the file is not there, or is no whole profile.
@@ -66,7 +79,7 @@ def load_profile(path: str | Path) -> Profile:
     except (OSError, KeyError, ValueError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise InputError(f"{file.name} is no profile", why=f"{error}",
                          do="give a file that route.save_profile wrote") from error
-    return Profile(model, records, overhead)  # type: ignore[arg-type]
+    return Profile(model, records, overhead), head.get("beside")  # type: ignore[arg-type]
 
 
 def _record(number: int, head: dict[str, Any], content: Any) -> RouterProfile:
