@@ -118,9 +118,10 @@ def _sized(t: Translator, y: Value, shape: Sequence[Size]) -> Value:
 def scatter(t: Translator, x: Value, dim: int, at: Value, source: Any) -> Value:
     x, at, source = _ranked(t, x, at, source)
     dim = dim % x.tensor.rank
-    if _writes_few(t, x, dim, at, source):
+    count = _few(t, x, dim, at, source)
+    if count:
         result, size = x, x.tensor.shape[dim]
-        for number in range(int(at.tensor.shape[dim])):
+        for number in range(count):
             own = t.window(source, dim, number, 1) if isinstance(source, Value) else source
             place = _checked(t, t.window(at, dim, number, 1), size, False)
             result = t.where(is_at(t, place, dim, size), own, result)
@@ -130,16 +131,16 @@ def scatter(t: Translator, x: Value, dim: int, at: Value, source: Any) -> Value:
     return result if t.out.shape else t.reshape(result, ())
 
 
-def _writes_few(t: Translator, x: Value, dim: int, at: Value, source: Any) -> bool:
-    """Whether each line along `dim` is compared with the places that are written: one, or a few in a short line of one
-    number, where the last one that is written stays. Then the writing is a part of the kernel that reads it."""
-    count, made = at.tensor.shape[dim], _made(t, x)
+def _few(t: Translator, x: Value, dim: int, at: Value, source: Any) -> int:
+    """How many places are written in each line along `dim` where each of its elements is compared with them: one, or a
+    few in a short line of one number, where the last one that is written stays. So the writing is a part of the kernel
+    that reads it. 0: they are too many, or not of whole lines."""
+    count, size, made = at.tensor.shape[dim], x.tensor.shape[dim], _made(t, x)
     if any(n != m for d, (n, m) in enumerate(zip(at.tensor.shape, x.tensor.shape, strict=True)) if d != dim) or (
-            isinstance(source, Value) and source.tensor.shape != at.tensor.shape):
-        return False
-    size = x.tensor.shape[dim]
-    return count == 1 or (isinstance(count, int) and 0 < count <= FEW and isinstance(size, int) and size <= SHORT
-                          and made is not None and made.op == "full")
+            isinstance(source, Value) and source.tensor.shape != at.tensor.shape) or not isinstance(count, int):
+        return 0
+    short = isinstance(size, int) and size <= SHORT and made is not None and made.op == "full"
+    return count if count <= (FEW if short else 1) else 0
 
 
 @translates(aten.scatter_add.default)
