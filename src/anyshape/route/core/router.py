@@ -103,7 +103,9 @@ def run_split(branches: Iterable[Callable[..., Any]], rows: list[Tensor], ends: 
     """The results of branches that each take their own rows, sorted by branch as the rows are; a tuple where a branch
     returns one."""
     total = rows[0].shape[0]
-    parts = [ops.split_rows(tensor, ends) for tensor in rows]
+    parts = [ops.split_rows(rows[0], ends)]
+    loads = [part.shape[0] for part in parts[0]]
+    parts += [ops.split_like(tensor, ends, loads) for tensor in rows[1:]]
     results = [branch(*own) for branch, own in zip(branches, zip(*parts, strict=True), strict=True)]
     _check_results(results, [own[0] for own in zip(*parts, strict=True)])
     if not isinstance(results[0], tuple):
