@@ -10,14 +10,16 @@ import anyshape
 from anyshape.backend.targets import usual_target
 from anyshape.base.disk_cache import DiskCache
 from anyshape.ir.types import TensorType
+from anyshape.kernel.schedule.hardware_params import Speeds
 from anyshape.plan.ir.program import CopyStep, LibraryStep, Window
 from anyshape.runtime.budget import calibration
 from anyshape.runtime.budget.calibration import Calibration
-from anyshape.runtime.cost.step_cost import USUAL, Speeds, Work
+from anyshape.runtime.cost.step_cost import Work
 from anyshape.sym.expr import symbol
 from limits import NO_LIMIT, limit_of, net, sizes, step
 
 n = symbol("n")
+USUAL = usual_target().hardware.speeds
 
 
 def window(name, dtype, *shape):

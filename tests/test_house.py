@@ -17,7 +17,7 @@ FILES = sorted(path for path in SOURCE.rglob("*.py"))
 ORDER = tuple("""
 base  sym
 torch_compat  torch_compat/versions  torch_compat/tracing  torch_compat/dynamo
-route/core  route
+route/core  route/profile  route/flow  route/store  route/preload  route/speculate  route/optimize  route
 ir  ops  passes  passes/driver
 kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
@@ -294,7 +294,7 @@ def test_the_core_works_without_torch() -> None:
 BENCH = SOURCE.parents[1] / "benchmarks" / "anyshape_bench"
 BENCH_FILES = sorted(BENCH.rglob("*.py"))
 # folders by rank: what is measured and how it is run and shown, then the experiments, then the command
-BENCH_RANK = {"models": 0, "harness": 2, "measure": 1, "experiments": 3, "command": 4, "": 5}
+BENCH_RANK = {"models": 0, "routes": 1, "harness": 2, "measure": 1, "experiments": 3, "command": 4, "": 5}
 
 
 def bench_module(path: Path) -> str:

@@ -26,7 +26,7 @@ from anyshape.plan.ir.show import show
 from anyshape.plan.verify import verify
 from text_cases import CASES
 
-CONTEXT = PlanContext(Config(check=1), strided_products=frozenset(("f32",)))
+CONTEXT = PlanContext(Config(check=1), strided_products=frozenset(("f32",)), band_bytes=1 << 20)
 PASSES = {step.__name__: step for step in PLAN_ROAD}
 # what needs a forward with its backward has goldens instead
 WITHOUT_EXAMPLE = {"insert_recomputation", "mark_spent"}

@@ -179,3 +179,26 @@ def test_branches_whose_results_do_not_fit():
     short = route.Router(lambda cells: torch.tensor([0, 1]), [nn.Identity(), lambda rows: rows.sum(0)])
     with pytest.raises(anyshape.AnyShapeError, match="do not fit together"):
         short(torch.zeros(2, 2))
+
+
+def test_autocast_casts_products_of_stacked_branches():
+    layer = Layer(stacked=True)
+    run = anyshape.compile(layer)
+    experts = layer.moe.branches
+    x = torch.randn(2, 6, WIDTH)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert experts(x[0], torch.tensor([1, 2, 4, 6], dtype=torch.int32)).dtype == torch.bfloat16
+        ours, expected = run(x), layer(x)
+    assert ours.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, expected, rtol=0.05, atol=0.02)
+    torch.testing.assert_close(layer(x), layer.loop(x))
+
+
+def test_cells_that_are_matrices_go_through_stacked_branches():
+    torch.manual_seed(0)
+    experts = route.Experts(3, 8, 16, 4, gated=True, activation="silu")
+    rows, ends = torch.randn(6, 5, 8), torch.tensor([2, 2, 5], dtype=torch.int32)
+    found = experts(rows, ends)
+    flat = torch.cat([experts(rows[:, place], ends)[:, None] for place in range(5)], 1)
+    torch.testing.assert_close(found[:5], flat[:5])
+    assert found.shape == (6, 5, 4)

@@ -19,6 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="models of the suite, or your own: module:function or path.py:function, which returns the "
                              "model, a function that makes its inputs, and ranges of sizes (docs/how-to-benchmark.md)")
     parser.add_argument("--models", default="", metavar="A,B", help="the same as a comma-separated list")
+    parser.add_argument("--only", default="", metavar="A,B",
+                        help="cases or rows of `anyshape bench routes` (default: all)")
     parser.add_argument("--backends", default=None, metavar="A,B",
                         help="eager, inductor, inductor-padded (into buckets), anyshape, anyshape-single (one program "
                              "per shape, few shapes), or another backend of torch.compile (default: "
@@ -91,6 +93,9 @@ def experiment_of(arguments: argparse.Namespace) -> Experiment[Any]:
     if arguments.plan or word == "plan":
         from anyshape_bench.experiments.planning.experiment import Planning
         return Planning()
+    if word == "routes":
+        from anyshape_bench.experiments.routes.experiment import RoutingNetworks
+        return RoutingNetworks()
     from anyshape_bench.experiments.speed.experiment import Speed
     return Speed()
 

@@ -23,7 +23,8 @@ class Measure:
     unit: str = "x"
 
     def said(self, value: float) -> str:
-        return {"x": f"{value:.2f}x", "%": f"{value * 100:.0f} %", "us": f"{value * 1e6:.1f} us"}[self.unit]
+        return {"x": f"{value:.2f}x", "%": f"{value * 100:.0f} %", "us": f"{value * 1e6:.1f} us",
+                "0.01 %": f"{value * 100:.2f} %", "": f"{value:g}"}[self.unit]
 
     def verdict(self) -> str:
         if self.value is None:

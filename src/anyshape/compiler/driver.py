@@ -194,7 +194,7 @@ def _context(graph: Graph, lowered: _Lowered, plan: Plan, forward: PlannedGraph 
     return PlanContext(
         config, None if forward is None else forward.plan, source,
         tuple((one.graph, assemble(one.graph, one.fusion, one.store, one.regimes)) for one in lowered.again),
-        frozenset(filter(target.multiplies_any_strides, dtypes)),
+        frozenset(filter(target.multiplies_any_strides, dtypes)), target.hardware.band_bytes,
         # where results and gradients are alive until the backward has ended, its order matters less than that its
         # forward knows it
         not graph.saved if forward is None else forward.plan.whole)

@@ -97,7 +97,8 @@ class Op:
     commutes: bool = False
 
 
-INDEX, DIVISOR = 1, 2  # what was wrong, as a kernel's status: an index out of range, a whole number divided by 0
+# what was wrong, as a status: an index out of range, a whole number divided by 0, a choice of no branch
+INDEX, DIVISOR, ROUTE = 1, 2, 3
 
 OPS: dict[str, Op] = {}
 

@@ -1,7 +1,20 @@
 """The op table: importing this package fills `anyshape.ir.op.OPS` with one row per op, a file per kind."""
-from anyshape.ops import attention, convolution, creation, extern, index, matmul, pointwise, reduce, scan, scatter, view
+from anyshape.ops import (
+    attention,
+    convolution,
+    creation,
+    extern,
+    index,
+    matmul,
+    pointwise,
+    reduce,
+    routing,
+    scan,
+    scatter,
+    view,
+)
 
 __all__ = [
-    "attention", "convolution", "creation", "extern", "index", "matmul", "pointwise", "reduce", "scan", "scatter",
-    "view",
+    "attention", "convolution", "creation", "extern", "index", "matmul", "pointwise", "reduce", "routing", "scan",
+    "scatter", "view",
 ]

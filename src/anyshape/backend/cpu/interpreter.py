@@ -22,9 +22,12 @@ from anyshape.backend.cpu.bytecode.format import (
     OVER,
     PARALLEL_WORK,
     PRODUCT,
+    ROUTE_PLAN,
+    SEGMENTS,
     SERIES,
     STEP_DONE,
     THREAD_TIME,
+    TOPK,
     AttentionStep,
     Block,
     CopyStep,
@@ -34,8 +37,11 @@ from anyshape.backend.cpu.bytecode.format import (
     LibraryProduct,
     PackedProduct,
     Program,
+    RoutePlanStep,
+    SegmentStep,
     SeriesStep,
     Step,
+    TopkStep,
 )
 from anyshape.backend.cpu.native.compiler import (
     Array,
@@ -60,7 +66,9 @@ from anyshape.backend.cpu.routines.offset_assignment import neighbours, search
 from anyshape.backend.cpu.routines.packed_gemm import run_packed
 from anyshape.backend.cpu.routines.packed_gemm_in_place import run_over
 from anyshape.backend.cpu.routines.parallel_region import following, run_bands, run_series
+from anyshape.backend.cpu.routines.route_plan import run_route_plan, run_segments
 from anyshape.backend.cpu.routines.threads import look, parallel_for, share
+from anyshape.backend.cpu.routines.topk import run_topk
 from anyshape.backend.interface import CALLBACK_FAILED, CHECK_FAILED, DONE, NO_MEMORY
 
 
@@ -115,6 +123,14 @@ def run_plan(block: Block) -> int:
             run_attention(block, AttentionStep(step))
         elif op == GROUPED:
             run_grouped(block, GroupedStep(step))
+        elif op == TOPK:
+            run_topk(block, TopkStep(step))
+        elif op == ROUTE_PLAN:
+            run_route_plan(block, RoutePlanStep(step))
+            if block.status != 0:
+                return CHECK_FAILED
+        elif op == SEGMENTS:
+            run_segments(block, SegmentStep(step))
         elif op == OVER:
             run_over(block, PackedProduct(step))
         elif op == COPY:

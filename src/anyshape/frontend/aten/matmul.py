@@ -109,7 +109,7 @@ def linear(t: Translator, x: Value, weight: Value, bias: Value | None = None) ->
     return result if bias is None else t.pointwise("add", result, bias)
 
 
-def _groups(t: Translator, name: str, x: Value, y: Value, ends: Value) -> Value:
+def groups(t: Translator, name: str, x: Value, y: Value, ends: Value) -> Value:
     """An op of ops/matmul.py for groups; `name` grouped or grouped_inner."""
     if x.tensor.dtype != y.tensor.dtype or not t.target.multiplies(x.tensor.dtype):
         raise Decline(f"groups of {x.tensor.dtype} times {y.tensor.dtype} on this processor")
@@ -124,7 +124,7 @@ def _groups(t: Translator, name: str, x: Value, y: Value, ends: Value) -> Value:
     return t.op(name, x, y, ends)
 
 
-def _turned(t: Translator, x: Value) -> Value:
+def turned(t: Translator, x: Value) -> Value:
     """The transposed matrix, or matrices."""
     return t.permute(x, (*range(x.tensor.rank - 2), x.tensor.rank - 1, x.tensor.rank - 2))
 
@@ -135,23 +135,23 @@ def grouped_mm(t: Translator, x: Value, y: Value, offs: Value | None = None, bia
     if offs is None or bias is not None or t.out.dtype != x.tensor.dtype:
         raise Decline("no ends of groups, or a bias, or another dtype")
     if (x.tensor.rank, y.tensor.rank) == (2, 3):
-        return _groups(t, "grouped", x, y, offs)
+        return groups(t, "grouped", x, y, offs)
     if (x.tensor.rank, y.tensor.rank) == (2, 2):
-        return _groups(t, "grouped_inner", x, y, offs)
+        return groups(t, "grouped_inner", x, y, offs)
     raise Decline("groups of columns")
 
 
 @translates_schema("transformers::grouped_mm_fallback(Tensor input, Tensor weight, Tensor offs) -> Tensor")
 def grouped_fallback(t: Translator, input: Value, weight: Value, offs: Value) -> Value:
-    return _groups(t, "grouped", input, weight, offs)
+    return groups(t, "grouped", input, weight, offs)
 
 
 @translates_schema("transformers::grouped_mm_fallback_backward(Tensor input, Tensor weight, Tensor offs, "
                    "Tensor grad_output) -> (Tensor, Tensor)")
 def grouped_fallback_backward(t: Translator, input: Value, weight: Value, offs: Value,
                               grad_output: Value) -> tuple[Value, Value]:
-    to_input = _groups(t, "grouped", grad_output, _turned(t, weight), offs)
+    to_input = groups(t, "grouped", grad_output, turned(t, weight), offs)
     assert t.node is not None
     if t.sizes.size(t.node.meta["val"][1].stride(-2)) == 1:  # as the weights lie
-        return to_input, _turned(t, _groups(t, "grouped_inner", _turned(t, grad_output), input, offs))
-    return to_input, _groups(t, "grouped_inner", _turned(t, input), grad_output, offs)
+        return to_input, turned(t, groups(t, "grouped_inner", turned(t, grad_output), input, offs))
+    return to_input, groups(t, "grouped_inner", turned(t, input), grad_output, offs)

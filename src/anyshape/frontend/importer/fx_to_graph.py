@@ -27,6 +27,7 @@ from anyshape.frontend.aten import (
     pointwise,
     pool,
     reduce,
+    routing,
     scatter,
     view,
 )
@@ -34,10 +35,10 @@ from anyshape.frontend.aten import (
     index as aten_index,
 )
 from anyshape.frontend.aten.extern_call import extern
-from anyshape.frontend.aten.symfloat import float_value
 from anyshape.frontend.aten.table import Decline, Mismatch, Translation, translation_of
 from anyshape.frontend.autograd.partition import COPY_KEY
 from anyshape.frontend.importer.graph_inputs import Inputs, Notes, Skipped
+from anyshape.frontend.importer.symfloat import float_value
 from anyshape.frontend.symbols.node_metadata import check_bound
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.graph import Graph, Operand, Value
@@ -50,7 +51,7 @@ from anyshape.torch_compat.versions import api
 
 # importing these fills the tables of rows and of translations
 TABLES = (ops, activation, attention, create, aten_index, matmul, norm, pointwise,
-          pool, reduce, scatter, view, materialize_op)
+          pool, reduce, routing, scatter, view, materialize_op)
 
 _MOST_EQUALITIES = 16
 

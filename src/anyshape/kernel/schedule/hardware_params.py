@@ -1,7 +1,21 @@
 """Hardware parameters: what the choice of fusions and schedules knows of a target; numbers only, supplied by it."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What each thread that runs does in a second: operations of products by dtype, and bytes read and written.
+
+    out, back: bytes that are moved out of memory, and back, where no store says how fast it is.
+    """
+
+    products: Mapping[str, float]
+    bytes: float
+    out: float = 2e9
+    back: float = 4e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +38,8 @@ class HardwareParams:
     free_operations: operations on an element that are repeated rather than thought about.
     row_buffer_operations: operations that take as long as storing an element in a row buffer and loading it again.
     launch_bytes: bytes that may be held longer for the sake of one kernel launch less.
+    band_bytes: of a product's result, in a band of rows that its consumer still finds in the caches.
+    speeds: where nothing is measured.
     """
 
     vector_lanes: int
@@ -40,3 +56,5 @@ class HardwareParams:
     free_operations: int
     row_buffer_operations: int
     launch_bytes: int
+    band_bytes: int
+    speeds: Speeds

@@ -28,8 +28,9 @@ class PlanContext:
 
     forward: of a backward, the allocated plan whose memory and tape it shares. source: the forward's graph. recomputed:
     graphs that compute values of the forward again, and their plans, not allocated. strided_products: dtypes of which
-    the target has products of operands with any strides. second_order: whether calls may choose between two orders of
-    steps.
+    the target has products of operands with any strides. band_bytes: of a product's result in a band of rows that its
+    consumer still finds in the target's caches; 0: products and consumers stay apart. second_order: whether calls may
+    choose between two orders of steps.
     """
 
     config: Config = field(default_factory=Config)
@@ -37,6 +38,7 @@ class PlanContext:
     source: ForwardGraph | None = None
     recomputed: tuple[tuple[Graph, Plan], ...] = ()
     strided_products: frozenset[str] = frozenset()
+    band_bytes: int = 0
     second_order: bool = True
 
     @property

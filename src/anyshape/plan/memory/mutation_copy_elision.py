@@ -48,6 +48,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
+from anyshape.ir.op import OPS
 from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.program import CopyStep, KernelStep, LibraryStep, Plan, Step, Window, step_writes, touched
 from anyshape.plan.ir.renaming import merged
@@ -92,6 +93,8 @@ def elide_mutation_copies(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
 
 def _refuses(step: Step) -> bool:
     """May the step refuse the call, for an index that is wrong?"""
+    if isinstance(step, LibraryStep):
+        return OPS[step.op].checks
     return isinstance(step, KernelStep) and any(window.buffer == "status" for window in step.params)
 
 

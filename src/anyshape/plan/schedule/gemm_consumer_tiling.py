@@ -38,8 +38,7 @@ from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.program import KernelStep, LibraryStep, Plan, Step, TiledGemmStep, step_writes, touched
 from anyshape.plan.memory.mutation_copy_elision import permuted, without
 
-# bytes of a band, which stays in the caches; rows, for a product packs one of its operands again for each band
-BYTES, LEAST_ROWS, GRAIN = 1 << 20, 256, 48
+LEAST_ROWS, GRAIN = 256, 48  # rows of a band, for a product packs one of its operands again for each
 
 
 def tile_gemm_consumers(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
@@ -65,7 +64,7 @@ def tile_gemm_consumers(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
                     or not isinstance(product, LibraryStep) or product.dtype not in context.strided_products
                     or sum(window.buffer == name for window in kernel.params) > 1):
                 continue
-            count = _rows(product)
+            count = _rows(product, context.band_bytes)
             operands = {window.buffer for window in product.inputs}
             later = {window.buffer for step in steps[first + 1:k + 1] for window in step_writes(step)}
             if count and not operands & later:
@@ -80,13 +79,14 @@ def tile_gemm_consumers(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     return permuted(plan, range(len(plan.steps)))
 
 
-def _rows(product: LibraryStep) -> int:
+def _rows(product: LibraryStep, band_bytes: int) -> int:
     """The rows of a band of the product's result; 0 where it is no matrix of given size, or not worth it."""
     kind = product.outputs[0].type
     if product.op != "matmul" or product.attrs not in ((), (("rounded", product.dtype),)) or len(kind.shape) != 2:
         return 0
     rows, columns = kind.shape
-    if not isinstance(rows, int) or not isinstance(columns, int) or kind.strides is not None or rows * columns == 0:
+    if not isinstance(rows, int) or not isinstance(columns, int) or kind.strides is not None \
+            or rows * columns == 0 or not band_bytes:
         return 0
-    count = rows // max(LEAST_ROWS, -(-BYTES // (columns * size_of(kind.dtype))))
+    count = rows // max(LEAST_ROWS, -(-band_bytes // (columns * size_of(kind.dtype))))
     return min(-(-rows // count // GRAIN) * GRAIN, rows) if count > 1 else 0

@@ -62,7 +62,14 @@ class Experts(nn.Module):
 
 
 def grouped_linear(rows: Tensor, weight: Tensor, ends: Tensor, bias: Tensor | None = None) -> Tensor:
-    """rows [S, *, K] by the weight [E, K, M] of their branch: [S, *, M]. Positions within a row share its branch."""
+    """rows [S, *, K] by the weight [E, K, M] of their branch: [S, *, M]. Positions within a row share its branch.
+
+    Under autocast the operands are cast as those of `torch.nn.functional.linear` are.
+    """
+    device = rows.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        rows, weight, bias = rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     if rows.dim() == 2:
         return ops.grouped_linear(rows, weight, ends, bias)
     inner = math.prod(rows.shape[1:-1])

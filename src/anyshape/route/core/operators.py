@@ -12,6 +12,9 @@ Dispatch and combine are each other's derivatives. Sums are over choices in orde
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -76,21 +79,24 @@ def _kept(order_or_inverse: Tensor, ends: Tensor) -> Tensor:
     return order_or_inverse < last
 
 
-def _dispatch(cells: Tensor, order: Tensor, ends: Tensor, choices: int) -> Tensor:
+def _dispatch(cells: Tensor, order: Tensor, ends: Tensor, choices: int, inverse: Tensor | None = None) -> Tensor:
     rows = cells.index_select(0, order // choices)
     kept = _kept(torch.arange(order.numel(), device=order.device), ends)
     return torch.where(_wide(kept, rows.dim()), rows, rows.new_zeros(()))
 
 
-def _dispatch_fake(cells: Tensor, order: Tensor, ends: Tensor, choices: int) -> Tensor:
+def _dispatch_fake(cells: Tensor, order: Tensor, ends: Tensor, choices: int, inverse: Tensor | None = None) -> Tensor:
     return cells.new_empty(order.shape[0], *cells.shape[1:])
 
 
-dispatch = _define("dispatch(Tensor cells, Tensor order, Tensor ends, SymInt choices) -> Tensor", _dispatch,
-                   _dispatch_fake)
+# `inverse` of dispatch and `order` of combine are for their derivatives, which else have to find them
+dispatch = _define(
+    "dispatch(Tensor cells, Tensor order, Tensor ends, SymInt choices, Tensor? inverse=None) -> Tensor",
+    _dispatch, _dispatch_fake)
 
 
-def _combine(rows: Tensor, inverse: Tensor, ends: Tensor, weights: Tensor | None, choices: int) -> Tensor:
+def _combine(rows: Tensor, inverse: Tensor, ends: Tensor, weights: Tensor | None, choices: int,
+             order: Tensor | None = None) -> Tensor:
     places = inverse.reshape(-1, choices)
     kept = _kept(places, ends)
     total = rows.new_zeros(places.shape[0], *rows.shape[1:])
@@ -102,27 +108,32 @@ def _combine(rows: Tensor, inverse: Tensor, ends: Tensor, weights: Tensor | None
     return total
 
 
-def _combine_fake(rows: Tensor, inverse: Tensor, ends: Tensor, weights: Tensor | None, choices: int) -> Tensor:
+def _combine_fake(rows: Tensor, inverse: Tensor, ends: Tensor, weights: Tensor | None, choices: int,
+                  order: Tensor | None = None) -> Tensor:
     return rows.new_empty(inverse.shape[0] // choices, *rows.shape[1:])
 
 
-combine = _define("combine(Tensor rows, Tensor inverse, Tensor ends, Tensor? weights, SymInt choices) -> Tensor",
-                  _combine, _combine_fake)
+combine = _define(
+    "combine(Tensor rows, Tensor inverse, Tensor ends, Tensor? weights, SymInt choices, Tensor? order=None) -> Tensor",
+    _combine, _combine_fake)
 
 
-def _combine_weight_grad(grad: Tensor, rows: Tensor, inverse: Tensor, ends: Tensor, choices: int) -> Tensor:
+def _combine_weight_grad(grad: Tensor, rows: Tensor, inverse: Tensor, ends: Tensor, choices: int,
+                         order: Tensor | None = None) -> Tensor:
     places = inverse.reshape(-1, choices)
     kept = _kept(places, ends)
     found = [(grad * rows.index_select(0, places[:, choice])).flatten(1).sum(1) for choice in range(choices)]
     return torch.where(kept, torch.stack(found, 1), grad.new_zeros(()))
 
 
-def _combine_weight_grad_fake(grad: Tensor, rows: Tensor, inverse: Tensor, ends: Tensor, choices: int) -> Tensor:
+def _combine_weight_grad_fake(grad: Tensor, rows: Tensor, inverse: Tensor, ends: Tensor, choices: int,
+                              order: Tensor | None = None) -> Tensor:
     return grad.new_empty(grad.shape[0], choices)
 
 
 combine_weight_grad = _define(
-    "combine_weight_grad(Tensor grad, Tensor rows, Tensor inverse, Tensor ends, SymInt choices) -> Tensor",
+    "combine_weight_grad(Tensor grad, Tensor rows, Tensor inverse, Tensor ends, SymInt choices, "
+    "Tensor? order=None) -> Tensor",
     _combine_weight_grad, _combine_weight_grad_fake)
 
 
@@ -132,13 +143,15 @@ def _sorted_weights(weights: Tensor, order: Tensor) -> Tensor:
 
 
 def _setup_dispatch(ctx: Any, inputs: Any, output: Any) -> None:
-    _, order, ends, ctx.choices = inputs
-    ctx.save_for_backward(order, ends)
+    _, order, ends, ctx.choices, inverse = inputs
+    ctx.save_for_backward(order, ends, inverse)
 
 
 def _dispatch_backward(ctx: Any, grad: Tensor) -> Any:
-    order, ends = ctx.saved_tensors
-    return combine(grad, inverse_of(order), ends, None, ctx.choices), None, None, None
+    order, ends, inverse = ctx.saved_tensors
+    if inverse is None:
+        inverse = inverse_of(order)
+    return combine(grad, inverse, ends, None, ctx.choices, order), None, None, None, None
 
 
 def inverse_of(order: Tensor) -> Tensor:
@@ -147,20 +160,21 @@ def inverse_of(order: Tensor) -> Tensor:
 
 
 def _setup_combine(ctx: Any, inputs: Any, output: Any) -> None:
-    rows, inverse, ends, weights, ctx.choices = inputs
-    ctx.save_for_backward(rows if weights is not None else None, inverse, ends, weights)
+    rows, inverse, ends, weights, ctx.choices, order = inputs
+    ctx.save_for_backward(rows if weights is not None else None, inverse, ends, weights, order)
 
 
 def _combine_backward(ctx: Any, grad: Tensor) -> Any:
-    rows, inverse, ends, weights = ctx.saved_tensors
-    order = inverse_of(inverse)
-    to_rows = dispatch(grad, order, ends, ctx.choices)
+    rows, inverse, ends, weights, order = ctx.saved_tensors
+    if order is None:
+        order = inverse_of(inverse)
+    to_rows = dispatch(grad, order, ends, ctx.choices, inverse)
     to_weights = None
     if weights is not None:
         if ctx.needs_input_grad[3]:
-            to_weights = combine_weight_grad(grad, rows, inverse, ends, ctx.choices).to(weights.dtype)
+            to_weights = combine_weight_grad(grad, rows, inverse, ends, ctx.choices, order).to(weights.dtype)
         to_rows = to_rows * _wide(_sorted_weights(weights, order).to(grad.dtype), to_rows.dim())
-    return to_rows, None, None, to_weights, None
+    return to_rows, None, None, to_weights, None, None
 
 
 _differentiate("dispatch", _dispatch_backward, _setup_dispatch)
@@ -168,16 +182,17 @@ _differentiate("combine", _combine_backward, _setup_combine)
 
 
 def _setup_weight_grad(ctx: Any, inputs: Any, output: Any) -> None:
-    grad, rows, inverse, ends, ctx.choices = inputs
-    ctx.save_for_backward(grad, rows, inverse, ends)
+    grad, rows, inverse, ends, ctx.choices, order = inputs
+    ctx.save_for_backward(grad, rows, inverse, ends, order)
 
 
 def _weight_grad_backward(ctx: Any, grad: Tensor) -> Any:
-    out, rows, inverse, ends = ctx.saved_tensors
-    to_out = combine(rows, inverse, ends, grad, ctx.choices)
-    order = inverse_of(inverse)
-    to_rows = dispatch(out, order, ends, ctx.choices) * _wide(_sorted_weights(grad, order), rows.dim())
-    return to_out, to_rows, None, None, None
+    out, rows, inverse, ends, order = ctx.saved_tensors
+    if order is None:
+        order = inverse_of(inverse)
+    to_out = combine(rows, inverse, ends, grad, ctx.choices, order)
+    to_rows = dispatch(out, order, ends, ctx.choices, inverse) * _wide(_sorted_weights(grad, order), rows.dim())
+    return to_out, to_rows, None, None, None, None
 
 
 _differentiate("combine_weight_grad", _weight_grad_backward, _setup_weight_grad)
@@ -312,7 +327,23 @@ def _split_rows(rows: Tensor, ends: Tensor) -> list[Tensor]:
             for begin, end in _groups(ends, rows.shape[0])]
 
 
+_WHOLE_ROWS: ContextVar[bool] = ContextVar("whole_rows", default=False)
+
+
+@contextmanager
+def whole_rows() -> Iterator[None]:
+    """While a graph is captured to be looked at: split_rows gives each branch as many rows as there are in all, so that
+    no size is found in data. Such a graph is not one to run."""
+    token = _WHOLE_ROWS.set(True)
+    try:
+        yield
+    finally:
+        _WHOLE_ROWS.reset(token)
+
+
 def _split_rows_fake(rows: Tensor, ends: Tensor) -> list[Tensor]:
+    if _WHOLE_ROWS.get():
+        return [torch.empty_like(rows) for _ in range(ends.shape[0])]
     context = torch.library.get_ctx()
     return [rows.new_empty(context.new_dynamic_size(min=0), *rows.shape[1:]) for _ in range(ends.shape[0])]
 

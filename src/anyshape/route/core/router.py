@@ -63,10 +63,10 @@ class Router(nn.Module):
         routes = checked(decided, tensors[0].shape[0], self.name or "a router")
         choices = routes.ids.shape[1]
         order, inverse, ends = ops.route_plan(routes.ids, self.branch_count)
-        rows = [ops.dispatch(tensor, order, ends, choices) for tensor in tensors]
+        rows = [ops.dispatch(tensor, order, ends, choices, inverse) for tensor in tensors]
         results = self._run(rows, ends)
         found = results if isinstance(results, tuple) else (results,)
-        combined = tuple(self._combined(result, tensor, routes, inverse, ends)
+        combined = tuple(self._combined(result, tensor, routes, order, inverse, ends)
                          for result, tensor in zip(found, (*tensors, *tensors[:1] * len(found))))
         return combined if isinstance(results, tuple) else combined[0]
 
@@ -75,7 +75,8 @@ class Router(nn.Module):
             return self.branches(*rows, ends)
         return run_split(self.branches, rows, ends)
 
-    def _combined(self, rows: Tensor, cells: Tensor, routes: Routes, inverse: Tensor, ends: Tensor) -> Tensor:
+    def _combined(self, rows: Tensor, cells: Tensor, routes: Routes, order: Tensor, inverse: Tensor,
+                  ends: Tensor) -> Tensor:
         ids, weights = routes.ids, routes.weights
         kept = ids >= 0
         if self.combine == "first":
@@ -84,7 +85,7 @@ class Router(nn.Module):
         elif self.combine == "mean":
             share = 1.0 / kept.sum(1, keepdim=True).clamp(min=1).to(rows.dtype)
             weights = share.expand(ids.shape) if weights is None else weights * share
-        found = ops.combine(rows, inverse, ends, weights, ids.shape[1])
+        found = ops.combine(rows, inverse, ends, weights, ids.shape[1], order)
         if self.drop == "identity":
             if found.shape != cells.shape:
                 raise InputError(f"dropped cells of shape {tuple(cells.shape[1:])} do not stand beside results of "

@@ -20,11 +20,12 @@ from anyshape.backend.targets import target_of
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import DiskCache, cache_of
 from anyshape.ir.types import TensorType
+from anyshape.kernel.schedule.hardware_params import Speeds
 from anyshape.plan.ir.home import Input, Output
 from anyshape.plan.ir.program import Buffer, CopyStep, LibraryStep, Plan, Window
 from anyshape.plan.memory.symbolic_allocator import allocate
 from anyshape.runtime.call.executable import Executable
-from anyshape.runtime.cost.step_cost import FLOATS, USUAL, Speeds
+from anyshape.runtime.cost.step_cost import FLOATS
 from anyshape.runtime.memory.pools import Block
 from anyshape.sym.facts import Facts
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
@@ -52,15 +53,15 @@ class Calibration:
     def speeds(self, dtypes: Iterable[str], threads: int) -> Speeds:
         """The speeds with so many threads, of products of `dtypes` (those of `FLOATS` that are left out: usual ones).
         """
-        wanted = set(dtypes)
-        products = {dtype: self._product(dtype) if dtype in wanted else USUAL.products[dtype] for dtype in FLOATS}
+        wanted, usual = set(dtypes), self.target.hardware.speeds
+        products = {dtype: self._product(dtype) if dtype in wanted else usual.products[dtype] for dtype in FLOATS}
         copy = self.measurements.get(f"{COPY} on {threads} threads", lambda: copied(threads, self.target))
-        return Speeds(products, copy or USUAL.bytes)
+        return Speeds(products, copy or usual.bytes)
 
     def _product(self, dtype: str) -> float:
         found = self.measurements.get(f"products of {dtype}, {self.products}",
                                       lambda: multiplied(dtype, self.target))
-        return found or USUAL.products[dtype]
+        return found or self.target.hardware.speeds.products[dtype]
 
 
 def multiplied(dtype: str, target: Target | None = None) -> float:

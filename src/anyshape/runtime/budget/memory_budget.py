@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from anyshape.base.errors import LimitError, StoreError
+from anyshape.kernel.schedule.hardware_params import Speeds
 from anyshape.plan.ir.liveness import LiveRange, live_bytes
 from anyshape.plan.ir.program import MemoryStep
 from anyshape.runtime.budget.footprint import FootprintEstimator
@@ -22,7 +23,6 @@ from anyshape.runtime.budget.peak_breakdown import peak_breakdown
 from anyshape.runtime.budget.tradeoff_curve import TradeoffCurve, TradeoffCurves
 from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem
 from anyshape.runtime.cost.library_workspace import LibraryWorkspace
-from anyshape.runtime.cost.step_cost import USUAL, Speeds
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.offload_store import HostStore
 from anyshape.runtime.memory.pools import LiveTapes, whole
@@ -285,7 +285,7 @@ class MemoryBudget:
     def speeds(self, threads: int) -> Speeds:
         """What each of so many threads does in a second; measured when it is first asked for."""
         if self.calibration is None or self.problem is None:
-            return USUAL
+            return self.program.target.hardware.speeds
         return self.calibration.speeds(self.problem.costs.dtypes, threads)
 
     def _error(self, values: dict[str, int], room: int, full: StoreError | None, freed: int) -> LimitError:

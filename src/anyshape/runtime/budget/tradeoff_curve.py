@@ -23,11 +23,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from anyshape.base.align import align
+from anyshape.kernel.schedule.hardware_params import Speeds
 from anyshape.plan.ir.liveness import live_bytes
 from anyshape.runtime.budget.greedy_search import GreedySearch, SearchTables, TradeoffPoint
 from anyshape.runtime.budget.tradeoff_problem import TradeoffProblem
-from anyshape.runtime.cost.step_cost import USUAL as USUAL_SPEEDS
-from anyshape.runtime.cost.step_cost import Speeds
 from anyshape.runtime.memory.offload_store import HostStore
 from anyshape.runtime.specialize.offload_schedule import Clock
 from anyshape.runtime.specialize.saved_policy import SavePolicy
@@ -41,9 +40,10 @@ class TradeoffCurves:
         self.tables: dict[bool, SearchTables] = {}  # without moves and with them, made when somebody asks
 
     def at(self, values: Mapping[str, int], scratch: tuple[int, int], threads: int = 1,
-           store: HostStore | None = None, speeds: Speeds = USUAL_SPEEDS) -> TradeoffCurve:
+           store: HostStore | None = None, speeds: Speeds | None = None) -> TradeoffCurve:
         """The curve at the backward's sizes. scratch: bytes that all threads take in the forward, in the backward;
-        store: where values may be moved out to; speeds: of one of the threads."""
+        store: where values may be moved out to; speeds: of one of the threads; None: the usual ones."""
+        speeds = speeds or self.problem.program.target.hardware.speeds
         moving = store is not None
         clocks = (None,) if store is None else self.problem.clocks(values, threads, store, speeds)
         choices = self.tables.get(moving)

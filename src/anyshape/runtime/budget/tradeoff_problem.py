@@ -7,15 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from anyshape.kernel.schedule.hardware_params import Speeds
 from anyshape.plan.ir.home import Home, Recomputed, Temp
 from anyshape.plan.ir.liveness import escaping, first_writes, saved_entry
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan
 from anyshape.runtime.budget.peak_breakdown import source_of
 from anyshape.runtime.call.executable import Executable
-from anyshape.runtime.cost.step_cost import Speeds, Work
+from anyshape.runtime.cost.step_cost import Work
 from anyshape.runtime.memory.offload_store import HostStore
 from anyshape.runtime.memory.size_vectors import SizeTable
-from anyshape.runtime.specialize.offload_schedule import USUAL, Clock
+from anyshape.runtime.specialize.offload_schedule import Clock
 from anyshape.runtime.specialize.saved_policy import SavePolicy
 from anyshape.sym.expr import Size
 
@@ -98,9 +99,10 @@ class TradeoffProblem:
                               for k, step in enumerate(steps)], self.plan.name)
         seconds = self.work.seconds(values, speeds) / threads
         count = len(self.forward.steps)
+        usual = self.program.target.hardware.speeds  # a search does not depend on how fast a disk was
         both = self.program.specializer.keeps, self.keeps, seconds[:count], seconds[count:]
         return (Clock(*both, store.seconds(1, out=True), store.seconds(1, out=False)),
-                Clock(*both, *USUAL, at_once=True), Clock(*both, 0.0, 0.0, at_once=True))
+                Clock(*both, 1 / usual.out, 1 / usual.back, at_once=True), Clock(*both, 0.0, 0.0, at_once=True))
 
     def _size(self, size: Size) -> int:
         self.bytes.append(size)

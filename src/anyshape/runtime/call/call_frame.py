@@ -14,6 +14,7 @@ from anyshape.base.errors import VerifyError
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ops.attention import OPERANDS as ATTENTION
 from anyshape.ops.matmul import GROUPED
+from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
 from anyshape.runtime.call.extern_table import OWN, Calls
 from anyshape.runtime.memory.huge_pages import prefer_large
@@ -23,7 +24,7 @@ from anyshape.runtime.specialize.offload_schedule import Action
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.runtime.specialize.specialization import Specialization, View
 from anyshape.runtime.torch_ops.extern_calls import results_of
-from anyshape.runtime.torch_ops.fallbacks import by_torch, grouped_by_torch
+from anyshape.runtime.torch_ops.fallbacks import by_torch, grouped_by_torch, routing_by_torch
 from anyshape.runtime.torch_ops.reference_interpreter import Interpreter
 from anyshape.sym.expr import Expr, evaluate
 from anyshape.torch_compat import storage_id
@@ -116,6 +117,8 @@ class Call:
             elif isinstance(step, LibraryStep) and step.op in GROUPED:
                 operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
                 self.tensor(step.outputs[0], views[-1]).copy_(grouped_by_torch(step.op, operands))
+            elif isinstance(step, LibraryStep) and step.op in ROUTING:
+                self._routing(step, views)
             elif isinstance(step, LibraryStep):
                 self._matmul(step, views)
             elif isinstance(step, MemoryStep):
@@ -257,6 +260,14 @@ class Call:
         operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
         results = by_torch(step.op, dict(step.attrs), operands)
         for window, view, result in zip(step.outputs, views[len(step.inputs):], results, strict=True):
+            self.tensor(window, view).copy_(result)
+
+    def _routing(self, step: LibraryStep, views: tuple[Any, ...]) -> None:
+        attrs: dict[str, Any] = dict(step.attrs)
+        if "size" in attrs:
+            attrs["size"] = views[1][0][0]
+        results = routing_by_torch(step.op, attrs, self.tensor(step.inputs[0], views[0]))
+        for window, view, result in zip(step.outputs, views[1:], results, strict=True):
             self.tensor(window, view).copy_(result)
 
     def _matmul(self, step: LibraryStep, views: tuple[Any, ...]) -> None:

@@ -6,30 +6,18 @@ written, as formulas.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from anyshape.kernel.schedule.hardware_params import Speeds
 from anyshape.ops.attention import OPERANDS as ATTENTION
+from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import ExternStep, LibraryStep, Step, TiledGemmStep, Window, touched
 from anyshape.runtime.memory.size_vectors import SizeTable
 from anyshape.sym.expr import Size, product
 
 CONVOLUTIONS = ("aten.convolution.default", "anyshape.convolution")
 FLOATS = ("f32", "f64", "bf16", "f16")  # dtypes whose products have a speed of their own; others count as the first
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """What each thread that runs does in a second: operations of products by dtype, and bytes read and written."""
-
-    products: Mapping[str, float]
-    bytes: float
-
-
-# where nothing is measured (runtime/budget/calibration.py): a core of docs/adr/010-library-gemm.md beside others that
-# use the memory
-USUAL = Speeds({"f32": 80e9, "f64": 40e9, "bf16": 80e9, "f16": 80e9}, 10e9)
 
 
 def work_of(step: Step) -> tuple[Size, Size]:
@@ -44,7 +32,7 @@ def work_of(step: Step) -> tuple[Size, Size]:
         weights, result = step.inputs[1], step.outputs[0]
         if isinstance(weights, Window) and result is not None:
             work = 2 * result.type.count * product(weights.type.shape[1:])
-    if isinstance(step, LibraryStep):
+    if isinstance(step, LibraryStep) and step.op not in ROUTING:
         first, second = step.inputs[:2]
         if step.op in ATTENTION:  # scores, and what they weigh
             work = 4 * first.type.count * second.type.shape[-2]

@@ -20,7 +20,6 @@ from anyshape.plan.ir.program import Plan
 from anyshape.runtime.specialize.saved_policy import Move, SavedLayout, SavePolicy
 
 SLACK = 2.0  # what a copy is given: others may be before it, and steps may take less than estimated
-USUAL = 0.5e-9, 0.25e-9  # seconds a byte takes, out and back, where nothing is to depend on what was measured
 ORDER = ("out", "back", "wait")  # of actions before the same step
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from anyshape.base.errors import AnyShapeError, DivisionError, IndexRangeError, InputError, Unsupported
-from anyshape.ir.op import DIVISOR
+from anyshape.ir.op import DIVISOR, ROUTE
 from anyshape.ir.types import TensorType
 from anyshape.plan.ir.program import Plan, Step
 from anyshape.runtime.specialize.tensor_kinds import refused
@@ -183,7 +183,11 @@ def check_inside(plan: Plan, nonnegative: Sequence[int], selected: Sequence[int]
 
 
 def failed_check(name: str, step: Step, code: int) -> AnyShapeError:
-    """The error for a kernel step whose status says that its data are wrong."""
+    """The error for a step whose status says that its data are wrong."""
+    if code == ROUTE:
+        return IndexRangeError(f"a route is out of range in {name}", where=getattr(step, "where", ""),
+                               why="branches are counted from 0, and -1 drops a choice",
+                               do="look at what the router function returns")
     found = [(str(operand), where) for op, operand, where in getattr(step, "checks", ())
              if (op == "divisor") == (code == DIVISOR)]
     where = "; ".join(dict.fromkeys(where for _, where in found if where)) or getattr(step, "where", "")

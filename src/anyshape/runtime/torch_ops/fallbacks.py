@@ -1,4 +1,5 @@
-"""PyTorch in place of the host's own routines, for operands that those do not take: attention and grouped products."""
+"""PyTorch in place of the host's own routines, for operands that those do not take: attention, grouped products and
+routing."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -6,6 +7,7 @@ from typing import Any
 
 import torch
 
+from anyshape.base.errors import IndexRangeError
 from anyshape.ops.attention import FAR, OPERANDS, roles
 
 
@@ -55,5 +57,33 @@ def grouped_by_torch(op: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     result = x.new_zeros(ends.shape[0], x.shape[0], y.shape[1])
     for group, end in enumerate(ends.tolist()):
         result[group] = x[:, begin:end] @ y[begin:end]
+        begin = end
+    return result
+
+
+def routing_by_torch(op: str, attrs: dict[str, Any], x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The results of a step of ops/routing.py."""
+    if op == "topk":
+        return tuple(torch.topk(x, attrs["k"], -1))
+    if op == "segment_ids":
+        return (_segments(x, attrs["size"]),)
+    branches, flat = attrs["branches"], x.reshape(-1)
+    if flat.numel() and (int(flat.min()) < -1 or int(flat.max()) >= branches):
+        raise IndexRangeError("a route is out of range", why=f"branches are 0 to {branches - 1}, and -1 drops a choice",
+                              do="look at what the router function returns")
+    keys = torch.where(flat < 0, branches, flat)
+    order = torch.argsort(keys, stable=True)
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(order.numel())
+    counts = keys.new_zeros(branches + 1).scatter_add_(0, keys, torch.ones_like(keys))
+    return order, inverse, counts[:branches].cumsum(0).int()
+
+
+def _segments(ends: torch.Tensor, size: int) -> torch.Tensor:
+    result = torch.full((size,), ends.numel(), dtype=torch.int64)
+    begin = 0
+    for group, end in enumerate(ends.tolist()):
+        end = min(max(end + size if end < 0 else end, 0), size)
+        result[begin:end] = group
         begin = end
     return result

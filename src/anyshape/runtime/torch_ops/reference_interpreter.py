@@ -18,9 +18,10 @@ from anyshape.ir.op import OPS, row
 from anyshape.ir.scalar import SCALAR
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ops.pointwise import OPERANDS, POINTWISE, applied
+from anyshape.ops.routing import ROUTING
 from anyshape.runtime.torch_ops.convolution import convolve
 from anyshape.runtime.torch_ops.extern_calls import call_extern, results_of
-from anyshape.runtime.torch_ops.fallbacks import by_torch, grouped_by_torch
+from anyshape.runtime.torch_ops.fallbacks import by_torch, grouped_by_torch, routing_by_torch
 from anyshape.sym.expr import Expr, Size, evaluate, symbols_of
 from anyshape.torch_compat.dtypes import DTYPE_NAMES, HALVES, TORCH_DTYPES
 from anyshape.torch_compat.versions import api
@@ -288,6 +289,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "grouped_inner": lambda a, *x: grouped_by_torch("grouped_inner", x),
     "attention": lambda a, *x: by_torch("attention", a, x),
     "attention_backward": lambda a, *x: by_torch("attention_backward", a, x),
+    **{name: functools.partial(routing_by_torch, name) for name in ROUTING},
 }
 
 

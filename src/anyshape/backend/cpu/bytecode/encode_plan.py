@@ -27,11 +27,13 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
     series,
 )
 from anyshape.backend.cpu.bytecode.encode_grouped_gemm import GroupedSpec, grouped_words
+from anyshape.backend.cpu.bytecode.encode_routing import RoutingSpec, routing_words
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import OPERANDS, wide
 from anyshape.ops.matmul import GROUPED
+from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.launch_groups import kernels_from
 from anyshape.plan.ir.program import (
     CopyStep,
@@ -140,13 +142,14 @@ class PlanEncoder:
         self.plan = plan
         self.kernels = kernels
         self.ours = ours
-        self.specs: list[_Spec | AttentionSpec | GroupedSpec] = []
+        self.specs: list[_Spec | AttentionSpec | GroupedSpec | RoutingSpec] = []
         self.wide: list[str] = []  # dtypes of attention's scores
 
     @property
     def dtypes(self) -> tuple[str, ...]:
         """Of the products that were printed."""
-        return tuple(dict.fromkeys((*(spec.dtype for spec in self.specs if spec.dtype), *self.wide)))
+        found = (spec.dtype for spec in self.specs if not isinstance(spec, RoutingSpec) and spec.dtype)
+        return tuple(dict.fromkeys((*found, *self.wide)))
 
     def expression(self, formulas: PlanFormulas) -> tuple[str, Mapping[str, Any]]:
         """A list of words, and what its expression calls."""
@@ -156,8 +159,9 @@ class PlanEncoder:
         ours = self.ours
         return text, {"product": partial(_unplaced, ours), "matmul": _placed,
                       "scores": partial(attention.unplaced, ours), "attention": attention.placed,
-                      "grouped": partial(grouped_words, ours), "copy": _copy, "bands": partial(_bands, ours),
-                      "joined": joined, "series": series, "finished": finished, "specs": self.specs}
+                      "grouped": partial(grouped_words, ours), "routing": routing_words, "copy": _copy,
+                      "bands": partial(_bands, ours), "joined": joined, "series": series, "finished": finished,
+                      "specs": self.specs}
 
     def steps(self) -> list[str]:
         """The words of all steps; those of a run are joined."""
@@ -191,7 +195,7 @@ class PlanEncoder:
             return self.bands(number, step)
         return f"{host.CALL}, {host.STEP_WORDS}, {number}"
 
-    def spec(self, spec: _Spec | AttentionSpec | GroupedSpec) -> str:
+    def spec(self, spec: _Spec | AttentionSpec | GroupedSpec | RoutingSpec) -> str:
         self.specs.append(spec)
         return f"specs[{len(self.specs) - 1}]"
 
@@ -203,9 +207,14 @@ class PlanEncoder:
             places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             spec = GroupedSpec(number, step.op, windows[0].type.dtype, places)
             return f"*grouped({self.spec(spec)}, {self.formulas.types(windows)})"
+        if step.op in ROUTING:
+            windows = (*step.inputs, *step.outputs)
+            places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+            spec_name = self.spec(RoutingSpec(number, step.op, windows[0].type.dtype, places))
+            return f"*routing({spec_name}, {self.formulas.types(windows)})"
         if step.op not in ("matmul", "matmul_add"):
             raise VerifyError(f"plan {self.plan.name} calls the library routine {step.op}", where=step.where,
-                              why="the host knows products and attention only", do="make it an extern step")
+                              why="the host knows products, attention and routing only", do="make it an extern step")
         spec_name, types = self.product(number, step)
         common = self.specs[-1]
         assert isinstance(common, _Spec)

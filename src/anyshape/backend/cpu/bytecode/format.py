@@ -188,15 +188,20 @@ class PackedProduct(ProductStep):
     dims: Annotated[Array[Dim], Inline(0)]
 
 
-class GroupedStep(Step):
-    """Products of groups of rows (backend/cpu/routines/grouped_gemm.py). Steps are bytes from group to group of A, B
-    and C (as the words of a product name them), and along the dim that is cut."""
+class EndsStep(Step):
+    """A step over groups whose ends are data (ops/matmul.py)."""
 
     ends: Nested[Place]
     end_item: i64  # bytes of an end: 4 or 8; and from one to the next
     end_step: i64
     count: i64  # groups
     size: i64  # of the dim that is cut into groups
+
+
+class GroupedStep(EndsStep):
+    """Products of groups of rows (backend/cpu/routines/grouped_gemm.py). Steps are bytes from group to group of A, B
+    and C (as the words of a product name them), and along the dim that is cut."""
+
     along: i64  # ALONG_ROWS or ALONG_TERMS: which word of a product says how many elements of that dim it has
     a_group: i64
     b_group: i64
@@ -213,6 +218,42 @@ class GroupedStep(Step):
     # routines for 1, 2, ... rows
     panels: Nested[PackedProduct]  # one product by packed panels, all elements in it
     library: Nested[LibraryProduct]  # the same by the library, or with few rows
+
+
+class TopkStep(Step):
+    """The largest elements of lines (backend/cpu/routines/topk.py)."""
+
+    x: Nested[Place]
+    values: Nested[Place]  # dense, as the indices are
+    indices: Nested[Place]
+    lines: i64
+    line: i64  # bytes from line to line, and from one element to the next
+    element: i64
+    count: i64  # elements of a line
+    k: i64
+    item: i64  # bytes per element
+    infinity: i64  # the bits of a float's infinity; 0: whole numbers
+    unsigned: i64  # 0 or 1
+
+
+class RoutePlanStep(Step):
+    """A counting sort of choices by branch (backend/cpu/routines/route_plan.py)."""
+
+    ids: Nested[Place]
+    order: Nested[Place]
+    inverse: Nested[Place]
+    ends: Nested[Place]
+    cells: i64
+    choices: i64
+    cell: i64  # bytes from cell to cell, and from one choice to the next
+    choice: i64
+    branches: i64
+
+
+class SegmentStep(EndsStep):
+    """The group of each row (backend/cpu/routines/route_plan.py)."""
+
+    result: Nested[Place]
 
 
 OPERANDS = ("q", "k", "v", "mask", "sums", "result", "gradient", "products", "dq", "dk", "dv")
@@ -327,6 +368,9 @@ OVER = 7  # a product step whose rows are packed over themselves (backend/cpu/ro
 GROUPED = 8  # products of groups of rows (backend/cpu/routines/grouped_gemm.py)
 SERIES = 9
 BANDS = 10  # several series, which are one step
+TOPK = 11
+ROUTE_PLAN = 12
+SEGMENTS = 13
 
 SERIES_MORE = words_of(KernelState)  # words in front of a kernel's block
 
@@ -359,6 +403,9 @@ THREADS_SCRATCH = {KERNEL: KernelStep.index("scratch"), PRODUCT: PackedProduct.i
                    GROUPED: GroupedStep.index("scratch"), ATTENTION: AttentionStep.index("scratch")}
 PLAIN = 78  # "N" and "T", as the library wants to be told
 TURNED = 84
+
+TOPK_COUNT = 256  # elements of a line, at most
+TOPK_MOST = 16  # elements that are chosen of it, at most
 
 BATCH = 64  # matrices given to the library at once
 

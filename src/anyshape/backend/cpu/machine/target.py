@@ -11,15 +11,17 @@ from pathlib import Path
 import llvmlite
 import llvmlite.binding as llvm
 
-from anyshape.kernel.schedule.hardware_params import HardwareParams
+from anyshape.kernel.schedule.hardware_params import HardwareParams, Speeds
 
 _ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # arch_prctl(ARCH_REQ_XCOMP_PERM, tile data) on x86-64
 
-# of every CPU, whatever it is: so that kernels, and with them the last bits of long sums, are the same on each
+# of every CPU, whatever it is: so that kernels, and with them the last bits of long sums, are the same on each. The
+# speeds are of a core of docs/adr/010-library-gemm.md beside others that use the memory
 HARDWARE = HardwareParams(
     vector_lanes=16, max_load_stride=4, min_vector_row=6, cache_line_bytes=64, row_buffer_bytes=16 << 10,
     near_cache_bytes=128 << 10, core_cache_bytes=4 << 20, parallelism=32, thread_elements=65536, write_streams=12,
-    bytes_per_operation=0.3, free_operations=4, row_buffer_operations=8, launch_bytes=16 << 10)
+    bytes_per_operation=0.3, free_operations=4, row_buffer_operations=8, launch_bytes=16 << 10,
+    band_bytes=1 << 20, speeds=Speeds({"f32": 80e9, "f64": 40e9, "bf16": 80e9, "f16": 80e9}, 10e9))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,6 @@ from anyshape.backend.cpu.native.compiler import (
     copy_bytes,
     fill_zero,
     i64,
-    load32,
-    load64,
     maximum,
     minimum,
     new,
@@ -37,6 +35,7 @@ from anyshape.backend.cpu.native.compiler import (
 )
 from anyshape.backend.cpu.routines.blas_gemm import LibraryWork, address, matmul_range
 from anyshape.backend.cpu.routines.packed_gemm import PackedWork, packed_range, parts
+from anyshape.backend.cpu.routines.route_plan import end_of
 from anyshape.backend.cpu.routines.threads import parallel_for, share
 
 
@@ -87,21 +86,6 @@ def cost_of(step: GroupedStep, count: int) -> int:
     """Of a group of `count` elements, in rows; one without rows has no result, a product over nothing has one."""
     cost = maximum(count, 0) + GROUPED_READ
     return 0 if count <= 0 and step.along == ALONG_ROWS else cost
-
-
-def end_of(block: Block, step: GroupedStep, group: int) -> int:
-    """Where a group ends, as Python's slices take it."""
-    at = address(block, step.ends) + group * step.end_step
-    size = step.size
-    end = 0
-    if step.end_item == 8:
-        end = load64(at)
-    else:
-        end = load32(at)
-        end -= end >> 31 << 32
-    if end < 0:
-        end += size
-    return minimum(maximum(end, 0), size)
 
 
 def grouped_range(data: GroupedWork, number: int, team: int) -> int:

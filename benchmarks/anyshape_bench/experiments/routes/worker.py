@@ -1,0 +1,231 @@
+"""A worker of the routing experiment: one case, all its ways in turn in this process, timed, or with memory counted."""
+from __future__ import annotations
+
+import datetime
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anyshape.base.errors import AnyShapeError
+from anyshape_bench.experiments.routes.results import CaseRecord, WayRecord
+from anyshape_bench.harness.machine import commit
+from anyshape_bench.harness.worker import Tell
+from anyshape_bench.measure.compiler import Compiler, peak_of, programs
+from anyshape_bench.measure.memory_counter import meter, settled
+from anyshape_bench.models.bench_models import flatten
+from anyshape_bench.routes.case import WARM_UP, Case, Forms, Inputs, Study, Way
+from anyshape_bench.routes.catalog import catalog
+from anyshape_bench.routes.names import EAGER, ROUTED
+
+TOLERANCE = 1e-3  # of the root mean square of what is compared
+LEAST_PASSES = 3
+BUSY = 40.0  # seconds after which there is no further pass over seen batches, if there were LEAST_PASSES
+
+
+@dataclass(slots=True)
+class Running:
+    """A way that is compiled and warm."""
+
+    record: WayRecord
+    counts: str  # the backend whose programs are counted
+    call: Callable[[Inputs], list[Tensor]]
+    same_bits: bool
+
+
+def caller(compiled: Callable[..., Any], trains: bool) -> Callable[[Inputs], list[Tensor]]:
+    """What is timed: forward; in training also backward of the mean square, with the gradients as further results."""
+    def infer(batch: Inputs) -> list[Tensor]:
+        with torch.no_grad():
+            return flatten(compiled(*batch))
+
+    def train(batch: Inputs) -> list[Tensor]:
+        given = [one.detach().requires_grad_() if one.is_floating_point() else one for one in batch]
+        results = flatten(compiled(*given))
+        sum(one.float().square().mean() for one in results if one.requires_grad).backward()  # type: ignore[union-attr]
+        return [*(one.detach() for one in results), *(one.grad for one in given if one.grad is not None)]
+
+    return train if trains else infer
+
+
+def start(name: str, way: Way, forms: Forms, trains: bool, held: Callable[[], None] = lambda: None) -> Running:
+    """Makes and compiles a way, and runs the batches of the warm-up. An error is recorded: other ways go on."""
+    record = WayRecord(name, way.backend)
+    compiler = Compiler(way.backend)
+    counts = way.counts or way.backend
+    running = Running(record, counts, caller(lambda *_: None, False), way.same_bits)
+    try:
+        before = programs(counts)
+        form = way.make()
+        if isinstance(form, torch.nn.Module):
+            form.train(trains)
+        held()
+        begun = time.perf_counter()
+        running.call = caller(compiler(form), trains)  # type: ignore[arg-type]
+        for batch in forms.batches[:WARM_UP]:
+            running.call(batch)
+            clear(forms)
+            record.first = record.first or time.perf_counter() - begun
+        after = programs(counts)
+        record.programs = None if after is None else after - (before or 0)
+        record.uncompiled = compiler.uncompiled()
+    except AnyShapeError as error:
+        record.error = str(error)
+    except Exception as error:
+        traceback.print_exc()
+        record.error = f"{type(error).__name__}: {error}"[:500]
+    return running
+
+
+def clear(forms: Forms) -> None:
+    """Drops the gradients of parameters."""
+    for form in (forms.plain, forms.routed, forms.padded, forms.grouped_mm):
+        if form is not None:
+            form.zero_grad(set_to_none=True)
+
+
+def timed(one: Running, batch: Inputs, forms: Forms) -> float:
+    before = programs(one.counts)
+    begun = time.perf_counter()
+    one.call(batch)
+    taken = time.perf_counter() - begun
+    clear(forms)
+    if before is not None:
+        one.record.recompiled = (one.record.recompiled or 0) + (programs(one.counts) or 0) - before
+    return taken
+
+
+def turns(running: list[Running], number: int) -> list[Running]:
+    """All of them, each time another first."""
+    place = number % max(1, len(running))
+    return [*running[place:], *running[:place]]
+
+
+def time_ways(forms: Forms, running: list[Running], passes: int, tell: Tell) -> None:
+    """Times new loads, then seen ones in passes: per batch all ways in turn."""
+    fresh = forms.batches[WARM_UP:]
+    for number, batch in enumerate(fresh):
+        tell("new loads", number, len(fresh))
+        for one in turns(running, number):
+            one.record.fresh.append(timed(one, batch, forms))
+    begun = time.perf_counter()
+    for number in range(passes):
+        if number >= LEAST_PASSES and time.perf_counter() - begun > BUSY:
+            break
+        tell("seen loads", number, passes)
+        found: dict[str, list[float]] = {one.record.name: [] for one in running}
+        for place, batch in enumerate(fresh):
+            for one in turns(running, number + place):
+                found[one.record.name].append(timed(one, batch, forms))
+        for one in running:
+            one.record.seen.append(found[one.record.name])
+
+
+def compare(forms: Forms, running: list[Running]) -> None:
+    """Compares each way's results on every new batch with the plain form in eager, and those that promise the same
+    bits with the routed form."""
+    by_name = {one.record.name: one for one in running}
+    for batch in forms.batches[WARM_UP:]:
+        wanted = by_name[EAGER].call(batch)
+        clear(forms)
+        for one in running:
+            if one.record.wrong or one.record.name == EAGER:
+                continue
+            found = one.call(batch)
+            clear(forms)
+            one.record.wrong = differs(found, wanted)
+            if one.same_bits and not one.record.wrong:
+                routed = by_name[ROUTED].call(batch)
+                clear(forms)
+                if not all(map(torch.equal, found, routed)):
+                    one.record.wrong = "the bits are not those of the routed form"
+
+
+def differs(found: list[Tensor], wanted: list[Tensor]) -> str:
+    """How results differ, in words; empty when they do not."""
+    if len(found) != len(wanted):
+        return f"{len(found)} results, {len(wanted)} are right"
+    for number, (few, many) in enumerate(zip(found, wanted, strict=True)):
+        if few.shape != many.shape or few.dtype != many.dtype:
+            return f"result {number} is {few.dtype}{list(few.shape)}, not {many.dtype}{list(many.shape)}"
+        if not many.numel():
+            continue
+        scale = float(many.double().square().mean().sqrt())
+        tolerance = max(TOLERANCE, 4 * torch.finfo(many.dtype).eps) if many.is_floating_point() else 0.0
+        if not torch.allclose(few.double(), many.double(), rtol=tolerance, atol=tolerance * scale, equal_nan=True):
+            return f"result {number} is off by {float((few - many).abs().max()):.3g}, values of size {scale:.3g}"
+    return ""
+
+
+def measure_time(case: Case, job: dict[str, Any], found: CaseRecord, tell: Tell) -> None:
+    """Compiles all ways, compares, and times them in turn."""
+    forms = made(case)
+    found.left_out = dict(forms.left_out)
+    running = []
+    ways = forms.ways()
+    for number, (name, way) in enumerate(ways.items()):
+        tell(f"compiling {name}", number, len(ways))
+        one = start(name, way, forms, case.trains)
+        found.ways.append(one.record)
+        if not one.record.error:
+            running.append(one)
+    assert any(one.record.name == EAGER for one in running), "the plain form fails in eager"
+    time_ways(forms, running, job["passes"], tell)
+    tell("comparing", 0, 1)
+    compare(forms, running)
+
+
+def measure_memory(case: Case, found: CaseRecord, tell: Tell) -> None:
+    """The peak of each way at each new batch above what was held before the way was compiled, one way after another;
+    each way has a process's worth of forms made anew."""
+    counter = meter()
+    forms = made(case)
+    if forms.active is not None:
+        found.active = [forms.active(batch) for batch in forms.batches[WARM_UP:]]
+    ways = forms.ways()
+    for number, (name, way) in enumerate(ways.items()):
+        tell(name, number, len(ways))
+        held: list[int] = []
+        one = start(name, way, forms, case.trains, lambda held=held: held.append(settled(counter)[1]))  # type: ignore[misc]
+        found.ways.append(one.record)
+        if one.record.error:
+            continue
+
+        def step(batch: Inputs, one: Running = one) -> None:
+            one.call(batch)
+            clear(forms)
+
+        for batch in forms.batches[WARM_UP:]:
+            step(batch)
+            one.record.peaks.append(peak_of(step, lambda batch=batch: batch, counter, held[0]))  # type: ignore[misc]
+        del one, step
+        torch.compiler.reset()
+
+
+def made(case: Case) -> Forms:
+    torch.manual_seed(0)
+    return case.make()
+
+
+def answer(job: dict[str, Any]) -> CaseRecord:
+    """An empty record."""
+    one = catalog()[job["model"]]
+    return CaseRecord(one.name, one.row, job["mode"], job["number"], torch.get_num_threads(), commit(),
+                      datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+                      isinstance(one, Case) and one.trains)
+
+
+def measure(job: dict[str, Any], found: CaseRecord, tell: Tell) -> None:
+    """Fills the record."""
+    one = catalog()[job["model"]]
+    if isinstance(one, Study):
+        tell("measuring", 0, 1)
+        found.values = one.measure(job["quick"])
+    elif job["mode"] == "time":
+        measure_time(one, job, found, tell)
+    else:
+        measure_memory(one, found, tell)

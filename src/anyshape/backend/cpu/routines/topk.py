@@ -1,0 +1,278 @@
+"""Top-k selection of lines, in the native subset; see ops/routing.py.
+
+    a line's elements -> keys, whole numbers in the same order -> the k + 1 largest, in order -> values, indices
+
+Where two of these are equal, which ones PyTorch gives, and in which order, follows from the algorithms that it calls:
+`std::partial_sort` where 64 k is at most the length of a line, else `std::nth_element` and `std::sort`, of libstdc++
+(bits/stl_algo.h, bits/stl_heap.h; Musser, "Introspective Sorting and Selection Algorithms", 1997). For such a line they
+are done step by step, on the same sequence.
+"""
+from __future__ import annotations
+
+from anyshape.backend.cpu.bytecode.format import TOPK_COUNT, Block, TopkStep
+from anyshape.backend.cpu.native.compiler import (
+    Array,
+    Struct,
+    copy_bytes,
+    i64,
+    load8,
+    load16,
+    load32,
+    load64,
+    minimum,
+    new,
+    store64,
+    words,
+)
+from anyshape.backend.cpu.routines.blas_gemm import address
+from anyshape.backend.cpu.routines.threads import parallel_for, share
+
+WORK = 65536  # elements that are worth one more thread
+LAST = 9223372036854775807
+
+
+class TopkWork(Struct):
+    """What the threads of a step share."""
+
+    block: Block
+    step: TopkStep
+
+
+def run_topk(block: Block, step: TopkStep) -> int:
+    """All lines."""
+    data = new(TopkWork)
+    data.block = block
+    data.step = step
+    return parallel_for(block, topk_range, data, minimum(block.threads, step.lines * step.count // WORK))
+
+
+def topk_range(data: TopkWork, number: int, team: int) -> int:
+    """The lines of one thread."""
+    step = data.step
+    block = data.block
+    count = step.count
+    k = step.k
+    item = step.item
+    keys = words(TOPK_COUNT)
+    queue = words(TOPK_COUNT)
+    source = address(block, step.x)
+    values = address(block, step.values)
+    indices = address(block, step.indices)
+    for line in range(share(step.lines, number, team), share(step.lines, number + 1, team)):
+        begin = source + line * step.line
+        tied = largest(step, begin, keys, queue)
+        if tied != 0:
+            for position in range(count):
+                queue[position] = position
+            if k * 64 <= count:
+                partial_sort(keys, queue, k, count)
+            else:
+                nth_element(keys, queue, k - 1, count)
+                insertion_sort(keys, queue, 0, k - 1)
+        for chosen in range(k):
+            place = queue[chosen]
+            copy_element(values + (line * k + chosen) * item, begin + place * step.element, item)
+            store64(indices + (line * k + chosen) * 8, place)
+    return 0
+
+
+def copy_element(target: int, source: int, item: int) -> int:
+    """One element of `item` bytes."""
+    if item == 4:
+        copy_bytes(target, source, 4)
+    else:
+        copy_bytes(target, source, item)
+    return 0
+
+
+def largest(step: TopkStep, begin: int, keys: Array[i64], queue: Array[i64]) -> int:
+    """The keys of a line, and the places of its k largest elements; whether two of the k + 1 largest are equal."""
+    count = step.count
+    wanted = minimum(step.k + 1, count)
+    found = 0
+    tied = 0
+    for position in range(count):
+        key = key_of(step, begin + position * step.element)
+        keys[position] = key
+        if found < wanted or key > keys[queue[found - 1]]:
+            at = found
+            if found < wanted:
+                found += 1
+            else:
+                at = found - 1
+            while at > 0 and keys[queue[at - 1]] < key:
+                queue[at] = queue[at - 1]
+                at -= 1
+            queue[at] = position
+    for position in range(1, found):
+        if keys[queue[position]] == keys[queue[position - 1]]:
+            tied = 1
+    return tied
+
+
+def key_of(step: TopkStep, place: int) -> int:
+    """A whole number for an element: equal where elements are equal, larger where one is larger; for all NaN the
+    largest."""
+    item = step.item
+    bits = 0
+    if item == 4:
+        bits = load32(place)
+        bits -= bits >> 31 << 32
+    elif item == 8:
+        bits = load64(place)
+    elif item == 2:
+        bits = load16(place)
+        bits -= bits >> 15 << 16
+    else:
+        bits = load8(place)
+        if step.unsigned == 0:
+            bits -= bits >> 7 << 8
+    infinity = step.infinity
+    if infinity != 0:
+        low = 8 * item - 1
+        size = bits & ((1 << low) - 1) if item < 8 else bits & LAST
+        if size > infinity:
+            return LAST
+        return 0 - size if bits < 0 else size
+    return bits
+
+
+# ---- the algorithms of libstdc++ on places, by their keys, larger ones first
+
+
+def exchange(queue: Array[i64], one: int, other: int) -> int:
+    """std::iter_swap."""
+    kept = queue[one]
+    queue[one] = queue[other]
+    queue[other] = kept
+    return 0
+
+
+def nth_element(keys: Array[i64], queue: Array[i64], nth: int, count: int) -> int:
+    """std::nth_element: std::__introselect."""
+    first = 0
+    last = count
+    limit = 0
+    length = count
+    while length > 1:
+        length = length >> 1
+        limit += 2
+    while last - first > 3:
+        if limit == 0:
+            heap_select(keys, queue, first, nth + 1, last)
+            exchange(queue, first, nth)
+            return 0
+        limit -= 1
+        cut = partition(keys, queue, first, last)
+        if cut <= nth:
+            first = cut
+        else:
+            last = cut
+    insertion_sort(keys, queue, first, last)
+    return 0
+
+
+def partition(keys: Array[i64], queue: Array[i64], first: int, last: int) -> int:
+    """std::__unguarded_partition_pivot."""
+    one = keys[queue[first + 1]]
+    two = first + (last - first) // 2
+    middle = keys[queue[two]]
+    end = keys[queue[last - 1]]
+    if one > middle:
+        if middle > end:
+            exchange(queue, first, two)
+        elif one > end:
+            exchange(queue, first, last - 1)
+        else:
+            exchange(queue, first, first + 1)
+    elif one > end:
+        exchange(queue, first, first + 1)
+    elif middle > end:
+        exchange(queue, first, last - 1)
+    else:
+        exchange(queue, first, two)
+    pivot = keys[queue[first]]
+    low = first + 1
+    high = last
+    while True:
+        while keys[queue[low]] > pivot:
+            low += 1
+        high -= 1
+        while pivot > keys[queue[high]]:
+            high -= 1
+        if low >= high:
+            return low
+        exchange(queue, low, high)
+        low += 1
+    return low
+
+
+def insertion_sort(keys: Array[i64], queue: Array[i64], first: int, last: int) -> int:
+    """std::__insertion_sort, which std::sort is for at most 16 elements."""
+    for position in range(first + 1, last):
+        value = queue[position]
+        at = position
+        if keys[value] > keys[queue[first]]:
+            while at > first:
+                queue[at] = queue[at - 1]
+                at -= 1
+        else:
+            while keys[value] > keys[queue[at - 1]]:
+                queue[at] = queue[at - 1]
+                at -= 1
+        queue[at] = value
+    return 0
+
+
+def partial_sort(keys: Array[i64], queue: Array[i64], k: int, count: int) -> int:
+    """std::partial_sort: std::__heap_select, then std::__sort_heap."""
+    heap_select(keys, queue, 0, k, count)
+    last = k
+    while last > 1:
+        last -= 1
+        pop_heap(keys, queue, 0, last, last)
+    return 0
+
+
+def heap_select(keys: Array[i64], queue: Array[i64], first: int, middle: int, last: int) -> int:
+    """std::__heap_select, which begins with std::__make_heap."""
+    length = middle - first
+    if length > 1:
+        parent = (length - 2) // 2
+        while parent >= 0:
+            adjust_heap(keys, queue, first, parent, length, queue[first + parent])
+            parent -= 1
+    for position in range(middle, last):
+        if keys[queue[position]] > keys[queue[first]]:
+            pop_heap(keys, queue, first, middle, position)
+    return 0
+
+
+def pop_heap(keys: Array[i64], queue: Array[i64], first: int, last: int, result: int) -> int:
+    """std::__pop_heap."""
+    value = queue[result]
+    queue[result] = queue[first]
+    return adjust_heap(keys, queue, first, 0, last - first, value)
+
+
+def adjust_heap(keys: Array[i64], queue: Array[i64], first: int, start: int, length: int, value: int) -> int:
+    """std::__adjust_heap, which ends with std::__push_heap."""
+    hole = start
+    child = start
+    while child < (length - 1) // 2:
+        child = 2 * (child + 1)
+        if keys[queue[first + child]] > keys[queue[first + child - 1]]:
+            child -= 1
+        queue[first + hole] = queue[first + child]
+        hole = child
+    if (length & 1) == 0 and child == (length - 2) // 2:
+        child = 2 * (child + 1)
+        queue[first + hole] = queue[first + child - 1]
+        hole = child - 1
+    parent = (hole - 1) // 2
+    while hole > start and keys[queue[first + parent]] > keys[value]:
+        queue[first + hole] = queue[first + parent]
+        hole = parent
+        parent = (hole - 1) // 2
+    queue[first + hole] = value
+    return 0

@@ -1,0 +1,116 @@
+"""Decisions of profile-guided optimisation, what they are made from, and what an optimisation is.
+
+An optimisation is one file of this folder with
+
+    NAME = "fuse"
+    def propose(context: Context) -> list[Decision]: ...      # reads the model, changes nothing
+    def apply(model: nn.Module, decision: Decision, compile: Compile | None) -> nn.Module: ...
+
+and, where the same model runs faster or slower as loads change,
+
+    def cost(decision: Decision, profile: Profile) -> float: ...   # expected seconds of a call under these loads
+
+`apply` is given a copy of the model's modules that shares its parameters and buffers (`shared_copy`), may change it in
+place, and returns it, or a module around it. What it puts there checks its guard in each call and falls back by itself.
+"""
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from anyshape.route.core.router import Router
+from anyshape.route.profile.profile import Profile
+from anyshape.route.profile.routers import routers_of
+
+Compile = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One optimisation of one router, taken or refused.
+
+    router: its name (routers_of); "" for the whole model. optimisation: NAME of the file. applied: whether it is done.
+    why: the reason, in numbers of the profile. gain: how many times faster the part is expected to be on the profile's
+    loads (memory: in `why`); None where nothing says so. guard: what each call checks, and what it falls back to.
+    options: what `apply` needs, of numbers, texts, lists and dicts alone, so that a plan can be saved.
+    """
+
+    router: str
+    optimisation: str
+    applied: bool
+    why: str
+    gain: float | None = None
+    guard: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class FlowSource:
+    """The static flow map of a model, computed when it is first asked for: None where there are no example inputs."""
+
+    def __init__(self, model: nn.Module, example: tuple[Any, ...] | None, analyze: Compile | None) -> None:
+        self.model, self.example, self.analyze = model, example, analyze
+
+    @cached_property
+    def flow(self) -> Any:
+        return None if self.example is None or self.analyze is None else self.analyze(self.model, *self.example)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What optimisations decide from.
+
+    memory_limit: bytes that weights may take, 0 for no limit. decisions: those of optimisations before this one.
+    """
+
+    model: nn.Module
+    profile: Profile
+    source: FlowSource
+    memory_limit: int = 0
+    compile: Compile | None = None
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def routers(self) -> dict[str, Router]:
+        return routers_of(self.model)
+
+    @property
+    def flow(self) -> Any:
+        """route.analyze of the model; None where optimize was given no example inputs."""
+        return self.source.flow
+
+    @property
+    def example(self) -> tuple[Any, ...] | None:
+        return self.source.example
+
+    def applied(self, router: str) -> tuple[Decision, ...]:
+        """Decisions that are taken so far for a router."""
+        return tuple(one for one in self.decisions if one.applied and one.router == router)
+
+
+class Optimisation(Protocol):
+    """A file of this folder; see its head."""
+
+    @property
+    def NAME(self) -> str: ...
+
+    def propose(self, context: Context) -> list[Decision]: ...
+
+    def apply(self, model: nn.Module, decision: Decision, compile: Compile | None) -> nn.Module: ...
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """The modules of a model copied, its parameters and buffers the same tensors: what is changed in the copy's modules
+    leaves the model as it is, and training either trains both."""
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        memo[id(tensor)] = tensor
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor):
+                memo[id(value)] = value
+    return copy.deepcopy(model, memo)

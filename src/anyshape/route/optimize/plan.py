@@ -1,0 +1,105 @@
+"""The plan of profile-guided optimisation: optimisations propose decisions, the plan applies those that are taken.
+
+    profile --optimize--> Plan(decisions with reasons) --apply(model)--> a module with the same results
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from anyshape.base.config import bytes_of
+from anyshape.base.errors import InputError
+from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
+from anyshape.route.profile.profile import Profile
+
+# in the order in which they propose and are applied: what changes the graph, then what changes how routers run
+PASSES: tuple[Optimisation, ...] = ()
+ANALYZE: Compile | None = None  # the static flow analysis, (model, *example) -> Flow
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Decisions for a model. memory_limit: bytes for weights, 0 for no limit. compile: what `apply` compiles with."""
+
+    profile: Profile
+    decisions: tuple[Decision, ...]
+    memory_limit: int = 0
+    compile: Compile | None = None
+    passes: tuple[Optimisation, ...] = PASSES
+
+    @property
+    def applied(self) -> tuple[Decision, ...]:
+        return tuple(one for one in self.decisions if one.applied)
+
+    def of(self, router: str) -> tuple[Decision, ...]:
+        """The decisions for one router."""
+        return tuple(one for one in self.decisions if one.router == router)
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """A module with the results of the model, by the decisions that are taken; the model stays as it is, and shares
+        its parameters and buffers.
+
+        Raises:
+            InputError: the plan is of another model.
+        """
+        self.profile.check(model)
+        return self.specialized(model)
+
+    def specialized(self, model: nn.Module) -> nn.Module:
+        """`apply` without the watch for drift. A part that an optimisation has compiled says so by an attribute
+        `is_compiled` and is not compiled again."""
+        by_name = {one.NAME: one for one in self.passes}
+        found = shared_copy(model)
+        for decision in self.applied:
+            found = by_name[decision.optimisation].apply(found, decision, self.compile)
+        if self.compile is not None and not getattr(found, "is_compiled", False):
+            found = self.compile(found)
+        return found
+
+    def __str__(self) -> str:
+        if not self.decisions:
+            return "plan: nothing to optimise"
+        wide = max(len(one.router or "model") for one in self.decisions)
+        lines = [f"plan: {len(self.applied)} of {len(self.decisions)} optimisations are taken"]
+        for one in self.decisions:
+            gain = f", {one.gain:.2f}x expected" if one.gain is not None and one.applied else ""
+            lines.append(f"  {one.router or 'model':{wide}}  {'+' if one.applied else '-'} {one.optimisation}{gain}: "
+                         f"{one.why}")
+            if one.applied and one.guard:
+                lines.append(f"  {'':{wide}}    guard: {one.guard}")
+        return "\n".join(lines)
+
+
+def optimize(model: nn.Module, profile: Profile, *, memory_limit: int | str | None = None,
+             passes: Sequence[str] | None = None, compile: Callable[..., Any] | None = None,
+             example: tuple[Any, ...] | None = None) -> Plan:
+    """The plan for a model and the loads that it was profiled with.
+
+    Args:
+        profile: of this model (route.profile). memory_limit: bytes that branches' weights may take in fast memory, as a
+            number or a text ("2GiB"). passes: names of optimisations to consider; all where left out. compile: a
+            compiler (anyshape.compile) for what the plan builds; runs as it is where left out. example: inputs of the
+            model, which the static flow analysis needs; what depends on it is refused where left out.
+
+    Raises:
+        InputError: a profile of another model, an unknown pass, a limit that is no number of bytes.
+    """
+    profile.check(model)
+    known = {one.NAME: one for one in PASSES}
+    for name in passes or ():
+        if name not in known:
+            raise InputError(f"optimisation {name!r} is unknown", why=f"there are {', '.join(known) or 'none'}",
+                             do="give names of these")
+    limit = bytes_of("memory_limit", memory_limit) if isinstance(memory_limit, str) else int(memory_limit or 0)
+    chosen = tuple(one for one in PASSES if passes is None or one.NAME in passes)
+    return propose(Context(model, profile, FlowSource(model, example, ANALYZE), limit, compile), chosen)
+
+
+def propose(context: Context, passes: tuple[Optimisation, ...]) -> Plan:
+    """Each optimisation proposes, in order, knowing what those before it decided."""
+    for one in passes:
+        context = replace(context, decisions=(*context.decisions, *one.propose(context)))
+    return Plan(context.profile, context.decisions, context.memory_limit, context.compile, passes)

@@ -1,0 +1,135 @@
+"""The profile, a noun: per router its loads as distributions and a sample of its decisions."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from anyshape.base.errors import InputError
+from anyshape.route.profile import histogram
+from anyshape.route.profile.routers import Signature, signature
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RouterProfile:
+    """What one router decided.
+
+    branches, choices: as in its routes. calls: how many were counted. lost: calls that were not (the ring overflowed).
+    totals [branches]: choices for each branch over all counted calls. histogram [branches, BUCKETS]: how often a branch
+    had a load, over all counted calls (profile/histogram.py). loads [samples, branches], cells [samples], numbers
+    [samples]: load vectors, numbers of cells and call numbers of a uniform sample of the calls, in their order.
+    decided: (call number, ids [cells, choices]) of some calls, in their order.
+    """
+
+    branches: int
+    choices: int
+    calls: int
+    lost: int
+    totals: Ints
+    histogram: Ints
+    loads: Ints
+    cells: Ints
+    numbers: Ints
+    decided: tuple[tuple[int, NDArray[np.int16]], ...] = ()
+
+    def percentiles(self, percents: Sequence[float]) -> Ints:
+        """[percents, branches], exact while the sample has all calls, else at most an eighth too large."""
+        wanted = np.asarray(percents, np.float64)
+        if len(self.loads) == self.calls and self.calls:
+            return np.percentile(self.loads, wanted, axis=0, method="inverted_cdf").astype(np.int64)
+        return histogram.percentile(self.histogram, wanted)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """What the routers of a model decided while it was recorded.
+
+    model: the signature of the model (routers.signature). overhead: share of time that recording took, as
+    (least, middle, most) of a confidence interval, where it was measured.
+    """
+
+    model: Signature
+    records: Mapping[str, RouterProfile]
+    overhead: tuple[float, float, float] | None = None
+
+    @property
+    def routers(self) -> tuple[str, ...]:
+        """Names, in the order of the model."""
+        return tuple(name for name, _ in self.model)
+
+    def of(self, name: str) -> RouterProfile:
+        """Raises InputError where there is no such router."""
+        if name not in self.records:
+            raise InputError(f"the profile has no router {name!r}", why=f"it has {', '.join(self.routers) or 'none'}",
+                             do="give one of these names")
+        return self.records[name]
+
+    def loads(self, name: str) -> Ints:
+        """[sampled calls, branches]: choices for each branch in each call of a uniform sample, in their order."""
+        return self.of(name).loads
+
+    def cells(self, name: str) -> Ints:
+        """[sampled calls]: how many cells each had."""
+        return self.of(name).cells
+
+    def percentiles(self, name: str, percents: Sequence[float] = (50, 90, 100)) -> Ints:
+        """[percents, branches]: loads that so many of a hundred calls do not exceed."""
+        return self.of(name).percentiles(percents)
+
+    def rates(self, name: str) -> NDArray[np.float64]:
+        """[branches]: the share of all choices (those dropped left out) that each branch had; zeros where none was."""
+        totals = self.of(name).totals
+        return totals / max(int(totals.sum()), 1)
+
+    def decisions(self, name: str) -> tuple[NDArray[np.int16], ...]:
+        """ids [cells, choices] of each sampled call, -1 for dropped choices."""
+        return tuple(ids for _, ids in self.of(name).decided)
+
+    def joint(self, first: str, second: str, cell_map: Ints | None = None) -> NDArray[np.float64]:
+        """How often a cell takes branch i of the first router and branch j of the second: counts [branches, branches].
+
+        Of calls of which both routers' decisions were sampled. A pair of a cell's choices counts 1; dropped choices
+        count nothing.
+
+        Args:
+            cell_map: for each cell of the second router, which cell of the first it is, or -1 (flow.between); left out,
+                cells are the same: calls whose numbers of cells differ are left out.
+        """
+        one, other = self.of(first), self.of(second)
+        found = np.zeros((one.branches, other.branches))
+        before = dict(one.decided)
+        for number, ids in other.decided:
+            if number not in before:
+                continue
+            earlier = before[number]
+            if cell_map is not None:
+                own = cell_map[:len(ids)]
+                usable = (own >= 0) & (own < len(earlier))
+                earlier, ids = earlier[own[usable]], ids[:len(own)][usable]
+            elif len(earlier) != len(ids):
+                continue
+            for i in range(earlier.shape[1]):
+                for j in range(ids.shape[1]):
+                    kept = (earlier[:, i] >= 0) & (ids[:, j] >= 0)
+                    np.add.at(found, (earlier[kept, i], ids[kept, j]), 1)
+        return found
+
+    def check(self, model: nn.Module) -> None:
+        """Raises InputError where this is the profile of another model."""
+        own = signature(model)
+        if own == self.model:
+            return
+        raise InputError(f"the profile is of a model with {_words(self.model)}",
+                         why=f"this one has {_words(own)}", do="record a profile of this model with route.profile")
+
+
+def _words(model: Signature) -> str:
+    if not model:
+        return "no routers"
+    some = ", ".join(f"{name} ({branches} branches)" for name, branches in model[:4])
+    return f"{len(model)} router{'s' * (len(model) > 1)}: {some}{', ...' if len(model) > 4 else ''}"

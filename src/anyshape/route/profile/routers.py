@@ -1,0 +1,25 @@
+"""Routers of a model by name, and the signature by which a profile knows its model."""
+from __future__ import annotations
+
+from torch import nn
+
+from anyshape.route.core.router import Router
+
+Signature = tuple[tuple[str, int], ...]
+
+
+def routers_of(model: nn.Module) -> dict[str, Router]:
+    """The routers of a model, itself and nested ones included, in the order of its modules.
+
+    Their names are their own where no other router or place has the same, else those of the modules in the model. A
+    router that stands in several places is there once.
+    """
+    found = {path or "router": module for path, module in model.named_modules() if isinstance(module, Router)}
+    own = [router.name for router in found.values()]
+    return {router.name if own.count(router.name) == 1 and router.name not in ("", *found) else path: router
+            for path, router in found.items()}
+
+
+def signature(model: nn.Module) -> Signature:
+    """(name, number of branches) of each router: models with the same have profiles that fit each other."""
+    return tuple((name, router.branch_count) for name, router in routers_of(model).items())
