@@ -12,11 +12,12 @@ from torch import nn
 
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
+from anyshape.route.optimize import fuse
 from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
 from anyshape.route.profile.profile import Profile
 
 # in the order in which they propose and are applied: what changes the graph, then what changes how routers run
-PASSES: tuple[Optimisation, ...] = ()
+PASSES: tuple[Optimisation, ...] = (fuse,)
 ANALYZE: Compile | None = None  # the static flow analysis, (model, *example) -> Flow
 
 
