@@ -18,7 +18,7 @@ from anyshape.route.preload.layout import Layout, Place, flat_bytes
 from anyshape.route.store import BranchBytes, BranchCache, BranchFile, CacheCounts, HostMemory
 
 FARTHER = 0.25  # of its value that a branch loses whose turn is a whole round of the routers away
-LEAST = 0.1  # of probability: below it a branch is not read ahead
+LEAST = 0.5  # of probability: below it a branch is not read ahead
 PAST = 0.8  # what earlier times weigh in the time between two routers
 
 
