@@ -42,8 +42,8 @@ def exact(task):
 
 def partial(task, chosen) -> float:
     """The traffic between the layers that are placed."""
-    return task.cell_bytes * sum(float((task.joint[layer] * task.distance[np.ix_(chosen[layer], chosen[layer + 1])]).sum())
-                                 for layer in range(len(chosen) - 1))
+    apart = [task.distance[np.ix_(one, other)] for one, other in itertools.pairwise(chosen)]
+    return task.cell_bytes * sum(float((counts * one).sum()) for counts, one in zip(task.joint, apart, strict=False))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -172,7 +172,8 @@ def test_dropped_choices_and_several_choices_are_counted():
 
 
 @pytest.mark.parametrize("wrong", [
-    lambda: problem([], [], 2), lambda: problem([np.ones(4)], [], 0), lambda: problem([np.ones(4)] * 2, [np.ones((3, 4))], 2),
+    lambda: problem([], [], 2), lambda: problem([np.ones(4)], [], 0),
+    lambda: problem([np.ones(4)] * 2, [np.ones((3, 4))], 2),
     lambda: problem([np.ones(4)], [], 2, distance=np.ones((2, 2))),
     lambda: problem([np.ones(4)], [], 2, branch_bytes=10.0, memory=19.0)], ids=str)
 def test_bad_problems_have_four_parts(wrong):

@@ -2,10 +2,10 @@
 
     profile  -->  trace: calls to plan with | calls held out  -->  problem  -->  placement  -->  judged on the latter
 
-It is taken where the gain on held-out calls is beyond chance (its mean over blocks of calls is more than SIGMAS standard
-errors above 0) and, over the horizon, above the bytes that have to move. What comes out is a permutation of branches, in
-which each device's are contiguous, and of what the router chooses. The run-time part, sending cells, comes with several
-machines; on one device there is nothing to place.
+It is taken where the gain on held-out calls is beyond chance (its mean over blocks of calls is more than SIGMAS
+standard errors above 0) and, over the horizon, above the bytes that have to move. What comes out is a permutation of
+branches, in which each device's are contiguous, and of what the router chooses. The run-time part, sending cells,
+comes with several machines; on one device there is nothing to place.
 """
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def place(profile: Profile, devices: int, routers: Sequence[str] = (), *, cell_b
     """The decision for the branches of routers that follow each other, on so many devices.
 
     Args:
-        routers: names, in order; all of the profile where left out. cell_bytes: of a cell that travels. branch_bytes: of
-            a branch that moves. The others: of placement.problem.problem.
+        routers: names, in order; all of the profile where left out. cell_bytes: of a cell that travels. branch_bytes:
+            of a branch that moves. The others: of placement.problem.problem.
 
     Raises:
         InputError: as problem.
@@ -152,8 +152,8 @@ def _permute_tensors(module: nn.Module, chosen: set[int], order: Tensor) -> None
 
 
 def permuted_gate(gate: nn.Linear, order: Tensor) -> nn.Linear:
-    """A gate whose scores [*, branches] are in the new order: for checkpoints of other programs. Here ids are relabelled,
-    which keeps the bits of scores and the choice among equal ones."""
+    """A gate whose scores [*, branches] are in the new order: for checkpoints of other programs. Here ids are
+    relabelled, which keeps the bits of scores and the choice among equal ones."""
     found = nn.Linear(gate.in_features, gate.out_features, gate.bias is not None, gate.weight.device, gate.weight.dtype)
     with torch.no_grad():
         found.weight.copy_(gate.weight[order])

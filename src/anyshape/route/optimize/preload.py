@@ -30,8 +30,8 @@ from anyshape.route.store.branch_cache import check_limit
 from anyshape.route.store.host_memory import HostMemory, supported
 
 NAME = "preload"
-GUARD = "each call reads the branches that it needs and that are not in memory; prefetch switches itself off where it " \
-        "is wasted"
+GUARD = "each call reads the branches that it needs and that are not in memory; " \
+        "prefetch switches itself off where it is wasted"
 LOOK_AHEAD = 3  # routers
 
 
@@ -60,8 +60,9 @@ def propose(context: Context) -> list[Decision]:
     rate = resident_rate(layout, list(popular.values()), limit)
     why = f"the branches of {len(routers)} router{'s' * (len(routers) > 1)} have {layout.bytes} bytes, " \
           f"{limit} may be in memory ({limit / layout.bytes:.0%}); keeping the most popular alone would hit {rate:.0%}"
-    options = {"routers": list(routers), "limit": limit, "popular": {name: one.tolist() for name, one in popular.items()},
-               "joint": [[first, second, counts.astype(int).tolist()] for first, second, counts in _joint(context, routers)]}
+    joint = [[first, second, counts.astype(int).tolist()] for first, second, counts in _joint(context, routers)]
+    options = {"routers": list(routers), "limit": limit, "joint": joint,
+               "popular": {name: one.tolist() for name, one in popular.items()}}
     return [*found, Decision("", NAME, True, why, None, GUARD, options)]
 
 
@@ -136,7 +137,7 @@ def taken(loads: Any, branches: int) -> Any:
 
 
 def resident_rate(layout: Layout, popular: list[Any], limit: int) -> float:
-    """The share of uses that find their branch in memory if the most popular are always there: what prefetch adds to."""
+    """The share of uses that find their branch in memory if the most popular are always there, without prefetch."""
     sizes = np.array([one.size for one in layout.branches], np.float64)
     odds = np.concatenate(popular)
     order = np.argsort(-odds / np.maximum(sizes, 1), kind="stable")

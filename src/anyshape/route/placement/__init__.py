@@ -1,4 +1,4 @@
-"""Expert placement: which device has which branch, as problem, judge and solver, with EPLB and contiguous to compare."""
+"""Expert placement: which device has which branch; problem, judge and solver, EPLB and contiguous to compare."""
 from anyshape.route.placement.baselines import contiguous, eplb
 from anyshape.route.placement.judge import Cost, check, cost
 from anyshape.route.placement.problem import Placement, PlacementProblem

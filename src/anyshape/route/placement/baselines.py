@@ -16,8 +16,8 @@ def contiguous(problem: PlacementProblem) -> Placement:
 
 
 def eplb(problem: PlacementProblem, replicas: int | None = None) -> Placement:
-    """Per layer: the branch of the most load a copy gets a further copy, until there are `replicas` more; then the copies,
-    heaviest first, go to the least loaded device that has room."""
+    """Per layer: the branch of the most load a copy gets a further copy, until there are `replicas` more; then the
+    copies, heaviest first, go to the least loaded device that has room."""
     extra = problem.replicas if replicas is None else replicas
     return Placement(tuple(_packed(loads, replicate(loads, extra), problem.devices) for loads in problem.loads))
 

@@ -14,8 +14,8 @@ from anyshape.route.placement.problem import Floats, Placement, PlacementProblem
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Bytes of one call. traffic: that travel. balance: what the busiest devices cost. migration: of moving, spread over
-    the horizon. moved: bytes that move once."""
+    """Bytes of one call. traffic: that travel. balance: what the busiest devices cost. migration: of moving, spread
+    over the horizon. moved: bytes that move once."""
 
     traffic: float
     balance: float
@@ -36,7 +36,8 @@ def cost(problem: PlacementProblem, placement: Placement) -> Cost:
     if problem.current is not None:
         for new, old, sizes in zip(placement.copies, problem.current.copies, problem.branch_bytes, strict=True):
             moved += float(((new & ~old).sum(1) * sizes).sum())
-    return Cost(traffic * problem.cell_bytes, problem.balance * over * problem.cell_bytes, moved / problem.horizon, moved)
+    return Cost(traffic * problem.cell_bytes, problem.balance * over * problem.cell_bytes, moved / problem.horizon,
+                moved)
 
 
 def share(placement: Placement, layer: int) -> Floats:

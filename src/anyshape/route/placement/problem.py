@@ -6,6 +6,7 @@ not solve it.
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,7 +96,7 @@ def problem(loads: Sequence[Floats], joint: Sequence[Floats], devices: int, *, c
     if devices < 1 or not counts:
         raise InputError(f"{len(counts)} layers cannot be placed on {devices} devices", why="at least one of each is "
                          "needed", do="give loads of each router, and the number of devices")
-    wanted = list(zip(counts, counts[1:], strict=False))
+    wanted = list(itertools.pairwise(counts))
     if [np.shape(one) for one in joint] != wanted:
         raise InputError(f"joint counts of shapes {[np.shape(one) for one in joint]} do not fit the loads",
                          why=f"layers of {counts} branches have pairs of {wanted}",

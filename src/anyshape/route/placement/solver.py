@@ -20,8 +20,8 @@ NOTHING = 1e-9  # bytes: a gain below it is rounding
 
 
 def solve(problem: PlacementProblem, *, restarts: int = 6, seed: int = 0) -> Placement:
-    """The best placement that was found: at most the cost of the current one, of EPLB's and of contiguous blocks, as far
-    as these are legal. The same for the same seed."""
+    """The best placement that was found: at most the cost of the current one, of EPLB's and of contiguous blocks, as
+    far as these are legal. The same for the same seed."""
     draw = np.random.default_rng(seed)
     best: Placement | None = None
     for start in _seeds(problem, restarts, draw):
@@ -30,10 +30,10 @@ def solve(problem: PlacementProblem, *, restarts: int = 6, seed: int = 0) -> Pla
         found = Placement.of(search.devices, problem.devices)
         if not check(problem, found) and (best is None or cost(problem, found).total < cost(problem, best).total):
             best = found
-    for found in (problem.current, contiguous(problem), eplb(problem)):
-        if found is not None and not check(problem, found) and (
-                best is None or cost(problem, found).total < cost(problem, best).total - NOTHING):
-            best = found
+    for other in (problem.current, contiguous(problem), eplb(problem)):
+        if other is not None and not check(problem, other) and (
+                best is None or cost(problem, other).total < cost(problem, best).total - NOTHING):
+            best = other
     assert best is not None, "no seed is legal"
     return _replicated(problem, best)
 

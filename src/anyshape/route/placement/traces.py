@@ -4,6 +4,7 @@ A trace says what a placement really costs on calls that nobody planned with.
 """
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,8 +17,8 @@ from anyshape.route.profile.profile import Profile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """branches: of each layer. calls: per call and layer, ids [cells, choices], -1 for a dropped one; the cells of a call
-    are the same in all layers."""
+    """branches: of each layer. calls: per call and layer, ids [cells, choices], -1 for a dropped one; the cells of a
+    call are the same in all layers."""
 
     branches: tuple[int, ...]
     calls: tuple[tuple[Ints, ...], ...]
@@ -38,12 +39,13 @@ class Trace:
 
     def loads(self) -> tuple[Floats, ...]:
         """Per layer, cells of each branch in a mean call, [branches]."""
-        return tuple(sum((_counts(call[layer], count) for call in self.calls), np.zeros(count)) / max(len(self.calls), 1)
+        whole = max(len(self.calls), 1)
+        return tuple(sum((_counts(call[layer], count) for call in self.calls), np.zeros(count)) / whole
                      for layer, count in enumerate(self.branches))
 
     def joint(self) -> tuple[Floats, ...]:
         """Per pair of layers, pairs of choices in a mean call, [Ea, Eb]."""
-        found = [np.zeros(shape) for shape in zip(self.branches, self.branches[1:], strict=False)]
+        found = [np.zeros(shape) for shape in itertools.pairwise(self.branches)]
         for call in self.calls:
             for layer, counts in enumerate(found):
                 np.add.at(counts, _pairs(call[layer], call[layer + 1]), 1)
@@ -78,8 +80,9 @@ def markov(branches: int, layers: int, cells: int, calls: int, follow: float, se
     """A synthetic trace: a Markov chain over layers.
 
     Args:
-        follow: P(a cell takes the branch that follows its last one); else any branch. popular: exponent of Zipf's law of
-            branches where a cell chooses anew. chain: seed of which branch follows which; seed: of what cells do.
+        follow: P(a cell takes the branch that follows its last one); else any branch. popular: exponent of Zipf's
+            law of branches where a cell chooses anew. chain: seed of which branch follows which; seed: of what cells
+            do.
     """
     laws, draw = np.random.default_rng(chain), np.random.default_rng(seed)
     after = [laws.permutation(branches) for _ in range(layers)]
