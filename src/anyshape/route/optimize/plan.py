@@ -14,7 +14,7 @@ from torch import nn
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
 from anyshape.route.flow import analyze
-from anyshape.route.optimize import constant_routes, dead_branches, fuse, preload, sink
+from anyshape.route.optimize import constant_routes, dead_branches, fuse, place, preload, sink
 from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
 from anyshape.route.optimize.drift import DriftPolicy
 from anyshape.route.optimize.watched import Watched
@@ -22,7 +22,7 @@ from anyshape.route.profile.profile import Profile, ProfileView
 from anyshape.route.report import collect, write_report
 
 # in the order in which they propose and are applied: what changes the graph, then what changes how routers run
-PASSES: tuple[Optimisation, ...] = (constant_routes, sink, dead_branches, fuse, preload)
+PASSES: tuple[Optimisation, ...] = (constant_routes, sink, dead_branches, fuse, place, preload)
 ANALYZE: Compile | None = analyze  # the static flow analysis, (model, *example) -> Flow
 DEFAULT = DriftPolicy()
 
@@ -56,13 +56,15 @@ class Plan:
         Args:
             drift: how loads are watched, and the plan replaced where others come (optimize/watched.py); None: they are
                 not, and the module is the specialised one alone. A plan whose optimisations know no costs cannot be
-                judged, and is not watched.
+                judged, and is not watched; nor is one that preloads weights, beside which a general path would keep
+                all of them in memory.
 
         Raises:
             InputError: the plan is of another model.
         """
         self.profile.check(model)
-        if drift is None or not any(hasattr(one, "cost") for one in self.passes):
+        judged = any(hasattr(one, "cost") for one in self.passes)
+        if drift is None or not judged or any(one.optimisation == preload.NAME for one in self.applied):
             return self.specialized(model)
         return Watched(model, self, drift)
 
