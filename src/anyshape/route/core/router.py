@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from anyshape.base.errors import InputError
 from anyshape.route.core import operators as ops
 from anyshape.route.core.routes import Routes, checked
+from anyshape.route.core.uniform import choice_of, run_uniform
 
 COMBINE = ("sum", "mean", "first")
 DROP = ("zero", "identity")
@@ -61,6 +62,9 @@ class Router(nn.Module):
         tensors = cells if isinstance(cells, tuple) else (cells,)
         decided = routes if routes is not None else self.router_fn(*tensors, *args, **kw)
         routes = checked(decided, tensors[0].shape[0], self.name or "a router")
+        alike = choice_of(routes.ids, self.branch_count)
+        if alike is not None and getattr(self, "recorder", None) is None:
+            return run_uniform(self, tensors, routes, alike)
         choices = routes.ids.shape[1]
         order, inverse, ends = ops.route_plan(routes.ids, self.branch_count)
         rows = [ops.dispatch(tensor, order, ends, choices, inverse) for tensor in tensors]

@@ -33,17 +33,27 @@ class ImpureRegion(InputError):
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """What a value looks like."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """One value: an input (by number), a parameter or constant (the tensor itself), or an operator on values.
 
-    args, keywords: nested tuples where `Ref` stands for a value. sample: its shape and dtype, a meta tensor; None where
-    it is no tensor (the results of an operator that has several).
+    args, keywords: nested tuples where `Ref` stands for a value. sample: what it looks like; None where it is no tensor
+    (the results of an operator that has several).
     """
 
     target: Any
     args: tuple[Any, ...] = ()
     keywords: tuple[tuple[str, Any], ...] = ()
-    sample: Any = None
+    sample: Sample | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +142,8 @@ class Values:
     def zeros(self, number: int) -> Tensor:
         """A tensor of the shape and dtype of a value."""
         sample = self.values[number].sample
-        return torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype, device=sample.device).zero_()
+        assert sample is not None
+        return torch.empty_strided(sample.shape, sample.stride, dtype=sample.dtype, device=sample.device).zero_()
 
 
 class _Region(nn.Module):
@@ -214,10 +225,10 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _sample(value: Any) -> Any:
+def _sample(value: Any) -> Sample | None:
     if not isinstance(value, Tensor):
         return None
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return Sample(tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
 
 
 # ---- what makes a region impure
