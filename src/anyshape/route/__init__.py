@@ -4,10 +4,12 @@ from anyshape.route.core.cells import annotate_cell, restore
 from anyshape.route.core.router import Router
 from anyshape.route.core.router_functions import top_k
 from anyshape.route.core.routes import Routes
+from anyshape.route.core.stack import StackedBranches, stack
+from anyshape.route.flow import Flow, analyze
 from anyshape.route.optimize.decision import Decision
 from anyshape.route.optimize.plan import Plan, optimize
 from anyshape.route.profile.profile import Profile
 from anyshape.route.profile.routers import routers_of
 
-__all__ = ["Decision", "Experts", "Plan", "Profile", "Router", "Routes", "annotate_cell", "optimize", "restore",
-           "routers_of", "top_k"]
+__all__ = ["Decision", "Experts", "Flow", "Plan", "Profile", "Router", "Routes", "StackedBranches", "analyze",
+           "annotate_cell", "optimize", "restore", "routers_of", "stack", "top_k"]

@@ -12,12 +12,13 @@ from torch import nn
 
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
+from anyshape.route.flow import analyze
 from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
 from anyshape.route.profile.profile import Profile
 
 # in the order in which they propose and are applied: what changes the graph, then what changes how routers run
 PASSES: tuple[Optimisation, ...] = ()
-ANALYZE: Compile | None = None  # the static flow analysis, (model, *example) -> Flow
+ANALYZE: Compile | None = analyze  # the static flow analysis, (model, *example) -> Flow
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,12 @@ class Payoff:
 
     def paired(self, predicted: float, general: float) -> None:
         """Both ways took so many seconds, on the same inputs, with the same results."""
-        self.hit = _mean(self.hit, predicted / max(general, 1e-9))
+        self.compared(predicted, general)
         self._spent(predicted + general, -predicted)
+
+    def compared(self, predicted: float, general: float) -> None:
+        """A predicted call takes so long where one on the general path takes `general` seconds."""
+        self.hit = _mean(self.hit, predicted / max(general, 1e-9))
 
     def took_general(self, seconds: float) -> None:
         """A call on the general path alone."""
