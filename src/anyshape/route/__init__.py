@@ -1,4 +1,5 @@
 """Dynamic networks (mixtures of experts, early exits, patches): cells, routers, optimisation from a profile."""
+from anyshape.route.adopt import adopt, release
 from anyshape.route.core.branches import Experts
 from anyshape.route.core.cells import annotate_cell, restore
 from anyshape.route.core.router import Router
@@ -11,5 +12,5 @@ from anyshape.route.optimize.plan import Plan, optimize
 from anyshape.route.profile.profile import Profile
 from anyshape.route.profile.routers import routers_of
 
-__all__ = ["Decision", "Experts", "Flow", "Plan", "Profile", "Router", "Routes", "StackedBranches", "analyze",
-           "annotate_cell", "optimize", "restore", "routers_of", "stack", "top_k"]
+__all__ = ["Decision", "Experts", "Flow", "Plan", "Profile", "Router", "Routes", "StackedBranches", "adopt", "analyze",
+           "annotate_cell", "optimize", "release", "restore", "routers_of", "stack", "top_k"]
