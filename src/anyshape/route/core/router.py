@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from anyshape.base.errors import InputError
 from anyshape.route.core import operators as ops
 from anyshape.route.core.routes import Routes, checked
+from anyshape.route.core.uniform import choice_of, run_uniform
 
 COMBINE = ("sum", "mean", "first")
 DROP = ("zero", "identity")
@@ -65,6 +66,9 @@ class Router(nn.Module):
         routes = checked(decided, tensors[0].shape[0], self.name or "a router")
         if self.forced is not None:
             routes = self.forced.instead_of(routes)
+        alike = choice_of(routes.ids, self.branch_count) if self.recorder is None else None
+        if alike is not None:
+            return run_uniform(self, tensors, routes, alike)
         choices = routes.ids.shape[1]
         order, inverse, ends = ops.route_plan(routes.ids, self.branch_count)
         if self.recorder is not None:
