@@ -10,5 +10,5 @@ from anyshape.route.optimize.plan import Plan, optimize
 from anyshape.route.profile.profile import Profile
 from anyshape.route.profile.routers import routers_of
 
-__all__ = ["Decision", "Experts", "Plan", "Profile", "Router", "Routes", "adopt", "annotate_cell", "optimize", "release",
-           "restore", "routers_of", "top_k"]
+__all__ = ["Decision", "Experts", "Plan", "Profile", "Router", "Routes", "adopt", "annotate_cell", "optimize",
+           "release", "restore", "routers_of", "top_k"]
