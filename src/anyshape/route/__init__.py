@@ -5,10 +5,13 @@ from anyshape.route.core.cells import annotate_cell, restore
 from anyshape.route.core.router import Router
 from anyshape.route.core.router_functions import top_k
 from anyshape.route.core.routes import Routes
+from anyshape.route.core.stack import StackedBranches, stack
+from anyshape.route.flow import Flow, Relation, Verdict, analyze, branch_independent
 from anyshape.route.optimize.decision import Decision
 from anyshape.route.optimize.plan import Plan, optimize
 from anyshape.route.profile.profile import Profile
 from anyshape.route.profile.routers import routers_of
 
-__all__ = ["Decision", "Experts", "Plan", "Profile", "Router", "Routes", "adopt", "annotate_cell", "optimize",
-           "release", "restore", "routers_of", "top_k"]
+__all__ = ["Decision", "Experts", "Flow", "Plan", "Profile", "Relation", "Router", "Routes", "StackedBranches",
+           "Verdict", "adopt", "analyze", "annotate_cell", "branch_independent", "optimize", "release", "restore",
+           "routers_of", "stack", "top_k"]

@@ -21,6 +21,7 @@ from anyshape.frontend.attention_fusion.match import attention
 from anyshape.frontend.autograd.custom_derivatives import derivatives
 from anyshape.frontend.autograd.partition import Halves, partition_with_tape
 from anyshape.frontend.capture.autograd_function import AutogradProgram
+from anyshape.frontend.capture.data_size_guard import DataSizeGuard, asks_data
 from anyshape.frontend.capture.frame_callback import NESTED, check_nested
 from anyshape.frontend.diagnostics import repro
 from anyshape.frontend.messages.recompile_reasons import size_names
@@ -80,6 +81,8 @@ def compile_fx(gm: GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         return _as_pytorch(gm, compilation, NESTED, "use padded tensors")
     number = compilation.next_graph(size_names(gm))
     captured = gm
+    if compilation.tracing[2] in ("all sizes", "one graph") and asks_data(gm):
+        compilation.data_sizes[str(number)] = DataSizeGuard(gm)
     gm = derivatives(_recognised(gm, compilation, number))
     if compilation.step is not None:
         warn_of_inputs(gm)

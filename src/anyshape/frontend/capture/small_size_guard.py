@@ -34,6 +34,9 @@ from anyshape.torch_compat.versions import api
 SMALL = 2
 BATCH_NORM = (torch.batch_norm, torch.nn.functional.batch_norm)
 TRAINING = 5  # the place of its argument that says so
+# operators of routers: tensors whose sizes of dim 0 need have nothing to do with each other, 0 and 1 included
+TAKES_ANY = ("anyshape_route.split_rows.default", "anyshape_route.split_like.default",
+             "anyshape_route.merge_rows.default")
 CTC = (torch.ctc_loss, torch.nn.functional.ctc_loss)
 FORESEEN = 6  # different sizes up to which patterns are judged before a call has them
 COMBINED = 3  # sizes up to which that is done for all combinations
@@ -300,13 +303,13 @@ class PredictedShapes:
         """Why the shapes differ at these values of the symbols; `inputs` are real, or the trace's placeholders."""
         if not shape_propagation.can_run():
             return "this version of torch cannot run a program on shapes alone"
-        sizes = _Sizes(symbols)
+        sizes = Sizes(symbols)
         with shape_propagation.shapes_only(rules(), sizes.number, self.plain) as shapes:
-            comparison = _Compare(self.gm, sizes, shapes, strides)
+            comparison = Compare(self.gm, sizes, shapes, strides)
             try:
                 comparison.run(inputs)
                 comparison.compare_memory()
-            except _Differs as difference:
+            except Differs as difference:
                 return str(difference).split("\n")[0]
             except Exception as error:  # the border: an op that refuses these sizes is eager PyTorch's to report
                 return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0]}"
@@ -346,15 +349,15 @@ def _tensors(value: Any) -> list[Any]:
 
 
 def _takes_shapes_as_they_are(target: Any, operands: Sequence[Any]) -> bool:
-    """Operators of one tensor, masks and ctc_loss do not stretch a size of 1 where nobody can see it."""
-    return len(operands) < 2 or (target is operator.getitem and len(operands) == 2) or target in CTC
+    """Operators of one tensor, masks, ctc_loss and the split of a router do not stretch a size of 1 where nobody can see it."""
+    return len(operands) < 2 or (target is operator.getitem and len(operands) == 2) or target in CTC or str(target) in TAKES_ANY
 
 
-class _Differs(Exception):
+class Differs(Exception):
     """A shape is not the predicted one."""
 
 
-class _Sizes:
+class Sizes:
     """The numbers of traced sizes at given values of the symbols."""
 
     def __init__(self, symbols: dict[Any, int]) -> None:
@@ -371,10 +374,10 @@ class _Sizes:
         return found
 
 
-class _Compare:
+class Compare:
     """Runs a captured graph on shapes and compares each with the prediction."""
 
-    def __init__(self, gm: GraphModule, sizes: _Sizes, shapes: shape_propagation.Shapes, strides: bool) -> None:
+    def __init__(self, gm: GraphModule, sizes: Sizes, shapes: shape_propagation.Shapes, strides: bool) -> None:
         self.gm = gm
         self.sizes = sizes
         self.shapes = shapes
@@ -398,8 +401,13 @@ class _Compare:
             elif node.op == "get_attr":
                 self.values[node] = self.shapes.of(api.attribute_of(self.gm, node.target))
             elif node.op != "output":
-                found = self.values[node] = self._result(node)
-                self._compare(node, node.meta.get("example_value"), found)
+                self.values[node] = self.step(node)
+
+    def step(self, node: Node) -> Any:
+        """The result of a call on shapes, which is as predicted."""
+        found = self._result(node)
+        self._compare(node, node.meta.get("example_value"), found)
+        return found
 
     def _result(self, node: Node) -> Any:
         arguments, keywords = map_arg((node.args, node.kwargs), self.values.__getitem__)
@@ -411,13 +419,13 @@ class _Compare:
                          for one, expected in zip(wanted, node.meta["example_value"], strict=True))
         if target in BATCH_NORM and any(not value.numel() for _, value in operands[:1]) \
                 and (*arguments[TRAINING:TRAINING + 1], keywords.get("training", False))[0]:
-            raise _Differs(f"{node.name} has statistics of nothing, which eager PyTorch does not take")
+            raise Differs(f"{node.name} has statistics of nothing, which eager PyTorch does not take")
         try:
             found, changed = self.shapes.call(target, arguments, keywords)
         except self.unknown:
             if not _takes_shapes_as_they_are(target, operands):
                 raise
-            return self._chosen(node.meta.get("example_value"))
+            return self.chosen(node.meta.get("example_value"))
         self.changed.update(one for one, value in operands if any(value is other for other in changed))
         if target is api.ENTER_AUTOCAST:
             self.entered.append(found)
@@ -425,7 +433,7 @@ class _Compare:
             self.entered.remove(arguments[0])
         return found
 
-    def _chosen(self, expected: Any) -> Any:
+    def chosen(self, expected: Any) -> Any:
         """A result whose sizes the data decide: as predicted, with the least number from SMALL on that is in its range
         (calls that find a smaller one are refused where they find it). Such results are in memory of their own."""
         def made(value: Any) -> Any:
@@ -435,7 +443,7 @@ class _Compare:
                 return self.sizes.number(value)
             if isinstance(value, torch.Tensor):
                 return self.shapes.empty([made(size) for size in value.shape], value)
-            raise _Differs("a number that is only known from the data")
+            raise Differs("a number that is only known from the data")
 
         return pytree.tree_map(made, expected)
 
@@ -449,24 +457,24 @@ class _Compare:
         for node in nodes:
             matter = None if (expected[node] | found[node]) & self.changed else seen if node in seen else frozenset()
             if expected[node] != found[node] and (matter is None or expected[node] & matter != found[node] & matter):
-                raise _Differs(f"{node.name} shares memory with other values than in the general program")
+                raise Differs(f"{node.name} shares memory with other values than in the general program")
 
     def _compare(self, node: Node, expected: Any, found: Any) -> None:
         if isinstance(expected, torch.Tensor) and isinstance(found, torch.Tensor):
             if any(settings.found_later(size).keys() - self.sizes.symbols.keys() for size in expected.shape
                    if isinstance(size, torch.SymInt)):
-                raise _Differs(f"{node.name} has shape {list(found.shape)}, whatever the data")
+                raise Differs(f"{node.name} has shape {list(found.shape)}, whatever the data")
             shape = [self.sizes.number(size) for size in expected.shape]
             if shape != list(found.shape):
-                raise _Differs(f"{node.name} has shape {list(found.shape)}, the general program gives {shape}")
+                raise Differs(f"{node.name} has shape {list(found.shape)}, the general program gives {shape}")
             if self.strides and node in self.returned:
                 self._compare_strides(node, expected, found)
         elif isinstance(expected, (torch.SymInt, int)):
             if self.sizes.number(expected) != found:
-                raise _Differs(f"{node.name} is {found}, the general program gives {self.sizes.number(expected)}")
+                raise Differs(f"{node.name} is {found}, the general program gives {self.sizes.number(expected)}")
         elif isinstance(expected, (tuple, list)) and isinstance(found, (tuple, list)):
             if len(expected) != len(found):
-                raise _Differs(f"{node.name} has {len(found)} parts, the general program gives {len(expected)}")
+                raise Differs(f"{node.name} has {len(found)} parts, the general program gives {len(expected)}")
             for one, other in zip(expected, found, strict=True):
                 self._compare(node, one, other)
 
@@ -474,4 +482,4 @@ class _Compare:
         strides = [self.sizes.number(stride) for stride in expected.stride()]
         pairs = zip(found.shape, strides, found.stride(), strict=True)
         if found.numel() and any(a != b for size, a, b in pairs if size != 1):
-            raise _Differs(f"{node.name} has strides {list(found.stride())}, the general program gives {strides}")
+            raise Differs(f"{node.name} has strides {list(found.stride())}, the general program gives {strides}")

@@ -18,7 +18,7 @@ from anyshape.compiler.stages import check_names
 from anyshape.frontend.importer.fx_to_graph import to_graph
 from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.programs.differential_check import CheckedProgram
-from anyshape.frontend.programs.graph_partition import found_in_data, split_program
+from anyshape.frontend.programs.graph_partition import is_in_parts, split_program
 from anyshape.frontend.programs.session import Boxed, Compilation, Prepared, ProgramRequest, is_copy
 from anyshape.frontend.symbols.node_metadata import UnsupportedNode
 from anyshape.ir.graph import Graph
@@ -101,7 +101,7 @@ def compile_program(request: ProgramRequest) -> Boxed:
     """
     first, why = None, ""
     try:
-        if not found_in_data(request.gm):
+        if not is_in_parts(request.gm):
             graph, notes, forward = graph_of(request)
             if request.role != "backward" or request.tape is None or forward is not None:
                 return _built(request, request.name, graph, notes, forward)

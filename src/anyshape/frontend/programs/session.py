@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.fx import GraphModule, Node
@@ -93,6 +93,14 @@ class NotCovered(Exception):
     """The program for all sizes does not cover this call; an ordinary trace has to serve it."""
 
 
+class DataSizes(Protocol):
+    """Judges the sizes 0 and 1 that are found in the data: frontend/capture/data_size_guard.py."""
+
+    def refusal(self, numbers: Mapping[str, int]) -> str:
+        """Why eager PyTorch would go another way than the program; empty where it would not. numbers: of the sizes
+        known so far, by their symbols."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """The backward of a forward that is compiled, before torch asks for it.
@@ -144,6 +152,8 @@ class Compilation:
         config: the settings.
         compiler: compiles one graph; another one may be put in for tests.
         attentions: by number of the captured graph, the attention that its program writes out.
+        cuts: where programs are in parts because operators of ours part them, which is no fall back.
+        data_sizes: by the number of a captured graph, what judges sizes that are found in the data.
         eager: how many calls ran as PyTorch, by the reason.
         prepared: by name, backwards that torch has not asked for yet.
         held: what tapes keep, of all its programs.
@@ -156,6 +166,8 @@ class Compilation:
     programs: list[Any] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     captures: list[Capture] = field(default_factory=list)
+    cuts: list[Fallback] = field(default_factory=list)
+    data_sizes: dict[str, DataSizes] = field(default_factory=dict)
     eager: dict[str, int] = field(default_factory=dict)
     attentions: dict[int, tuple[AttentionNote, ...]] = field(default_factory=dict)
     prepared: dict[str, Prepared] = field(default_factory=dict)
@@ -202,6 +214,11 @@ class Compilation:
         """Adds a fallback, for `explain`."""
         with self.lock:
             self.fallbacks.append(Fallback(name, stage, reason))
+
+    def cut(self, name: str, reason: str) -> None:
+        """Adds a cut, for `explain`."""
+        with self.lock:
+            self.cuts.append(Fallback(name, "split", reason))
 
     def ran_eagerly(self, reason: str) -> bool:
         """Counts a call that ran as PyTorch, for `explain` and `stats`. Whether the reason is new."""

@@ -12,6 +12,9 @@ Dispatch and combine are each other's derivatives. Sums are over choices in orde
 """
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -324,7 +327,23 @@ def _split_rows(rows: Tensor, ends: Tensor) -> list[Tensor]:
             for begin, end in _groups(ends, rows.shape[0])]
 
 
+_WHOLE_ROWS: ContextVar[bool] = ContextVar("whole_rows", default=False)
+
+
+@contextmanager
+def whole_rows() -> Iterator[None]:
+    """While a graph is captured to be looked at: split_rows gives each branch as many rows as there are in all, so that
+    no size is found in data. Such a graph is not one to run."""
+    token = _WHOLE_ROWS.set(True)
+    try:
+        yield
+    finally:
+        _WHOLE_ROWS.reset(token)
+
+
 def _split_rows_fake(rows: Tensor, ends: Tensor) -> list[Tensor]:
+    if _WHOLE_ROWS.get():
+        return [torch.empty_like(rows) for _ in range(ends.shape[0])]
     context = torch.library.get_ctx()
     return [rows.new_empty(context.new_dynamic_size(min=0), *rows.shape[1:]) for _ in range(ends.shape[0])]
 
@@ -332,9 +351,24 @@ def _split_rows_fake(rows: Tensor, ends: Tensor) -> list[Tensor]:
 split_rows = _define("split_rows(Tensor rows, Tensor ends) -> Tensor[]", _split_rows, _split_rows_fake)
 
 
+def _split_like(rows: Tensor, ends: Tensor, sizes: list[int]) -> list[Tensor]:
+    """split_rows where the sizes are known: the derivative of merge_rows, whose parts had them."""
+    return _split_rows(rows, ends)
+
+
+def _split_like_fake(rows: Tensor, ends: Tensor, sizes: list[Any]) -> list[Tensor]:
+    return [rows.new_empty(size, *rows.shape[1:]) for size in sizes]
+
+
+split_like = _define("split_like(Tensor rows, Tensor ends, SymInt[] sizes) -> Tensor[]", _split_like, _split_like_fake)
+
+
 def _merge_rows(parts: list[Tensor], ends: Tensor, rows: int) -> Tensor:
-    found = torch.cat(parts)
-    return torch.cat([found, found.new_zeros(rows - found.shape[0], *found.shape[1:])])
+    filled = sum(part.shape[0] for part in parts)
+    found = parts[0].new_empty(rows, *parts[0].shape[1:])
+    torch.cat(parts, out=found[:filled])
+    found[filled:].zero_()
+    return found
 
 
 def _merge_rows_fake(parts: list[Tensor], ends: Tensor, rows: int) -> Tensor:
@@ -345,14 +379,21 @@ merge_rows = _define("merge_rows(Tensor[] parts, Tensor ends, SymInt rows) -> Te
 
 
 def _setup_split(ctx: Any, inputs: Any, output: Any) -> None:
-    rows, ends = inputs
+    rows, ends = inputs[:2]
     ctx.rows = rows.shape[0]
     ctx.save_for_backward(ends)
 
 
 def _setup_merge(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.sizes = [part.shape[0] for part in inputs[0]]
     ctx.save_for_backward(inputs[1])
 
 
+def _merge_backward(ctx: Any, grad: Tensor) -> Any:
+    return split_like(grad, ctx.saved_tensors[0], ctx.sizes), None, None
+
+
 _differentiate("split_rows", lambda ctx, grads: (merge_rows(grads, ctx.saved_tensors[0], ctx.rows), None), _setup_split)
-_differentiate("merge_rows", lambda ctx, grad: (split_rows(grad, ctx.saved_tensors[0]), None, None), _setup_merge)
+_differentiate("split_like", lambda ctx, grads: (merge_rows(grads, ctx.saved_tensors[0], ctx.rows), None, None),
+               _setup_split)
+_differentiate("merge_rows", _merge_backward, _setup_merge)

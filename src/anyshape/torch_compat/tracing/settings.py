@@ -363,6 +363,12 @@ def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dim() == b.dim() and all(statically_known_true(n == m) for n, m in zip(a.shape, b.shape, strict=True))
 
 
+def is_known_true(condition: torch.SymBool) -> bool:
+    """Whether a condition of a trace holds whatever its symbols are; asks for no guard."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+    return bool(statically_known_true(condition))
+
+
 def same_size(a: Any, b: Any) -> bool:
     """Whether two sizes of a trace are one formula; asks for no guard."""
     formulas = [size.node.expr if isinstance(size, torch.SymInt) else size for size in (a, b)]

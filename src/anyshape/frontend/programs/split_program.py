@@ -1,0 +1,422 @@
+"""A partitioned program at run time: compiled parts, calls that PyTorch runs, and the cuts at the branches of a router.
+
+Values stand in numbered slots, and each goes as soon as nothing needs it. `split_rows` gives views of the sorted rows,
+for nothing writes into what parts are given. A part on the rows of a branch that has none is not run where all that it
+gives is as empty.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from anyshape.base.errors import InputError, Unsupported
+from anyshape.frontend.programs.session import Boxed, NotCovered, ProgramRequest
+from anyshape.frontend.symbols.symint import SymIntImporter
+from anyshape.runtime.memory.tape import make_tape, tape_get
+from anyshape.sym.expr import Size, evaluate
+from anyshape.torch_compat import OpOverload
+from anyshape.torch_compat.tracing import settings
+from anyshape.torch_compat.versions import api
+from anyshape.torch_compat.versions.side_effects import has_effect
+
+SMALL = 2  # sizes below have rules of their own in eager PyTorch; a general trace does not follow them
+ASSERTS = ("aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default",
+           "aten.sym_constrain_range.default")
+SPLITS = ("anyshape_route.split_rows.default", "anyshape_route.split_like.default")
+MERGE = "anyshape_route.merge_rows.default"
+
+
+@dataclass(eq=False)
+class Part:
+    """Nodes that are compiled together.
+
+    gm: the nodes as a graph of its own. inputs, outputs: nodes of the whole graph. origin: node of gm -> of the whole.
+    """
+
+    nodes: list[Node]
+    gm: GraphModule
+    inputs: list[Node]
+    outputs: list[Node]
+    origin: dict[Node, Node]
+    program: Boxed | None = field(default=None)
+
+
+Step = Union[Part, Node]
+
+
+# ---- what nodes say
+
+
+def is_number(value: Any) -> bool:
+    """Whether a traced value is a number, known or not."""
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, bool, int, float))
+
+
+def note_symbol(node: Node, symbols: dict[str, Node]) -> None:
+    """Puts a node that is one symbol into the table."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
+        symbols.setdefault(str(value.node.expr), node)
+
+
+def symbols_of(nodes: list[Node]) -> set[str]:
+    """The symbols in the sizes, strides and numbers of nodes."""
+    found: set[str] = set()
+
+    def visit(value: Any) -> None:
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            found.update(str(symbol) for symbol in value.node.expr.free_symbols)
+        elif isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            for size in (*value.shape, *value.stride()):
+                visit(size)
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                visit(item)
+
+    for node in nodes:
+        visit(node.meta.get("val"))
+    return found
+
+
+def _data_sizes(traced: Any, real: Any) -> Iterator[tuple[str, int]]:
+    """(symbol, size) wherever a traced result has a symbol without a value."""
+    if isinstance(traced, torch.SymInt):
+        if api.is_unbacked(str(traced.node.expr)):
+            yield str(traced.node.expr), int(real)
+    elif isinstance(traced, torch.Tensor):
+        for size, number in zip(traced.shape, real.shape, strict=True):
+            yield from _data_sizes(size, number)
+    elif isinstance(traced, (tuple, list)):
+        for one, other in zip(traced, real, strict=True):
+            yield from _data_sizes(one, other)
+
+
+def _dims_differ(traced: Any, real: Any) -> bool:
+    if isinstance(traced, (tuple, list)):
+        return any(map(_dims_differ, traced, real))
+    return isinstance(traced, torch.Tensor) and traced.dim() != real.dim()
+
+
+def _formula(formulas: SymIntImporter, dim: torch.SymInt) -> Size | torch.SymInt:
+    """Our form of a size, or the size itself where it has none."""
+    try:
+        return formulas.size(dim)
+    except Unsupported:
+        return dim
+
+
+def _sizes_from_data(nodes: list[Node], calls: list[Node]) -> dict[Node, list[Size | torch.SymInt]]:
+    """The sizes of tensors that can be told after each call whose results the data decide, without those that are not
+    small as long as no symbol is. A general trace takes them to be 2 or more."""
+    origin = {name: node for node in reversed(calls) for name in symbols_of([node]) if api.is_unbacked(name)}
+    order = {node: place for place, node in enumerate(calls)}
+    formulas = SymIntImporter()
+    found: dict[Node, dict[Size | torch.SymInt, None]] = {}
+    seen: set[Any] = set()
+    for node in nodes:
+        for dim in _dims(node.meta.get("val")):
+            expression = dim.node.expr
+            if expression in seen:
+                continue
+            seen.add(expression)
+            names = {str(symbol) for symbol in expression.free_symbols} & origin.keys()
+            if names and (expression.is_Symbol or api.may_be_small(dim)):
+                last = max((origin[name] for name in names), key=order.__getitem__)
+                found.setdefault(last, {})[_formula(formulas, dim)] = None
+    return {node: list(sizes) for node, sizes in found.items()}
+
+
+def _dims(value: Any) -> Iterator[torch.SymInt]:
+    for tensor in value if isinstance(value, (tuple, list)) else (value,):
+        if isinstance(tensor, torch.Tensor):
+            yield from (size for size in tensor.shape if isinstance(size, torch.SymInt))
+
+
+# ---- steps of a run
+
+
+class _RunPart:
+    """A compiled part. load: the slot of the size that, being 0, makes all results empty; -1 where none does."""
+
+    __slots__ = ("inputs", "load", "outputs", "program", "shapes")
+
+    def __init__(self, part: Part, slots: dict[Node, int], symbols: Mapping[str, Node]) -> None:
+        assert part.program is not None
+        self.program = part.program
+        self.inputs = [slots[node] for node in part.inputs]
+        self.outputs = [slots[node] for node in part.outputs]
+        self.load, self.shapes = -1, list[tuple[tuple[int, ...], torch.dtype, torch.device]]()
+        name = _load_of(part)
+        if name in symbols and symbols[name] in slots:
+            self.load = slots[symbols[name]]
+            self.shapes = [((0, *one.meta["val"].shape[1:]), one.meta["val"].dtype, one.meta["val"].device)
+                           for one in part.outputs]
+
+    def __call__(self, values: list[Any]) -> None:
+        if self.load >= 0 and values[self.load] == 0:
+            for slot, (shape, dtype, device) in zip(self.outputs, self.shapes, strict=True):
+                values[slot] = torch.empty(shape, dtype=dtype, device=device)
+            return
+        for slot, value in zip(self.outputs, self.program([values[slot] for slot in self.inputs]), strict=True):
+            values[slot] = value
+
+
+def _load_of(part: Part) -> str:
+    """The symbol that is dim 0 of all that a part without effects gives, whose other sizes are numbers; or empty."""
+    loads = set()
+    for node in part.outputs:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not value.dim() or not isinstance(value.shape[0], torch.SymInt) \
+                or not all(type(size) is int for size in value.shape[1:]) or not value.is_contiguous():
+            return ""
+        loads.add(str(value.shape[0].node.expr))
+    if len(loads) != 1 or any(has_effect(node.target) for node in part.nodes):
+        return ""
+    return loads.pop()
+
+
+class _RunSplit:
+    """The rows of each branch, as views, with the sizes that the trace reads off them. own: branches whose rows leave
+    the program, and get memory of their own."""
+
+    __slots__ = ("count", "ends", "own", "parts", "rows", "sizes")
+
+    def __init__(self, rows: int, ends: int, count: int) -> None:
+        self.rows, self.ends, self.count = rows, ends, count
+        self.parts: list[tuple[int, int]] = []  # branch, slot
+        self.sizes: list[tuple[int, int]] = []
+        self.own: set[int] = set()
+
+    def __call__(self, values: list[Any]) -> None:
+        rows, begin = values[self.rows], 0
+        sizes = []
+        for end in values[self.ends].tolist():
+            sizes.append(end - begin)
+            begin = end
+        parts = rows.split_with_sizes([*sizes, rows.shape[0] - begin])
+        for branch, slot in self.parts:
+            values[slot] = parts[branch].clone() if branch in self.own else parts[branch]
+        for branch, slot in self.sizes:
+            values[slot] = sizes[branch]
+
+
+class _RunCall:
+    """A call that PyTorch runs, or Python."""
+
+    __slots__ = ("arguments", "node", "slot", "slots", "target")
+
+    def __init__(self, node: Node, slots: dict[Node, int]) -> None:
+        self.node, self.target, self.slot, self.slots = node, node.target, slots[node], slots
+        # places of operands where they stand one by one, which is nearly always
+        self.arguments = None if node.kwargs or any(isinstance(one, (tuple, list, dict, slice)) for one in node.args) \
+            else [(slots[one], None) if isinstance(one, Node) else (-1, one) for one in node.args]
+
+    def __call__(self, values: list[Any]) -> None:
+        if self.arguments is not None:
+            values[self.slot] = self.target(*[values[slot] if slot >= 0 else constant  # type: ignore[operator]
+                                              for slot, constant in self.arguments])
+            return
+        at, slots, node = values.__getitem__, self.slots, self.node
+        values[self.slot] = self.target(*map_arg(node.args, lambda one: at(slots[one])),  # type: ignore[operator]
+                                        **map_arg(node.kwargs, lambda one: at(slots[one])))
+
+
+Run = Callable[[list[Any]], None]
+
+
+# ---- the program
+
+
+class SplitProgram:
+    """Runs the steps in order. Called with one list of inputs, which it empties; returns the list of outputs.
+
+    Raises (when called): NotCovered: a program for all sizes met a size 0 or 1 in the data for which eager PyTorch
+    would go another way, or data that its trace does not take; nothing that the caller can see has changed.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, request: ProgramRequest, steps: list[Step], found: list[Node]) -> None:
+        """found: the calls whose results have sizes that only the data tell."""
+        nodes = list(request.gm.graph.nodes)
+        self.name = request.name
+        self.compilation = request.compilation
+        self.refused = False
+        self.placeholders = [node for node in nodes if node.op == "placeholder"]
+        self.results = request.gm.graph.output_node().args[0]
+        self.takes_tape = request.role == "backward" and request.tape is not None
+        self.general = request.compilation.tracing[2] in ("all sizes", "one graph") and request.role != "backward"
+        self.judge = request.compilation.data_sizes.get(request.name.partition(".")[0]) if self.general else None
+        symbols: dict[str, Node] = {}
+        for node in (*self.placeholders, *(step for step in steps if isinstance(step, Node))):
+            note_symbol(node, symbols)
+        self.steps = _needed(steps, self._returned(), symbols if self.general else {})
+        self.slots = {node: slot for slot, node in enumerate(nodes)}
+        self.symbols = {name: self.slots[node] for name, node in symbols.items()
+                        if node.op == "placeholder" or node in self.steps}
+        self.fixed = {self.slots[node]: api.attribute_of(request.gm, str(node.target)) for node in nodes
+                      if node.op == "get_attr"}
+        self.small = _sizes_from_data(nodes, found) if self.general else {}
+        self.draws = any(has_effect(node.target) for node in nodes)
+        self.runs = self._runs(symbols)
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The operators that run as PyTorch."""
+        return tuple(str(step.target) for step in self.steps
+                     if isinstance(step, Node) and isinstance(step.target, OpOverload)
+                     and not is_number(step.meta.get("val"))
+                     and str(step.target) not in (*ASSERTS, *SPLITS, MERGE))
+
+    def _returned(self) -> list[Node]:
+        found: list[Node] = []
+        map_arg(self.results, found.append)
+        return found
+
+    def _runs(self, symbols: Mapping[str, Node]) -> list[tuple[Run, list[int], Step]]:
+        """Each step with what runs it, and the slots that nothing needs after it."""
+        slots, returned = self.slots, set(self._returned())
+        splits: dict[Node, _RunSplit] = {}
+        branch: dict[Node, tuple[Node, int]] = {}
+        runs: list[tuple[Run, Step, list[Node]]] = []
+        for step in self.steps:
+            if isinstance(step, Part):
+                runs.append((_RunPart(step, slots, symbols), step, [*step.inputs, *step.outputs]))
+                continue
+            if str(step.target) in SPLITS and step not in returned \
+                    and all(user.target is operator.getitem for user in step.users):
+                splits[step] = run = _RunSplit(slots[step.args[0]], slots[step.args[1]],  # type: ignore[index]
+                                               len(step.meta["val"]))
+                runs.append((run, step, [*step.all_input_nodes, *step.users, *_lengths(step)]))
+                continue
+            source = step.args[0] if step.args else None
+            if source in splits and step.target is operator.getitem:
+                branch[step] = source, step.args[1]  # type: ignore[assignment]
+                splits[source].parts.append((step.args[1], slots[step]))  # type: ignore[arg-type,index]
+                if step in returned or _is_kept(step):
+                    splits[source].own.add(step.args[1])  # type: ignore[arg-type,index]
+            elif source in branch and str(step.target) == "aten.sym_size.int" and step.args[1] == 0:
+                split, place = branch[source]  # type: ignore[index]
+                splits[split].sizes.append((place, slots[step]))
+            else:
+                runs.append((_RunCall(step, slots), step, [*step.all_input_nodes, step]))
+        return self._with_last_uses(runs, returned)
+
+    def _with_last_uses(self, runs: list[tuple[Run, Step, list[Node]]],
+                        returned: set[Node]) -> list[tuple[Run, list[int], Step]]:
+        seen = set(returned)
+        found: list[tuple[Run, list[int], Step]] = []
+        for run, step, used in reversed(runs):
+            last = [self.slots[node] for node in dict.fromkeys(used)
+                    if node not in seen and node.op != "get_attr" and not self._is_symbol(node)]
+            found.append((run, last, step))
+            seen.update(used)
+        return found[::-1]
+
+    def _is_symbol(self, node: Node) -> bool:
+        return self.slots[node] in self.symbols.values() and is_number(node.meta.get("val"))
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        values: list[Any] = [None] * len(self.slots)
+        for node, value in zip(self.placeholders, inputs, strict=True):
+            values[self.slots[node]] = value
+        for slot, value in self.fixed.items():
+            values[slot] = value
+        tape = inputs[0] if self.takes_tape else None
+        inputs.clear()
+        if tape is not None:
+            tape.open()
+        state = torch.random.get_rng_state() if self.general and self.draws else None
+        with torch.no_grad():
+            try:
+                for run, last, step in self.runs:
+                    self._run(run, step, values)
+                    for slot in last:
+                        values[slot] = None
+                outputs = list(map_arg(self.results, lambda node: values[self.slots[node]]))
+            except NotCovered:
+                if state is not None:
+                    torch.random.set_rng_state(state)
+                raise
+        if tape is not None:
+            tape.close()
+        return outputs
+
+    def _run(self, run: Run, step: Step, values: list[Any]) -> None:
+        try:
+            run(values)
+        except InputError as error:
+            if not isinstance(step, Part):
+                raise
+            raise self._refusal(error.why) from error
+        except RuntimeError as error:
+            if isinstance(step, Part) or str(step.target) not in ASSERTS:
+                raise
+            raise self._refusal(str(error)) from error
+        if step in self.small:
+            self._check(step, values)  # type: ignore[arg-type]
+
+    def _check(self, step: Node, values: list[Any]) -> None:
+        """Refuses the call where eager PyTorch goes another way at sizes that `step` has found."""
+        numbers = {name: int(values[slot]) for name, slot in self.symbols.items() if values[slot] is not None}
+        if values[self.slots[step]] is not None:
+            if _dims_differ(step.meta["val"], values[self.slots[step]]):
+                raise self._refusal(f"{step.target} gave another number of dims")
+            numbers |= dict(_data_sizes(step.meta["val"], values[self.slots[step]]))
+        for size in self.small[step]:
+            number = api.number_of(size, numbers) if isinstance(size, torch.SymInt) else evaluate(size, numbers)
+            if number >= SMALL:
+                continue
+            why = f"the size {size} was {number}" if self.judge is None else self.judge.refusal(numbers)
+            if why:
+                raise self._refusal(why)
+            return
+
+    def _refusal(self, why: str) -> Exception:
+        if self.general:
+            if not self.refused:
+                self.compilation.record("trace", "sizes in the data", f"{why}: such calls take the ordinary way")
+            self.refused = True
+            return NotCovered(why)
+        return InputError(f"{self.name} does not take these data", why=why,
+                          do="call the function without fullgraph=True")
+
+
+def _lengths(split: Node) -> list[Node]:
+    """The sizes that the trace reads off the parts of a split."""
+    return [user for part in split.users for user in part.users
+            if str(user.target) == "aten.sym_size.int" and user.args[1] == 0]
+
+
+def _is_kept(node: Node) -> bool:
+    """Whether somebody may write into it later, or hold it: a call that is left to PyTorch, but what only reads."""
+    return any(user.target is torch.ops.aten.copy_.default for user in node.users)
+
+
+def _needed(steps: list[Step], returned: list[Node], symbols: Mapping[str, Node]) -> list[Step]:
+    """The steps without numbers that nobody reads (parts compute theirs from the symbols) and without asserts that hold
+    for all sizes. `symbols` are kept."""
+    read = {*returned, *(node for name, node in symbols.items() if api.is_unbacked(name))}
+    kept: list[Step] = []
+    for step in reversed(steps):
+        if isinstance(step, Part):
+            read.update(step.inputs)
+        elif str(step.target) in ASSERTS and _always(step):
+            continue
+        elif is_number(step.meta.get("val")) and step not in read:
+            continue
+        else:
+            read.update(step.all_input_nodes)
+        kept.append(step)
+    return kept[::-1]
+
+
+def _always(step: Node) -> bool:
+    condition = step.args[0].meta.get("val") if isinstance(step.args[0], Node) else step.args[0]
+    return condition is True or (isinstance(condition, torch.SymBool) and settings.is_known_true(condition))

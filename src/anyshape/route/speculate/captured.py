@@ -1,0 +1,293 @@
+"""Capture of predicted paths by torch.export, the check that they are pure, and value numbering over all of them.
+
+    path A: conv, head, ids0 | block, head, ids1      values: conv head ids0 block head' ids1
+    path B: conv, head, ids0                     -->  path A and B name the same first three
+
+What runs ahead of its decision must be pure: no writes to inputs, parameters or buffers, no random numbers, nothing
+that a value cannot tell (assertions on data). Then equal expressions are equal values, and any can be computed early,
+late, or not at all.
+"""
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from anyshape.base.errors import AnyShapeError, InputError
+from anyshape.route.speculate.predicted import Choice, Prediction, Tape, UnknownPath, current_tape, taped
+
+INPUT, STATE = "input", "state"
+# what export leaves of checks that were made while it traced
+CHECKED = ("aten._assert_tensor_metadata.default",)
+
+
+class ImpureRegion(InputError):
+    """What is to run ahead of its decision does more than compute values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value: an input (by number), a parameter or constant (the tensor itself), or an operator on values.
+
+    args, keywords: nested tuples where `Ref` stands for a value. sample: its shape and dtype, a meta tensor; None where
+    it is no tensor (the results of an operator that has several).
+    """
+
+    target: Any
+    args: tuple[Any, ...] = ()
+    keywords: tuple[tuple[str, Any], ...] = ()
+    sample: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One way through the region: decisions as (number of the value ids [cells, k], choice), and what is returned:
+    leaves, each a Ref or a constant, and how they nest."""
+
+    decisions: tuple[tuple[int, Choice], ...]
+    leaves: tuple[Any, ...]
+    nesting: Any
+
+
+class Values:
+    """The values of a region, each with a number that is greater than those of its operands."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self.numbers: dict[Any, int] = {}
+        self.constants: list[Tensor] = []
+
+    def intern(self, key: Any, value: Value) -> int:
+        """The number of a value; that of an equal one where there is one."""
+        number = self.numbers.setdefault(key, len(self.values))
+        if number == len(self.values):
+            self.values.append(value)
+        return number
+
+    def state(self, tensor: Tensor, constant: bool) -> int:
+        """A parameter or buffer is itself; constants are the same where their contents are."""
+        if constant:
+            same = [one for one in self.constants if one.dtype == tensor.dtype and one.shape == tensor.shape
+                    and torch.equal(one, tensor)]
+            if not same:
+                self.constants.append(tensor)
+            tensor = same[0] if same else tensor
+        return self.intern((STATE, id(tensor)), Value(STATE, (tensor,), sample=_sample(tensor)))
+
+    def operands(self, number: int) -> list[int]:
+        """The values that a value is computed from."""
+        value = self.values[number]
+        if value.target in (INPUT, STATE):
+            return []
+        found: list[int] = []
+        pytree.tree_map_only(Ref, lambda ref: found.append(ref.number), (value.args, dict(value.keywords)))
+        return found
+
+    def ancestors(self, wanted: Iterable[int]) -> set[int]:
+        """What has to be known to compute values, these included."""
+        found: set[int] = set()
+        waiting = list(wanted)
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                waiting += self.operands(number)
+        return found
+
+    def program(self, inputs: Sequence[int], computed: Iterable[int], outputs: Sequence[int]) -> GraphModule:
+        """A module from values to values; `computed` are those in between, and parameters."""
+        graph, root = Graph(), nn.Module()
+        nodes = {number: graph.placeholder(f"v{number}") for number in inputs}
+        for number in sorted(set(computed) - set(inputs)):
+            value = self.values[number]
+            if value.target == STATE:
+                tensor = value.args[0]
+                name = f"t{number}"
+                if isinstance(tensor, nn.Parameter):
+                    root.register_parameter(name, tensor)
+                else:
+                    root.register_buffer(name, tensor)
+                nodes[number] = graph.get_attr(name)
+                continue
+            args, keywords = pytree.tree_map_only(Ref, lambda ref: nodes[ref.number],
+                                                  (value.args, dict(value.keywords)))
+            nodes[number] = graph.call_function(value.target, args, keywords)
+        graph.output(tuple(nodes[number] for number in outputs))
+        return GraphModule(root, graph)
+
+    def zeros(self, number: int) -> Tensor:
+        """A tensor of the shape and dtype of a value."""
+        sample = self.values[number].sample
+        return torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype, device=sample.device).zero_()
+
+
+class _Region(nn.Module):
+    """A model that also returns the decisions of its path."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        tape = current_tape()
+        tape.rewind()
+        before = _attributes(self.model)
+        found = self.model(*args, **keywords)
+        _check_attributes(before, _attributes(self.model))  # here, for export puts attributes back
+        return found, list(tape.ids)
+
+
+def capture(model: nn.Module, prediction: Prediction, args: tuple[Any, ...], keywords: dict[str, Any],
+            values: Values) -> Path | None:
+    """The path of a model of predicted routers, its values numbered in `values`; None where the prediction has no choice
+    for a router that the path meets.
+
+    Raises:
+        ImpureRegion: it writes to inputs, parameters, buffers or attributes, draws random numbers, reads data on the
+            host, or asserts.
+    """
+    try:
+        with torch.no_grad(), taped(Tape(prediction)) as tape:
+            exported = torch.export.export(_Region(model), args, keywords, strict=False)
+    except UnknownPath:
+        return None
+    except AnyShapeError:
+        raise
+    except Exception as error:
+        line = next((one for one in str(error).splitlines() if one.strip()), "")
+        raise ImpureRegion("a region cannot run ahead of its decisions: torch.export does not capture it",
+                           why=f"{type(error).__name__}: {line[:200]}",
+                           do="leave the speculation of this model off") from error
+    _check_signature(exported)
+    for node in exported.graph.nodes:  # before what is not used is left out
+        _check_pure(node)
+    exported = exported.run_decompositions({})
+    return _numbered(exported, tape, values)
+
+
+def _numbered(exported: Any, tape: Tape, values: Values) -> Path:
+    numbers: dict[Node, int] = {}
+    specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
+    inputs = 0
+    for node in exported.graph.nodes:
+        sample = _sample(node.meta.get("val"))
+        if node.op == "placeholder":
+            spec = specs[node.name]
+            if spec.kind == InputKind.USER_INPUT:
+                numbers[node] = values.intern((INPUT, inputs), Value(INPUT, (inputs,), sample=sample))
+                inputs += 1
+            else:
+                constant = spec.kind == InputKind.CONSTANT_TENSOR
+                place = exported.constants if constant or spec.persistent is False else exported.state_dict
+                numbers[node] = values.state(place[spec.target], constant)
+        elif node.op == "call_function" and str(node.target) not in CHECKED:
+            args, keywords = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda one: Ref(numbers[one]))
+            frozen = _frozen(args), tuple(sorted((name, _frozen(one)) for name, one in keywords.items()))
+            numbers[node] = values.intern((node.target, repr(frozen)), Value(node.target, *frozen, sample=sample))
+        elif node.op == "output":
+            flat = [Ref(numbers[one]) if isinstance(one, Node) else one for one in node.args[0]]
+    leaves, nesting = flat, exported.call_spec.out_spec
+    count = len(tape.ids)
+    ids = [one.number for one in leaves[len(leaves) - count:]]
+    own = nesting.child(0) if hasattr(nesting, "child") else nesting.children_specs[0]
+    return Path(tuple(zip(ids, tape.choices, strict=True)), tuple(leaves[:len(leaves) - count]), own)
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples and slices as they are: what can be compared."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(one) for one in value)
+    return value
+
+
+def _sample(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return None
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+# ---- what makes a region impure
+
+
+def _check_signature(exported: Any) -> None:
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+            what = "an input" if spec.kind == OutputKind.USER_INPUT_MUTATION else "a buffer"
+            writer = next((node for node in exported.graph.nodes if node.name == spec.arg.name), None)
+            raise _impure(f"{what} is written: {spec.target}", writer)
+
+
+def _check_pure(node: Node) -> None:
+    target = node.target
+    if node.op != "call_function" or target is operator.getitem or str(target) in CHECKED:
+        return
+    if not isinstance(target, torch._ops.OpOverload):
+        raise _impure(f"{target} has a graph of its own, which is not looked into", node)
+    if torch.Tag.nondeterministic_seeded in target.tags:
+        raise _impure(f"{target} draws random numbers", node)
+    written = _written(node)
+    if written is not None:
+        raise _impure(f"{target} writes to {written}", node)
+    if not target._schema.returns:
+        raise _impure(f"{target} asserts, or does what no value tells", node)
+
+
+def _written(node: Node) -> str | None:
+    """The parameter, buffer or input that an operator writes to, directly."""
+    for argument, given in zip(node.target._schema.arguments, node.args, strict=False):  # type: ignore[union-attr]
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, Node) \
+                and given.op == "placeholder":
+            return given.name
+    return None
+
+
+def _impure(why: str, node: Node | None) -> ImpureRegion:
+    trace = [] if node is None else str(node.meta.get("stack_trace") or "").strip().splitlines()
+    where = next((line.strip() for line in reversed(trace) if line.strip().startswith("File ")), "")
+    return ImpureRegion("a region cannot run ahead of its decisions: it is not pure", where=where, why=why,
+                        do="take the operator out of the branch, or leave the speculation of this model off")
+
+
+Attributes = dict[tuple[str, str], Any]
+
+
+def _attributes(model: nn.Module) -> Attributes:
+    """What modules hold besides tensors and modules, as far as it can be compared."""
+    return {(path, name): value if isinstance(value, (int, float, str, bool, type(None))) else (id(value), _length(value))
+            for path, module in model.named_modules() for name, value in vars(module).items()
+            if not name.startswith("_")}
+
+
+def _length(value: Any) -> int | None:
+    return len(value) if isinstance(value, (list, dict, set)) else None
+
+
+def _check_attributes(before: Attributes, after: Attributes) -> None:
+    for (path, name), value in after.items():
+        if before.get((path, name), value) != value or (path, name) not in before:
+            raise _impure(f"the attribute {'.'.join(part for part in (path, name) if part)} is set while it runs", None)
+
+
+Compile = Callable[..., Any]
+
+
+def compiled(module: GraphModule, inputs: tuple[Tensor, ...], compile: Compile | None) -> Callable[..., Any]:
+    """The program as it is, or by a compiler that takes ExportedPrograms, such as anyshape.compile."""
+    if compile is None:
+        return module
+    with torch.no_grad():
+        return compile(torch.export.export(module, inputs, strict=False))  # type: ignore[no-any-return]

@@ -1,0 +1,2 @@
+"""Overlapped speculation."""
+class OverlappedRouter: pass

@@ -1,0 +1,87 @@
+"""Whether speculation pays: its hit rate and times, measured in running means, and a bound on what it may waste.
+
+    on iff  p * t_hidden - (1 - p) * t_waste > margin        t_hidden = general - hit, t_waste = miss - general
+
+all as shares of a general call: calls differ in length with the ways that they take, so times are compared within a call
+only. Off again where the left side falls below zero (hysteresis). Besides, what misses have cost beyond what hits have
+saved stays within a share of the time of all calls: a run is never slower than without speculation by more than that
+share and the first miss, whatever the decisions are.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WEIGHT = 0.125  # of a new measurement in a running mean
+MARGIN = 0.02  # of a general call: what speculation has to gain
+SHARE = 0.02  # of the time of all calls: what may be wasted
+MOST = 20.0  # general calls: what hits of long ago may make up for
+
+
+@dataclass
+class Payoff:
+    """Running means.
+
+    rate: of calls whose decisions were as predicted. hit: seconds of a predicted call by those of the general path, on
+    the same inputs; None while it is not measured. waste: seconds that a wrong prediction costs, by those of the general
+    path. general: seconds of a general call. balance: seconds that hits have saved less those that misses have cost, and
+    the share of all time that may be wasted.
+    """
+
+    rate: float = 1.0
+    hit: float | None = None
+    waste: float | None = None
+    general: float = 0.0
+    balance: float = 0.0
+    on: bool = True
+    switched_on: int = 0
+    switched_off: int = 0
+
+    @property
+    def gain(self) -> float | None:
+        """What a call is expected to gain by speculation, as a share of a general call; None while it is not known."""
+        if self.hit is None and self.waste is None:
+            return None
+        hit = 1.0 if self.hit is None else self.hit
+        waste = hit if self.waste is None else self.waste
+        return self.rate * (1.0 - hit) - (1.0 - self.rate) * waste
+
+    def saw(self, hit: bool) -> None:
+        """A call's decisions were as predicted, or not, speculated or not."""
+        self.rate += WEIGHT * (hit - self.rate)
+
+    def paired(self, predicted: float, general: float) -> None:
+        """Both ways took so many seconds, on the same inputs, with the same results."""
+        self.hit = _mean(self.hit, predicted / max(general, 1e-9))
+        self._spent(general, -predicted)
+
+    def took_general(self, seconds: float) -> None:
+        """A call on the general path alone."""
+        self._spent(seconds, 0.0)
+
+    def took_hit(self, seconds: float) -> None:
+        """A call whose predicted path gave its results."""
+        if self.hit is not None:
+            self._spent(seconds, seconds / self.hit - seconds)
+
+    def took_miss(self, predicted: float, general: float) -> None:
+        """A call that ran so long in vain, and then on the general path."""
+        self.waste = _mean(self.waste, predicted / max(general, 1e-9))
+        self._spent(predicted + general, -predicted)
+
+    def _spent(self, seconds: float, saved: float) -> None:
+        general = seconds + min(saved, 0.0) + max(saved, 0.0) if saved > 0 else seconds
+        self.general = general if not self.general else self.general + WEIGHT * (general - self.general)
+        self.balance = min(self.balance + SHARE * seconds + saved, MOST * self.general)
+        gain = self.gain
+        if gain is None:
+            return
+        if self.on and (gain < 0 or self.balance < 0):
+            self.on = False
+            self.switched_off += 1
+        elif not self.on and gain > MARGIN and self.balance > 0:
+            self.on = True
+            self.switched_on += 1
+
+
+def _mean(before: float | None, now: float) -> float:
+    return now if before is None else before + WEIGHT * (now - before)
