@@ -17,10 +17,10 @@ from anyshape import route
 from anyshape_bench.models.networks import transformers_package
 from anyshape_bench.routes.case import Case, Forms, Way
 
-VOCABULARY = 1024
-COMMON = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4,
-          "vocab_size": VOCABULARY, "max_position_embeddings": 512, "use_cache": False, "intermediate_size": 512}
-SIZES = ((2, 64), (3, 50), (2, 97), (4, 33), (3, 128), (5, 71), (2, 200), (8, 16), (4, 64), (6, 48))
+VOCABULARY = 512
+COMMON = {"hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 6,
+          "vocab_size": VOCABULARY, "max_position_embeddings": 512, "use_cache": False, "intermediate_size": 384}
+SIZES = ((2, 64), (3, 50), (2, 97), (4, 33), (3, 128), (5, 71), (8, 16))  # (batch, length)
 PADDED = "anyshape_bench_padded"  # a name in transformers' table of implementations
 
 
@@ -41,7 +41,7 @@ def deepseekv3() -> nn.Module:
     """Four of 32 experts in groups, and a shared one."""
     package = transformers_package()
     return package.DeepseekV3ForCausalLM(package.DeepseekV3Config(
-        **COMMON | {"num_key_value_heads": 8}, moe_intermediate_size=128, n_routed_experts=32, num_experts_per_tok=4,
+        **COMMON, moe_intermediate_size=128, n_routed_experts=32, num_experts_per_tok=4,
         n_group=4, topk_group=2, first_k_dense_replace=1, q_lora_rank=64, kv_lora_rank=64, qk_rope_head_dim=16,
         qk_nope_head_dim=16, v_head_dim=32, n_shared_experts=1))
 

@@ -52,7 +52,8 @@ def active_ratios(found: Routes, row: str) -> dict[str, float]:
         for record in found.of(case, "memory"):
             ours = record.ours()
             if ours is not None and ours.peaks and record.active:
-                ratios[case] = max(peak / need for peak, need in zip(ours.peaks, record.active, strict=True) if need)
+                ratios[f"{case}, {ours.name}"] = max(
+                    peak / need for peak, need in zip(ours.peaks, record.active, strict=True) if need)
     return ratios
 
 

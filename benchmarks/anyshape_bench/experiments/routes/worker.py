@@ -1,4 +1,4 @@
-"""A worker of the routing experiment: one case, all its ways in turn in this process, timed, or with memory counted."""
+"""A worker of the routing experiment: one case, all its ways in turn in this process, timed, or memory of one."""
 from __future__ import annotations
 
 import datetime
@@ -189,26 +189,26 @@ def measure_time(case: Case, job: dict[str, Any], found: CaseRecord, tell: Tell)
     compare(forms, running)
 
 
-def measure_memory(case: Case, found: CaseRecord, tell: Tell) -> None:
-    """The peak of each way at each new batch above what was held before the way was compiled, one way after another."""
+def measure_memory(case: Case, name: str, found: CaseRecord, tell: Tell) -> None:
+    """The peak of one way at each new batch above what was held before it was compiled. A process of its own: what
+    another way leaves, an arena that is used again, would count for nothing."""
     counter = meter()
     forms = made(case)
     if forms.active is not None:
         found.active = [forms.active(batch) for batch in forms.batches[WARM_UP:]]
-    ways = forms.ways()
-    for number, (name, way) in enumerate(ways.items()):
-        tell(name, number, len(ways))
-        held: list[int] = []
-        one = start(name, way, forms.batches, case.trains, functools.partial(_note, counter, held))
-        found.ways.append(one.record)
-        if one.record.error:
-            continue
-        for batch in forms.batches[WARM_UP:]:
-            _step(one, batch)
-            one.record.peaks.append(peak_of(functools.partial(_step, one), lambda batch=batch: batch,  # type: ignore[misc]
-                                            counter, held[0]))
-        del one
-        torch.compiler.reset()
+    way = forms.ways().get(name)
+    if way is None:
+        return
+    tell(name, 0, 1)
+    held: list[int] = []
+    one = start(name, way, forms.batches, case.trains, functools.partial(_note, counter, held))
+    found.ways.append(one.record)
+    if one.record.error:
+        return
+    for batch in forms.batches[WARM_UP:]:
+        _step(one, batch)
+        one.record.peaks.append(peak_of(functools.partial(_step, one), lambda batch=batch: batch,  # type: ignore[misc]
+                                        counter, held[0]))
 
 
 def _note(counter: Meter, held: list[int]) -> None:
@@ -242,4 +242,4 @@ def measure(job: dict[str, Any], found: CaseRecord, tell: Tell) -> None:
     elif job["mode"] == "time":
         measure_time(one, job, found, tell)
     else:
-        measure_memory(one, found, tell)
+        measure_memory(one, job["way"], found, tell)
