@@ -240,7 +240,8 @@ def test_routers_within_branches():
     inner = "b.branches.0.inner"
     assert set(plain.routers) == {"a", "b", inner}
     within = plain.between("a", inner)
-    assert within.kind == "subset" and within.sets == tuple({place} for place in range(6)) and not within.apart and within.inside == ("b",)
+    assert within.kind == "subset" and within.sets == tuple({place} for place in range(6))
+    assert not within.apart and within.inside == ("b",)
     own = plain.between("b", inner)
     assert own.kind == "subset" and own.sets == tuple({place} for place in range(6)) and own.inside == ("b",)
     assert plain.between(inner, "output").inside == ("b",)

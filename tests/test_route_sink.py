@@ -140,7 +140,8 @@ def test_folding_changes_only_its_router_in_a_model():
     names = constant_routes.cells_of(model, (x,))
     assert set(names) == {"0", "1"}
     decision = constant_routes._decided("0", model[0], names["0"])
-    fast = constant_routes.apply(shared_copy(model), Decision("0", "constant_routes", True, "", options=decision.options))
+    taken = Decision("0", "constant_routes", True, "", options=decision.options)
+    fast = constant_routes.apply(shared_copy(model), taken)
     assert isinstance(fast[0], constant_routes.FoldedRouter) and type(fast[1]) is route.Router
     assert torch.equal(fast(x), model(x)) and type(model[0]) is route.Router
 
@@ -206,11 +207,11 @@ def test_operators_of_one_branch_run_on_its_cells_only():
         x = torch.randn(count, WIDTH)
         ROWS.clear()
         expected = model(x)
-        assert ROWS == [count]
+        assert [count] == ROWS
         ROWS.clear()
         torch.testing.assert_close(fast(x), expected)
         going = int((model.gate(model.stem(x))[:, 0] > 0).sum())
-        assert ROWS == [going]
+        assert [going] == ROWS
     x = torch.randn(6, WIDTH)
     for run in (model, fast):
         run(x).square().sum().backward()
@@ -244,6 +245,16 @@ def test_what_may_not_sink_stays(own, why):
         attempt(model, torch.randn(6, WIDTH))
 
 
+def test_dead_branches_stay_behind_their_guard_when_operators_sink():
+    model = Exit().eval()
+    x = torch.randn(6, WIDTH)
+    guarded = shared_copy(model)
+    dead_branches.apply(guarded, Decision("router", "dead_branches", True, "", options={"live": [1]}))
+    _, fast = sink.sunk(guarded, "", "router", (x,))
+    assert isinstance(fast.router.branches, dead_branches.GuardedBranches) and fast.router.branches.live == (1,)
+    torch.testing.assert_close(fast(x), model(x))
+
+
 class Reads(Exit):
     """Python that symbolic tracing takes another way."""
 
@@ -274,7 +285,7 @@ def test_proposals_name_what_sinks_and_plans_apply_them():
     x = torch.randn(32, WIDTH)
     inner = "router.branches.1.inner.router"
     some = profile_of_loads(model, {"router": np.array([[20, 12]]), inner: np.array([[0, 12]])})
-    decisions = {one.router: one for one in sink.propose(Context(model, some, FlowSource(model, (x,), None)))}
+    decisions = {one.router: one for one in sink.propose(Context(model, some, FlowSource(model, (x,))))}
     assert decisions["router"].applied and "branches 1 only, where 38% of" in decisions["router"].why
     assert not decisions[inner].applied and "100% of all cells go" in decisions[inner].why
     fast = sink.apply(shared_copy(model), decisions["router"])
@@ -283,5 +294,5 @@ def test_proposals_name_what_sinks_and_plans_apply_them():
     assert len(ROWS) == 2 and ROWS[0] < 32
     torch.testing.assert_close(found, model(x))
     assert set(route.routers_of(fast)) == {"router", "router.branches.1.branch.inner.router"}
-    left = sink.propose(Context(model, some, FlowSource(model, None, None)))
+    left = sink.propose(Context(model, some, FlowSource(model, None)))
     assert not any(one.applied for one in left) and "example" in left[0].why

@@ -4,8 +4,8 @@
     flow.between("blocks.0.moe", "blocks.1.moe")     identity, permutation, subset, mixed or none; with the map
     flow.independent("blocks.0.moe.branches.3")      whether each row of a module's result is of its own row alone
 
-The idea is Brainstorm's (OSDI'23, section 5.1: symbolic execution at the granularity of cells), done here by running the
-program's own operators on arrays of owners.
+The idea is Brainstorm's (OSDI'23, section 5.1: symbolic execution at the granularity of cells), done here by running
+the program's own operators on arrays of owners.
 """
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Relation:
 class Flow:
     """The cell flow of a model at the shapes of its example.
 
-    routers: names of the router calls, in the order of the graph; a second call of one router is `name:1`. reason: why there
-    is no graph, if there is none; every relation is mixed then.
+    routers: names of the router calls, in the order of the graph; a second call of one router is `name:1`. reason:
+    why there is no graph, if there is none; every relation is mixed then.
     """
 
     model: nn.Module = field(repr=False)
@@ -99,8 +99,8 @@ class Flow:
         """How the cells that come to b are computed from the results of a.
 
         Args:
-            a: a router, whose combined results are the sources, or, where b stands in a branch of a, its cells; "input":
-                dim 0 of the first tensor argument.
+            a: a router, whose combined results are the sources, or, where b stands in a branch of a, its cells;
+                "input": dim 0 of the first tensor argument.
             b: a router: its cells; "output": dim 0 of the first tensor that the model returns.
             decisions: a cell of b depends on what decides its route, too. Without, only on its values.
             probes: operators without a rule are probed, and believed (the relation says `assumed`).
@@ -131,8 +131,8 @@ class Flow:
                               data_order if around_a or entered else "")
 
     def independent(self, what: str | nn.Module) -> Verdict:
-        """Whether each row (dim 0) of a module's results is computed from the same row of its arguments, in the same way
-        for every row and every number of rows.
+        """Whether each row (dim 0) of a module's results is computed from the same row of its arguments, in the same
+        way for every row and every number of rows.
 
         what: a module of the model, by name or itself; its arguments are those of its first call on the example.
 

@@ -32,11 +32,11 @@ class CaptureFailed(Exception):
 class Program:
     """A captured graph.
 
-    nodes: in order. inputs: the placeholders of the caller's tensors. fixed: tensors whose values the model holds, by
-    placeholder: buffers that nothing writes, frozen parameters and lifted constants. weights: placeholders of parameters that
-    training may change, and of buffers that the graph writes. outputs: what the caller gets. mutated: whether a call
-    writes a buffer, a parameter or an input. ranges: for each symbol the least and the most that it may be, None where
-    nothing limits it. literals: those of `fixed` that are no buffers or parameters: what Python wrote as a tensor.
+    nodes: in order. inputs: the placeholders of the caller's tensors. outputs: what the caller gets.
+    fixed: tensors whose values the model holds, by placeholder: buffers that nothing writes, frozen parameters, and
+        literals: tensors that Python wrote. weights: placeholders of parameters that training may change, and of
+        buffers that the graph writes. mutated: whether a call writes a buffer, a parameter or an input.
+    ranges: for each symbol the least and the most that it may be, None where nothing limits it.
     """
 
     nodes: tuple[Node, ...]
@@ -179,7 +179,7 @@ def unread_arguments(module: nn.Module, *example: Tensor) -> frozenset[int]:
 
 
 def same_program(one: nn.Module, other: nn.Module, arguments: Sequence[Any]) -> str:
-    """"" where two modules are captured as one graph over parameters and buffers of the same names; else what differs."""
+    """What differs between two modules' graphs over parameters and buffers of the same names; "" where nothing does."""
     texts = []
     for module in (one, other):
         try:

@@ -1,9 +1,9 @@
-"""Proof that a module is row-wise: row i of its results is one function of row i of its arguments, for any number of rows.
+"""Proof that a module is row-wise: row i of its results is one function of row i of its arguments, for any row count.
 
 That is what makes it legal to pad a branch's rows, to run it on some of them, or to run one row again. It is more than
-independence: a module that adds a table by position keeps rows apart, and is not row-wise. The module is captured with a
-symbol for the number of rows, and interpreted at two numbers; a constant along the rows, or a number that is made from
-how many there are, counts as of any row. Python that tells few rows apart is found by recording what it calls.
+independence: a module that adds a table by position keeps rows apart, and is not row-wise. The module is captured with
+a symbol for the number of rows, and interpreted at two numbers; a constant that varies along the rows, or a number made
+from how many there are, counts as of any row. Python that tells few rows apart is found by recording what it calls.
 """
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def _at_counts(program: Program, symbols: tuple[str, ...]) -> Verdict:
 
 
 def _seeded(program: Program, count: int) -> dict[Node, Value]:
-    return {node: Value(rows(count, node.meta["val"].dim()), (count, *node.meta["val"].shape[1:]), node.meta["val"].dtype)
-            for node in program.inputs}
+    metas = {node: node.meta["val"] for node in program.inputs}
+    return {node: Value(rows(count, meta.dim()), (count, *meta.shape[1:]), meta.dtype) for node, meta in metas.items()}
 
 
 def _output(shared: Shared, found: dict[Node, Any], output: Any, tainted: frozenset[Node], count: int) -> Verdict:

@@ -86,7 +86,7 @@ class FoldedRouter(Router):
 
 
 def held(function: Callable[..., Any]) -> tuple[Any, ...] | None:
-    """What a router function reads beside its arguments, as plain values; None where it holds others that may change."""
+    """What a router function reads beside its arguments, as plain values; None where others may change."""
     modules = [function] if isinstance(function, nn.Module) else []
     found: list[Any] = []
     if not modules:

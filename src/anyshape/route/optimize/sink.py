@@ -1,13 +1,13 @@
 """Operator sinking: what only a router's branches need is computed behind the router, on the cells that come there.
 
-    y = convolution(x); router((gate, y))      -->  router((gate, x)), each branch that uses y: convolution of its rows of x
+    y = convolution(x); router((gate, y))  -->  router((gate, x)), each branch that reads y: convolution(its rows of x)
 
 A module is traced (torch.fx) with its routers as leaves, their router functions inline. What no decision and nothing
 else reads may sink, where static cell flow proves it row-wise (route.flow.rowwise); a branch that does not read a
 result does not compute it. Brainstorm calls this reordering (OSDI'23; passes/reorder.py), and does not check it.
 
-Guard: inputs of another structure, dtype or cell size, keyword arguments, or the other of training and evaluation run the module
-as it was.
+Guard: inputs of another structure, dtype or cell size, keyword arguments, or the other of training and evaluation run
+the module as it was.
 """
 from __future__ import annotations
 
@@ -94,8 +94,9 @@ def propose(context: Context) -> list[Decision]:
 def _decided(context: Context, model: nn.Module, name: str, router: Router,
              calls: dict[str, tuple[Any, ...]]) -> tuple[Decision, nn.Module]:
     reason = "no module around it was called with tensors, or lists of them, alone"
-    if type(router) is not Router or router.grouped:
-        return Decision(name, NAME, False, "its branches run as one module over all rows"), model
+    others = [one.optimisation for one in context.applied(name) if one.optimisation != "dead_branches"]
+    if type(router) is not Router or others:
+        return Decision(name, NAME, False, f"{', '.join(others) or 'another kind of router'} stands there"), model
     for path in roots(model, router):
         if path not in calls:
             continue
@@ -119,8 +120,8 @@ def _share(loads: Any, users: tuple[int, ...]) -> float:
 
 
 def apply(model: nn.Module, decision: Decision, compile: Compile | None = None) -> nn.Module:
-    """The model with operators sunk behind a router; it is proved again, and left as it is where another optimisation has
-    changed what was proved."""
+    """The model with operators sunk behind a router; it is proved again, and left as it is where another optimisation
+    has changed what was proved."""
     try:
         return sunk(model, str(decision.options["root"]), decision.router, _loaded(decision.options["arguments"]))[1]
     except (Refused, KeyError, AttributeError):
@@ -149,8 +150,8 @@ def roots(model: nn.Module, router: Router) -> Iterator[str]:
             continue
         parts = path.split(".") if path else []
         around = [".".join(parts[:depth]) for depth in range(len(parts))]
-        last = max((depth for depth, one in enumerate(around) if isinstance(model.get_submodule(one), Router)), default=-3)
-        start = last + 2 + 1 if last >= 0 else 0  # behind the router, and its list of branches
+        routers = [depth for depth, one in enumerate(around) if isinstance(model.get_submodule(one), Router)]
+        start = routers[-1] + 2 if routers else 0  # behind the router around it, and that one's list of branches
         yield from (one for one in around[start:] if not isinstance(model.get_submodule(one), (nn.ModuleList, Router)))
         return
 
