@@ -304,12 +304,12 @@ def analyze(model: nn.Module, *example: Any) -> Flow:
 
 
 def _calls(model: nn.Module, example: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
-    """The arguments of the first call of each module, as empty tensors of their shapes."""
+    """The arguments of the first call of each module, as tensors of their shapes, without rows."""
     found: dict[str, tuple[Any, ...]] = {}
 
     def like(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if name not in found and args and not kwargs and all(isinstance(one, Tensor) for one in args):
-            found[name] = tuple(torch.empty_like(one, device="meta") for one in args)
+        if name not in found and args and not kwargs and all(isinstance(one, Tensor) and one.dim() for one in args):
+            found[name] = tuple(one.new_empty((0, *one.shape[1:])) for one in args)
 
     handles = [module.register_forward_pre_hook(partial(like, name), with_kwargs=True)
                for name, module in model.named_modules()]

@@ -162,22 +162,6 @@ def known_size(number: Any, at: dict[str, int]) -> Any:
     return int(found) if isinstance(number, torch.SymInt) and found.is_integer else float(found)
 
 
-def unread_arguments(module: nn.Module, *example: Tensor) -> frozenset[int]:
-    """The places of arguments that a module's results are proved not to depend on; none where it cannot be captured."""
-    try:
-        program = capture(module, example)
-    except CaptureFailed:
-        return frozenset()
-    needed: set[Node] = set()
-    stack = [node for node in program.nodes if node.op == "output"]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    return frozenset(place for place, node in enumerate(program.inputs) if node not in needed)
-
-
 def same_program(one: nn.Module, other: nn.Module, arguments: Sequence[Any]) -> str:
     """What differs between two modules' graphs over parameters and buffers of the same names; "" where nothing does."""
     texts = []
@@ -199,7 +183,7 @@ def _text(program: Program) -> list[str]:
         if node.op == "output" or any(user in needed for user in node.users):
             needed.add(node)
     names: dict[Node, str] = {}
-    lines = []
+    lines: list[str] = []
     for node in program.nodes:
         if node.op == "placeholder":
             places = [place for place, one in enumerate(program.inputs) if one is node]

@@ -26,7 +26,8 @@ from anyshape.route.flow.rules import rule_of
 
 LARGEST_KNOWN = 1 << 22  # elements of a constant whose numbers are kept
 # operators whose sizes may be symbols: nothing is computed from them
-SIZES = "view _unsafe_view reshape expand full zeros ones empty sym_size sym_numel".split()
+SIZES = """view _unsafe_view reshape expand full zeros ones empty new_zeros new_ones new_empty sym_size
+sym_numel""".split()
 
 
 class Unsized(Exception):

@@ -181,7 +181,8 @@ def arguments_of(model: nn.Module, example: tuple[Any, ...]) -> dict[str, tuple[
 def _saved(arguments: Any) -> Any:
     """Arguments as plain data: shapes and dtypes."""
     if isinstance(arguments, Tensor):
-        return {"shape": list(arguments.shape), "dtype": str(arguments.dtype).removeprefix("torch.")}
+        return {"shape": list(arguments.shape), "dtype": str(arguments.dtype).removeprefix("torch."),
+                "device": str(arguments.device)}
     return {"list": [_saved(one) for one in arguments], "tuple": isinstance(arguments, tuple)}
 
 
@@ -190,6 +191,6 @@ def _loaded(saved: Any) -> Any:
     if "shape" in saved:
         first, *rest = saved["shape"] or [None]
         shape = [] if first is None else [first or 2, *rest]
-        return torch.ones(shape, dtype=getattr(torch, saved["dtype"]))
+        return torch.ones(shape, dtype=getattr(torch, saved["dtype"]), device=saved["device"])
     found = [_loaded(one) for one in saved["list"]]
     return tuple(found) if saved["tuple"] else found

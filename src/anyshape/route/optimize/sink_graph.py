@@ -107,7 +107,7 @@ def sunk_router(program: fx.GraphModule, router: Router, arguments: tuple[Any, .
     kept = [node for node in dict.fromkeys(cells) if node not in sinking]
     order = [kept.index(node) if node in kept else len(kept) + sunk.index(node) for node in cells]
     like = [(tuple(shapes[node].shape[1:]), shapes[node].dtype) for node in sunk]
-    rows = [torch.ones((2, *shapes[node].shape[1:]), dtype=shapes[node].dtype) for node in cells]
+    rows = [shapes[node] for node in cells]
     branches, users = [], []
     for number, branch in enumerate(router.branches):
         unread = unread_arguments(branch, *rows)
