@@ -299,6 +299,8 @@ def test_unknown_operators_are_probed_and_not_believed():
 def test_what_cannot_be_captured_is_mixed_with_its_reason():
     flow = route.analyze(Two(lambda x: x if x.sum() > 0 else -x), torch.randn(6, WIDTH))
     assert flow.between("a", "b").kind == "mixed" and "torch.export" in flow.reason
+    flow = route.analyze(Two(lambda x: x * x.sum().item()), torch.randn(6, WIDTH))
+    assert flow.between("a", "b").kind == "mixed" and "is data" in flow.reason
 
 
 def test_a_router_that_is_not_there_is_named():

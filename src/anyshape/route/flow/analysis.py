@@ -100,7 +100,7 @@ class Flow:
 
         Args:
             a: a router, whose combined results are the sources, or, where b stands in a branch of a, its cells;
-                "input": dim 0 of the first tensor argument.
+                "input": dim 0 of the first tensor argument (others count as constants).
             b: a router: its cells; "output": dim 0 of the first tensor that the model returns.
             decisions: a cell of b depends on what decides its route, too. Without, only on its values.
             probes: operators without a rule are probed, and believed (the relation says `assumed`).

@@ -119,14 +119,15 @@ def _program(found: ExportedProgram, frozen: frozenset[str]) -> Program:
     outputs = [one for one, kind in zip(output.args[0], kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
     mutated = any(kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION)
                   for kind in kinds)
-    ranges = {str(symbol): (int(own.lower), _limit(own.upper)) for symbol, own in found.range_constraints.items()}
+    ranges = {str(symbol): (_limit(own.lower) or 0, _limit(own.upper))
+              for symbol, own in found.range_constraints.items()}
     return Program(tuple(graph.nodes), tuple(inputs), fixed, frozenset(weights), tuple(outputs), mutated, ranges,
                    frozenset(literals))
 
 
-def _limit(upper: Any) -> int | None:
-    """A symbol's largest value; None where it has none."""
-    return int(upper) if getattr(upper, "is_Integer", False) and int(upper) < sys.maxsize - 1 else None
+def _limit(bound: Any) -> int | None:
+    """The least or the most that a symbol may be; None where nothing limits it."""
+    return int(bound) if getattr(bound, "is_Integer", False) and int(bound) < sys.maxsize - 1 else None
 
 
 def module_of(node: Node) -> str:
@@ -157,6 +158,8 @@ def known_size(number: Any, at: dict[str, int]) -> Any:
         return number
     expression = number.node.expr
     found = expression.subs({symbol: at[str(symbol)] for symbol in expression.free_symbols if str(symbol) in at})
+    if found.free_symbols:
+        return number  # of a symbol that is data
     if isinstance(number, torch.SymBool):
         return bool(found)
     return int(found) if isinstance(number, torch.SymInt) and found.is_integer else float(found)

@@ -63,7 +63,7 @@ def prepare(program: Program, at: dict[str, int] | None = None) -> Shared:
     """Constants evaluated, and each region asked whether it keeps rows apart.
 
     Raises:
-        Unsized: a size is data.
+        Unsized: a size, or a number that Python reads, is data.
     """
     static: set[Node] = set()
     for node in program.nodes:
@@ -77,6 +77,8 @@ def prepare(program: Program, at: dict[str, int] | None = None) -> Shared:
     for node in program.nodes:
         if node in static:
             shared.constants[node] = _constant(shared, node)
+    for node in shared.live:  # a size or a number that is data is found here, not while it is asked
+        _described(shared, node)
     prove_apart(shared)
     return shared
 
