@@ -215,7 +215,8 @@ def test_a_plan_says_what_it_does_and_does_it():
     plan = planned(model, whole // 2)
     decision, = plan.decisions
     assert decision.applied and decision.guard and "50%" in decision.why
-    assert [pair[:2] for pair in decision.options["joint"]] == [["0.moe", "1.moe"], ["0.moe", "2.moe"], ["1.moe", "2.moe"]]
+    pairs = [tuple(pair[:2]) for pair in decision.options["joint"]]
+    assert pairs == [("0.moe", "1.moe"), ("0.moe", "2.moe"), ("1.moe", "2.moe")]
     fast = plan.apply(model)
     x = torch.randn(4, WIDTH)
     with torch.no_grad():

@@ -18,7 +18,7 @@ from anyshape.route.preload.layout import Layout, Place, flat_bytes
 from anyshape.route.store import BranchBytes, BranchCache, BranchFile, CacheCounts, HostMemory
 
 FARTHER = 0.25  # of its value that a branch loses whose turn is a whole round of the routers away
-DOUBT = 0.5  # a branch of the next router is read ahead if it is at least so probable, of the one after that 1 - DOUBT**2
+DOUBT = 0.5  # branches of the next router are read ahead that are at least so probable, of the n-th 1 - DOUBT**n
 PAST = 0.8  # what earlier times weigh in the time between two routers
 
 
