@@ -61,7 +61,8 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
     fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting),
                  *(Fallback("torch", path, f"this version lacks it: {without}") for path, without in lacking().items()))
     return Explanation(name, programs, fallbacks, compilation.graphs, tuple(sorted(values.items())),
-                       _attentions(compilation), tuple(compilation.eager.items()), _routers(target))
+                       _attentions(compilation), tuple(compilation.eager.items()), _routers(target),
+                       tuple(compilation.cuts))
 
 
 def _routers(target: Any) -> tuple[RouterNote, ...]:

@@ -22,6 +22,7 @@ class Explanation:
     """Programs, fallbacks and written-out attention of one compiled object. values: the sizes given to `explain`.
 
     eager: (reason, number) for calls that ran as PyTorch, all or a part of them, and for runs of graphs that do.
+    cuts: where programs are in parts because a router sends their rows to branches, which is no fall back.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Explanation:
     attentions: tuple[AttentionUse, ...] = ()
     eager: tuple[tuple[str, int], ...] = ()
     routers: tuple[RouterNote, ...] = ()
+    cuts: tuple[Fallback, ...] = ()
 
     def number(self, size: Size) -> int | None:
         """`size` in numbers, where the given sizes determine it."""
@@ -79,6 +81,7 @@ def view(explanation: Explanation) -> Any:
             (str(one.graph), str(one.uses), _source((one.where,)),
              f"{'fused' if one.taken else 'left as it is'}: {one.what}") for one in explanation.attentions),
             right=("graph", "uses")),
+        _table("\nprograms in parts", ("program", "why"), ((one.name, one.reason) for one in explanation.cuts)),
         _table("\nwhat did not go the compiled road", ("what", "stage", "why"), (
             (one.name, one.stage, one.reason) for one in explanation.fallbacks)),
         _table("\ncalls that ran as PyTorch, all or a part of them", ("calls", "why"), (
