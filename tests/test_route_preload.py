@@ -20,6 +20,7 @@ from anyshape.route.optimize import preload as optimisation
 from anyshape.route.optimize.decision import shared_copy
 from anyshape.route.preload import BranchPredictor
 from anyshape.route.preload.layout import lay_out
+from anyshape.route.preload.prefetch_trial import PrefetchTrial
 from anyshape.route.profile.routers import routers_of
 from anyshape.route.store import BranchBytes, BranchCache, BranchFile, HostMemory
 from anyshape.route.store.host_memory import PAGE
@@ -408,3 +409,14 @@ def test_the_layout_changes_nothing():
     layout = lay_out(model, routers_of(model))
     assert layout.bytes == bytes_of(model)
     assert before == {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
+
+
+def test_prefetch_is_kept_only_where_calls_are_faster_with_it():
+    for with_it, without in ((1.0, 3.0), (3.0, 1.0)):
+        trial = PrefetchTrial(2)
+        seen = []
+        for turn in range(20_000):
+            trial.took(turn % 2, with_it if trial.on else without)
+            seen.append(trial.on)
+        assert trial.outcome is (with_it < without)
+        assert 0.9 < np.mean([one is trial.outcome for one in seen]) < 1.0, "the other way is tried, and seldom"
