@@ -1,7 +1,8 @@
 """Speculative weight preload: experts in a file, under a limit; against all in memory, and against reading on demand.
 
 A stack of mixtures of experts as in decoding: few cells a call, popular experts (Zipf, exponent 1), and a Markov chain
-from layer to layer. The profile is of other calls of the same chain. All ways run interleaved, in this process, on the
+from layer to layer; four of five cells begin where they began in
+the call before. The profile is of other calls of the same chain. All ways run interleaved, in this process, on the
 same routes, and have to give the same bits.
 """
 from __future__ import annotations
@@ -28,7 +29,7 @@ from anyshape_bench.measure.statistics import median
 from anyshape_bench.routes.case import Study
 
 SHARE = 0.57  # of the branches' bytes may be in memory
-FOLLOW, POPULAR = 0.9, 1.0
+FOLLOW, POPULAR, STAY = 0.9, 1.0, 0.8
 STEPS_OF_CAP, PROFILED = 10_000, 150
 
 
@@ -44,7 +45,7 @@ class Sizes:
     calls: int
 
 
-FULL = Sizes(6, 32, 256, 1024, 16, 200)
+FULL = Sizes(4, 32, 384, 1536, 16, 100)
 QUICK = Sizes(3, 16, 128, 256, 8, 40)
 SMALL = Sizes(2, 16, 32, 64, 2, STEPS_OF_CAP)
 
@@ -71,7 +72,7 @@ class Stack(nn.Module):
 
 
 def trace_of(sizes: Sizes, calls: int, seed: int) -> Trace:
-    return markov(sizes.experts, sizes.layers, sizes.cells, calls, FOLLOW, seed=seed, popular=POPULAR)
+    return markov(sizes.experts, sizes.layers, sizes.cells, calls, FOLLOW, seed=seed, popular=POPULAR, stay=STAY)
 
 
 def batches(sizes: Sizes, trace: Trace) -> Iterator[tuple[Tensor, Tensor]]:
