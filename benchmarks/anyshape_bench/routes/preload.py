@@ -1,9 +1,8 @@
 """Speculative weight preload: experts in a file, under a limit; against all in memory, and against reading on demand.
 
 A stack of mixtures of experts as in decoding: few cells a call, popular experts (Zipf, exponent 1), and a Markov chain
-from layer to layer; four of five cells begin where they began in
-the call before. The profile is of other calls of the same chain. All ways run interleaved, in this process, on the
-same routes, and have to give the same bits.
+from layer to layer; four of five cells begin where they began in the call before. The profile is of other calls of the
+same chain. All ways run interleaved, in this process, on the same routes, and have to give the same bits.
 """
 from __future__ import annotations
 

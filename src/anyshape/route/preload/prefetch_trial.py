@@ -1,8 +1,8 @@
 """Trials of prefetch: whether reading ahead makes calls faster, by their times with it and without it.
 
-Reading ahead is no gain by itself: a thread that takes the interpreter or a core from small branches costs more than the
-read that it saves, and on a busy machine any does. So both ways take turns for a window of calls each; the faster one
-holds for a while, and then both are tried again, more seldom each time that the outcome is the same.
+Reading ahead is no gain by itself: a thread that takes the interpreter or a core from small branches costs more than
+the read that it saves, and on a busy machine any does. So both ways take turns for a window of calls each; the faster
+one holds for a while, and then both are tried again, more seldom each time that the outcome is the same.
 """
 from __future__ import annotations
 
