@@ -60,6 +60,7 @@ class Router(nn.Module):
         self.branches = branches
         self.branch_count = branches.branch_count if self.grouped else len(branches)
         self.combine, self.drop, self.name = combine, drop, name
+        self.recorder = self.forced = None
 
     def forward(self, cells: Tensor | tuple[Tensor, ...], *args: Any, routes: Routes | None = None, **kw: Any) -> Any:
         tensors = cells if isinstance(cells, tuple) else (cells,)
