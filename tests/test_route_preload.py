@@ -215,7 +215,7 @@ class Profiled:
 
 
 def proposed(model: nn.Module, limit: int):
-    return optimisation.propose(Context(model, Profiled(model, 3), FlowSource(model, None, None), limit))
+    return optimisation.propose(Context(model, Profiled(model, 3), FlowSource(model, None), limit))
 
 
 def test_a_plan_says_what_it_does_and_does_it():

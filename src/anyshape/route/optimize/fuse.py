@@ -131,8 +131,8 @@ def build(branches: Sequence[nn.Module], classes: Sequence[Sequence[int]], cells
 class Times:
     """Seconds of a call, in the mean over the loads at which calls were timed.
 
-    branches, stacked: points (rows in all, seconds) branch by branch and of the stack. padded: points (capacity, seconds); none where padding is no
-    candidate. capacities: those that pay.
+    branches, stacked: points (rows in all, seconds), branch by branch and of the stack. padded: points (capacity,
+    seconds); none where padding is no candidate. capacities: those that pay.
     """
 
     split: float
