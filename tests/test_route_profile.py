@@ -136,16 +136,28 @@ def test_a_watch_that_nobody_has_ends():
     assert gone() is None and not stopped.is_set()
 
 
-def test_what_is_computed_again_counts_once():
-    run = Model(recompute=True)
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_what_is_computed_again_counts_once(compiled):
+    model = Model(recompute=True)
+    run = anyshape.compile(model) if compiled else model
     x = torch.randn(7, WIDTH, requires_grad=True)
-    plain = torch.autograd.grad(run(x).sum(), x)[0]
+    plain = torch.autograd.grad(model(x).sum(), x)[0]
     with route.profile(run) as seen:
         for _ in range(3):
             again = torch.autograd.grad(run(x).sum(), x)[0]
     torch.testing.assert_close(again, plain)
     assert seen.of("first").calls == seen.of("second").calls == 3
     assert seen.of("first").totals.sum() == 3 * 7 * 2
+
+
+def test_routers_that_are_called_differently_often_have_no_joint_distribution():
+    model = Model()
+    with torch.no_grad(), route.profile(model) as seen:
+        for _ in range(5):
+            model(torch.randn(4, WIDTH))
+        for _ in range(5):
+            model.first(torch.randn(4, WIDTH))
+    assert seen.joint("first", "first").sum() > 0 and seen.joint("first", "second").sum() == 0
 
 
 @torch.no_grad()
