@@ -2,6 +2,7 @@
 
     rows = dispatch(cells, order, ends, 2)  -->  take(cells, order // 2 | dim=0), zero behind the last end
     combine(rows, inverse, ends, weights, 2)  -->  the sum over choices of weights * take(rows, inverse)
+    grouped_conv_input(grad, rows, weight, ends, 1, ...)  -->  grouped_conv of grad by the weights turned about
     grouped_linear(rows, weight, ends, bias)  -->  grouped(rows, weight, ends) + take(bias, segment_ids(ends))
 
 So gathers, weights and biases are parts of the kernels before and behind the products. Where an id is a branch that
@@ -147,3 +148,43 @@ def _taken(t: Translator, parameter: Value, ends: Value, rows: Size) -> Value:
     none = (0,) * rank
     lines = t.op("pad", parameter, low=none, high=(1, *none[1:]), value=literal(0, parameter.tensor.dtype))
     return t.op("take", lines, segments, dim=0)
+
+
+# convolutions of groups (route/core/grouped_conv.py)
+_SETTINGS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+
+
+@translates_schema(f"{_ROUTE}grouped_conv(Tensor rows, Tensor weight, Tensor ends, Tensor? bias, "
+                   f"{_SETTINGS}) -> Tensor")
+def grouped_conv(t: Translator, rows: Value, weight: Value, ends: Value, bias: Value | None, stride: Any, padding: Any,
+                 dilation: Any, groups: Any) -> Value:
+    operands = (rows, weight, *([] if bias is None else [bias]))
+    if {value.tensor.dtype for value in operands} != {"f32"} or not t.target.multiplies("f32"):
+        raise Decline("a convolution of groups in another dtype than f32")
+    settings = [tuple(numbers) for numbers in (stride, padding, dilation)]
+    if groups != 1 or not all(isinstance(number, int) for numbers in settings for number in numbers):
+        raise Decline("groups of channels, or settings that are not fixed")
+    if ends.tensor.dtype not in ("i32", "i64"):
+        raise Decline(f"groups whose ends are {ends.tensor.dtype}")
+    pairs = [(ends.tensor.shape[0], weight.tensor.shape[0]), (rows.tensor.shape[1], weight.tensor.shape[2])]
+    for have, want in pairs:
+        if have != want:
+            raise Mismatch(have, want)
+    return t.op("grouped_conv", rows, weight, ends, *operands[2:], stride=settings[0], padding=settings[1],
+                dilation=settings[2])
+
+
+@translates_schema(f"{_ROUTE}grouped_conv_input(Tensor grad, Tensor rows, Tensor weight, Tensor ends, "
+                   f"{_SETTINGS}) -> Tensor")
+def grouped_conv_input(t: Translator, grad: Value, rows: Value, weight: Value, ends: Value, stride: Any, padding: Any,
+                       dilation: Any, groups: Any) -> Value:
+    kernel = weight.tensor.shape[3:]
+    if set(stride) != {1} or not all(isinstance(size, int) for size in kernel):
+        raise Decline("windows that move by more than one position")
+    margins = [step * (size - 1) - pad for size, pad, step in zip(kernel, padding, dilation, strict=True)]
+    if any(margin < 0 for margin in margins):
+        raise Decline("more padding than the window reaches")
+    dims = weight.tensor.rank
+    swapped = t.permute(weight, (0, 2, 1, *range(3, dims)))
+    back = t.op("flip", swapped, dims=tuple(range(3, dims)))
+    return grouped_conv(t, grad, back, ends, None, stride, margins, dilation, groups)

@@ -442,8 +442,9 @@ class Compare:
                     self.sizes.symbols.setdefault(symbol, max(SMALL, least))
                 return self.sizes.number(value)
             if isinstance(value, torch.Tensor):
-                return self.shapes.empty([made(size) if isinstance(size, torch.SymInt) else size
-                                          for size in value.shape], value)
+                return self.shapes.empty([made(size) for size in value.shape], value)
+            if value is None or type(value) is int:
+                return value
             raise Differs("a number that is only known from the data")
 
         return pytree.tree_map(made, expected)
