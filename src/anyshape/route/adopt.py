@@ -36,7 +36,8 @@ DICT = ("hidden_states", "selected_experts", "routing_weights")
 FLAGS = ("has_gate", "has_bias", "is_transposed")
 GATE = "_apply_gate"  # what splits the first product, and applies the activation to its gate
 PARALLEL = "_is_expert_parallel"
-OWN = ("router_fn", "grouped", "branches", "branch_count", "combine", "drop", "name")  # what a Router has
+OWN = "adopted_names"  # of the attributes that make a module a Router
+OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def adopt(model: Model) -> Model:
@@ -73,7 +74,7 @@ def release(model: Model) -> Model:
     """Gives the layers that `adopt` changed their own classes back; returns the model."""
     for module in model.modules():
         if isinstance(module, AdoptedExperts):
-            for name in OWN:
+            for name in module.__dict__[OWN]:
                 del module.__dict__[name]
             module.__class__ = module.original
     return model
@@ -89,7 +90,7 @@ class AdoptedExperts(Router):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles by the original class: the joined one has no name in a module. What makes it a router is
         made anew."""
-        state = {name: value for name, value in self.__dict__.items() if name not in OWN}
+        state = {name: value for name, value in self.__dict__.items() if name not in self.__dict__[OWN]}
         return _blank, (self.original, type(self).__mro__[1]), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -251,7 +252,7 @@ def _set_up(module: nn.Module) -> None:
     """Gives an adopted module what a Router has."""
     branches = StackedWeights(module) if isinstance(module, AdoptedStack) else shared(list(module.children()))
     router_fn = _given if isinstance(module, AdoptedStack) else _one_hot
-    grouped = branches is not None
-    found: Any = branches if grouped else nn.ModuleList(module.children())
-    count = found.branch_count if grouped else len(found)
-    module.__dict__.update(zip(OWN, (router_fn, grouped, found, count, "sum", "zero", ""), strict=True))
+    router = Router(router_fn, branches if branches is not None else module.children())
+    own = {name: value for name, value in vars(router).items() if name not in OF_MODULES}
+    own |= dict(router.named_children())  # here no children: parameters are named once
+    module.__dict__.update(own | {OWN: (*own, OWN)})
