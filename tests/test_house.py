@@ -17,7 +17,7 @@ FILES = sorted(path for path in SOURCE.rglob("*.py"))
 ORDER = tuple("""
 base  sym
 torch_compat  torch_compat/versions  torch_compat/tracing  torch_compat/dynamo
-route/core  route/profile  route/flow  route/store  route/preload  route/placement  route/speculate  route/optimize  route
+route/core  route/profile  route/flow  route/store  route/preload  route/speculate  route/optimize  route
 ir  ops  passes  passes/driver
 kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver

@@ -2,7 +2,8 @@
 
     cells [N, *c], choice (branch for each of k)  -->  branches on the cells as they are  --  combine  -->  [N, *out]
 
-What the rows of a branch are, and the sums of the combine, are those of the router: the same bits.
+What the rows of a branch are, and the sums of the combine, are those of the router: the same bits, but that a combine
+makes zeros positive.
 """
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ def _combined(router: Any, rows: list[Tensor | None], cells: Tensor, routes: Rou
         factor = _factor(router, weights, place, kept, taken)
         if factor is not None:
             taken = taken * factor.reshape(-1, *(1,) * (taken.dim() - 1))
-        total = taken + taken.new_zeros(()) if total is None else total + taken
+        total = taken if total is None else total + taken
     assert total is not None
     return total
 

@@ -163,6 +163,19 @@ class _Region(nn.Module):
         return found, list(tape.ids)
 
 
+class Alone(nn.Module):
+    """One path of a model of predicted routers as a module: results and decisions in one list."""
+
+    def __init__(self, model: nn.Module, prediction: Prediction) -> None:
+        super().__init__()
+        self.model, self.prediction = model, prediction
+
+    def forward(self, *args: Any) -> list[Any]:
+        with taped(Tape(self.prediction)) as tape:
+            found = self.model(*args)
+            return [*pytree.tree_leaves(found), *tape.ids]
+
+
 def capture(model: nn.Module, prediction: Prediction, args: tuple[Any, ...], keywords: dict[str, Any],
             values: Values) -> Path | None:
     """The path of a model of predicted routers, its values numbered in `values`; None where the prediction has no choice
@@ -220,6 +233,8 @@ def _numbered(exported: Any, tape: Tape, values: Values) -> Path:
                 constant = spec.kind == InputKind.CONSTANT_TENSOR
                 place = exported.constants if constant or spec.persistent is False else exported.state_dict
                 numbers[node] = values.state(place[spec.target], constant)
+        elif node.target is torch.ops.aten.clone.default and _sample(node.args[0].meta["val"]) == sample:
+            numbers[node] = numbers[node.args[0]]  # nothing is written, so that a copy is as good as its original
         elif node.op == "call_function" and str(node.target) not in CHECKED:
             args, keywords = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda one: Ref(numbers[one]))
             frozen = _frozen(args), tuple(sorted((name, _frozen(one)) for name, one in keywords.items()))
@@ -267,7 +282,7 @@ def _check_pure(node: Node) -> None:
         raise _impure(f"{target} draws random numbers", node)
     written = _written(node)
     if written is not None:
-        raise _impure(f"{target} writes to {written}", node)
+        raise _impure(f"{target} writes to an input, a parameter or a buffer: {written}", node)
     if not target._schema.returns:
         raise _impure(f"{target} asserts, or does what no value tells", node)
 
