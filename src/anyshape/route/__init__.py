@@ -6,11 +6,20 @@ from anyshape.route.core.router import Router
 from anyshape.route.core.router_functions import top_k
 from anyshape.route.core.routes import Routes
 from anyshape.route.core.stack import StackedBranches, stack
-from anyshape.route.flow import Flow, analyze
+from anyshape.route.flow import Flow, Relation, Verdict, analyze, branch_independent
 from anyshape.route.optimize.decision import Decision
+from anyshape.route.optimize.drift import DriftPolicy
 from anyshape.route.optimize.plan import Plan, optimize
+from anyshape.route.optimize.plan_files import load_plan, save_plan
+from anyshape.route.profile.files import load_profile, save_profile
+from anyshape.route.profile.overhead import measure_overhead
 from anyshape.route.profile.profile import Profile
+from anyshape.route.profile.record import profile
+from anyshape.route.profile.replay import replay
 from anyshape.route.profile.routers import routers_of
+from anyshape.route.profile.synthetic import synthetic
 
-__all__ = ["Decision", "Experts", "Flow", "Plan", "Profile", "Router", "Routes", "StackedBranches", "adopt", "analyze",
-           "annotate_cell", "optimize", "release", "restore", "routers_of", "stack", "top_k"]
+__all__ = ["Decision", "DriftPolicy", "Experts", "Flow", "Plan", "Profile", "Relation", "Router", "Routes",
+           "StackedBranches", "Verdict", "adopt", "analyze", "annotate_cell", "branch_independent", "load_plan",
+           "load_profile", "measure_overhead", "optimize", "profile", "release", "replay", "restore", "routers_of",
+           "save_plan", "save_profile", "stack", "synthetic", "top_k"]

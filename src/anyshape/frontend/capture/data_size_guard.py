@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 
 from anyshape.frontend.capture.meta_kernels import rules
 from anyshape.frontend.capture.small_size_guard import SMALL, TAKES_ANY, Compare, Differs, PredictedShapes, Sizes
+from anyshape.frontend.programs.split_program import ASSERTS
 from anyshape.torch_compat import tree as pytree
 from anyshape.torch_compat.tracing import settings, shape_propagation
 from anyshape.torch_compat.versions import api
@@ -133,13 +134,20 @@ def _groups(gm: GraphModule) -> dict[str, str]:
         return name
 
     for node in gm.graph.nodes:
-        names = [one for operand in (node, *node.all_input_nodes) for one in _names(operand)]
-        for name in names:
+        for name in _names(node):
             of(name)
-        if str(node.target) not in TAKES_ANY and node.op != "output":
-            for name in names[1:]:
-                first[of(name)] = of(names[0])
+        names = _meeting(node)
+        for name in names[1:]:
+            first[of(name)] = of(names[0])
     return {name: of(name) for name in list(first)}
+
+
+def _meeting(node: Node) -> list[str]:
+    """The symbols that meet in a call."""
+    if node.op == "output" or str(node.target) in TAKES_ANY:
+        return []
+    values = [node, *(one for one in node.all_input_nodes if str(one.target) not in TAKES_ANY)]
+    return [name for value in values for name in _names(value)]
 
 
 def _names(node: Node) -> Iterator[str]:
@@ -167,15 +175,18 @@ class _CompareEach(Compare):
         self.failed: dict[str, str] = {}
 
     def step(self, node: Node) -> Any:
+        if str(node.target) in ASSERTS:
+            return None  # the program itself checks them
+        if node.target is torch.ops.aten.sym_size.int:
+            operand, dim = node.args
+            return self.values[operand].shape[dim]  # type: ignore[index]
         try:
             return super().step(node)
         except Differs as difference:
             why = str(difference)
         except Exception as error:  # the border: an op that refuses these sizes is eager PyTorch's to report
             why = f"{type(error).__name__}: {error}"
-        names = {self.groups[one] for operand in (node, *node.all_input_nodes) for one in _names(operand)} \
-            if str(node.target) not in TAKES_ANY else set()
-        for group in names or {""}:
+        for group in {self.groups[name] for name in _meeting(node)} or {""}:
             self.failed.setdefault(group, why.strip().split("\n")[0])
         return self.chosen(node.meta.get("example_value"))
 

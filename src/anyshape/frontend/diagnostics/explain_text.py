@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from anyshape.frontend.diagnostics.explain_data import AttentionUse, ProgramNote, plain
+from anyshape.frontend.diagnostics.explain_data import AttentionUse, ProgramNote, RouterNote, plain
 from anyshape.frontend.messages.size_text import arena_text, number, said
 from anyshape.frontend.programs.session import Fallback
 from anyshape.sym.expr import Expr, Size
@@ -22,6 +22,7 @@ class Explanation:
     """Programs, fallbacks and written-out attention of one compiled object. values: the sizes given to `explain`.
 
     eager: (reason, number) for calls that ran as PyTorch, all or a part of them, and for runs of graphs that do.
+    cuts: where programs are in parts because a router sends their rows to branches, which is no fall back.
     """
 
     name: str
@@ -31,6 +32,8 @@ class Explanation:
     values: tuple[tuple[str, int], ...] = ()
     attentions: tuple[AttentionUse, ...] = ()
     eager: tuple[tuple[str, int], ...] = ()
+    routers: tuple[RouterNote, ...] = ()
+    cuts: tuple[Fallback, ...] = ()
 
     def number(self, size: Size) -> int | None:
         """`size` in numbers, where the given sizes determine it."""
@@ -71,10 +74,14 @@ def view(explanation: Explanation) -> Any:
                           "nothing is compiled yet: compiling happens at the first call"))
     parts += [_program(program, explanation) for program in explanation.programs]
     parts += _filled(
+        _table("\nrouters", ("router", "branches", "lowering", "decided by", "combine", "drop", "profile"), (
+            (one.name, str(one.branches), one.way, one.decides, one.combine, one.drop,
+             "recorded" if one.recorded else "") for one in explanation.routers), right=("branches",)),
         _table("\nattention that the model writes out", ("graph", "uses", "source", "what"), (
             (str(one.graph), str(one.uses), _source((one.where,)),
              f"{'fused' if one.taken else 'left as it is'}: {one.what}") for one in explanation.attentions),
             right=("graph", "uses")),
+        _table("\nprograms in parts", ("program", "why"), ((one.name, one.reason) for one in explanation.cuts)),
         _table("\nwhat did not go the compiled road", ("what", "stage", "why"), (
             (one.name, one.stage, one.reason) for one in explanation.fallbacks)),
         _table("\ncalls that ran as PyTorch, all or a part of them", ("calls", "why"), (

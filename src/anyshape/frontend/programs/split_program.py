@@ -6,6 +6,7 @@ gives is as empty.
 """
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -111,25 +112,35 @@ def _formula(formulas: SymIntImporter, dim: torch.SymInt) -> Size | torch.SymInt
         return dim
 
 
-def _sizes_from_data(nodes: list[Node], calls: list[Node]) -> dict[Node, list[Size | torch.SymInt]]:
-    """The sizes of tensors that can be told after each call whose results the data decide, without those that are not
-    small as long as no symbol is. A general trace takes them to be 2 or more."""
+def _number(size: Size | torch.SymInt, numbers: dict[str, int]) -> int:
+    return api.number_of(size, numbers) if isinstance(size, torch.SymInt) else evaluate(size, numbers)
+
+
+Small = tuple[list[str], list[Union[Size, torch.SymInt]]]
+
+
+def _sizes_from_data(nodes: list[Node], calls: list[Node]) -> dict[Node, Small]:
+    """The sizes of tensors that can be told after each call whose results the data decide: symbols, and formulas that
+    may be small where no symbol is. A general trace takes them to be 2 or more."""
     origin = {name: node for node in reversed(calls) for name in symbols_of([node]) if api.is_unbacked(name)}
     order = {node: place for place, node in enumerate(calls)}
     formulas = SymIntImporter()
-    found: dict[Node, dict[Size | torch.SymInt, None]] = {}
+    found: dict[Node, Small] = {}
     seen: set[Any] = set()
     for node in nodes:
         for dim in _dims(node.meta.get("val")):
             expression = dim.node.expr
-            if expression in seen:
+            names = {str(symbol) for symbol in expression.free_symbols} & origin.keys()
+            if not names or expression in seen:
                 continue
             seen.add(expression)
-            names = {str(symbol) for symbol in expression.free_symbols} & origin.keys()
-            if names and (expression.is_Symbol or api.may_be_small(dim)):
-                last = max((origin[name] for name in names), key=order.__getitem__)
-                found.setdefault(last, {})[_formula(formulas, dim)] = None
-    return {node: list(sizes) for node, sizes in found.items()}
+            last = max((origin[name] for name in names), key=order.__getitem__)
+            symbols, others = found.setdefault(last, ([], []))
+            if expression.is_Symbol:
+                symbols.append(str(expression))
+            elif api.may_be_small(dim):
+                others.append(_formula(formulas, dim))
+    return found
 
 
 def _dims(value: Any) -> Iterator[torch.SymInt]:
@@ -173,7 +184,8 @@ def _load_of(part: Part) -> str:
     for node in part.outputs:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or not value.dim() or not isinstance(value.shape[0], torch.SymInt) \
-                or not all(type(size) is int for size in value.shape[1:]) or not value.is_contiguous():
+                or not all(type(size) is int for size in (*value.shape[1:], *value.stride())) \
+                or list(value.stride()) != [math.prod(value.shape[dim + 1:]) for dim in range(value.dim())]:
             return ""
         loads.add(str(value.shape[0].node.expr))
     if len(loads) != 1 or any(has_effect(node.target) for node in part.nodes):
@@ -262,7 +274,7 @@ class SplitProgram:
                         if node.op == "placeholder" or node in self.steps}
         self.fixed = {self.slots[node]: api.attribute_of(request.gm, str(node.target)) for node in nodes
                       if node.op == "get_attr"}
-        self.small = _sizes_from_data(nodes, found) if self.general else {}
+        self.small: dict[Any, Small] = _sizes_from_data(nodes, found) if self.general else {}
         self.draws = any(has_effect(node.target) for node in nodes)
         self.runs = self._runs(symbols)
 
@@ -289,7 +301,8 @@ class SplitProgram:
             if isinstance(step, Part):
                 runs.append((_RunPart(step, slots, symbols), step, [*step.inputs, *step.outputs]))
                 continue
-            if str(step.target) in SPLITS and step not in returned \
+            known = all(name in self.symbols for name in self.small.get(step, ((), ()))[0])
+            if str(step.target) in SPLITS and step not in returned and known \
                     and all(user.target is operator.getitem for user in step.users):
                 splits[step] = run = _RunSplit(slots[step.args[0]], slots[step.args[1]],  # type: ignore[index]
                                                len(step.meta["val"]))
@@ -364,19 +377,22 @@ class SplitProgram:
 
     def _check(self, step: Node, values: list[Any]) -> None:
         """Refuses the call where eager PyTorch goes another way at sizes that `step` has found."""
-        numbers = {name: int(values[slot]) for name, slot in self.symbols.items() if values[slot] is not None}
-        if values[self.slots[step]] is not None:
-            if _dims_differ(step.meta["val"], values[self.slots[step]]):
-                raise self._refusal(f"{step.target} gave another number of dims")
-            numbers |= dict(_data_sizes(step.meta["val"], values[self.slots[step]]))
-        for size in self.small[step]:
-            number = api.number_of(size, numbers) if isinstance(size, torch.SymInt) else evaluate(size, numbers)
-            if number >= SMALL:
-                continue
-            why = f"the size {size} was {number}" if self.judge is None else self.judge.refusal(numbers)
-            if why:
-                raise self._refusal(why)
+        found = values[self.slots[step]]
+        if found is not None and _dims_differ(step.meta["val"], found):
+            raise self._refusal(f"{step.target} gave another number of dims")
+        symbols, formulas = self.small[step]
+        numbers: dict[str, int] = {}
+        if formulas or found is not None or any(values[self.symbols[name]] < SMALL for name in symbols):
+            numbers = {name: int(values[slot]) for name, slot in self.symbols.items() if values[slot] is not None}
+        if found is not None:
+            numbers |= dict(_data_sizes(step.meta["val"], found))
+        small = [name for name in symbols if numbers.get(name, SMALL) < SMALL]
+        small += [str(size) for size in formulas if _number(size, numbers) < SMALL]
+        if not small:
             return
+        why = f"the size {small[0]} was small" if self.judge is None else self.judge.refusal(numbers)
+        if why:
+            raise self._refusal(why)
 
     def _refusal(self, why: str) -> Exception:
         if self.general:

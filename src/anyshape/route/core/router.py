@@ -57,16 +57,22 @@ class Router(nn.Module):
         self.branches = branches
         self.branch_count = branches.branch_count if self.grouped else len(branches)
         self.combine, self.drop, self.name = combine, drop, name
+        self.recorder: Any = None  # of a profile that is being recorded
+        self.forced: Any = None  # routes of a profile that is being replayed
 
     def forward(self, cells: Tensor | tuple[Tensor, ...], *args: Any, routes: Routes | None = None, **kw: Any) -> Any:
         tensors = cells if isinstance(cells, tuple) else (cells,)
         decided = routes if routes is not None else self.router_fn(*tensors, *args, **kw)
         routes = checked(decided, tensors[0].shape[0], self.name or "a router")
-        alike = choice_of(routes.ids, self.branch_count)
-        if alike is not None and getattr(self, "recorder", None) is None:
+        if self.forced is not None:
+            routes = self.forced.instead_of(routes)
+        alike = choice_of(routes.ids, self.branch_count) if self.recorder is None else None
+        if alike is not None:
             return run_uniform(self, tensors, routes, alike)
         choices = routes.ids.shape[1]
         order, inverse, ends = ops.route_plan(routes.ids, self.branch_count)
+        if self.recorder is not None:
+            self.recorder.note(routes.ids, ends)
         rows = [ops.dispatch(tensor, order, ends, choices, inverse) for tensor in tensors]
         results = self._run(rows, ends)
         found = results if isinstance(results, tuple) else (results,)
@@ -108,7 +114,9 @@ def run_split(branches: Iterable[Callable[..., Any]], rows: list[Tensor], ends: 
     """The results of branches that each take their own rows, sorted by branch as the rows are; a tuple where a branch
     returns one."""
     total = rows[0].shape[0]
-    parts = [ops.split_rows(tensor, ends) for tensor in rows]
+    parts = [ops.split_rows(rows[0], ends)]
+    loads = [part.shape[0] for part in parts[0]]
+    parts += [ops.split_like(tensor, ends, loads) for tensor in rows[1:]]
     results = [branch(*own) for branch, own in zip(branches, zip(*parts, strict=True), strict=True)]
     _check_results(results, [own[0] for own in zip(*parts, strict=True)])
     if not isinstance(results[0], tuple):
@@ -131,7 +139,15 @@ def _alike(result: Any, first: Any, count: int) -> bool:
         return isinstance(result, tuple) and len(result) == len(first) and all(
             isinstance(one, Tensor) and _alike(one, other, count) for one, other in zip(result, first, strict=True))
     return isinstance(result, Tensor) and isinstance(first, Tensor) and result.dim() == first.dim() > 0 \
-        and result.dtype == first.dtype and result.shape[0] == count and result.shape[1:] == first.shape[1:]
+        and result.dtype == first.dtype and result.shape[1:] == first.shape[1:] and _are(result.shape[0], count)
+
+
+def _are(rows: int, count: int) -> bool:
+    """Whether two numbers of rows are one; a compiled program asks that when it runs, for it finds them there."""
+    if torch.compiler.is_compiling():
+        torch._check(rows == count)
+        return True
+    return rows == count
 
 
 def _words(result: Any, count: int) -> str:

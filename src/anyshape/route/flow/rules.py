@@ -41,9 +41,26 @@ def is_plain(node: Node) -> bool:
         return str(node.target.name()).startswith("anyshape_route::")
     if word in ("batch_norm", "instance_norm", "dropout", "feature_dropout", "alpha_dropout"):
         return word in ("batch_norm", "dropout") and not any(one is True for one in node.args[2:6])
-    if any(isinstance(one, str) for one in node.args) or (word.endswith("_") and word != "detach_"):
+    if word.endswith("_") and word != "detach_":
+        return _writes_what_nobody_else_has(node)
+    if any(isinstance(one, str) for one in node.args):
         return False
     return word in SILENT or rule_of(node.target) is not None or word in FACTORIES
 
 
+def _writes_what_nobody_else_has(node: Node) -> bool:
+    """Whether an in-place pointwise operator (relu_) writes a tensor that was just made, and that nothing else reads: it
+    is as good as one that is not in place."""
+    if torch.Tag.pointwise not in node.target.tags or not isinstance(node.args[0], Node):  # type: ignore[union-attr]
+        return False
+    made = node.args[0]
+    if len(made.users) > 1 or made.op != "call_function" or not hasattr(made.target, "name"):
+        return False
+    word = word_of(made.target)
+    return word in FRESH or (word.endswith("_") and is_plain(made))
+
+
+# operators whose result is a tensor of its own
+FRESH = """batch_norm layer_norm group_norm linear conv1d conv2d conv3d convolution mm bmm addmm matmul cat add sub mul
+div""".split()
 FACTORIES = "full zeros ones empty arange scalar_tensor eye linspace zeros_like ones_like".split()

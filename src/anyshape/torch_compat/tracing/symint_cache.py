@@ -288,6 +288,9 @@ def _general_answer(node: Any, place: str) -> bool | None:
     known = env._maybe_evaluate_static(formula, size_oblivious=True)
     if known is not None and not _chooses_numbers(env, formula):
         return bool(known)
+    if known is None and isinstance(formula, (sympy.Eq, sympy.Ne)) and any(side in (0, 1) for side in formula.args) \
+            and any(str(symbol).startswith("u") for symbol in formula.free_symbols):
+        return isinstance(formula, sympy.Ne)  # a size that the data tell: general, too; what is found is asked again
     if compat.need("torch._C._current_graph_task_id")() != -1 and isinstance(formula, (sympy.Eq, sympy.Ne)):
         # the formulas of derivatives ask which layout is quicker: unequal sizes have no shortcut
         unequal = isinstance(formula, sympy.Ne)
