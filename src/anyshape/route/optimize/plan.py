@@ -14,7 +14,7 @@ from torch import nn
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
 from anyshape.route.flow import analyze
-from anyshape.route.optimize import constant_routes, dead_branches, fuse, place, preload, sink
+from anyshape.route.optimize import constant_routes, dead_branches, fuse, place, preload, sink, speculate
 from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
 from anyshape.route.optimize.drift import DriftPolicy
 from anyshape.route.optimize.watched import Watched
@@ -22,7 +22,7 @@ from anyshape.route.profile.profile import Profile, ProfileView
 from anyshape.route.report import collect, write_report
 
 # in the order in which they propose and are applied: what changes the graph, then what changes how routers run
-PASSES: tuple[Optimisation, ...] = (constant_routes, sink, dead_branches, fuse, place, preload)
+PASSES: tuple[Optimisation, ...] = (constant_routes, sink, dead_branches, fuse, place, preload, speculate)
 ANALYZE: Compile | None = analyze  # the static flow analysis, (model, *example) -> Flow
 DEFAULT = DriftPolicy()
 

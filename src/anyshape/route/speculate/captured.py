@@ -67,11 +67,13 @@ class Ref:
 @dataclass(frozen=True, slots=True)
 class Path:
     """One way through the region: decisions as (number of the value ids [cells, k], choice), and what is returned:
-    leaves, each a Ref or a constant, and how they nest."""
+    leaves, each a Ref or a constant, and how they nest. routers: who decided; cells: of how many each time."""
 
     decisions: tuple[tuple[int, Choice], ...]
     leaves: tuple[Any, ...]
     nesting: Any
+    routers: tuple[str, ...] = ()
+    cells: tuple[int, ...] = ()
 
 
 class Values:
@@ -245,7 +247,8 @@ def _numbered(exported: Any, tape: Tape, values: Values) -> Path:
     count = len(tape.ids)
     ids = [one.number for one in leaves[len(leaves) - count:]]
     own = nesting.child(0) if hasattr(nesting, "child") else nesting.children_specs[0]
-    return Path(tuple(zip(ids, tape.choices, strict=True)), tuple(leaves[:len(leaves) - count]), own)
+    return Path(tuple(zip(ids, tape.choices, strict=True)), tuple(leaves[:len(leaves) - count]), own,
+                tuple(tape.names), tuple(int(one.shape[0]) for one in tape.ids))
 
 
 def _frozen(value: Any) -> Any:

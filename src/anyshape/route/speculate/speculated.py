@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from anyshape.base.errors import AnyShapeError
 from anyshape.route.core.router import Router
-from anyshape.route.speculate.captured import Alone, Compile, Values, capture
+from anyshape.route.speculate.captured import Alone, Compile, Path, Values, capture
 from anyshape.route.speculate.gate import Gate
 from anyshape.route.speculate.path_tree import COMMIT, Branching, Builder, Outcome, Tree, branchings, follow, nested, run
 from anyshape.route.speculate.payoff import Payoff
@@ -70,7 +70,8 @@ class Speculated(nn.Module):
                  compile: Compile | None = None, calls: int = 0, defer: bool | None = None,
                  clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
-        for name, (router, _) in names.items():
+        self.routers = {name: router for name, (router, _) in names.items()}
+        for name, router in self.routers.items():
             router.router_fn = WatchedFunction(router.router_fn, name)
         self.general, self.training = model, model.training
         self.predictions, self.calls, self.defer = tuple(predictions), calls, defer
@@ -125,6 +126,8 @@ class Speculated(nn.Module):
             return "training"
         if not self._same_state():
             return "parameters or buffers were replaced"
+        if any(router.forced is not None for router in self.routers.values()):
+            return "routes are replayed"
         return ""
 
     def _by_general(self, reason: str, args: Any, keywords: Any) -> Any:
@@ -239,11 +242,26 @@ class Speculated(nn.Module):
             pair = self.counters["hits"] <= PAIRED or self.counters["hits"] % AGAIN == 0
             if not pair:
                 payoff.took_hit(middle - begin)
+        if not pair and outcome is not None and outcome.ends is not None:
+            self._record(outcome.ends)
         if pair:
-            results = self.general(*args, **keywords)
+            begin_general = self.clock()
+            results = self.general(*args, **keywords)  # which records its decisions
             with self.lock:
-                payoff.paired(middle - begin, self.clock() - end)
+                payoff.paired(middle - begin, self.clock() - begin_general)
         return results
+
+    def _record(self, ends: Path) -> None:
+        """Notes the decisions of a hit where the routers, which have not run, are being profiled; those that the path
+        does not meet have no cells, as on the general path."""
+        recorded = {name: router for name, router in self.routers.items() if router.recorder is not None}
+        for name, router in recorded.items():
+            met = [place for place, own in enumerate(ends.routers) if own == name]
+            noted = [(ends.decisions[place][1], ends.cells[place]) for place in met] or [((-1,), 0)]
+            for choice, cells in noted:
+                ids = torch.tensor(choice).expand(cells, len(choice))
+                counts = torch.tensor([choice.count(branch) * cells for branch in range(router.branch_count)])
+                router.recorder.note(ids, counts.cumsum(0).int())
 
     def _redo(self, results: Any, redo: Tensor, args: Any, keywords: Any) -> Any:
         """Results whose rows `redo` are those of the general path."""
