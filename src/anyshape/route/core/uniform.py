@@ -33,14 +33,15 @@ def choice_of(ids: Tensor, branches: int) -> Choice | None:
 
 def run_uniform(router: Any, tensors: Sequence[Tensor], routes: Routes, choice: Choice) -> Any:
     """The router's result where all cells choose `choice`."""
-    return combine_uniform(router, *by_choice(router, tensors, choice), tensors, routes, choice)
+    results, several = by_choice(router, tensors, choice)
+    return combine_uniform(router, results, several, tensors, routes, choice)
 
 
 def combine_uniform(router: Any, results: list[list[Tensor | None]], several: bool, tensors: Sequence[Tensor],
                     routes: Routes, choice: Choice) -> Any:
     """The router's result from what `by_choice` found."""
     combined = tuple(_combined(router, rows, own, routes, choice)
-                     for rows, own in zip(results, (*tensors, *tensors[:1] * len(results)), strict=False))
+                     for rows, own in zip(results, (*tensors, *[tensors[0]] * len(results)), strict=False))
     return combined if several else combined[0]
 
 

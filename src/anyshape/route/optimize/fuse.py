@@ -88,7 +88,7 @@ def _propose(context: Context, name: str, router: Router, cells: tuple[Tensor, .
     if cells is None:
         return Decision(name, NAME, False, "give optimize(example=...): what a cell is, is not known")
     loads = context.profile.loads(name)
-    if not len(loads):
+    if not len(loads) or "stacked" not in options:  # a refusal measured nothing
         return Decision(name, NAME, False, "the profile has no call of this router")
     try:
         fused = build(branches, classes, cells)
@@ -243,7 +243,7 @@ def apply(model: nn.Module, decision: Decision, compile: Compile | None = None) 
 def cost(decision: Decision, profile: Profile) -> float:
     """Expected seconds of a call of the router's branches under these loads."""
     options, loads = decision.options, profile.loads(decision.router)
-    if not len(loads):
+    if not len(loads) or "stacked" not in options:  # a refusal measured nothing
         return 0.0
     by_rows = piecewise(_distinct([(int(rows), seconds) for rows, seconds in options["stacked"]]))
     by_capacity = piecewise([(a, b) for a, b in options["padded"]]) if options["padded"] else by_rows

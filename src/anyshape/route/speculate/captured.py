@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from anyshape.base.errors import AnyShapeError, InputError
 from anyshape.route.speculate.predicted import Choice, Prediction, Tape, UnknownPath, current_tape, taped
+from anyshape.torch_compat import tree as pytree
 
 INPUT, STATE = "input", "state"
 # what export leaves of checks that were made while it traced
@@ -180,8 +180,8 @@ class Alone(nn.Module):
 
 def capture(model: nn.Module, prediction: Prediction, args: tuple[Any, ...], keywords: dict[str, Any],
             values: Values) -> Path | None:
-    """The path of a model of predicted routers, its values numbered in `values`; None where the prediction has no choice
-    for a router that the path meets.
+    """The path of a model of predicted routers, its values numbered in `values`; None where the prediction has no
+    choice for a router that the path meets.
 
     Raises:
         ImpureRegion: it writes to inputs, parameters, buffers or attributes, draws random numbers, reads data on the
@@ -311,7 +311,8 @@ Attributes = dict[tuple[str, str], Any]
 
 def _attributes(model: nn.Module) -> Attributes:
     """What modules hold besides tensors and modules, as far as it can be compared."""
-    return {(path, name): value if isinstance(value, (int, float, str, bool, type(None))) else (id(value), _length(value))
+    plain = (int, float, str, bool, type(None))
+    return {(path, name): value if isinstance(value, plain) else (id(value), _length(value))
             for path, module in model.named_modules() for name, value in vars(module).items()
             if not name.startswith("_")}
 

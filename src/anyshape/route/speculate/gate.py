@@ -41,14 +41,10 @@ class Gate:
             while self.is_closed:
                 self.changed.wait()
             self.is_closed = True
-            try:
+        try:
+            with self.changed:
                 while self.inside:
                     self.changed.wait()
-            except BaseException:
-                self.is_closed = False
-                self.changed.notify_all()
-                raise
-        try:
             yield
         finally:
             with self.changed:

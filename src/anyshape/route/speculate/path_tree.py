@@ -7,8 +7,8 @@
 A region is a chain of decisions that one program computes, and what the way taken next needs. The host reads its
 decisions once, at its end (a commit point). Where one is not as predicted, the call goes on at that decision with the
 values that are there, along another path of the tree; where the tree has none, the caller runs the general path. So a
-decision deferred too far costs work done in vain, never a wrong result. (In the words of tracing compilers: a trace tree;
-Gal et al., PLDI 2009.)
+decision deferred too far costs work done in vain, never a wrong result. (Tracing compilers call it a trace tree: Gal
+et al., PLDI 2009.)
 """
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule
-from torch.utils import _pytree as pytree
 
 from anyshape.route.speculate.captured import INPUT, STATE, Compile, Path, Ref, Values, compiled
 from anyshape.route.speculate.predicted import Choice
+from anyshape.torch_compat import tree as pytree
 
 
 @dataclass(eq=False)
 class Branching:
     """A place of the tree: a decision with a way for each choice that is known, or an end with results.
 
-    count: of the predicted calls, how many come here, in shares of all. share: of those that come to the decision before.
+    count: of the predicted calls, how many come here, in shares of all. share: of those that come to the one before.
     """
 
     count: float = 0.0
@@ -120,8 +120,7 @@ class Outcome:
     """What became of a call.
 
     ends: the path that it took; None where the tree has none for its decisions. leaves: its results. choices: what was
-    decided, as far as it is known. deferred: decisions that were computed ahead of a decision before them; missed: those
-    places where this was in vain. redo: cells [N] that took another way (bool); None where all took this one.
+    decided, as far as it is known. missed: where what was computed ahead of a decision was in vain. redo: cells [N] that took another way (bool); None where all took this one.
     """
 
     ends: Path | None
@@ -250,7 +249,8 @@ def run(tree: Tree, tensors: Sequence[Tensor], independent: bool = False) -> Out
             other: then cells that part from the others are left for the caller to do again.
     """
     known: dict[int, Any] = {number: tensors[place] for number, place in tree.inputs}
-    region, choices, missed, redo = tree.root, [], 0, None
+    region, missed, redo = tree.root, 0, None
+    choices: list[Choice] = []
     while True:
         decided = region.predicted
         if region.program is not None:
@@ -275,7 +275,7 @@ def run(tree: Tree, tensors: Sequence[Tensor], independent: bool = False) -> Out
 
 
 def _results(tree: Tree, ends: Path, known: dict[int, Any]) -> tuple[Any, ...]:
-    """Results, none of them a tensor that the caller has: copies where an input, a parameter or another result is one."""
+    """Results, none of them a tensor that the caller has: copies of inputs, parameters and other results."""
     own = {number for number, _ in tree.inputs} | set(tree.states)
     found: list[Any] = []
     for leaf in ends.leaves:

@@ -10,25 +10,36 @@ beyond the first few, where a region is not pure, and while it does not pay (pay
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from anyshape.base.errors import AnyShapeError
 from anyshape.route.core.router import Router
 from anyshape.route.speculate.captured import Alone, Compile, Path, Values, capture
 from anyshape.route.speculate.gate import Gate
-from anyshape.route.speculate.path_tree import COMMIT, Branching, Builder, Outcome, Tree, branchings, follow, nested, run
+from anyshape.route.speculate.path_tree import (
+    COMMIT,
+    Branching,
+    Builder,
+    Outcome,
+    Tree,
+    branchings,
+    follow,
+    nested,
+    run,
+)
 from anyshape.route.speculate.payoff import Payoff
-from anyshape.route.speculate.predicted import (
-    Choice, Prediction, PredictedRouter, WatchedFunction, replaced, watching)
+from anyshape.route.speculate.predicted import Choice, PredictedRouter, Prediction, WatchedFunction, replaced, watching
+from anyshape.torch_compat import tree as pytree
 
 SIZES = 8  # kinds of inputs, by their shapes and dtypes, that have programs
 PAIRED, AGAIN = 3, 256  # hits that also run the general path, to compare times: the first few, then one of so many
@@ -56,10 +67,10 @@ class Speculated(nn.Module):
         rowwise: (module, *tensors) -> whether row i of each of its results is one function of row i of the tensors:
             where it proves that of results and decisions, cells that part from the others are redone alone.
         compile: for the programs of regions; it is given ExportedPrograms.
-        calls: how many calls the shares are of, 0 where they are exact. defer: whether decisions on the likeliest way are
-            read together at its end, or each before what follows it; left out, measured times say which. clock: seconds.
+        calls: how many calls the shares are of, 0 where they are exact. defer: whether decisions on the likeliest way
+            are read together at its end, or each before what follows it; left out, measured times say which. clock: seconds.
 
-    Counts (`counters`): hits; misses, of which roll_backs ran the general path again and redone_cells are cells that did;
+    Counts (`counters`): hits; misses, of which roll_backs ran the general path again; redone_cells, cells that did;
     wasted, decisions computed ahead in vain; general_calls, by reason in `reasons`; errors in speculated regions.
     """
 
@@ -84,8 +95,8 @@ class Speculated(nn.Module):
         self.reasons: Counter[str] = Counter()
         self.lock = threading.Lock()
         self.gate = Gate()
-        self.held = [(module._parameters, module._buffers) for module in model.modules()]
-        self.state = self._state()
+        self.places = [place for module in model.modules() for place in (module._parameters, module._buffers)]
+        self.state = list(self._held())
 
     # ---- a call
 
@@ -106,7 +117,8 @@ class Speculated(nn.Module):
         flat, nesting = pytree.tree_flatten((args, keywords))
         key = None if reason else _key(flat, nesting)
         if key is None:
-            return self._by_general(reason or "arguments that are neither tensors nor plain values", args, keywords), None
+            reason = reason or "arguments that are neither tensors nor plain values"
+            return self._by_general(reason, args, keywords), None
         prepared = self.prepared.get(key)
         if prepared is None:
             wanted = key if len(self.prepared) < SIZES else None
@@ -284,11 +296,11 @@ class Speculated(nn.Module):
 
     # ---- state
 
-    def _state(self) -> list[tuple[dict[str, Any], str, Any]]:
-        return [(place, name, tensor) for places in self.held for place in places for name, tensor in place.items()]
+    def _held(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(map(dict.values, self.places))
 
     def _same_state(self) -> bool:
-        return all(place.get(name) is tensor for place, name, tensor in self.state)
+        return sum(map(len, self.places)) == len(self.state) and all(map(operator.is_, self._held(), self.state))
 
     def summary(self) -> dict[str, Any]:
         """The counters, and the payoff of each kind of inputs."""
