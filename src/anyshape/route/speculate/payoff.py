@@ -3,9 +3,9 @@
     on iff  p * t_hidden - (1 - p) * t_waste > margin        t_hidden = general - hit, t_waste = miss - general
 
 all as shares of a general call: calls differ in length with the ways that they take, so times are compared within a
-call only. Off again where the left side falls below zero (hysteresis). Besides, what misses have cost beyond what hits have
-saved stays within a share of the time of all calls: a run is never slower than without speculation by more than that
-share and the first miss, whatever the decisions are.
+call only. Off again where the left side falls below zero (hysteresis). Besides, what misses have cost beyond what
+hits have saved stays within a share of the time of all calls: a run is never slower than without speculation by more
+than that share and the first miss, whatever the decisions are.
 """
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Payoff:
     """Running means.
 
     rate: of calls whose decisions were as predicted. hit: seconds of a predicted call by those of the general path on
-    the same inputs; None while it is not measured. waste: the same of what a wrong prediction costs. general: seconds of
-    a general call. pairs: how often both were compared. balance: seconds that hits have saved less those that misses
+    the same inputs; None while it is not measured. waste: the same of what a wrong prediction costs. general: seconds
+    of a general call. pairs: how often both were compared. balance: seconds that hits have saved less those that misses
     have cost, and the share of all time that may be wasted.
     """
 

@@ -68,7 +68,8 @@ class Speculated(nn.Module):
             where it proves that of results and decisions, cells that part from the others are redone alone.
         compile: for the programs of regions; it is given ExportedPrograms.
         calls: how many calls the shares are of, 0 where they are exact. defer: whether decisions on the likeliest way
-            are read together at its end, or each before what follows it; left out, measured times say which. clock: seconds.
+            are read together at its end, or each before what follows it; left out, measured times say which.
+        clock: seconds.
 
     Counts (`counters`): hits; misses, of which roll_backs ran the general path again; redone_cells, cells that did;
     wasted, decisions computed ahead in vain; general_calls, by reason in `reasons`; errors in speculated regions.
