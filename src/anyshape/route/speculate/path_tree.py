@@ -120,7 +120,8 @@ class Outcome:
     """What became of a call.
 
     ends: the path that it took; None where the tree has none for its decisions. leaves: its results. choices: what was
-    decided, as far as it is known. missed: where what was computed ahead was in vain. redo: cells [N] that took another way (bool); None where all took this one.
+    decided, as far as it is known. missed: where what was computed ahead was in vain. redo: cells [N] that took
+    another way (bool); None where all took this one.
     """
 
     ends: Path | None

@@ -5,7 +5,7 @@
 all as shares of a general call: calls differ in length with the ways that they take, so times are compared within a
 call only. Off again where the left side falls below zero (hysteresis). Besides, what misses have cost beyond what
 hits have saved stays within a share of the time of all calls: a run is never slower than without speculation by more
-than that share and the first miss, whatever the decisions are.
+than that share and the first three calls, whatever the decisions are.
 """
 from __future__ import annotations
 
