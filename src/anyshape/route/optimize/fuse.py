@@ -88,7 +88,7 @@ def _propose(context: Context, name: str, router: Router, cells: tuple[Tensor, .
     if cells is None:
         return Decision(name, NAME, False, "give optimize(example=...): what a cell is, is not known")
     loads = context.profile.loads(name)
-    if not len(loads) or "stacked" not in options:  # a refusal measured nothing
+    if not len(loads):
         return Decision(name, NAME, False, "the profile has no call of this router")
     try:
         fused = build(branches, classes, cells)
