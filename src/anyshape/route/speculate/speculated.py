@@ -96,7 +96,8 @@ class Speculated(nn.Module):
         self.reasons: Counter[str] = Counter()
         self.lock = threading.Lock()
         self.gate = Gate()
-        self.places = [place for module in model.modules() for place in (module._parameters, module._buffers)]
+        self.places = [place for module in model.modules()
+                       for place in (vars(module)["_parameters"], vars(module)["_buffers"])]
         self.state = list(self._held())
 
     # ---- a call
