@@ -245,7 +245,7 @@ def apply(model: nn.Module, decision: Decision, compile: Compile | None = None) 
 def cost(decision: Decision, profile: Profile) -> float:
     """Expected seconds of a call of the router's branches under these loads; 0 where nothing was measured."""
     options, loads = decision.options, profile.loads(decision.router)
-    if not len(loads) or "stacked" not in options:
+    if not len(loads) or "stacked" not in options:  # a refusal measured nothing
         return 0.0
     points = options["stacked" if decision.applied else "split"]
     by_rows = piecewise(_distinct([(int(rows), seconds) for rows, seconds in points]))
