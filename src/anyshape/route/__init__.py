@@ -1,9 +1,21 @@
 """Dynamic networks (mixtures of experts, early exits, patches): cells, routers, optimisation from a profile."""
 from anyshape.route.adopt import adopt, release
 from anyshape.route.core.branches import Experts
+from anyshape.route.core.capacity import limited
 from anyshape.route.core.cells import annotate_cell, restore
+from anyshape.route.core.loop import Loop, loop
+from anyshape.route.core.losses import load_balance, z_loss
 from anyshape.route.core.router import Router
-from anyshape.route.core.router_functions import top_k
+from anyshape.route.core.router_functions import (
+    confidence_exit,
+    expert_choice,
+    hash_route,
+    residual_threshold,
+    switch,
+    task_route,
+    threshold,
+    top_k,
+)
 from anyshape.route.core.routes import Routes
 from anyshape.route.core.stack import StackedBranches, stack
 from anyshape.route.flow import Flow, Relation, Verdict, analyze, branch_independent
@@ -12,6 +24,8 @@ from anyshape.route.optimize.plan import Plan, optimize
 from anyshape.route.profile.profile import Profile
 from anyshape.route.profile.routers import routers_of
 
-__all__ = ["Decision", "Experts", "Flow", "Plan", "Profile", "Relation", "Router", "Routes", "StackedBranches",
-           "Verdict", "adopt", "analyze", "annotate_cell", "branch_independent", "optimize", "release", "restore",
-           "routers_of", "stack", "top_k"]
+__all__ = ["Decision", "Experts", "Flow", "Loop", "Plan", "Profile", "Relation", "Router", "Routes",
+           "StackedBranches", "Verdict", "adopt", "analyze", "annotate_cell", "branch_independent",
+           "confidence_exit", "expert_choice", "hash_route", "limited", "load_balance", "loop", "optimize",
+           "release", "residual_threshold", "restore", "routers_of", "stack", "switch", "task_route", "threshold",
+           "top_k", "z_loss"]
