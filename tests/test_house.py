@@ -17,12 +17,13 @@ FILES = sorted(path for path in SOURCE.rglob("*.py"))
 ORDER = tuple("""
 base  sym
 torch_compat  torch_compat/versions  torch_compat/tracing  torch_compat/dynamo
-route/core  route/profile  route/flow  route/store  route/preload  route/speculate  route/optimize  route
+route/core  route/profile  route/flow  route/store  route/preload  route/placement  route/speculate  route/report
+route/optimize  route
 ir  ops  passes  passes/driver
 kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
-backend/cpu/bytecode  backend/cpu/routines  backend/cpu
+backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution  backend/cpu
 runtime/memory  runtime/context  runtime/torch_ops  runtime/cost  runtime/specialize  runtime/call  runtime/budget
 runtime/inspect  runtime
 compiler

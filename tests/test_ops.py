@@ -28,6 +28,7 @@ from anyshape.ir.op import OPS
 from anyshape.ir.scalar import SCALAR, Ranges
 from anyshape.ir.types import SizeType, TensorType, kind_of
 from anyshape.ops import pointwise
+from anyshape.ops.routing import ROUTING
 from anyshape.ops.shape_preconditions import uncertain_sizes
 from anyshape.ops.view import reshape_index
 from anyshape.plan.ir.program import ExternStep
@@ -439,7 +440,8 @@ def test_every_row_is_sampled() -> None:
     assert with_body == BODY_ROWS
     without = {name for name, row in OPS.items() if row.body is None}
     assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, "matmul", "matmul_add", "convolution",
-                       "extern", "attention", "attention_backward", "grouped", "grouped_inner", *SCATTERS}
+                       "extern", "attention", "attention_backward", "grouped", "grouped_conv", "grouped_inner",
+                       *ROUTING, *SCATTERS}
 
 
 def test_every_scalar_operation_has_a_row() -> None:
@@ -674,6 +676,12 @@ REFUSED = [
     (Sample("grouped", (x32, T("f32", (2, 4, 5)), T("i32", (2,)))), "has 4 rows"),
     (Sample("grouped", (x32, T("f32", (2, 3, 5)), T("i32", (m,)))), "m.* for 2 groups"),
     (Sample("grouped_inner", (T("f32", (3, n)), T("f32", (n, 2)), T("f32", (2,)))), "no ends of groups"),
+    (Sample("topk", (x32,), {"k": 4}), "less than 4 elements"),
+    (Sample("topk", (x32,), {"k": 0}), "not a positive number"),
+    (Sample("topk", (flags,), {"k": 1}), "no lines of numbers"),
+    (Sample("route_plan", (T("i32", (n, 2)),), {"branches": 3}), "no ids of branches"),
+    (Sample("route_plan", (T("i64", (n, 2)),), {"branches": n}), "not a positive number"),
+    (Sample("segment_ids", (T("f32", (3,)),), {"size": n}), "no ends of groups"),
     (Sample("extern", (), {"target": "t", "template": (("args", ("operand", 0)), ("kwargs",)), "effect": False}),
      "names operand 0 of 0"),
 ]

@@ -241,6 +241,8 @@ def test_routers_within_branches():
     assert set(plain.routers) == {"a", "b", inner}
     within = plain.between("a", inner)
     assert within.kind == "subset" and within.map.tolist() == list(range(6)) and within.inside == ("b",)
+    own = plain.between("b", inner)
+    assert own.kind == "subset" and own.map.tolist() == list(range(6)) and own.inside == ("b",)
     assert plain.between(inner, "output").inside == ("b",)
     assert plain.between("input", "output").kind == "identity"
     rolled = flow(lambda rows: rows.roll(1, 0))
@@ -360,5 +362,7 @@ def test_convolutions_of_samples_are_row_wise_and_modules_of_a_flow_are_asked_by
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
                           nn.Flatten(), nn.Linear(16, 3)).eval()
     flow = route.analyze(model, torch.randn(2, 3, 6, 6))
+    stacked = Two(nn.Identity(), second=route.Router(lambda x: (x.sum(1) > 0).long(), route.stack([mlp(), mlp()])))
+    assert route.analyze(stacked, torch.randn(6, WIDTH)).between("a", "output").kind == "identity"
     assert flow.independent("") and flow.independent(model[0]) and flow.independent("4")
     assert all(apart for *_, apart in flow.operators())

@@ -1,6 +1,7 @@
 """Plans: optimisations propose, decisions are applied to a copy, reasons are printed, other models are refused."""
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -99,3 +100,111 @@ def test_bad_arguments(negate):
         route.optimize(model, loads(model), passes=("fuze",))
     with pytest.raises(anyshape.AnyShapeError, match="memory_limit"):
         route.optimize(model, loads(model), memory_limit="much")
+
+
+# ---- files and reports
+
+
+def decided(model):
+    return route.synthetic(model, "markov", calls=6, cells=20)
+
+
+def test_a_saved_plan_is_read_back(negate, tmp_path, monkeypatch):
+    from anyshape.route.optimize import plan_files
+    monkeypatch.setattr(plan_files, "PASSES", (Negate(),))
+    model = Model()
+    plan = route.optimize(model, decided(model), memory_limit="2MB")
+    route.save_plan(plan, tmp_path / "a.plan")
+    again = route.load_plan(tmp_path / "a.plan")
+    assert again.decisions == plan.decisions and again.memory_limit == 2_000_000 and str(again) == str(plan)
+    assert torch.equal(again.apply(model)(torch.ones(2, 4)), plan.apply(model)(torch.ones(2, 4)))
+    assert route.load_profile(tmp_path / "a.plan").routers == ("first", "second")  # a plan has its profile
+
+
+def test_files_that_are_no_plans(negate, tmp_path):
+    model = Model()
+    route.save_profile(decided(model), tmp_path / "profile")
+    route.save_plan(route.optimize(model, decided(model)), tmp_path / "unknown")  # this version has no `negate`
+    route.save_profile(decided(model), tmp_path / "odd", {
+        "format": "anyshape-route-plan-1", "passes": [], "memory_limit": 0,
+        "decisions": [{"router": 3, "optimisation": "preload", "applied": True, "why": ""}]})
+    for name, why in (("profile", "without decisions"), ("unknown", "optimisation 'negate'"), ("odd", "router")):
+        with pytest.raises(anyshape.AnyShapeError, match="is no plan") as error:
+            route.load_plan(tmp_path / name)
+        assert why in error.value.why and error.value.do
+
+
+class Counting(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+    def summary(self):
+        return {"hits": 7, "hit_rate": 0.875, "reasons": {"<size>": 1}}
+
+
+@pytest.mark.parametrize("suffix", ["html", "json", "png"])
+def test_a_report_shows_loads_joint_distributions_and_decisions(negate, tmp_path, suffix):
+    model, path = Model(), tmp_path / f"routers.{suffix}"
+    plan = route.optimize(model, decided(model))
+    plan.report(path, Counting(model))
+    content = path.read_bytes()
+    if suffix == "png":
+        assert content.startswith(b"\x89PNG")
+    elif suffix == "html":
+        text = content.decode()
+        assert text.count("data:image/png;base64,") == 3  # two routers and what they have in common
+        for word in ("it is the first", "refused", "2.00x", "bits in common", "hit_rate", "0.875", "&lt;size&gt;"):
+            assert word in text
+    else:
+        data = json.loads(content)
+        first, second = data["routers"]
+        assert np.allclose(np.mean(first["heat"], 0), plan.profile.loads("first").mean(0), atol=0.01)
+        assert first["percentiles"] == plan.profile.percentiles("first", first["percents"]).tolist()
+        assert data["joint"][0]["counts"] == plan.profile.joint("first", "second").tolist()
+        assert data["joint"][0]["information"] > 0.02 and second["balance"] <= 1
+        assert data["observed"] == [{"what": "Counting", "where": "", "hits": 7, "hit_rate": 0.875,
+                                     "reasons": {"<size>": 1}}]
+
+
+def test_a_heat_map_is_a_picture():
+    from anyshape.route.report.page import png
+    content = png([[0, 1, 2], [3, 4, 4]])
+    assert content[16:24] == b"\0\0\0\3\0\0\0\2"
+    import zlib
+    begin = content.index(b"IDAT") + 4
+    lines = zlib.decompressobj().decompress(content[begin:])
+    assert len(lines) == 2 * (1 + 9) and lines[1:4] == b"\xff\xff\xff" and lines[-3:] == bytes((31, 99, 214))
+
+
+def test_a_report_of_no_calls(tmp_path):
+    model = Model()
+    route.optimize(model, profile_of_loads(model), passes=()).report(tmp_path / "a.html")
+    assert "never called" in (tmp_path / "a.html").read_text()
+    with pytest.raises(anyshape.AnyShapeError, match="is not written to"):
+        route.optimize(model, profile_of_loads(model), passes=()).report(tmp_path / "a.txt")
+
+
+def test_the_command_reports_a_saved_profile(tmp_path, capsys):
+    from anyshape.tools.cli import main
+    model = Model()
+    route.save_profile(decided(model), tmp_path / "a.profile")
+    route.save_plan(route.optimize(model, decided(model)), tmp_path / "a.plan")
+    for name in ("a.profile", "a.plan"):
+        assert main(["report", str(tmp_path / name), "--out", str(tmp_path / f"{name}.html")]) == 0
+        assert "bits in common" in (tmp_path / f"{name}.html").read_text()
+    assert "plan:" in capsys.readouterr().out
+
+
+def test_explain_knows_routers():
+    model = Model()
+    fast = anyshape.compile(model)
+    notes = fast.explain().routers
+    assert [(one.name, one.branches, one.way, one.decides, one.recorded) for one in notes] == [
+        ("first", 3, "split", "TopK", False), ("second", 2, "split", "TopK", False)]
+    with route.profile(model):
+        text = str(fast.explain())
+    assert "routers" in text and "recorded" in text

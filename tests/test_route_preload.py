@@ -1,4 +1,4 @@
-"""Speculative weight preload: the same bits under a limit in bytes that holds, prediction, errors of the disk, threads."""
+"""Speculative weight preload: the same bits under a limit that holds, prediction, errors of the disk, threads."""
 from __future__ import annotations
 
 import gc
@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def resident(store) -> int:
     """Bytes that the kernel says are in memory of a store's address space."""
     begin = store.memory.bytes.data_ptr()
     end, inside, found = begin + len(store.memory.map), False, 0
-    for line in open("/proc/self/smaps"):
+    for line in Path("/proc/self/smaps").read_text().splitlines():
         head = line.split()[0]
         if "-" in head and not head.endswith(":"):
             low, high = (int(word, 16) for word in head.split("-"))
@@ -300,8 +301,8 @@ def test_state_is_read_from_the_file_and_gradients_are_refused():
         ours, theirs = fast.state_dict(), model.state_dict()
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
     x = torch.randn(3, WIDTH, requires_grad=True)
-    for attempt in (lambda: fast(x).sum().backward(), lambda: fast.load_state_dict(theirs), lambda: torch.save(fast, os.devnull),
-                    lambda: fast.train()(x), lambda: fast.double()):
+    for attempt in (lambda: fast(x).sum().backward(), lambda: fast.load_state_dict(theirs),
+                    lambda: torch.save(fast, os.devnull), lambda: fast.train()(x), lambda: fast.double()):
         with pytest.raises(InputError) as raised:
             attempt()
         assert raised.value.why and raised.value.do
@@ -349,9 +350,8 @@ def test_a_damaged_file_is_said_and_what_is_in_memory_goes_on(damage):
         os.ftruncate(cache.lower.number, 2 * 4096)
     else:
         os.pwrite(cache.lower.number, b"\0", cache.lower.starts[3] + 77)
-    with pytest.raises(StoreError) as raised:
-        with cache.use([0, 3]):
-            pytest.fail("it ran without its weights")
+    with pytest.raises(StoreError) as raised, cache.use([0, 3]):
+        pytest.fail("it ran without its weights")
     assert "branch 3" in raised.value.what and raised.value.why and raised.value.do
     with cache.use([0, 1]):
         assert cache.upper.views(1)[0][5] == 2

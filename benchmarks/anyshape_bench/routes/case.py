@@ -84,7 +84,7 @@ class Case:
 
     name: what `--only` asks for, the model first ("switch-64-zipf"). row: of `experiments/routes/rows.py`. make: builds
     the forms from a fixed seed. trains: a call is forward and backward of the mean square of its results. quick: one
-    that `--quick` measures.
+    that `--quick` measures. memory: ways whose memory is counted, in a process each.
     """
 
     name: str
@@ -92,6 +92,7 @@ class Case:
     make: Callable[[], Forms]
     trains: bool = False
     quick: bool = False
+    memory: tuple[str, ...] = (EAGER, PADDED, GROUPED, ROUTED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from anyshape import route
 from anyshape_bench.routes.case import Case, Forms, Inputs
 from anyshape_bench.routes.loads import LOADS, routes, steer
+from anyshape_bench.routes.weights import stack_weights
 
 EXPERTS, QUICK = (8, 16, 32, 64, 128, 256), ("switch-8-uniform", "switch-32-zipf")
 WIDTH, HIDDEN, HEADS, BLOCKS = 64, 256, 4, 2
@@ -128,10 +129,7 @@ class Encoder(nn.Module):
 def copy_weights(plain: Plain, routed: Routed) -> None:
     """Gives the routed layer the plain one's weights."""
     routed.gate.load_state_dict(plain.gate.state_dict())
-    experts = routed.moe.branches
-    with torch.no_grad():
-        experts.weight_in.copy_(torch.stack([one[0].weight.t() for one in plain.experts]))
-        experts.weight_out.copy_(torch.stack([one[2].weight.t() for one in plain.experts]))
+    stack_weights(plain.experts, routed.moe.branches)
 
 
 def forms(experts: int, load: str) -> Forms:

@@ -281,7 +281,7 @@ class CompiledCallable:
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; see `anyshape.frontend.diagnostics.explain`."""
         name = getattr(self.target, "__name__", type(self.target).__name__)
-        return explain(name, self.compilation, sizes, self.deferral.told())
+        return explain(name, self.compilation, sizes, self.deferral.told(), self.target)
 
     def memory(self, **sizes: Any) -> MemoryNote:
         """What each program needs, as formulas and in bytes at `sizes`."""

@@ -1,4 +1,8 @@
-"""The convolution over one to three dims, with channels last: [N, *S, C] with weights [O, C/groups, *K] -> [N, *T, O].
+"""The convolution over one to three dims, with channels last: [N, *S, C] with weights [O, C/groups, *K] -> [N, *T, O];
+and of groups of rows, with channels first, by the host's own routine:
+
+    grouped_conv(rows, weight, ends, ... | stride, padding, dilation)    [N, C, *S], [E, O, C, *K], [E], perhaps a bias
+        [E, O] -> [N, O, *T]: rows ends[e-1]:ends[e] by weight[e]; zero past the last end (ops/matmul.py); f32
 
     attributes, one number per dim of S: stride, padding (zeros on either side), dilation; and groups
 The weights keep PyTorch's order; who runs the op may pack them. A third operand is a bias [O].
@@ -48,3 +52,25 @@ def extent(size: Size, kernel: Size, stride: int, padding: int, dilation: int) -
 
 
 add_row("convolution", "extern", "x, w, ... | stride, padding, dilation, groups", _infer)
+
+
+def _infer_grouped(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    operands = [tensor(name, inputs, position) for position in range(len(inputs))]
+    x, w, ends, *bias = operands
+    if {kind.dtype for kind in (x, w, *bias)} != {"f32"} or len(bias) > 1:
+        fail(name, f"operands are {', '.join(map(str, operands))}", "give f32, and one bias at most")
+    count = x.rank - 2
+    if not 1 <= count <= 3 or w.rank != x.rank + 1 or x.shape[1] != w.shape[2]:
+        fail(name, f"{x} and {w} are no convolution over one to three dims")
+    if ends.dtype not in ("i32", "i64") or ends.shape != w.shape[:1]:
+        fail(name, f"{ends} are no ends of {w.shape[0]} groups")
+    if bias and bias[0].shape != w.shape[:2]:
+        fail(name, f"{bias[0]} is no bias of {w.shape[0]} groups of {w.shape[1]} channels")
+    stride = _numbers(name, attrs, "stride", count, 1)
+    padding = _numbers(name, attrs, "padding", count, 0)
+    dilation = _numbers(name, attrs, "dilation", count, 1)
+    spatial = tuple(extent(*item) for item in zip(x.shape[2:], w.shape[3:], stride, padding, dilation, strict=True))
+    return (TensorType(x.dtype, (x.shape[0], w.shape[1], *spatial), None, same_device(name, operands)),)
+
+
+add_row("grouped_conv", "library", "rows, weight, ends, ... | stride, padding, dilation", _infer_grouped)

@@ -20,12 +20,20 @@ from anyshape.route.core.routes import Routes
 from anyshape.route.core.stack import StackedBranches, stack
 from anyshape.route.flow import Flow, Relation, Verdict, analyze, branch_independent
 from anyshape.route.optimize.decision import Decision
+from anyshape.route.optimize.drift import DriftPolicy
 from anyshape.route.optimize.plan import Plan, optimize
+from anyshape.route.optimize.plan_files import load_plan, save_plan
+from anyshape.route.profile.files import load_profile, save_profile
+from anyshape.route.profile.overhead import measure_overhead
 from anyshape.route.profile.profile import Profile
+from anyshape.route.profile.record import profile
+from anyshape.route.profile.replay import replay
 from anyshape.route.profile.routers import routers_of
+from anyshape.route.profile.synthetic import synthetic
 
-__all__ = ["Decision", "Experts", "Flow", "Loop", "Plan", "Profile", "Relation", "Router", "Routes",
-           "StackedBranches", "Verdict", "adopt", "analyze", "annotate_cell", "branch_independent",
-           "confidence_exit", "expert_choice", "hash_route", "limited", "load_balance", "loop", "optimize",
-           "release", "residual_threshold", "restore", "routers_of", "stack", "switch", "task_route", "threshold",
+__all__ = ["Decision", "DriftPolicy", "Experts", "Flow", "Loop", "Plan", "Profile", "Relation", "Router",
+           "Routes", "StackedBranches", "Verdict", "adopt", "analyze", "annotate_cell", "branch_independent",
+           "confidence_exit", "expert_choice", "hash_route", "limited", "load_balance", "load_plan", "load_profile",
+           "loop", "measure_overhead", "optimize", "profile", "release", "replay", "residual_threshold", "restore",
+           "routers_of", "save_plan", "save_profile", "stack", "switch", "synthetic", "task_route", "threshold",
            "top_k", "z_loss"]

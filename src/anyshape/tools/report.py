@@ -2,6 +2,7 @@
 
     anyshape report llama --limit 100MB                  a model of the benchmark
     anyshape report net.py:make --out a.html b.png       your own, described as for `anyshape bench`
+    anyshape report loads.profile --out routers.html     a saved profile or plan of a dynamic network
 
 The sliders of the page go over the ranges that the benchmark gives, or those of --size.
 """
@@ -22,13 +23,16 @@ from anyshape.frontend.diagnostics.explain import known_sizes
 from anyshape.frontend.diagnostics.report import check_path, report
 from anyshape.frontend.diagnostics.report.contents import NO_LIMIT
 from anyshape.frontend.diagnostics.report.spans import POINTS
+from anyshape.route import load_plan
+from anyshape.route.profile.files import read_profile
+from anyshape.route.report import collect, write_report
 from anyshape.tools.bench_package import bench_package
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what `main` reads."""
     parser.add_argument("name", help="a model of `anyshape bench --list`, or your own: module:function or "
-                        "path.py:function (docs/how-to-benchmark.md)")
+                        "path.py:function (docs/how-to-benchmark.md); or a file of route.save_profile or save_plan")
     parser.add_argument("--out", type=Path, nargs="+", default=[Path("memory.html")], metavar="FILE",
                         help="what to write: a page (.html), a picture (.png), data (.json) (default memory.html)")
     parser.add_argument("--limit", default="", metavar="BYTES", help="the limit in bytes, such as 64MB (default: none "
@@ -49,6 +53,10 @@ def main(arguments: argparse.Namespace) -> int:
     """
     for path in arguments.out:
         check_path(path)
+    if Path(arguments.name).is_file():
+        _report_routers(Path(arguments.name), arguments.out)
+        print(f"Wrote {', '.join(map(str, arguments.out))}")
+        return 0
     limit = bytes_of("--limit", arguments.limit) if arguments.limit else NO_LIMIT
     sizes = dict(_size(text) for text in arguments.size)
     if arguments.points < 1:
@@ -62,6 +70,17 @@ def main(arguments: argparse.Namespace) -> int:
     report(list(arguments.out), bench.name, asked.fast._anyshape.compilation, {**ranges, **sizes}, arguments.points)
     print(f"Wrote {', '.join(map(str, arguments.out))}")
     return 0
+
+
+def _report_routers(file: Path, out: Sequence[Path]) -> None:
+    """Writes the report of a saved profile or plan of a dynamic network, and shows a plan's decisions."""
+    profile, head = read_profile(file)
+    plan = load_plan(file) if head else None
+    if plan is not None:
+        print(plan)
+    data = collect(profile, plan.decisions if plan is not None else ())
+    for path in out:
+        write_report(path, data)
 
 
 def _size(text: str) -> tuple[str, Any]:

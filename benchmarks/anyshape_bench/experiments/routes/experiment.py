@@ -4,8 +4,8 @@
     anyshape bench routes --only switch,mixtral --threads 2 --out docs/results/routes
     anyshape bench routes --show docs/results/routes --write-document docs/benchmarks-routes.md
 
-One process per case and round measures all ways in turn and compares their results, another one counts memory. Runs
-add up in a folder.
+One process per case and round measures all ways in turn and compares their results, others count the memory of one
+way each. Runs add up in a folder.
 """
 from __future__ import annotations
 
@@ -45,14 +45,16 @@ class RoutingNetworks(Experiment[Routes]):
         for model in options["models"]:
             for number in range(options["rounds"]):
                 yield shared | {"model": model, "number": number, "mode": "time"}
-            if options["memory"] and isinstance(catalog()[model], Case):
-                yield shared | {"model": model, "number": 0, "mode": "memory"}
+            case = catalog()[model]
+            ways = case.memory if options["memory"] and isinstance(case, Case) else ()
+            for number, way in enumerate(ways):
+                yield shared | {"model": model, "number": number, "mode": "memory", "way": way}
 
     def total(self, options: dict[str, Any]) -> int:
         return sum(1 for _ in self.jobs(options, Routes(), Path()))
 
     def label(self, job: Job) -> str:
-        return f"{job['model']}, {job['mode']}"
+        return f"{job['model']}, {job.get('way', '')} {job['mode']}"
 
     def take(self, found: Routes, job: Job, answer: dict[str, Any]) -> None:
         if answer.pop("finished", True):

@@ -16,6 +16,7 @@ from anyshape.backend.cpu.bytecode.format import (
     COPY,
     END,
     GROUPED,
+    GROUPED_CONV,
     KERNEL,
     MATMUL,
     MONOTONIC,
@@ -32,6 +33,7 @@ from anyshape.backend.cpu.bytecode.format import (
     Block,
     CopyStep,
     Functions,
+    GroupedConvStep,
     GroupedStep,
     KernelStep,
     LibraryProduct,
@@ -61,6 +63,7 @@ from anyshape.backend.cpu.native.compiler import (
 )
 from anyshape.backend.cpu.routines.attention import run_attention
 from anyshape.backend.cpu.routines.blas_gemm import address, entry_of, run_copy, run_matmul
+from anyshape.backend.cpu.routines.convolution import run_grouped_conv
 from anyshape.backend.cpu.routines.grouped_gemm import run_grouped
 from anyshape.backend.cpu.routines.offset_assignment import neighbours, search
 from anyshape.backend.cpu.routines.packed_gemm import run_packed
@@ -123,6 +126,8 @@ def run_plan(block: Block) -> int:
             run_attention(block, AttentionStep(step))
         elif op == GROUPED:
             run_grouped(block, GroupedStep(step))
+        elif op == GROUPED_CONV:
+            run_grouped_conv(block, GroupedConvStep(step))
         elif op == TOPK:
             run_topk(block, TopkStep(step))
         elif op == ROUTE_PLAN:
@@ -230,6 +235,8 @@ def measure(program: Program, functions: Functions, workspace: Array[i64]) -> in
             scratch = maximum(scratch, PackedProduct(step).scratch)
         elif op == GROUPED:
             scratch = maximum(scratch, GroupedStep(step).scratch)
+        elif op == GROUPED_CONV:
+            scratch = maximum(scratch, GroupedConvStep(step).scratch)
         elif op == ATTENTION:
             scratch = maximum(scratch, AttentionStep(step).scratch)
         step = KernelStep(following(step))

@@ -2,6 +2,7 @@
 
     rows = dispatch(cells, order, ends, 2)  -->  take(cells, order // 2 | dim=0), zero behind the last end
     combine(rows, inverse, ends, weights, 2)  -->  the sum over choices of weights * take(rows, inverse)
+    grouped_conv_input(grad, rows, weight, ends, 1, ...)  -->  grouped_conv of grad by the weights turned about
     grouped_linear(rows, weight, ends, bias)  -->  grouped(rows, weight, ends) + take(bias, segment_ids(ends))
 
 So gathers, weights and biases are parts of the kernels before and behind the products. Where an id is a branch that
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from anyshape.frontend.aten.matmul import groups, turned
-from anyshape.frontend.aten.table import Decline, Mismatch, Translator, translates, translates_schema, wide
+from anyshape.frontend.aten.table import Decline, Mismatch, Translator, literal, translates, translates_schema, wide
 from anyshape.ir.graph import Value
 from anyshape.sym.expr import Size
 from anyshape.torch_compat import aten
@@ -46,10 +47,10 @@ def route_plan(t: Translator, ids: Value, branches: Any) -> tuple[Value, ...]:
 
 def _kept(t: Translator, places: Value, ends: Value) -> Value:
     """Which places are before the last end."""
-    groups_ = ends.tensor.shape[0]
-    if groups_ == 0:
+    count = ends.tensor.shape[0]
+    if count == 0:
         raise Decline("no branches")
-    last = t.reshape(t.window(ends, 0, groups_ - 1, 1), ())
+    last = t.reshape(t.window(ends, 0, count - 1, 1), ())
     return t.op("lt", places, t.cast(last, "i64"))
 
 
@@ -58,17 +59,11 @@ def _wide(t: Translator, x: Value, rank: int) -> Value:
     return t.reshape(x, (*x.tensor.shape, *(1,) * (rank - x.tensor.rank)))
 
 
-def _whole(choices: Any) -> int:
-    if not isinstance(choices, int) or choices < 1:
-        raise Decline("a number of choices that is not fixed")
-    return choices
-
-
 @translates_schema(f"{_ROUTE}dispatch(Tensor cells, Tensor order, Tensor ends, SymInt choices, Tensor? inverse=None)"
                    " -> Tensor")
 def dispatch(t: Translator, cells: Value, order: Value, ends: Value, choices: Any,
              inverse: Value | None = None) -> Value:
-    source = order if _whole(choices) == 1 else t.op("floor_div", order, choices)
+    source = order if choices == 1 else t.op("floor_div", order, choices)
     rows = t.op("take", cells, source, dim=0)
     kept = _kept(t, t.iota(order.tensor.shape[0]), ends)
     return t.where(_wide(t, kept, rows.tensor.rank), rows, 0)
@@ -76,10 +71,7 @@ def dispatch(t: Translator, cells: Value, order: Value, ends: Value, choices: An
 
 def _places(t: Translator, inverse: Value, choices: Any, cells: Size) -> Value:
     """The place of each choice of each cell."""
-    shape = (cells, _whole(choices))
-    if inverse.tensor.count != cells * choices:
-        raise Mismatch(inverse.tensor.count, cells * choices)
-    return t.reshape(inverse, shape)
+    return t.reshape(t.window(inverse, 0, 0, cells * choices), (cells, choices))
 
 
 @translates_schema(f"{_ROUTE}combine(Tensor rows, Tensor inverse, Tensor ends, Tensor? weights, SymInt choices, "
@@ -88,7 +80,7 @@ def combine(t: Translator, rows: Value, inverse: Value, ends: Value, weights: Va
             order: Value | None = None) -> Value:
     dtype, rank = rows.tensor.dtype, rows.tensor.rank
     places = _places(t, inverse, choices, t.out.shape[0])
-    if choices > UNROLLED:
+    if not isinstance(choices, int) or not 0 < choices <= UNROLLED:
         found = _found(t, rows, places, ends, weights)
         return t.cast(t.reduce("sum", t.cast(found, wide(dtype)), (1,)), dtype)
     total: Value | None = None
@@ -152,8 +144,47 @@ def _taken(t: Translator, parameter: Value, ends: Value, rows: Size) -> Value:
     count = ends.tensor.shape[0]
     if parameter.tensor.shape[0] != count:
         raise Mismatch(parameter.tensor.shape[0], count)
-    if not isinstance(count, int) or count < 1:
-        raise Decline("a number of branches that is not fixed")
-    segments = t.op("segment_ids", ends, size=rows)
-    found = t.op("take", parameter, t.op("minimum", segments, count - 1), dim=0)
-    return t.where(_wide(t, t.op("lt", segments, count), found.tensor.rank), found, 0, parameter.tensor.dtype)
+    segments, rank = t.op("segment_ids", ends, size=rows), parameter.tensor.rank
+    none = (0,) * rank
+    lines = t.op("pad", parameter, low=none, high=(1, *none[1:]), value=literal(0, parameter.tensor.dtype))
+    return t.op("take", lines, segments, dim=0)
+
+
+# convolutions of groups (route/core/grouped_conv.py)
+_SETTINGS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups"
+
+
+@translates_schema(f"{_ROUTE}grouped_conv(Tensor rows, Tensor weight, Tensor ends, Tensor? bias, "
+                   f"{_SETTINGS}) -> Tensor")
+def grouped_conv(t: Translator, rows: Value, weight: Value, ends: Value, bias: Value | None, stride: Any, padding: Any,
+                 dilation: Any, groups: Any) -> Value:
+    operands = (rows, weight, *([] if bias is None else [bias]))
+    if {value.tensor.dtype for value in operands} != {"f32"} or not t.target.multiplies("f32"):
+        raise Decline("a convolution of groups in another dtype than f32")
+    settings = [tuple(numbers) for numbers in (stride, padding, dilation)]
+    if groups != 1 or not all(isinstance(number, int) for numbers in settings for number in numbers):
+        raise Decline("groups of channels, or settings that are not fixed")
+    if ends.tensor.dtype not in ("i32", "i64"):
+        raise Decline(f"groups whose ends are {ends.tensor.dtype}")
+    pairs = [(ends.tensor.shape[0], weight.tensor.shape[0]), (rows.tensor.shape[1], weight.tensor.shape[2])]
+    for have, want in pairs:
+        if have != want:
+            raise Mismatch(have, want)
+    return t.op("grouped_conv", rows, weight, ends, *operands[2:], stride=settings[0], padding=settings[1],
+                dilation=settings[2])
+
+
+@translates_schema(f"{_ROUTE}grouped_conv_input(Tensor grad, Tensor rows, Tensor weight, Tensor ends, "
+                   f"{_SETTINGS}) -> Tensor")
+def grouped_conv_input(t: Translator, grad: Value, rows: Value, weight: Value, ends: Value, stride: Any, padding: Any,
+                       dilation: Any, groups: Any) -> Value:
+    kernel = weight.tensor.shape[3:]
+    if set(stride) != {1} or not all(isinstance(size, int) for size in kernel):
+        raise Decline("windows that move by more than one position")
+    margins = [step * (size - 1) - pad for size, pad, step in zip(kernel, padding, dilation, strict=True)]
+    if any(margin < 0 for margin in margins):
+        raise Decline("more padding than the window reaches")
+    dims = weight.tensor.rank
+    swapped = t.permute(weight, (0, 2, 1, *range(3, dims)))
+    back = t.op("flip", swapped, dims=tuple(range(3, dims)))
+    return grouped_conv(t, grad, back, ends, None, stride, margins, dilation, groups)

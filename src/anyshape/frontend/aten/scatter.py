@@ -20,6 +20,7 @@ LIMITS: dict[str, tuple[int | bool, int | bool]] = {
     "i8": (-2**7, 2**7 - 1), "i16": (-2**15, 2**15 - 1), "i32": (-2**31, 2**31 - 1), "i64": (-2**63, 2**63 - 1),
     "u8": (0, 255), "bool": (False, True),
 }  # fmt: skip
+FEW, SHORT = 4, 256  # places that are written in a line of at most so many elements
 
 
 @translates(aten.index_put.default, aten._unsafe_index_put.default)
@@ -117,16 +118,29 @@ def _sized(t: Translator, y: Value, shape: Sequence[Size]) -> Value:
 def scatter(t: Translator, x: Value, dim: int, at: Value, source: Any) -> Value:
     x, at, source = _ranked(t, x, at, source)
     dim = dim % x.tensor.rank
-    others = [(n, m) for d, (n, m) in enumerate(zip(at.tensor.shape, x.tensor.shape, strict=True)) if d != dim]
-    if at.tensor.shape[dim] == 1 and all(n == m for n, m in others) and (
-            not isinstance(source, Value) or source.tensor.shape == at.tensor.shape):
-        # one write per line along `dim` is a comparison with the position; duplicates cannot occur
-        place = is_at(t, _checked(t, at, x.tensor.shape[dim], False), dim, x.tensor.shape[dim])
-        result = t.where(place, source, x)
+    count = _few(t, x, dim, at, source)
+    if count:
+        result, size = x, x.tensor.shape[dim]
+        for number in range(count):
+            own = t.window(source, dim, number, 1) if isinstance(source, Value) else source
+            place = _checked(t, t.window(at, dim, number, 1), size, False)
+            result = t.where(is_at(t, place, dim, size), own, result)
         return result if t.out.shape else t.reshape(result, ())
     y = source if isinstance(source, Value) else t.full(source, (), x.tensor.dtype)
     result = _scattered(t, "scatter", x, dim, at, y)
     return result if t.out.shape else t.reshape(result, ())
+
+
+def _few(t: Translator, x: Value, dim: int, at: Value, source: Any) -> int:
+    """How many places are written in each line along `dim` where each of its elements is compared with them: one, or a
+    few in a short line of one number, where the last one that is written stays. So the writing is a part of the kernel
+    that reads it. 0: they are too many, or not of whole lines."""
+    count, size, made = at.tensor.shape[dim], x.tensor.shape[dim], _made(t, x)
+    if any(n != m for d, (n, m) in enumerate(zip(at.tensor.shape, x.tensor.shape, strict=True)) if d != dim) or (
+            isinstance(source, Value) and source.tensor.shape != at.tensor.shape) or not isinstance(count, int):
+        return 0
+    short = isinstance(size, int) and size <= SHORT and made is not None and made.op == "full"
+    return count if count <= (FEW if short else 1) else 0
 
 
 @translates(aten.scatter_add.default)

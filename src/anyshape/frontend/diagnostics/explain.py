@@ -5,6 +5,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from anyshape.base.errors import InputError
 from anyshape.compiler.compiled import CompiledGraph
 from anyshape.frontend.diagnostics.explain_data import (
@@ -14,6 +16,7 @@ from anyshape.frontend.diagnostics.explain_data import (
     ProgramNote,
     RefusalNote,
     RegimeNote,
+    RouterNote,
     StepNote,
 )
 from anyshape.frontend.diagnostics.explain_text import Explanation
@@ -35,6 +38,7 @@ from anyshape.plan.ir.program import (
     Window,
     parts_of,
 )
+from anyshape.route.profile.routers import routers_of
 from anyshape.runtime.call.extern_table import CONVOLUTION
 from anyshape.sym.expr import Size, product, substitute, symbol
 from anyshape.sym.pairwise_order import compared
@@ -45,8 +49,9 @@ Names = Mapping[str, Size]
 
 
 def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
-            waiting: tuple[str, ...] = ()) -> Explanation:
+            waiting: tuple[str, ...] = (), target: Any = None) -> Explanation:
     """Everything decided so far. `sizes`: as for `memory`. `waiting`: sizes that run as PyTorch for now, in words.
+    `target`: what was compiled.
 
     Raises:
         InputError: a name that no program has.
@@ -56,7 +61,16 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
     fallbacks = (*compilation.fallbacks, *(Fallback("trace", "not compiled yet", reason) for reason in waiting),
                  *(Fallback("torch", path, f"this version lacks it: {without}") for path, without in lacking().items()))
     return Explanation(name, programs, fallbacks, compilation.graphs, tuple(sorted(values.items())),
-                       _attentions(compilation), tuple(compilation.eager.items()), tuple(compilation.cuts))
+                       _attentions(compilation), tuple(compilation.eager.items()), _routers(target),
+                       tuple(compilation.cuts))
+
+
+def _routers(target: Any) -> tuple[RouterNote, ...]:
+    """The routers of a model; of a function none are known."""
+    found = routers_of(target) if isinstance(target, nn.Module) else {}
+    return tuple(RouterNote(name, one.branch_count, "grouped" if one.grouped else "split",
+                            getattr(one.router_fn, "__name__", type(one.router_fn).__name__), one.combine, one.drop,
+                            one.recorder is not None) for name, one in found.items())
 
 
 def _attentions(compilation: Compilation) -> tuple[AttentionUse, ...]:

@@ -121,6 +121,20 @@ class AttentionUse:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterNote:
+    """A router of a dynamic network. way: grouped (one module over all branches' rows) or split (a module for each);
+    recorded: whether a profile is being recorded now."""
+
+    name: str
+    branches: int
+    way: str
+    decides: str
+    combine: str
+    drop: str
+    recorded: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """A step in the line of a program, or of a forward and its backward, or the end of one. part: forward or backward,
     empty without a backward; optional: it runs where something is computed again."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from anyshape.frontend.diagnostics.explain_data import AttentionUse, ProgramNote, plain
+from anyshape.frontend.diagnostics.explain_data import AttentionUse, ProgramNote, RouterNote, plain
 from anyshape.frontend.messages.size_text import arena_text, number, said
 from anyshape.frontend.programs.session import Fallback
 from anyshape.sym.expr import Expr, Size
@@ -32,6 +32,7 @@ class Explanation:
     values: tuple[tuple[str, int], ...] = ()
     attentions: tuple[AttentionUse, ...] = ()
     eager: tuple[tuple[str, int], ...] = ()
+    routers: tuple[RouterNote, ...] = ()
     cuts: tuple[Fallback, ...] = ()
 
     def number(self, size: Size) -> int | None:
@@ -73,6 +74,9 @@ def view(explanation: Explanation) -> Any:
                           "nothing is compiled yet: compiling happens at the first call"))
     parts += [_program(program, explanation) for program in explanation.programs]
     parts += _filled(
+        _table("\nrouters", ("router", "branches", "lowering", "decided by", "combine", "drop", "profile"), (
+            (one.name, str(one.branches), one.way, one.decides, one.combine, one.drop,
+             "recorded" if one.recorded else "") for one in explanation.routers), right=("branches",)),
         _table("\nattention that the model writes out", ("graph", "uses", "source", "what"), (
             (str(one.graph), str(one.uses), _source((one.where,)),
              f"{'fused' if one.taken else 'left as it is'}: {one.what}") for one in explanation.attentions),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from anyshape.base.errors import InputError
 from anyshape.route.core import operators as ops
 from anyshape.route.core.routes import Routes, checked
+from anyshape.route.core.uniform import choice_of, run_uniform
 
 COMBINE = ("sum", "mean", "first")
 DROP = ("zero", "identity")
@@ -56,13 +57,22 @@ class Router(nn.Module):
         self.branches = branches
         self.branch_count = branches.branch_count if self.grouped else len(branches)
         self.combine, self.drop, self.name = combine, drop, name
+        self.recorder: Any = None  # of a profile that is being recorded
+        self.forced: Any = None  # routes of a profile that is being replayed
 
     def forward(self, cells: Tensor | tuple[Tensor, ...], *args: Any, routes: Routes | None = None, **kw: Any) -> Any:
         tensors = cells if isinstance(cells, tuple) else (cells,)
         decided = routes if routes is not None else self.router_fn(*tensors, *args, **kw)
         routes = checked(decided, tensors[0].shape[0], self.name or "a router")
+        if self.forced is not None:
+            routes = self.forced.instead_of(routes)
+        alike = choice_of(routes.ids, self.branch_count) if self.recorder is None else None
+        if alike is not None:
+            return run_uniform(self, tensors, routes, alike)
         choices = routes.ids.shape[1]
         order, inverse, ends = ops.route_plan(routes.ids, self.branch_count)
+        if self.recorder is not None:
+            self.recorder.note(routes.ids, ends)
         rows = [ops.dispatch(tensor, order, ends, choices, inverse) for tensor in tensors]
         results = self._run(rows, ends)
         found = results if isinstance(results, tuple) else (results,)

@@ -123,6 +123,21 @@ class StackedBranches(nn.Module):
         own = {name: tensor[branch] for name, tensor in self.tensors().items()}
         return torch.func.functional_call(self._template[0], own, rows)
 
+    def run_batched(self, rows: tuple[Tensor, ...]) -> Any:
+        """All branches at once, on rows [branches, n, *cell], as many of each: [branches, n, *out]."""
+        template = self._template[0]
+
+        def one(own: dict[str, Tensor], *given: Tensor) -> Any:
+            return torch.func.functional_call(template, own, given)
+
+        return torch.vmap(one)(self.tensors(), *rows)
+
+    def pads(self, rows: tuple[Tensor, ...]) -> bool:
+        """Whether rows that are there for padding change nothing in others: the body has a grouped form in which cells
+        are independent, and draws no numbers."""
+        body = self._fitting(rows)
+        return body is not None and not body.draws and not self.training
+
     def prepare(self, rows: tuple[Tensor, ...], reference: Callable[[int, tuple[Tensor, ...]], Any]) -> Body:
         """Captures the grouped form for such rows, and compares it with `reference(branch, rows)`, unless it draws.
 

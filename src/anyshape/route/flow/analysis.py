@@ -24,7 +24,7 @@ from anyshape.base.errors import InputError
 from anyshape.route.core.router import Router
 from anyshape.route.flow.call import Value, values_in
 from anyshape.route.flow.capture import CaptureFailed, capture, module_of
-from anyshape.route.flow.interpret import Shared, Unsized, interpret, is_apart, prepare, sized
+from anyshape.route.flow.interpret import Shared, Unsized, interpret, is_apart, prepare, row_seeds, sized, starts_of
 from anyshape.route.flow.owners import NONE, TOP, CellSets, rows
 from anyshape.route.flow.regions import Region
 from anyshape.route.flow.rowwise import Verdict, branch_independent
@@ -71,7 +71,7 @@ class Flow:
     shared: Shared | None = field(repr=False)
     modules: Mapping[str, tuple[Any, ...]] = field(repr=False)
     reason: str = ""
-    _runs: dict[tuple[str, bool], dict[Node, Any]] = field(default_factory=dict, repr=False)
+    _runs: dict[tuple[str, bool, bool], dict[Node, Any]] = field(default_factory=dict, repr=False)
     _verdicts: dict[str, Verdict] = field(default_factory=dict, repr=False)
 
     @property
@@ -98,7 +98,8 @@ class Flow:
         """How the cells that come to b are computed from the results of a.
 
         Args:
-            a: a router, whose combined results are the sources; "input": dim 0 of the first tensor argument.
+            a: a router, whose combined results are the sources, or, where b stands in a branch of a, its cells; "input":
+                dim 0 of the first tensor argument.
             b: a router: its cells; "output": dim 0 of the first tensor that the model returns.
             decisions: a cell of b depends on what decides its route, too. Without, only on its values.
             probes: operators without a rule are probed, and believed (the relation says `assumed`).
@@ -107,10 +108,11 @@ class Flow:
             return Relation("mixed", 0, reason=self.reason)
         for name in (a, b):
             if name not in self.routers and isinstance(dict(self.model.named_modules()).get(name), Router):
+                if any(node.op == "get_attr" for node in self.shared.program.nodes):
+                    return Relation("mixed", 0, reason=f"{name} is within a higher-order operator")
                 return Relation("none", 0, reason=f"{name} is not called, or nothing reads its result")
-        sources, around_a = self._sources(a)
-        found = self._run(a, probes)
         targets, around_b = self._targets(b, decisions)
+        sources, around_a, found = self._from(a, a in around_b, probes)
         values = [value for value in (self._value(found, node) for node in targets) if value is not None]
         if not values:
             return Relation("none", sources, reason="no tensor is there")
@@ -160,23 +162,26 @@ class Flow:
         assert self.shared is not None
         return tuple(region.name for region in self.shared.regions if node in region.body)
 
-    def _seeds(self, name: str) -> dict[Node, Tensor]:
-        assert self.shared is not None
-        nodes = _tensors(self.shared.program.inputs)[:1] if name == INPUT else self.region(name).combines
-        return {node: rows(sized(self.shared, node.meta["val"].shape[0]), node.meta["val"].dim()) for node in nodes}
+    def _from(self, name: str, inner: bool, probes: bool) -> tuple[int, tuple[str, ...], dict[Node, Any]]:
+        """How many cells a source has, the routers in whose branches it is, and the values that follow from it.
 
-    def _sources(self, name: str) -> tuple[int, tuple[str, ...]]:
-        seeds = self._seeds(name)
-        if not seeds:
-            return 0, ()
-        node = next(iter(seeds))
-        return int(seeds[node].shape[0]), self._context(node)
-
-    def _run(self, name: str, probes: bool) -> dict[Node, Any]:
+        inner: what is asked stands in the source's own branches: its cells are the sources then, not its results.
+        """
         assert self.shared is not None
-        if (name, probes) not in self._runs:
-            self._runs[name, probes] = interpret(self.shared, self._seeds(name), probes=probes)
-        return self._runs[name, probes]
+        if name == INPUT:
+            nodes, each = _tensors(self.shared.program.inputs)[:1], 1
+        elif inner:
+            nodes = starts_of(self.region(name))
+            each = self.shared.choices(self.region(name))
+        else:
+            nodes, each = list(self.region(name).combines), 1
+        if not nodes:
+            return 0, (), {}
+        seeds = {node: row_seeds(self.shared, node) // each for node in nodes}
+        context = tuple(one for one in self._context(nodes[0]) if not (inner and one == name))
+        if (name, inner, probes) not in self._runs:
+            self._runs[name, inner, probes] = interpret(self.shared, seeds, probes=probes)
+        return int(seeds[nodes[0]].max()) + 1, context, self._runs[name, inner, probes]
 
     def _targets(self, name: str, decisions: bool) -> tuple[list[Node], tuple[str, ...]]:
         assert self.shared is not None
@@ -199,8 +204,7 @@ class Flow:
         region = self.region(name)
         if region.plan not in self.shared.apart:
             return False
-        seeds = {node: rows(sized(self.shared, node.meta["val"].shape[0]), node.meta["val"].dim())
-                 for node in region.dispatches}
+        seeds = {node: row_seeds(self.shared, node) for node in starts_of(region)}
         found = interpret(self.shared, seeds, default=TOP, among=region.body)
         values = [self._value(found, node) for node in targets]
         return all(value is not None and is_apart(self.shared.sets, value) for value in values)

@@ -1,6 +1,7 @@
 """Graph capture for the analysis: a model's ATen graph from torch.export, functional, with each input's role and sizes.
 
-The graph has core ATen operators, scaled_dot_product_attention, and the routing operators; split_rows has as many rows a
+The graph is as it was traced where every operator has a rule and writes nothing, else of core ATen operators and
+scaled_dot_product_attention, functional. In it split_rows has as many rows a
 branch as there are rows in all (`core.operators.whole_rows`): the graph is looked at, not run, and any load is covered.
 """
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from anyshape.route.core.operators import whole_rows
+from anyshape.route.flow.rules import is_plain
 
 _CAUGHT = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError, AttributeError, KeyError,
            IndexError, torch.fx.proxy.TraceError)
@@ -34,7 +36,7 @@ class Program:
     placeholder: buffers that nothing writes, frozen parameters and lifted constants. weights: placeholders of parameters that
     training may change, and of buffers that the graph writes. outputs: what the caller gets. mutated: whether a call
     writes a buffer, a parameter or an input. ranges: for each symbol the least and the most that it may be, None where
-    nothing limits it.
+    nothing limits it. literals: those of `fixed` that are no buffers or parameters: what Python wrote as a tensor.
     """
 
     nodes: tuple[Node, ...]
@@ -44,6 +46,7 @@ class Program:
     outputs: tuple[Any, ...]
     mutated: bool
     ranges: dict[str, tuple[int, int | None]]
+    literals: frozenset[Node]
 
 
 def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None = None, *,
@@ -61,10 +64,10 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: dict[str, Any] | None
     try:
         with torch.no_grad(), whole_rows():
             found = export(model, tuple(args), kwargs or {}, dynamic_shapes=dynamic, strict=False)
-            table = torch.export.default_decompositions()
-            for kept in ("scaled_dot_product_attention",):
-                table.pop(getattr(torch.ops.aten, kept).default, None)
-            found = found.run_decompositions(table)
+            if not all(is_plain(node) for node in found.graph.nodes):
+                table = torch.export.default_decompositions()
+                table.pop(torch.ops.aten.scaled_dot_product_attention.default, None)
+                found = found.run_decompositions(table)
     except _CAUGHT as fault:
         text = next((line for line in str(fault).splitlines() if line.strip()), type(fault).__name__)
         raise CaptureFailed(f"torch.export: {text[:200]}") from fault
@@ -93,7 +96,7 @@ def _program(found: ExportedProgram, frozen: frozenset[str]) -> Program:
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     written = {spec.target for spec in signature.output_specs if spec.kind is not OutputKind.USER_OUTPUT}
     fixed: dict[Node, Tensor] = {}
-    inputs, weights = [], []
+    inputs, weights, literals = [], [], []
     for spec in signature.input_specs:
         node = placeholders.get(getattr(spec.arg, "name", ""))
         if node is None:
@@ -106,6 +109,7 @@ def _program(found: ExportedProgram, frozen: frozenset[str]) -> Program:
             held = found.constants.get(target, found.state_dict.get(target))
             if isinstance(held, Tensor):
                 fixed[node] = held.detach()
+                literals += [node] if spec.kind is InputKind.CONSTANT_TENSOR else []
             else:
                 weights.append(node)
         else:
@@ -116,7 +120,8 @@ def _program(found: ExportedProgram, frozen: frozenset[str]) -> Program:
     mutated = any(kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION)
                   for kind in kinds)
     ranges = {str(symbol): (int(own.lower), _limit(own.upper)) for symbol, own in found.range_constraints.items()}
-    return Program(tuple(graph.nodes), tuple(inputs), fixed, frozenset(weights), tuple(outputs), mutated, ranges)
+    return Program(tuple(graph.nodes), tuple(inputs), fixed, frozenset(weights), tuple(outputs), mutated, ranges,
+                   frozenset(literals))
 
 
 def _limit(upper: Any) -> int | None:
@@ -138,7 +143,7 @@ def draws(node: Node) -> bool:
     if "scaled_dot_product_attention" in name:
         chance = node.kwargs.get("dropout_p", node.args[4] if len(node.args) > 4 else 0.0)
         return chance != 0.0
-    return not ("native_dropout" in name and len(node.args) > 2 and node.args[2] is False)
+    return not ("dropout" in name and len(node.args) > 2 and node.args[2] is False)
 
 
 def is_sized(number: Any) -> bool:
@@ -155,3 +160,52 @@ def known_size(number: Any, at: dict[str, int]) -> Any:
     if isinstance(number, torch.SymBool):
         return bool(found)
     return int(found) if isinstance(number, torch.SymInt) and found.is_integer else float(found)
+
+
+def unread_arguments(module: nn.Module, *example: Tensor) -> frozenset[int]:
+    """The places of arguments that a module's results are proved not to depend on; none where it cannot be captured."""
+    try:
+        program = capture(module, example)
+    except CaptureFailed:
+        return frozenset()
+    needed: set[Node] = set()
+    stack = [node for node in program.nodes if node.op == "output"]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    return frozenset(place for place, node in enumerate(program.inputs) if node not in needed)
+
+
+def same_program(one: nn.Module, other: nn.Module, arguments: Sequence[Any]) -> str:
+    """"" where two modules are captured as one graph over parameters and buffers of the same names; else what differs."""
+    texts = []
+    for module in (one, other):
+        try:
+            texts.append(_text(capture(module, arguments)))
+        except CaptureFailed as fault:
+            return str(fault)
+    if len(texts[0]) != len(texts[1]):
+        return "the traced program has other operators than the module"
+    return next((f"the traced program has {theirs}, the module {own}" for own, theirs in zip(*texts, strict=True)
+                 if own != theirs), "")
+
+
+def _text(program: Program) -> list[str]:
+    """A line a node that a result needs, in order; placeholders by name, others by number."""
+    needed: set[Node] = set()
+    for node in reversed(program.nodes):
+        if node.op == "output" or any(user in needed for user in node.users):
+            needed.add(node)
+    names: dict[Node, str] = {}
+    lines = []
+    for node in program.nodes:
+        if node.op == "placeholder":
+            places = [place for place, one in enumerate(program.inputs) if one is node]
+            names[node] = f"input{places[0]}" if places else node.name
+        elif node in needed:
+            names[node] = f"%{len(lines)}"
+            given = torch.fx.node.map_arg((node.args, node.kwargs), lambda one: names[one])
+            lines.append(f"{node.target} {given}")
+    return lines

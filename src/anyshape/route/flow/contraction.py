@@ -69,6 +69,22 @@ def mm(call: Call) -> list[Tensor]:
     return _with(call.sets, call, product, *(() if names[0] == "input" else ("input",)))
 
 
+def matmul(call: Call) -> list[Tensor]:
+    """Of any ranks: a vector is a matrix of one row on the left, of one column on the right."""
+    left, right = call.value(), call.value("other")
+    single = left.rank == 1, right.rank == 1
+    rank = max(left.rank, right.rank, 2)
+    if single[0]:
+        left = Value(left.owners[None], (1, *left.shape), left.dtype, left.known)
+    if single[1]:
+        right = Value(right.owners[:, None], (*right.shape, 1), right.dtype,
+                      None if right.known is None else right.known[:, None])
+    left, right = (Value(wide(one.owners, rank), one.shape, one.dtype, one.known) for one in (left, right))
+    found = _matrix(call.sets, left, right)
+    found = found[..., 0, :] if single[0] else found
+    return [found[..., 0] if single[1] else found]
+
+
 def baddbmm(call: Call) -> list[Tensor]:
     product = _matrix(call.sets, call.value("batch1"), call.value("batch2"))
     return _with(call.sets, call, product, "input")
@@ -218,7 +234,7 @@ def attended(call: Call) -> list[Tensor]:
 
 
 RULES: dict[str, Callable[[Call], list[Tensor]]] = {
-    **dict.fromkeys("mm bmm addmm".split(), mm), "baddbmm": baddbmm, "linear": linear,
+    **dict.fromkeys("mm bmm addmm".split(), mm), "baddbmm": baddbmm, "linear": linear, "matmul": matmul,
     **dict.fromkeys("dot vdot mv addmv".split(), dot),
     **dict.fromkeys("""max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d
     avg_pool2d avg_pool3d""".split(), pooled),

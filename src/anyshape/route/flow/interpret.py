@@ -15,19 +15,18 @@ from torch import Tensor
 from torch.fx import Node
 from torch.fx.operator_schemas import get_signature_for_torch_op
 
-from anyshape.route.flow import contraction, elementwise, movement, routing
+from anyshape.route.flow import routing
 from anyshape.route.flow.call import Call, NoRule, Value, put, union, values_in, wide
 from anyshape.route.flow.capture import Program, draws, is_sized, known_size
 from anyshape.route.flow.owners import NONE, TOP, CellSets, compressed, rows, uniform
 from anyshape.route.flow.probe import seems_apart
-from anyshape.route.flow.regions import Region, regions_of
+from anyshape.route.flow.regions import Region, regions_of, scale_of
 from anyshape.route.flow.regions import routing as routing_name
+from anyshape.route.flow.rules import rule_of
 
-RULES = {**elementwise.RULES, **movement.RULES, **contraction.RULES}
 LARGEST_KNOWN = 1 << 22  # elements of a constant whose numbers are kept
 # operators whose sizes may be symbols: nothing is computed from them
 SIZES = "view _unsafe_view reshape expand full zeros ones empty sym_size sym_numel".split()
-SILENT = "_assert_scalar _assert_tensor_metadata sym_constrain_range sym_constrain_range_for_size _assert_async".split()
 
 
 class Unsized(Exception):
@@ -53,6 +52,11 @@ class Shared:
     apart: dict[Node, Region] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
 
+    def choices(self, region: Region) -> int:
+        """How many branches a cell of a router takes."""
+        shape = region.ids.meta["val"].shape
+        return int(sized(self, shape[1])) if len(shape) > 1 else 1
+
 
 def prepare(program: Program, at: dict[str, int] | None = None) -> Shared:
     """Constants evaluated, and each region asked whether it keeps rows apart.
@@ -68,7 +72,7 @@ def prepare(program: Program, at: dict[str, int] | None = None) -> Shared:
         elif all(one in static for one in node.all_input_nodes) and not draws(node) or _is_size(node):
             static.add(node)
     shared = Shared(program, CellSets(), at or {}, {}, tuple(one for one in program.nodes if one not in static
-                    and one.op not in ("placeholder", "output")), regions_of(program))
+                    and one.op not in ("placeholder", "output")), regions_of(program.nodes))
     for node in program.nodes:
         if node in static:
             shared.constants[node] = _constant(shared, node)
@@ -228,13 +232,11 @@ def _owners(shared: Shared, env: Mapping[Node, Any], default: int, node: Node, c
         if found is not None:
             return found
     elif space == "aten":
-        rule = RULES.get(word)
-        if rule is None and torch.Tag.pointwise in node.target.tags:  # type: ignore[union-attr]
-            rule = elementwise.pointwise
+        rule = rule_of(node.target)
         if rule is not None:
             try:
                 return rule(call)
-            except NoRule:
+            except (NoRule, RuntimeError):  # operands of a kind that the rule was not written for
                 return [uniform(union(shared.sets, call.values()), len(shape)) for shape in call.shapes]
     seems = seems_apart(call)
     shared.unknown[name] = "a probe refutes that rows are apart" if seems is False else \
@@ -247,11 +249,11 @@ def _owners(shared: Shared, env: Mapping[Node, Any], default: int, node: Node, c
 
 
 def _ids(shared: Shared, env: Mapping[Node, Any], default: int, node: Node, word: str) -> Value | None:
-    """The ids of the plan that a combine undoes, where its region keeps rows apart."""
-    if word != "combine":
+    """The ids of the plan that a combine undoes, or by which parameters are taken, in a region that keeps rows apart."""
+    if word not in ("combine", "grouped_take"):
         return None
     for region in shared.apart.values():
-        if node in region.combines:
+        if node in region.combines or (word == "grouped_take" and scale_of(node.args[1], region) is not None):
             found = _argument(shared, env, default, region.ids)
             return found if isinstance(found, Value) else None
     return None
@@ -288,12 +290,23 @@ def prove_apart(shared: Shared) -> None:
     for region in reversed(shared.regions):
         shared.apart[region.plan] = region  # its own ends count while it is asked
         seeds: dict[Node, Tensor] = {}
-        for node in region.dispatches:
-            count = sized(shared, node.meta["val"].shape[0])
-            seeds[node] = rows(count, node.meta["val"].dim())
+        for node in starts_of(region):
+            seeds[node] = row_seeds(shared, node)
         env = interpret(shared, seeds, default=TOP, among=region.body)
         if not all(_apart(shared, env, node.args[0]) for node in region.combines):
             del shared.apart[region.plan]
+
+
+def starts_of(region: Region) -> list[Node]:
+    """The nodes with which a region's body begins: its dispatches, and parameters taken by row."""
+    taken = [node for node in region.body if routing_name(node) == "grouped_take"
+             and scale_of(node.args[1], region) is not None]
+    return [*region.dispatches, *taken]
+
+
+def row_seeds(shared: Shared, node: Node) -> Tensor:
+    """Owners by which position i along dim 0 is row i."""
+    return rows(sized(shared, node.meta["val"].shape[0]), node.meta["val"].dim())
 
 
 def _apart(shared: Shared, env: Mapping[Node, Any], node: Any) -> bool:

@@ -2,19 +2,19 @@
 
     route_plan -> order, inverse, ends      dispatch(cells, order) -> body: the branches -> combine(rows, inverse)
 
-The body of a region is all that follows its dispatches and does not stand behind its combines. A value of a body has rows in an
-order that is data.
+The body of a region is all that follows its dispatches (and parameters taken by row) and does not stand behind its
+combines. A value of a body has rows in an order that is data.
 """
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch.fx import Node
 
-from anyshape.route.flow.capture import Program, module_of
+from anyshape.route.flow.capture import module_of
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ def followers(starts: Iterable[Node], ends: Iterable[Node]) -> frozenset[Node]:
     return frozenset(found)
 
 
-def regions_of(program: Program) -> tuple[Region, ...]:
-    """The regions of a program, in the order of their plans."""
+def regions_of(nodes: Sequence[Node]) -> tuple[Region, ...]:
+    """The regions of a graph, in the order of their plans."""
     found: list[Region] = []
     seen: dict[str, int] = {}
-    for node in program.nodes:
+    for node in nodes:
         if routing(node) != "route_plan":
             continue
         name = module_of(node) or f"router{len(found)}"
@@ -68,12 +68,15 @@ def regions_of(program: Program) -> tuple[Region, ...]:
         parts: dict[int, Node] = {int(user.args[1]): user for user in node.users  # type: ignore[arg-type]
                                   if user.target is operator.getitem}
         order, inverse = parts.get(0), parts.get(1)
-        dispatches = tuple(one for one in program.nodes if routing(one) == "dispatch" and one.args[1] is order)
-        combines = tuple(one for one in program.nodes if routing(one) == "combine" and one.args[1] is inverse)
+        dispatches = tuple(one for one in nodes if routing(one) == "dispatch" and one.args[1:2] == (order,))
+        combines = tuple(one for one in nodes if routing(one) == "combine" and one.args[1:2] == (inverse,))
+        taken = [one for one in nodes if routing(one) == "grouped_take"
+                 and _scale(one.args[1], parts.get(2)) is not None]
         ids, branches = node.args[0], node.args[1]
         assert isinstance(ids, Node)
         found.append(Region(f"{name}:{number}" if number else name, node, ids, order, inverse, parts.get(2),
-                            dispatches, combines, followers(dispatches, combines), _count(branches)))
+                            dispatches, combines, followers((*dispatches, *taken), combines),
+                            _count(branches)))
     return tuple(found)
 
 
@@ -83,11 +86,15 @@ def _count(branches: Any) -> int:
 
 def scale_of(ends: Any, region: Region) -> int | None:
     """How many rows of `ends` stand for one row of the region: ends, or ends times a whole number; None: neither."""
+    return _scale(ends, region.ends)
+
+
+def _scale(ends: Any, own: Node | None) -> int | None:
     factor = 1
-    while isinstance(ends, Node) and ends is not region.ends:
+    while isinstance(ends, Node) and ends is not own:
         name = str(getattr(ends.target, "__name__", ends.target)).split(".")[0]
         if ends.op != "call_function" or name != "mul" or not isinstance(ends.args[1], int):
             return None
         factor *= ends.args[1]
         ends = ends.args[0]
-    return factor if ends is not None and ends is region.ends else None
+    return factor if ends is not None and ends is own else None

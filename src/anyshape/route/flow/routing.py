@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
 from anyshape.route.flow.call import Call, Value, union
 from anyshape.route.flow.owners import TOP, uniform
 from anyshape.route.flow.regions import Region, scale_of
+
+ENDS = {"split_rows": 1, "grouped_take": 1, "grouped_linear": 2, "grouped_conv": 2}  # the place of the argument
 
 
 def transfer(call: Call, name: str, node: Node, apart: Mapping[Node, Region], ids: Value | None,
@@ -33,27 +36,31 @@ def transfer(call: Call, name: str, node: Node, apart: Mapping[Node, Region], id
         return _combined(call, ids)
     if name == "merge_rows":
         return [call.sets.join(*(part.owners for part in first))]
-    if name in ("split_rows", "grouped_linear", "grouped_take") and not _own_ends(node, apart, call, size):
+    if name in ENDS and not _own_ends(node, apart, call, size):
         return [uniform(union(call.sets, call.values()), len(shape)) for shape in call.shapes]
     if name == "split_rows":
         return [first.owners] * len(call.shapes)
-    if name == "grouped_linear":
+    if name in ("grouped_linear", "grouped_conv"):
         others = [one for one in (call.named["weight"], call.named["bias"]) if isinstance(one, Value)]
-        rows = call.sets.reduce(first.owners, (1,))
-        return [call.sets.join(rows, uniform(union(call.sets, others), 2))]
+        rows = call.sets.reduce(first.owners, range(1, first.rank))
+        return [call.sets.join(rows, uniform(union(call.sets, others), first.rank))]
     if name == "grouped_take":
-        return [uniform(union(call.sets, [first]), len(call.shapes[0]))]
+        if ids is None:
+            return [uniform(TOP, len(call.shapes[0]))]
+        each = call.shapes[0][0] // max(torch.Size(ids.shape).numel(), 1)  # its row's branch is what its id says
+        own = ids.owners.expand(ids.shape).reshape(-1).repeat_interleave(max(each, 1))
+        own = call.sets.join(own, uniform(union(call.sets, [first]), 1))
+        return [own.reshape(-1, *(1,) * (len(call.shapes[0]) - 1))]
     return None
 
 
 def _own_ends(node: Node, apart: Mapping[Node, Region], call: Call, size: Callable[[Any], int]) -> bool:
     """Whether the ends that an operator reads are those of a plan of which its rows are."""
-    name = _named(node)
-    ends = node.args[2] if name == "grouped_linear" else node.args[1]
+    ends = node.args[ENDS[_named(node)]]
     rows = call.shapes[0][0]
     for region in apart.values():
         factor = scale_of(ends, region)
-        if factor is not None and region.order is not None:
+        if factor is not None and region.order is not None and node in region.body:
             return size(region.order.meta["val"].shape[0]) * factor == rows
     return False
 

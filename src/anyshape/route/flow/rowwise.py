@@ -124,6 +124,8 @@ def _output(shared: Shared, found: dict[Node, Any], output: Any, tainted: frozen
     value = found.get(output) if isinstance(output, Node) else None
     if value is None and isinstance(output, Node) and output not in tainted:
         value = shared.constants.get(output)
+    if any(output in region.body for region in shared.regions):
+        return Verdict("unknown", "a result is in the order of a router's branches")
     if not isinstance(value, Value) or not value.rank or value.shape[0] != count:
         return Verdict("unknown", "a result does not have a row for each row")
     if is_apart(shared.sets, value):
@@ -205,3 +207,50 @@ def _same_python(module: nn.Module, like: list[Tensor]) -> Verdict:
     if any(one != found[0] for one in found):
         return Verdict("unknown", "its Python does something else with one row than with two")
     return Verdict("yes")
+
+
+# ---- results that are the same for each row
+
+
+def constant_rows(module: nn.Module, *example: Tensor) -> tuple[tuple[tuple[int, ...], int] | None, str]:
+    """Whether a module's first result is proved the same for each row, whatever the rows are: ((the numbers of its row,
+    how many results there are), ""), or (None, why it is not proved). Arguments as in branch_independent.
+    """
+    like = [torch.zeros((COUNTS[0], *one.shape[1:]), dtype=one.dtype) for one in example]
+    try:
+        program = capture(module, like, rows=True)
+        symbols, reason = _rows_symbol(program)
+        if symbols is None or program.mutated:
+            return None, reason or "it writes a buffer or an argument"
+        shares = [prepare(program, dict.fromkeys(symbols, count)) for count in COUNTS]
+    except (CaptureFailed, Unsized) as fault:
+        return None, str(fault)
+    if any(draws(node) for node in program.nodes):
+        return None, "it draws random numbers"
+    output = program.outputs[0]
+    found = [shared.constants.get(output) if isinstance(output, Node) else None for shared in shares]
+    known = [value.known for value in found if isinstance(value, Value) and value.known is not None]
+    if len(known) < 2:
+        return None, "the decision depends on the cells, or on parameters"
+    if _reads_held(program, output):
+        return None, "the decision depends on a buffer"
+    if not _same(*known) or output in _tainted(program, shares):
+        return None, "the decision depends on the place of a cell"
+    python = _same_python(module, like)
+    if not python:
+        return None, python.reason
+    return (tuple(int(one) for one in known[0][0].reshape(-1)), len(program.outputs)), ""
+
+
+def _reads_held(program: Program, output: Node) -> bool:
+    """Whether a result is computed from a tensor that the module holds, which may change."""
+    stack, seen = [output], set()
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.op == "placeholder" and node not in program.literals and node not in program.inputs:
+            return True
+        stack.extend(node.all_input_nodes)
+    return False

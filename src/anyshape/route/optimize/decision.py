@@ -8,7 +8,8 @@ An optimisation is one file of this folder with
 
 and, where the same model runs faster or slower as loads change,
 
-    def cost(decision: Decision, profile: Profile) -> float: ...   # expected seconds of a call under these loads
+    def cost(decision: Decision, profile: Profile) -> float: ...   # expected seconds of a call under these loads;
+                                                                    # of one that is refused: of the general path
 
 `apply` is given a copy of the model's modules that shares its parameters and buffers (`shared_copy`), may change it in
 place, and returns it, or a module around it. What it puts there checks its guard in each call and falls back by itself.
@@ -21,9 +22,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from anyshape.route.core.router import Router
+from anyshape.route.flow import Flow, analyze
 from anyshape.route.profile.profile import Profile
 from anyshape.route.profile.routers import routers_of
 
@@ -52,12 +56,12 @@ class Decision:
 class FlowSource:
     """The static flow map of a model, computed when it is first asked for: None where there are no example inputs."""
 
-    def __init__(self, model: nn.Module, example: tuple[Any, ...] | None, analyze: Compile | None) -> None:
-        self.model, self.example, self.analyze = model, example, analyze
+    def __init__(self, model: nn.Module, example: tuple[Any, ...] | None) -> None:
+        self.model, self.example = model, example
 
     @cached_property
-    def flow(self) -> Any:
-        return None if self.example is None or self.analyze is None else self.analyze(self.model, *self.example)
+    def flow(self) -> Flow | None:
+        return None if self.example is None else analyze(self.model, *self.example)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +83,25 @@ class Context:
         return routers_of(self.model)
 
     @property
-    def flow(self) -> Any:
+    def flow(self) -> Flow | None:
         """route.analyze of the model; None where optimize was given no example inputs."""
         return self.source.flow
 
     @property
     def example(self) -> tuple[Any, ...] | None:
         return self.source.example
+
+    def joint(self, first: str, second: str) -> NDArray[np.float64]:
+        """How often a cell takes branch i of one router and branch j of a later one, [branches, branches], by the flow
+        map; zeros where no cell of the later one is of a single cell. Without a flow map cells are taken to be the
+        same."""
+        if self.flow is None:
+            return self.profile.joint(first, second)
+        relation = self.flow.between(first, second)
+        if not relation.apart or relation.kind == "none":
+            return np.zeros((self.profile.of(first).branches, self.profile.of(second).branches))
+        return self.profile.joint(first, second, None if relation.kind == "identity" else relation.map,
+                                  relation.sources)
 
     def applied(self, router: str) -> tuple[Decision, ...]:
         """Decisions that are taken so far for a router."""

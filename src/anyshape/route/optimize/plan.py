@@ -6,29 +6,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
+from anyshape.route.flow import analyze
+from anyshape.route.optimize import constant_routes, dead_branches, fuse, place, preload, sink
 from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
-from anyshape.route.profile.profile import Profile
+from anyshape.route.optimize.drift import DriftPolicy
+from anyshape.route.optimize.watched import Watched
+from anyshape.route.profile.profile import Profile, ProfileView
+from anyshape.route.report import collect, write_report
 
 # in the order in which they propose and are applied: what changes the graph, then what changes how routers run
-PASSES: tuple[Optimisation, ...] = ()
-ANALYZE: Compile | None = None  # the static flow analysis, (model, *example) -> Flow
+PASSES: tuple[Optimisation, ...] = (constant_routes, sink, dead_branches, fuse, place, preload)
+ANALYZE: Compile | None = analyze  # the static flow analysis, (model, *example) -> Flow
+DEFAULT = DriftPolicy()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Decisions for a model. memory_limit: bytes for weights, 0 for no limit. compile: what `apply` compiles with."""
+    """Decisions for a model.
+
+    memory_limit: bytes for weights, 0 for no limit. compile: what `apply` compiles with. example: inputs of the model.
+    """
 
     profile: Profile
     decisions: tuple[Decision, ...]
     memory_limit: int = 0
     compile: Compile | None = None
     passes: tuple[Optimisation, ...] = PASSES
+    example: tuple[Any, ...] | None = None
 
     @property
     def applied(self) -> tuple[Decision, ...]:
@@ -38,15 +49,38 @@ class Plan:
         """The decisions for one router."""
         return tuple(one for one in self.decisions if one.router == router)
 
-    def apply(self, model: nn.Module) -> nn.Module:
+    def apply(self, model: nn.Module, drift: DriftPolicy | None = DEFAULT) -> nn.Module:
         """A module with the results of the model, by the decisions that are taken; the model stays as it is, and shares
         its parameters and buffers.
+
+        Args:
+            drift: how loads are watched, and the plan replaced where others come (optimize/watched.py); None: they are
+                not, and the module is the specialised one alone. A plan whose optimisations know no costs cannot be
+                judged, and is not watched; nor is one that preloads weights, beside which a general path would keep
+                all of them in memory.
 
         Raises:
             InputError: the plan is of another model.
         """
         self.profile.check(model)
-        return self.specialized(model)
+        judged = any(hasattr(one, "cost") for one in self.passes)
+        if drift is None or not judged or any(one.optimisation == preload.NAME for one in self.applied):
+            return self.specialized(model)
+        return Watched(model, self, drift)
+
+    def general(self, model: nn.Module) -> nn.Module:
+        """The general path: a copy of the model's modules, compiled where the plan compiles."""
+        found = shared_copy(model)
+        return found if self.compile is None else self.compile(found)  # type: ignore[no-any-return]
+
+    def refused(self) -> Plan:
+        """The plan that takes none of its decisions: the general path."""
+        return replace(self, decisions=tuple(replace(one, applied=False) for one in self.decisions))
+
+    def for_loads(self, model: nn.Module, profile: Profile) -> Plan:
+        """The plan for other loads of the same model."""
+        return propose(Context(model, profile, FlowSource(model, self.example), self.memory_limit, self.compile),
+                       self.passes)
 
     def specialized(self, model: nn.Module) -> nn.Module:
         """`apply` without the watch for drift. A part that an optimisation has compiled says so by an attribute
@@ -58,6 +92,18 @@ class Plan:
         if self.compile is not None and not getattr(found, "is_compiled", False):
             found = self.compile(found)
         return found
+
+    def report(self, path: str | Path, running: nn.Module | None = None) -> None:
+        """Writes loads, joint distributions and decisions with their reasons as a page (.html), a picture (.png) or
+        data (.json).
+
+        Args:
+            running: what `apply` returned: hit rates, bytes and what has happened to the plan are shown, too.
+
+        Raises:
+            ConfigError, OutputError: the name or the disk does not fit.
+        """
+        write_report(path, collect(self.profile, self.decisions, running))
 
     def __str__(self) -> str:
         if not self.decisions:
@@ -73,7 +119,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def optimize(model: nn.Module, profile: Profile, *, memory_limit: int | str | None = None,
+def optimize(model: nn.Module, profile: ProfileView, *, memory_limit: int | str | None = None,
              passes: Sequence[str] | None = None, compile: Callable[..., Any] | None = None,
              example: tuple[Any, ...] | None = None) -> Plan:
     """The plan for a model and the loads that it was profiled with.
@@ -87,7 +133,8 @@ def optimize(model: nn.Module, profile: Profile, *, memory_limit: int | str | No
     Raises:
         InputError: a profile of another model, an unknown pass, a limit that is no number of bytes.
     """
-    profile.check(model)
+    taken = profile.taken()
+    taken.check(model)
     known = {one.NAME: one for one in PASSES}
     for name in passes or ():
         if name not in known:
@@ -95,11 +142,12 @@ def optimize(model: nn.Module, profile: Profile, *, memory_limit: int | str | No
                              do="give names of these")
     limit = bytes_of("memory_limit", memory_limit) if isinstance(memory_limit, str) else int(memory_limit or 0)
     chosen = tuple(one for one in PASSES if passes is None or one.NAME in passes)
-    return propose(Context(model, profile, FlowSource(model, example, ANALYZE), limit, compile), chosen)
+    return propose(Context(model, taken, FlowSource(model, example), limit, compile), chosen)
 
 
 def propose(context: Context, passes: tuple[Optimisation, ...]) -> Plan:
     """Each optimisation proposes, in order, knowing what those before it decided."""
     for one in passes:
         context = replace(context, decisions=(*context.decisions, *one.propose(context)))
-    return Plan(context.profile, context.decisions, context.memory_limit, context.compile, passes)
+    return Plan(context.profile, context.decisions, context.memory_limit, context.compile, passes,
+                context.example)

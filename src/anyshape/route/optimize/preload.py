@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from anyshape.base.errors import InputError
 from anyshape.route.core.router import Router
 from anyshape.route.optimize.decision import Compile, Context, Decision
 from anyshape.route.preload import Layout, PreloadedBranches, Preloader, lay_out, outermost, reason_against
@@ -30,8 +31,8 @@ from anyshape.route.store.branch_cache import check_limit
 from anyshape.route.store.host_memory import HostMemory, supported
 
 NAME = "preload"
-GUARD = "each call reads the branches that it needs and that are not in memory; prefetch switches itself off where it " \
-        "is wasted"
+GUARD = "each call reads the branches that it needs and that are not in memory; " \
+        "prefetch switches itself off where it is wasted"
 LOOK_AHEAD = 3  # routers
 
 
@@ -42,7 +43,8 @@ def propose(context: Context) -> list[Decision]:
         LimitError: a branch alone does not fit under the limit.
     """
     candidates = outermost(context.routers)
-    refused = {name: reason for name, router in candidates.items() if (reason := reason_against(router))}
+    refused = {name: reason for name, router in candidates.items()
+               if (reason := reason_against(router) or _fused_in_classes(context, name))}
     found = [Decision(name, NAME, False, reason) for name, reason in refused.items() if context.memory_limit]
     routers = {name: router for name, router in candidates.items() if name not in refused}
     if not context.memory_limit:
@@ -60,9 +62,16 @@ def propose(context: Context) -> list[Decision]:
     rate = resident_rate(layout, list(popular.values()), limit)
     why = f"the branches of {len(routers)} router{'s' * (len(routers) > 1)} have {layout.bytes} bytes, " \
           f"{limit} may be in memory ({limit / layout.bytes:.0%}); keeping the most popular alone would hit {rate:.0%}"
-    options = {"routers": list(routers), "limit": limit, "popular": {name: one.tolist() for name, one in popular.items()},
-               "joint": [[first, second, counts.astype(int).tolist()] for first, second, counts in _joint(context, routers)]}
+    joint = [[first, second, counts.astype(int).tolist()] for first, second, counts in _joint(context, routers)]
+    options = {"routers": list(routers), "limit": limit, "joint": joint,
+               "popular": {name: one.tolist() for name, one in popular.items()}}
     return [*found, Decision("", NAME, True, why, None, GUARD, options)]
+
+
+def _fused_in_classes(context: Context, router: str) -> str:
+    """Why what an earlier optimisation makes of the branches cannot be preloaded; "" where it can."""
+    classes = max((len(one.options.get("classes", ())) for one in context.applied(router)), default=0)
+    return "its branches are fused in classes, and stay in memory" if classes > 1 else ""
 
 
 def _joint(context: Context, routers: Mapping[str, Router]) -> list[tuple[str, str, Any]]:
@@ -104,11 +113,20 @@ def preload(model: nn.Module, limit: int, *, routers: list[str] | None = None,
         ahead: whether branches are read before they are needed.
 
     Raises:
-        As apply.
+        InputError: no such router, or one whose branches cannot be preloaded. The others: as apply.
     """
     every = routers_of(model)
+    for name in routers or ():
+        if name not in every:
+            raise InputError(f"there is no router {name!r}", why=f"there are {', '.join(every) or 'none'}",
+                             do="give names of these, or a plan of this model")
     chosen = {name: every[name] for name in routers} if routers is not None else {
         name: one for name, one in outermost(every).items() if not reason_against(one)}
+    for name, router in chosen.items():
+        reason = reason_against(router)
+        if reason:
+            raise InputError("branches cannot be preloaded", where=name, why=reason,
+                             do="leave this router out, or plan without memory_limit")
     layout = lay_out(model, chosen)
     check(layout, limit)
     names = list(chosen)
@@ -136,7 +154,7 @@ def taken(loads: Any, branches: int) -> Any:
 
 
 def resident_rate(layout: Layout, popular: list[Any], limit: int) -> float:
-    """The share of uses that find their branch in memory if the most popular are always there: what prefetch adds to."""
+    """The share of uses that find their branch in memory if the most popular are always there, without prefetch."""
     sizes = np.array([one.size for one in layout.branches], np.float64)
     odds = np.concatenate(popular)
     order = np.argsort(-odds / np.maximum(sizes, 1), kind="stable")

@@ -52,7 +52,7 @@ class BranchPredictor:
         return self.slow[router]
 
     def predict(self, seen: int, counts: NDArray[np.int64], router: int) -> Floats:
-        """P(a branch of `router` is taken in its next call), [branches], after `seen` had these cells of each branch."""
+        """P(a branch of `router` is taken in its next call), [branches], after `seen` had such cells of each branch."""
         found = {"slow": self.slow[router].copy(), "fast": self.fast[router].copy()}
         escape = self.escape.get((seen, router))
         if escape is not None:

@@ -95,17 +95,25 @@ def reason_against(router: Router) -> str:
         return "its weights are not on the CPU, and the tiers of devices are not there yet"
     if router.grouped and stacked_tensors(router.branches) is None:
         return f"{type(router.branches).__name__} does not say which of its tensors are stacked (`tensors()`)"
-    if getattr(router.branches, "_bodies", None) == []:
+    if router.grouped and any(getattr(module, "_bodies", None) == [] for module in router.branches.modules()):
         return "its stacked branches have not run yet, so that they have no grouped form: call the model first"
     return ""
 
 
 def stacked_tensors(branches: nn.Module) -> list[Tensor] | None:
-    """The tensors [branches, ...] of a grouped module, None where it does not say."""
-    if isinstance(branches, Experts):
-        return list(branches.parameters())
-    tensors = getattr(branches, "tensors", None)
-    return list(tensors().values()) if callable(tensors) else None
+    """The tensors [branches, ...] of a grouped module, of what it wraps, too; None where nobody says which they are."""
+    found: list[Tensor] = []
+    known = False
+    for module in branches.modules():
+        tensors = getattr(module, "tensors", None)
+        if isinstance(module, Experts):
+            found += module.parameters()
+        elif callable(tensors):
+            found += tensors().values()
+        else:
+            continue
+        known = True
+    return found if known else None
 
 
 def lay_out(model: nn.Module, routers: Mapping[str, Router]) -> Layout:
@@ -127,7 +135,7 @@ def _grouped(name: str, router: Router, alone: Mapping[int, int], at: int) \
     for tensor in stacked_tensors(router.branches) or ():
         size = tensor.numel() * tensor.element_size() // max(count, 1)
         stride = _dense(tensor)
-        if alone.get(_storage(tensor)) == 1 and size >= PAGE and tensor.shape[0] == count \
+        if alone.get(_storage(tensor)) == 1 and size >= PAGE and tensor.dim() and tensor.shape[0] == count \
                 and stride[0] * count == tensor.numel():
             places.append(place_of(tensor, -1, at))
             at = align(at + size * count, PAGE)

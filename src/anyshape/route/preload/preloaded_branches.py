@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -55,6 +56,11 @@ class PreloadedBranches(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.branch_count} branches, {self.preloader.limit} bytes of all routers in memory"
+
+    def summary(self) -> dict[str, Any]:
+        """What the cache of all preloaded routers has done, for reports."""
+        counts = self.preloader.counts
+        return {**asdict(counts), "hit_rate": counts.hit_rate, "held": self.preloader.held}
 
     # ---- what else modules can do
 

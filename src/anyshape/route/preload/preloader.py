@@ -18,7 +18,7 @@ from anyshape.route.preload.layout import Layout, Place, flat_bytes
 from anyshape.route.store import BranchBytes, BranchCache, BranchFile, CacheCounts, HostMemory
 
 FARTHER = 0.25  # of its value that a branch loses whose turn is a whole round of the routers away
-LEAST = 0.1  # of probability: below it a branch is not read ahead
+DOUBT = 0.5  # a branch of the next router is read ahead if it is at least so probable, of the one after that 1 - DOUBT**2
 PAST = 0.8  # what earlier times weigh in the time between two routers
 
 
@@ -83,19 +83,18 @@ class Preloader:
     def look_ahead(self, router: int, counts: NDArray[np.int64]) -> None:
         """Orders what the next routers are likely to need, as much as can be read until it is their turn."""
         with self.lock:
-            values, at, wanted = self.values.copy(), router, []
+            values, at = self.values.copy(), router
+            order: list[int] = []
             rate = self.file.rate() * self.between
             for depth in range(1, self.depth + 1):
                 at = self.following[at]
                 own = self._own(at)
                 odds = self.predictor.predict(router, counts, at)
                 values[own] = odds * (1 - FARTHER * min(depth / len(self.layout.routers), 1))
-                wanted += [(-values[one], one) for one in np.flatnonzero(odds >= LEAST) + own.start
-                           if self.cache.state[one] == 0]
+                likely = np.flatnonzero((odds >= 1 - DOUBT ** depth) & (self.cache.state[own] == 0))
+                order += (likely[np.argsort(-odds[likely], kind="stable")] + own.start).tolist()
                 if at == router:
                     break
-            wanted.sort()
-            order = [int(one) for _, one in wanted]
             if rate:  # the first is always worth a try: the estimate is of the past
                 order = order[:1 + int(np.searchsorted(np.cumsum(self.sizes[order]), rate * self.depth))]
             self.values = values

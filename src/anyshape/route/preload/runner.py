@@ -72,7 +72,8 @@ class BranchRunner:
     def _split(self, rows: list[Tensor], ends: Tensor) -> list[Tensor]:
         """As core.router.run_split, over the branches that have rows; one is run without any where none has."""
         until = ends.tolist()
-        parts, begin = [], 0
+        parts: list[Any] = []
+        begin = 0
         for number, end in enumerate(until):
             if end > begin or (number == len(until) - 1 and not parts):
                 own = [row[begin:end].clone(memory_format=torch.contiguous_format) for row in rows]

@@ -13,6 +13,8 @@ from anyshape.route.profile import histogram
 from anyshape.route.profile.routers import Signature, signature
 
 Ints = NDArray[np.int64]
+SAMPLES = 4096  # load vectors that are kept of a router
+SPACE = 1 << 44  # numbers of calls of one recording are below it
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,17 +47,15 @@ class RouterProfile:
         return histogram.percentile(self.histogram, wanted)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Profile:
-    """What the routers of a model decided while it was recorded.
+class ProfileView:
+    """What can be asked of a profile, and of one that is being recorded."""
 
-    model: the signature of the model (routers.signature). overhead: share of time that recording took, as
-    (least, middle, most) of a confidence interval, where it was measured.
-    """
-
-    model: Signature
+    model: Signature  # of the model (routers.signature)
     records: Mapping[str, RouterProfile]
-    overhead: tuple[float, float, float] | None = None
+
+    def taken(self) -> Profile:
+        """The profile as it is now."""
+        return Profile(self.model, self.records, getattr(self, "overhead", None))
 
     @property
     def routers(self) -> tuple[str, ...]:
@@ -90,15 +90,17 @@ class Profile:
         """ids [cells, choices] of each sampled call, -1 for dropped choices."""
         return tuple(ids for _, ids in self.of(name).decided)
 
-    def joint(self, first: str, second: str, cell_map: Ints | None = None) -> NDArray[np.float64]:
+    def joint(self, first: str, second: str, cell_map: Ints | None = None,
+              sources: int = 0) -> NDArray[np.float64]:
         """How often a cell takes branch i of the first router and branch j of the second: counts [branches, branches].
 
         Of calls of which both routers' decisions were sampled. A pair of a cell's choices counts 1; dropped choices
         count nothing.
 
         Args:
-            cell_map: for each cell of the second router, which cell of the first it is, or -1 (flow.between); left out,
-                cells are the same: calls whose numbers of cells differ are left out.
+            cell_map: for each cell of the second router, which cell of the first it is, or -1 (flow.between), where the
+                first has `sources` cells; calls of other sizes are left out. Without a map cells are the same: calls
+                whose numbers of cells differ are left out.
         """
         one, other = self.of(first), self.of(second)
         found = np.zeros((one.branches, other.branches))
@@ -107,12 +109,11 @@ class Profile:
             if number not in before:
                 continue
             earlier = before[number]
-            if cell_map is not None:
-                own = cell_map[:len(ids)]
-                usable = (own >= 0) & (own < len(earlier))
-                earlier, ids = earlier[own[usable]], ids[:len(own)][usable]
-            elif len(earlier) != len(ids):
+            if len(earlier) != (len(ids) if cell_map is None else sources) \
+                    or (cell_map is not None and len(cell_map) != len(ids)):
                 continue
+            if cell_map is not None:
+                earlier, ids = earlier[cell_map[cell_map >= 0]], ids[cell_map >= 0]
             for i in range(earlier.shape[1]):
                 for j in range(ids.shape[1]):
                     kept = (earlier[:, i] >= 0) & (ids[:, j] >= 0)
@@ -124,11 +125,60 @@ class Profile:
         own = signature(model)
         if own == self.model:
             return
-        raise InputError(f"the profile is of a model with {_words(self.model)}",
-                         why=f"this one has {_words(own)}", do="record a profile of this model with route.profile")
+        raise InputError(f"the profile is of a model with {words(self.model)}",
+                         why=f"this one has {words(own)}", do="record a profile of this model with route.profile")
 
 
-def _words(model: Signature) -> str:
+@dataclass(frozen=True, eq=False)
+class Profile(ProfileView):
+    """What the routers of a model decided while it was recorded.
+
+    overhead: share of time that recording took, (least, middle, most) of a 95 % confidence interval, where it was
+    measured (profile/overhead.py).
+    """
+
+    model: Signature
+    records: Mapping[str, RouterProfile]
+    overhead: tuple[float, float, float] | None = None
+
+    def taken(self) -> Profile:
+        return self
+
+    def merge(self, *others: ProfileView) -> Profile:
+        """One profile of the calls of all.
+
+        Raises:
+            InputError: they are of other models.
+        """
+        taken = [self, *(one.taken() for one in others)]
+        for one in taken[1:]:
+            if one.model != self.model:
+                raise InputError(f"profiles of different models do not merge: {words(self.model)}",
+                                 why=f"another is of {words(one.model)}", do="merge profiles of one model")
+        return Profile(self.model, {name: _merged([one.of(name) for one in taken]) for name in self.routers})
+
+
+def _merged(records: list[RouterProfile]) -> RouterProfile:
+    """Sums, and a sample of the calls of all: as many of each as it has a share in all calls."""
+    calls = sum(one.calls for one in records)
+    most = max(len(one.loads) for one in records)
+    whole = all(len(one.loads) == one.calls for one in records) and calls <= SAMPLES
+    chosen = []
+    for number, one in enumerate(records):
+        count = len(one.loads) if whole else min(len(one.loads), round(most * one.calls / max(calls, 1)))
+        chosen.append(np.sort(np.random.default_rng(number).permutation(len(one.loads))[:count]))
+    decided = tuple((name + number * SPACE, ids) for number, one in enumerate(records) for name, ids in one.decided)
+    return RouterProfile(
+        records[0].branches, max(one.choices for one in records), calls, sum(one.lost for one in records),
+        np.sum([one.totals for one in records], 0), np.sum([one.histogram for one in records], 0),
+        np.concatenate([one.loads[own] for one, own in zip(records, chosen, strict=True)]),
+        np.concatenate([one.cells[own] for one, own in zip(records, chosen, strict=True)]),
+        np.concatenate([one.numbers[own] + number * SPACE
+                        for number, (one, own) in enumerate(zip(records, chosen, strict=True))]), decided)
+
+
+def words(model: Signature) -> str:
+    """A model's routers, in words."""
     if not model:
         return "no routers"
     some = ", ".join(f"{name} ({branches} branches)" for name, branches in model[:4])

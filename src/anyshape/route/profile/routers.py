@@ -5,6 +5,8 @@ from torch import nn
 
 from anyshape.route.core.router import Router
 
+COMPILED = "_orig_mod."  # how torch.compile's modules name what they compile
+
 Signature = tuple[tuple[str, int], ...]
 
 
@@ -12,9 +14,10 @@ def routers_of(model: nn.Module) -> dict[str, Router]:
     """The routers of a model, itself and nested ones included, in the order of its modules.
 
     Their names are their own where no other router or place has the same, else those of the modules in the model. A
-    router that stands in several places is there once.
+    router that stands in several places is there once. A compiled model has the names of the model.
     """
-    found = {path or "router": module for path, module in model.named_modules() if isinstance(module, Router)}
+    found = {path.removeprefix(COMPILED) or "router": module for path, module in model.named_modules()
+             if isinstance(module, Router)}
     own = [router.name for router in found.values()]
     return {router.name if own.count(router.name) == 1 and router.name not in ("", *found) else path: router
             for path, router in found.items()}

@@ -9,10 +9,9 @@ from torch import nn
 
 from anyshape.base.errors import InputError
 from anyshape.route.profile import histogram
-from anyshape.route.profile.profile import Ints, Profile, RouterProfile
+from anyshape.route.profile.profile import SAMPLES, Ints, Profile, RouterProfile
 from anyshape.route.profile.routers import routers_of, signature
 
-SAMPLES = 4096  # load vectors that are kept of a router
 DECISIONS = 1 << 22  # choices that are kept of a router, two bytes each
 
 

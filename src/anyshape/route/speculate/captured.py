@@ -10,6 +10,7 @@ late, or not at all.
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,17 +34,27 @@ class ImpureRegion(InputError):
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """What a value looks like."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """One value: an input (by number), a parameter or constant (the tensor itself), or an operator on values.
 
-    args, keywords: nested tuples where `Ref` stands for a value. sample: its shape and dtype, a meta tensor; None where
-    it is no tensor (the results of an operator that has several).
+    args, keywords: nested tuples where `Ref` stands for a value. sample: what it looks like; None where it is no tensor
+    (the results of an operator that has several).
     """
 
     target: Any
     args: tuple[Any, ...] = ()
     keywords: tuple[tuple[str, Any], ...] = ()
-    sample: Any = None
+    sample: Sample | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +143,8 @@ class Values:
     def zeros(self, number: int) -> Tensor:
         """A tensor of the shape and dtype of a value."""
         sample = self.values[number].sample
-        return torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype, device=sample.device).zero_()
+        assert sample is not None
+        return torch.empty_strided(sample.shape, sample.stride, dtype=sample.dtype, device=sample.device).zero_()
 
 
 class _Region(nn.Module):
@@ -161,13 +173,28 @@ def capture(model: nn.Module, prediction: Prediction, args: tuple[Any, ...], key
             host, or asserts.
     """
     try:
-        with torch.no_grad(), taped(Tape(prediction)) as tape:
-            exported = torch.export.export(_Region(model), args, keywords, strict=False)
+        with taped(Tape(prediction)) as tape:
+            exported = exported_pure(_Region(model), args, keywords)
     except UnknownPath:
         return None
-    except AnyShapeError:
+    exported = exported.run_decompositions({})
+    return _numbered(exported, tape, values)
+
+
+def check_pure(module: nn.Module, args: tuple[Any, ...]) -> None:
+    """Raises ImpureRegion where a module does more than compute values."""
+    exported_pure(module, args, {})
+
+
+def exported_pure(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """The ExportedProgram of a module that is pure."""
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exported = torch.export.export(module, args, keywords, strict=False)
+    except (AnyShapeError, UnknownPath):
         raise
-    except Exception as error:
+    except Exception as error:  # whatever torch.export does not capture
         line = next((one for one in str(error).splitlines() if one.strip()), "")
         raise ImpureRegion("a region cannot run ahead of its decisions: torch.export does not capture it",
                            why=f"{type(error).__name__}: {line[:200]}",
@@ -175,8 +202,7 @@ def capture(model: nn.Module, prediction: Prediction, args: tuple[Any, ...], key
     _check_signature(exported)
     for node in exported.graph.nodes:  # before what is not used is left out
         _check_pure(node)
-    exported = exported.run_decompositions({})
-    return _numbered(exported, tape, values)
+    return exported
 
 
 def _numbered(exported: Any, tape: Tape, values: Values) -> Path:
@@ -214,10 +240,10 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _sample(value: Any) -> Any:
+def _sample(value: Any) -> Sample | None:
     if not isinstance(value, Tensor):
         return None
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return Sample(tuple(value.shape), tuple(value.stride()), value.dtype, value.device)
 
 
 # ---- what makes a region impure
@@ -289,5 +315,6 @@ def compiled(module: GraphModule, inputs: tuple[Tensor, ...], compile: Compile |
     """The program as it is, or by a compiler that takes ExportedPrograms, such as anyshape.compile."""
     if compile is None:
         return module
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return compile(torch.export.export(module, inputs, strict=False))  # type: ignore[no-any-return]

@@ -169,7 +169,8 @@ class Builder:
         self.programs += 1
         samples = [self.values.values[number].sample for number in decisions]
         examples = tuple(self.values.zeros(number) for number in inputs)
-        return compiled(module, examples, self.compile), tuple((one.shape[0], one.shape[1]) for one in samples)
+        shapes = tuple((one.shape[0], one.shape[1]) for one in samples if one is not None)
+        return compiled(module, examples, self.compile), shapes
 
 
 def _put_in_a_row(module: GraphModule, count: int) -> None:

@@ -41,8 +41,9 @@ class Payoff:
         """What a call is expected to gain by speculation, as a share of a general call; None while it is not known."""
         if self.hit is None and self.waste is None:
             return None
-        hit = 1.0 if self.hit is None else self.hit
-        waste = hit if self.waste is None else self.waste
+        hit = self.waste if self.hit is None else self.hit  # a call in vain takes about as long as a hit
+        waste = self.hit if self.waste is None else self.waste
+        assert hit is not None and waste is not None
         return self.rate * (1.0 - hit) - (1.0 - self.rate) * waste
 
     def saw(self, hit: bool) -> None:
@@ -51,8 +52,12 @@ class Payoff:
 
     def paired(self, predicted: float, general: float) -> None:
         """Both ways took so many seconds, on the same inputs, with the same results."""
+        self.compared(predicted, general)
+        self._spent(predicted + general, -predicted)
+
+    def compared(self, predicted: float, general: float) -> None:
+        """A predicted call takes so long where one on the general path takes `general` seconds."""
         self.hit = _mean(self.hit, predicted / max(general, 1e-9))
-        self._spent(general, -predicted)
 
     def took_general(self, seconds: float) -> None:
         """A call on the general path alone."""
@@ -69,7 +74,9 @@ class Payoff:
         self._spent(predicted + general, -predicted)
 
     def _spent(self, seconds: float, saved: float) -> None:
-        general = seconds + min(saved, 0.0) + max(saved, 0.0) if saved > 0 else seconds
+        general = seconds + saved
+        if not self.general:
+            self.balance = general  # one call may be wasted
         self.general = general if not self.general else self.general + WEIGHT * (general - self.general)
         self.balance = min(self.balance + SHARE * seconds + saved, MOST * self.general)
         gain = self.gain

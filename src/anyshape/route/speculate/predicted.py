@@ -14,14 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from anyshape.base.errors import InputError
 from anyshape.route.core.router import Router
 from anyshape.route.core.routes import Routes, checked
+from anyshape.route.core.uniform import Choice, run_uniform
 
-Choice = tuple[int, ...]  # the k branches that every cell takes, -1 for a choice that is dropped
 Prediction = Mapping[str, Sequence[Choice]]  # router -> its choice in each of its calls, in order
 
 
@@ -121,82 +119,7 @@ class PredictedRouter(nn.Module):
         decided = routes if routes is not None else router.router_fn(*tensors, *args, **keywords)
         routes = checked(decided, tensors[0].shape[0], self.name)
         choice = tape.choose(self.name, routes.ids)
-        results, several = by_choice(router, tensors, choice)
-        combined = tuple(_combined(router, rows, own, routes, choice)
-                         for rows, own in zip(results, (*tensors, *tensors[:1] * len(results)), strict=False))
-        return combined if several else combined[0]
-
-
-def by_choice(router: Router, cells: Sequence[Tensor], choice: Choice) -> tuple[list[list[Tensor | None]], bool]:
-    """For each tensor that branches return: the rows [N, *out] of each of the k choices, None for a dropped one; and
-    whether branches return a tuple. Where all are dropped, the rows are zeros of what the first branch returns."""
-    taken = sorted({branch for branch in choice if branch >= 0})
-    if not taken:
-        [sample], several = _results(router, cells, [0], [1])
-        return [[torch.zeros(rows.shape, dtype=rows.dtype, device=rows.device)] for rows in sample], several
-    results, several = _results(router, cells, taken, [choice.count(branch) for branch in taken])
-    by_branch = dict(zip(taken, results, strict=True))
-    found: list[list[Tensor | None]] = [[] for _ in results[0]]
-    for place, branch in enumerate(choice):
-        times, again = choice.count(branch), choice[:place].count(branch)
-        for number, own in enumerate(found):
-            rows = by_branch[branch][number] if branch >= 0 else None
-            own.append(rows[again::times] if rows is not None and times > 1 else rows)
-    return found, several
-
-
-def _results(router: Router, cells: Sequence[Tensor], taken: list[int], times: list[int]
-             ) -> tuple[list[tuple[Tensor, ...]], bool]:
-    """What each branch that is taken returns, and whether it is a tuple; a cell that takes it twice has two rows, side
-    by side."""
-    rows = [[one if count == 1 else one.repeat_interleave(count, 0) for one in cells] for count in times]
-    if not router.grouped:
-        found = [router.branches[branch](*own) for branch, own in zip(taken, rows, strict=True)]
-        return [one if isinstance(one, tuple) else (one,) for one in found], isinstance(found[0], tuple)
-    count = cells[0].shape[0]
-    load = [times[taken.index(branch)] * count if branch in taken else 0 for branch in range(router.branch_count)]
-    ends = torch.tensor(load, dtype=torch.int32, device=cells[0].device).cumsum(0).int()
-    together = [torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*rows, strict=True)]
-    merged = router.branches(*together, ends)
-    several = isinstance(merged, tuple)
-    sizes = [count * number for number in times]
-    parts = zip(*(one.split(sizes) for one in (merged if several else (merged,))), strict=True)
-    return [tuple(own) for own in parts], several
-
-
-def _combined(router: Router, rows: list[Tensor | None], cells: Tensor, routes: Routes, choice: Choice) -> Tensor:
-    """The sum of Router._combined, where what is kept and dropped is known."""
-    some = next(one for one in rows if one is not None)
-    kept = [place for place, branch in enumerate(choice) if branch >= 0]
-    if not kept:
-        if router.drop == "identity" and some.shape != cells.shape:
-            raise InputError("dropped cells do not stand beside results of another shape", where=router.name,
-                             why="drop is 'identity'", do="use drop='zero', or branches that keep the shape of a cell")
-        return cells.to(some.dtype) if router.drop == "identity" else some
-    weights = routes.weights
-    total: Tensor | None = None
-    for place in kept:
-        taken = rows[place]
-        assert taken is not None
-        factor = _factor(router, weights, place, kept, taken)
-        if factor is not None:
-            taken = taken * factor.reshape(-1, *(1,) * (taken.dim() - 1))
-        total = taken + taken.new_zeros(()) if total is None else total + taken
-    assert total is not None
-    return total
-
-
-def _factor(router: Router, weights: Tensor | None, place: int, kept: list[int], rows: Tensor) -> Tensor | None:
-    """What a choice is multiplied by, as the router computes it."""
-    own = None if weights is None else weights[:, place]
-    if router.combine == "first":
-        if place != kept[0]:
-            return rows.new_zeros(rows.shape[0])
-        own = rows.new_ones(rows.shape[0]) if own is None else own
-    elif router.combine == "mean":
-        share = 1.0 / torch.full((rows.shape[0],), len(kept), dtype=torch.int64, device=rows.device).to(rows.dtype)
-        own = share if own is None else own * share
-    return None if own is None else own.to(rows.dtype)
+        return run_uniform(router, tensors, routes, choice)
 
 
 def replaced(model: nn.Module, names: Mapping[str, Router], make: Any) -> nn.Module:

@@ -153,7 +153,7 @@ class Speculated(nn.Module):
                 paths.append((path, share))
         if not paths:
             return None
-        return Builder(values, _deferral, self.compile).tree(branchings(paths))
+        return Builder(values, lambda way: way.share == 1.0, self.compile).tree(branchings(paths))
 
     def _while_off(self, prepared: Prepared, args: Any, keywords: Any) -> Any:
         with self.lock:
@@ -252,9 +252,6 @@ class Speculated(nn.Module):
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.summary().items() if name != "reasons")
 
-
-def _deferral(way: Branching) -> bool:
-    return True
 
 
 def uniform(decisions: Sequence[tuple[str, Tensor]]) -> list[Choice]:

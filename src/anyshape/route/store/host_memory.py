@@ -67,7 +67,8 @@ class HostMemory:
             for span in spans:
                 sharers[slice(*span)] += 1
         self.sizes = np.array([sum(end - begin for begin, end in spans) * PAGE for spans in self.spans], np.int64)
-        self.private = np.array([all((sharers[slice(*span)] == 1).all() for span in spans) for spans in self.spans], bool)
+        self.private = np.array([all((sharers[slice(*span)] == 1).all() for span in spans)
+                                 for spans in self.spans], bool)
         self.libc = _libc()
 
     @property

@@ -34,7 +34,9 @@ def work_of(step: Step) -> tuple[Size, Size]:
             work = 2 * result.type.count * product(weights.type.shape[1:])
     if isinstance(step, LibraryStep) and step.op not in ROUTING:
         first, second = step.inputs[:2]
-        if step.op in ATTENTION:  # scores, and what they weigh
+        if step.op == "grouped_conv":
+            work = 2 * step.outputs[0].type.count * product(second.type.shape[2:])
+        elif step.op in ATTENTION:  # scores, and what they weigh
             work = 4 * first.type.count * second.type.shape[-2]
         else:
             work = 2 * first.type.count * second.type.shape[-1]

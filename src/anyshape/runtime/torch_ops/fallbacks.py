@@ -1,5 +1,5 @@
 """PyTorch in place of the host's own routines, for operands that those do not take: attention, grouped products and
-routing."""
+convolutions, routing."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -58,6 +58,23 @@ def grouped_by_torch(op: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     for group, end in enumerate(ends.tolist()):
         result[group] = x[:, begin:end] @ y[begin:end]
         begin = end
+    return result
+
+
+def grouped_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The result of a step, by one convolution a group."""
+    rows, weight, ends, *bias = operands
+    convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[rows.dim() - 3]
+    parts, begin, reached = [], 0, 0
+    for group, end in enumerate(ends.tolist()):
+        end = min(max(end, 0), rows.shape[0])
+        own = convolve(rows[begin:end], weight[group], bias[0][group] if bias else None, attrs["stride"],
+                       attrs["padding"], attrs["dilation"])
+        parts.append((begin, end, own))
+        begin, reached = end, max(reached, end)
+    result = rows.new_zeros(rows.shape[0], *parts[0][2].shape[1:]) if parts else rows.new_zeros(0)
+    for begin, end, own in parts:
+        result[begin:end] = own
     return result
 
 

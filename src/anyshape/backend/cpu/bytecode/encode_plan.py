@@ -26,6 +26,7 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
     matmul_words,
     series,
 )
+from anyshape.backend.cpu.bytecode.encode_grouped_conv import GroupedConvSpec, grouped_conv_words
 from anyshape.backend.cpu.bytecode.encode_grouped_gemm import GroupedSpec, grouped_words
 from anyshape.backend.cpu.bytecode.encode_routing import RoutingSpec, routing_words
 from anyshape.backend.cpu.native.compiler import words_of
@@ -118,6 +119,9 @@ def _bands(ours: Ours, rows: int, columns: int, spec: _Spec, windows: tuple[Any,
     return [*_series(op=host.BANDS, length=host.SERIES_HEAD, number=spec.number, words=len(words)), *words]
 
 
+_AnySpec = _Spec | AttentionSpec | GroupedSpec | GroupedConvSpec | RoutingSpec
+
+
 def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
     source, target = _areas(spec, windows)
     return copy_words(spec.number, source, target)
@@ -142,7 +146,7 @@ class PlanEncoder:
         self.plan = plan
         self.kernels = kernels
         self.ours = ours
-        self.specs: list[_Spec | AttentionSpec | GroupedSpec | RoutingSpec] = []
+        self.specs: list[_AnySpec] = []
         self.wide: list[str] = []  # dtypes of attention's scores
 
     @property
@@ -159,7 +163,8 @@ class PlanEncoder:
         ours = self.ours
         return text, {"product": partial(_unplaced, ours), "matmul": _placed,
                       "scores": partial(attention.unplaced, ours), "attention": attention.placed,
-                      "grouped": partial(grouped_words, ours), "routing": routing_words, "copy": _copy,
+                      "grouped": partial(grouped_words, ours), "routing": routing_words,
+                      "grouped_conv": grouped_conv_words, "copy": _copy,
                       "bands": partial(_bands, ours), "joined": joined, "series": series, "finished": finished,
                       "specs": self.specs}
 
@@ -195,7 +200,7 @@ class PlanEncoder:
             return self.bands(number, step)
         return f"{host.CALL}, {host.STEP_WORDS}, {number}"
 
-    def spec(self, spec: _Spec | AttentionSpec | GroupedSpec | RoutingSpec) -> str:
+    def spec(self, spec: _AnySpec) -> str:
         self.specs.append(spec)
         return f"specs[{len(self.specs) - 1}]"
 
@@ -207,6 +212,13 @@ class PlanEncoder:
             places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             spec = GroupedSpec(number, step.op, windows[0].type.dtype, places)
             return f"*grouped({self.spec(spec)}, {self.formulas.types(windows)})"
+        if step.op == "grouped_conv":
+            windows = (*step.inputs, *step.outputs)
+            places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
+            attrs: dict[str, Any] = dict(step.attrs)
+            settings = tuple(attrs[name] for name in ("stride", "padding", "dilation"))
+            name = self.spec(GroupedConvSpec(number, windows[0].type.dtype, places, settings))
+            return f"*grouped_conv({name}, {self.formulas.types(windows)})"
         if step.op in ROUTING:
             windows = (*step.inputs, *step.outputs)
             places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)

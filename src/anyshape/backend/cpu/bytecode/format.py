@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from anyshape.backend.cpu.microkernels import gemm, gemv, softmax_rows
+from anyshape.backend.cpu.microkernels import direct_conv, gemm, gemv, softmax_rows
 from anyshape.backend.cpu.native.compiler import Array, Inline, Nested, Struct, i64, words_of
 
 
@@ -256,6 +256,54 @@ class SegmentStep(EndsStep):
     result: Nested[Place]
 
 
+class GroupedConvStep(Step):
+    """Convolutions of groups of rows (backend/cpu/routines/convolution/grouped_conv.py), in three dims."""
+
+    rows: Nested[Place]
+    weight: Nested[Place]
+    ends: Nested[Place]
+    bias: Nested[Place]  # slot -1: none
+    result: Nested[Place]
+    end_item: i64  # bytes of an end: 4 or 8; and from one to the next
+    end_step: i64
+    count: i64  # groups
+    size: i64  # rows
+    channels: i64  # of the rows, and of the result
+    outs: i64
+    taps: i64  # channels times places of the window
+    size_z: i64  # positions of a row
+    size_y: i64
+    wide: i64
+    volume: i64  # all of them
+    out_z: i64  # positions of the result
+    out_y: i64
+    out_x: i64
+    area: i64
+    kernel_z: i64
+    kernel_y: i64
+    kernel_x: i64
+    stride_z: i64
+    stride_y: i64
+    stride_x: i64
+    padding_z: i64
+    padding_y: i64
+    padding_x: i64
+    dilation_z: i64
+    dilation_y: i64
+    dilation_x: i64
+    deep: i64  # lines of a channel in scratch, with their padding: planes, and lines of one
+    high: i64
+    phase: i64  # elements of a line that have one remainder by the stride
+    line: i64  # bytes of a line
+    lanes: i64  # of a vector of f32
+    grain: i64  # channels of the smallest panel; others have two, three times as many
+    function: i64  # entry of the first routine of backend/cpu/microkernels/direct_conv.py
+    panels: i64  # where in a thread's scratch, behind the offsets of the taps, the weights are; the input; its bytes
+    input: i64
+    input_bytes: i64
+    scratch: i64  # bytes of scratch per thread
+
+
 OPERANDS = ("q", "k", "v", "mask", "sums", "result", "gradient", "products", "dq", "dk", "dv")
 (QUERY, KEY, VALUE, MASK, SUMS, RESULT, GRADIENT, PRODUCTS, DQUERY, DKEY, DVALUE) = range(len(OPERANDS))
 
@@ -350,7 +398,8 @@ GROUPED_READ = 8  # rows whose product takes as long as reading a matrix of weig
 THIN = words_of(Functions)  # the routines of backend/cpu/microkernels/gemv.py in their order
 PACKED = THIN + len(gemv.routines())  # those of backend/cpu/microkernels/gemm.py in theirs
 WEIGH = PACKED + len(gemm.routines())  # those of backend/cpu/microkernels/softmax_rows.py
-KERNELS = WEIGH + len(softmax_rows.routines())
+CONV = WEIGH + len(softmax_rows.routines())  # those of backend/cpu/microkernels/direct_conv.py
+KERNELS = CONV + len(direct_conv.routines())
 
 MONOTONIC = 1  # the clock's number
 # processor time, which other programs do not disturb, where one thread does everything
@@ -371,6 +420,7 @@ BANDS = 10  # several series, which are one step
 TOPK = 11
 ROUTE_PLAN = 12
 SEGMENTS = 13
+GROUPED_CONV = 14  # convolutions of groups of rows
 
 SERIES_MORE = words_of(KernelState)  # words in front of a kernel's block
 
@@ -400,7 +450,8 @@ FLAT = 4  # a thread has blocks of rows that are at most this many times as high
 
 # op -> the word of a step that says how much scratch a thread needs
 THREADS_SCRATCH = {KERNEL: KernelStep.index("scratch"), PRODUCT: PackedProduct.index("scratch"),
-                   GROUPED: GroupedStep.index("scratch"), ATTENTION: AttentionStep.index("scratch")}
+                   GROUPED: GroupedStep.index("scratch"), GROUPED_CONV: GroupedConvStep.index("scratch"),
+                   ATTENTION: AttentionStep.index("scratch")}
 PLAIN = 78  # "N" and "T", as the library wants to be told
 TURNED = 84
 

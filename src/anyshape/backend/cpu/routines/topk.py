@@ -9,7 +9,7 @@ are done step by step, on the same sequence.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import TOPK_COUNT, Block, TopkStep
+from anyshape.backend.cpu.bytecode.format import TOPK_COUNT, TOPK_MOST, Block, TopkStep
 from anyshape.backend.cpu.native.compiler import (
     Array,
     Struct,
@@ -29,6 +29,7 @@ from anyshape.backend.cpu.routines.threads import parallel_for, share
 
 WORK = 65536  # elements that are worth one more thread
 LAST = 9223372036854775807
+SMALLEST = -9223372036854775808  # below all keys but perhaps whole numbers of 64 bits
 
 
 class TopkWork(Struct):
@@ -55,14 +56,23 @@ def topk_range(data: TopkWork, number: int, team: int) -> int:
     item = step.item
     keys = words(TOPK_COUNT)
     queue = words(TOPK_COUNT)
+    best = words(TOPK_MOST + 1)
+    element = step.element
+    wanted = minimum(k + 1, count)
+    floats = 1 if item == 4 and step.infinity != 0 else 0
     source = address(block, step.x)
     values = address(block, step.values)
     indices = address(block, step.indices)
     for line in range(share(step.lines, number, team), share(step.lines, number + 1, team)):
         begin = source + line * step.line
-        tied = largest(step, begin, keys, queue)
+        tied = 0
+        if floats != 0:
+            tied = largest_floats(begin, element, count, wanted, best, queue)
+        else:
+            tied = largest(step, begin, wanted, best, queue)
         if tied != 0:
             for position in range(count):
+                keys[position] = key_of(step, begin + position * element)
                 queue[position] = position
             if k * 64 <= count:
                 partial_sort(keys, queue, k, count)
@@ -71,7 +81,7 @@ def topk_range(data: TopkWork, number: int, team: int) -> int:
                 insertion_sort(keys, queue, 0, k - 1)
         for chosen in range(k):
             place = queue[chosen]
-            copy_element(values + (line * k + chosen) * item, begin + place * step.element, item)
+            copy_element(values + (line * k + chosen) * item, begin + place * element, item)
             store64(indices + (line * k + chosen) * 8, place)
     return 0
 
@@ -85,29 +95,52 @@ def copy_element(target: int, source: int, item: int) -> int:
     return 0
 
 
-def largest(step: TopkStep, begin: int, keys: Array[i64], queue: Array[i64]) -> int:
-    """The keys of a line, and the places of its k largest elements; whether two of the k + 1 largest are equal."""
-    count = step.count
-    wanted = minimum(step.k + 1, count)
+def largest(step: TopkStep, begin: int, wanted: int, best: Array[i64], queue: Array[i64]) -> int:
+    """The places of the largest elements of a line, so many, and their keys; whether two of these are equal."""
+    low = SMALLEST
     found = 0
-    tied = 0
-    for position in range(count):
+    for position in range(step.count):
         key = key_of(step, begin + position * step.element)
-        keys[position] = key
-        if found < wanted or key > keys[queue[found - 1]]:
-            at = found
-            if found < wanted:
-                found += 1
-            else:
-                at = found - 1
-            while at > 0 and keys[queue[at - 1]] < key:
-                queue[at] = queue[at - 1]
-                at -= 1
-            queue[at] = position
+        if found < wanted or key > low:
+            found = minimum(found + 1, wanted)
+            low = insert(best, queue, found, key, position)
+    return repeated(best, found)
+
+
+def largest_floats(at: int, element: int, count: int, wanted: int, best: Array[i64], queue: Array[i64]) -> int:
+    """The same of f32, of which elements are `element` bytes apart."""
+    low = SMALLEST
+    found = 0
+    for position in range(count):
+        bits = load32(at)
+        size = bits & 2147483647
+        key = LAST if size > 2139095040 else size if bits == size else 0 - size
+        at += element
+        if key > low:
+            found = minimum(found + 1, wanted)
+            last = insert(best, queue, found, key, position)
+            low = last if found == wanted else SMALLEST
+    return repeated(best, found)
+
+
+def insert(best: Array[i64], queue: Array[i64], found: int, key: int, position: int) -> int:
+    """Puts a key, and the place that it is of, among those that were found, in place of the last one; the last key."""
+    at = found - 1
+    while at > 0 and best[at - 1] < key:
+        best[at] = best[at - 1]
+        queue[at] = queue[at - 1]
+        at -= 1
+    best[at] = key
+    queue[at] = position
+    return best[found - 1]
+
+
+def repeated(best: Array[i64], found: int) -> int:
+    """Whether two keys that follow each other are equal."""
     for position in range(1, found):
-        if keys[queue[position]] == keys[queue[position - 1]]:
-            tied = 1
-    return tied
+        if best[position] == best[position - 1]:
+            return 1
+    return 0
 
 
 def key_of(step: TopkStep, place: int) -> int:

@@ -1,0 +1,91 @@
+"""Bytecode encoder of grouped convolutions at given sizes: the words that the host reads
+(backend/cpu/routines/convolution/grouped_conv.py), or PyTorch.
+
+    grouped_conv(rows [S, C, *space], weight [E, O, C, *kernel], ends [E], bias [E, O])
+        -->  GROUPED_CONV, ..., slots and bytes, sizes in three dims, and where scratch is
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode.encode_gemm import Shape, at_slots
+from anyshape.backend.cpu.machine import target
+from anyshape.backend.cpu.microkernels import direct_conv
+from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.base.align import align
+
+_words_of_step = host.GroupedConvStep.encoder()
+_MARKS = tuple(map(host.GroupedConvStep.index, ("rows", "weight", "ends", "bias", "result")))
+# bytes of scratch beyond which a row's input does not stay in the caches between panels, and PyTorch does it
+MOST = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedConvSpec:
+    """What does not depend on sizes in a step: (slot, bytes per element) of rows, weight, ends, perhaps bias, and the
+    result; (stride, padding, dilation), one number a dim each."""
+
+    number: int
+    dtype: str
+    places: tuple[tuple[int, int], ...]
+    settings: tuple[tuple[int, ...], ...]
+
+
+def grouped_conv_words(spec: GroupedConvSpec, windows: tuple[Any, ...]) -> list[int]:
+    """The words of a step; windows: (shape, strides, offset) of rows, weight, ends, perhaps bias, and the result."""
+    words = _words(spec.settings, spec.places[2][1], tuple((shape, strides) for shape, strides, _ in windows))
+    if words is None:
+        return [host.CALL, host.STEP_WORDS, spec.number]
+    return at_slots(words, _MARKS, spec.number, spec.places, windows)
+
+
+@lru_cache(maxsize=4096)
+def _words(settings: tuple[tuple[int, ...], ...], end_item: int,
+           types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
+    """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
+    host does not take these strides or sizes."""
+    (rows, _), (weight, _), (ends, end_strides), (result, _) = *types[:3], types[-1]
+    if 0 in result:
+        return ()
+    dense = (*types[:2], *types[3:])
+    if 0 in rows or 0 in weight or any(strides != _dense(shape) for shape, strides in dense):
+        return None
+    missing = 3 - (len(rows) - 2)
+    size, out, kernel = (_three(shape, missing) for shape in (rows[2:], result[2:], weight[3:]))
+    stride, padding, dilation = ((fill,) * missing + own for fill, own in zip((1, 0, 1), settings, strict=True))
+    lanes, grain = target.host().lanes, direct_conv.grain(target.host())
+    channels, outs, taps = rows[1], weight[1], rows[1] * prod(kernel)
+    # along a line: the positions of a phase that whole vectors of results read, and those of the row
+    phase = max(align(out[2], lanes) + (kernel[2] - 1) * dilation[2] // stride[2] + 1,
+                (size[2] + 2 * padding[2] - 1) // stride[2] + 1)
+    line, deep, high = 4 * phase * stride[2], size[0] + 2 * padding[0], size[1] + 2 * padding[1]
+    panels = align(8 * taps, 64)
+    at_input = align(panels + 4 * (taps + 1) * align(outs, grain), 64)
+    input_bytes = channels * deep * high * line + 4 * 2 * lanes
+    scratch = at_input + input_bytes
+    if scratch > MOST:
+        return None
+    has_bias = len(types) == 5
+    words = _words_of_step(
+        op=host.GROUPED_CONV, length=words_of(host.GroupedConvStep), number=0, rows=(0, 0), weight=(1, 0),
+        ends=(2, 0), bias=(3 if has_bias else -1, 0), result=(len(types) - 1, 0), end_item=end_item,
+        end_step=end_item * end_strides[0], count=ends[0], size=rows[0], channels=channels, outs=outs, taps=taps,
+        size_z=size[0], size_y=size[1], wide=size[2], volume=prod(size), out_z=out[0], out_y=out[1], out_x=out[2],
+        area=prod(out), kernel_z=kernel[0], kernel_y=kernel[1], kernel_x=kernel[2], stride_z=stride[0],
+        stride_y=stride[1], stride_x=stride[2], padding_z=padding[0], padding_y=padding[1], padding_x=padding[2],
+        dilation_z=dilation[0], dilation_y=dilation[1], dilation_x=dilation[2], deep=deep, high=high, phase=phase,
+        line=line, lanes=lanes, grain=grain, function=host.CONV, panels=panels, input=at_input,
+        input_bytes=input_bytes, scratch=scratch)
+    return tuple(words)
+
+
+def _three(sizes: Shape, missing: int) -> Shape:
+    return (1,) * missing + tuple(sizes)
+
+
+def _dense(shape: Shape) -> Shape:
+    return tuple(prod(shape[dim + 1:]) for dim in range(len(shape)))

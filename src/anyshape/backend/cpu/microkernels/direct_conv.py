@@ -1,0 +1,115 @@
+"""Direct convolution microkernel: some channels of the result over some neighbouring positions of a line, printed as
+LLVM.
+
+    result [channels, positions] = biases + the sum over taps k of weights [k, channels] * x[offsets[k] + positions]
+
+The input lies with its padding written out, so a tap (input channel, place in the window) is an offset in bytes and no
+position needs a test: the indirect convolution of Dukhan (2019), with positions as lanes. The sums stay in registers
+over all taps, as in the tiles of backend/cpu/microkernels/gemm.py, and input is never copied for a window (im2col).
+
+    conv    (x, offsets, taps, weights, result, step, channels, positions)   x: address of the first position;
+            offsets: of i64, one a tap; weights: a panel: biases, then of each tap one per channel, f32 all; step: bytes
+            from channel to channel of the result; channels, positions: how many are written
+
+Up to a whole vector of positions is read that are not written. All take i64.
+"""
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from anyshape.backend.cpu.llvm.ir_builder import Code, Value
+from anyshape.backend.cpu.machine.target import Machine
+
+HEIGHTS = 3  # numbers of channels that a panel may have: 3, 2, 1 times `grain`
+VECTORS = (1, 2)  # vectors of positions
+ARGUMENTS = ("x", "offsets", "taps", "weights", "result", "step", "channels", "positions")
+DTYPES = ("f32",)
+
+
+def grain(target: Machine) -> int:
+    """Channels of the smallest panel. The largest, of three times as many, fills the registers with sums."""
+    return {64: 4, 32: 2}.get(target.vector_bytes, 1)
+
+
+def routines() -> list[str]:
+    """The names of all routines, in the order of the host's table of functions."""
+    return [f"conv_f32_{height}_{vectors}" for height in range(HEIGHTS) for vectors in VECTORS]
+
+
+def emit_conv(target: Machine, wanted: Collection[str] = DTYPES) -> str:
+    """LLVM text of the routines, where f32 is in `wanted`."""
+    if "f32" not in wanted:
+        return ""
+    parts: list[str] = []
+    declarations: dict[str, str] = {}
+    for name in routines():
+        height, vectors = map(int, name.split("_")[2:])
+        body = _Tile(target)
+        body.emit(grain(target) * (HEIGHTS - height), vectors)
+        declarations |= body.code.declarations
+        arguments = ", ".join(f"i64 %{argument}" for argument in ARGUMENTS)
+        parts.append("\n".join([f"define void @{name}({arguments}) {{", *body.code.function_body(), "}"]))
+    return "\n\n".join([*parts, *declarations.values()]) + "\n"
+
+
+class _Tile:
+    """One routine."""
+
+    def __init__(self, target: Machine) -> None:
+        self.code = Code(target)
+        self.lanes = target.lanes
+
+    def plus(self, a: Value, b: Value | int) -> Value:
+        return self.code.binary("add", a, b if isinstance(b, Value) else Value(str(b), "i64"))
+
+    def times(self, a: Value, b: int) -> Value:
+        return self.code.binary("mul", a, Value(str(b), "i64"))
+
+    def load(self, dtype: str, lanes: int, address: Value, alignment: int) -> Value:
+        return self.code.load(dtype, lanes, self.pointer(address), self.code.top, False, alignment)
+
+    def pointer(self, address: Value) -> Value:
+        return self.code.convert("inttoptr", address, "ptr")
+
+    def emit(self, height: int, vectors: int) -> None:
+        code, lanes = self.code, self.lanes
+        x, offsets, taps, weights, result, step, channels, positions = (Value(f"%{name}", "i64") for name in ARGUMENTS)
+        sums = [[code.slot(f"sum {i} {j}", "f32", lanes) for j in range(vectors)] for i in range(height)]
+
+        def get(slot: Value) -> Value:
+            return code.load("f32", lanes, slot, code.top, False)
+
+        def put(slot: Value, value: Value) -> None:
+            code.do(f"store {value.typed}, ptr {slot.text}")
+
+        for i in range(height):
+            bias = code.spread(self.load("f32", 0, self.plus(weights, 4 * i), 4), lanes)
+            for j in range(vectors):
+                put(sums[i][j], bias)
+        tap = code.open_loop(Value("0", "i64"), taps, 1)
+        here = self.plus(x, self.load("i64", 0, self.plus(offsets, self.times(tap, 8)), 8))
+        line = [self.load("f32", lanes, self.plus(here, 4 * lanes * j), 4) for j in range(vectors)]
+        own = self.plus(weights, self.times(self.plus(tap, 1), 4 * height))
+        for i in range(height):
+            factor = code.spread(self.load("f32", 0, self.plus(own, 4 * i), 4), lanes)
+            for j in range(vectors):
+                put(sums[i][j], code.fma(factor, line[j], get(sums[i][j])))
+        code.close_section()
+        rows = [self.plus(result, code.binary("mul", step, Value(str(i), "i64"))) for i in range(height)]
+        whole = code.binary("and", code.compare("sge", channels, Value(str(height), "i64")),
+                            code.compare("sge", positions, Value(str(lanes * vectors), "i64")))
+        code.open_if(whole)
+        for i in range(height):
+            for j in range(vectors):
+                found = get(sums[i][j])
+                code.do(f"store {found.typed}, ptr {self.pointer(self.plus(rows[i], 4 * lanes * j)).text}, align 4")
+        code.close_section()
+        code.open_if(code.compare("eq", code.convert("zext", whole, "i64"), Value("0", "i64")))
+        masks = [code.first_lanes(self.plus(positions, -lanes * j), lanes) for j in range(vectors)]
+        for i in range(height):
+            code.open_if(code.compare("slt", Value(str(i), "i64"), channels))
+            for j in range(vectors):
+                code.masked("store", get(sums[i][j]), self.pointer(self.plus(rows[i], 4 * lanes * j)), masks[j], 4,
+                            code.top, False)
+            code.close_section()
+        code.close_section()

@@ -1,0 +1,195 @@
+"""Grouped convolution of rows by the weights of their group, whose ends are data, in the native subset; see
+ops/convolution.py and backend/cpu/bytecode/encode_grouped_conv.py.
+
+    for each group, in order: its weights into panels;  for each of its rows that is this thread's:
+        the row with its padding into the thread's scratch;  for each panel, each line of the result: tiles
+
+Tiles are backend/cpu/microkernels/direct_conv.py. Every row costs the same, so a thread has an equal part of the rows.
+Where a window moves by more than one position along a line, positions that a tap meets one after another are laid side
+by side: those of the same remainder (phase). All is in terms of three dims, the first ones of size 1 where there are
+fewer.
+"""
+from __future__ import annotations
+
+from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, Block, Functions, GroupedConvStep
+from anyshape.backend.cpu.native.compiler import (
+    Struct,
+    array_at,
+    call_void,
+    copy_bytes,
+    fill_zero,
+    i64,
+    load32,
+    load64,
+    maximum,
+    minimum,
+    new,
+    store32,
+)
+from anyshape.backend.cpu.routines.blas_gemm import address
+from anyshape.backend.cpu.routines.threads import parallel_for, share
+
+
+class GroupedConvWork(Struct):
+    """What the threads of a step share."""
+
+    functions: Functions
+    block: Block
+    step: GroupedConvStep
+
+
+def run_grouped_conv(block: Block, step: GroupedConvStep) -> int:
+    """All groups, and zeros past the last one."""
+    data = new(GroupedConvWork)
+    data.functions = block.functions
+    data.block = block
+    data.step = step
+    work = step.size * step.outs * step.taps * step.area
+    threads = minimum(minimum(block.threads, step.size), work // PARALLEL_FLOPS)
+    return parallel_for(block, grouped_conv_range, data, threads)
+
+
+def group_end(block: Block, step: GroupedConvStep, group: int) -> int:
+    """Where a group ends, of the rows that there are."""
+    at = address(block, step.ends) + group * step.end_step
+    end = 0
+    if step.end_item == 8:
+        end = load64(at)
+    else:
+        end = load32(at)
+        end -= end >> 31 << 32
+    return minimum(maximum(end, 0), step.size)
+
+
+def grouped_conv_range(data: GroupedConvWork, number: int, team: int) -> int:
+    """The equal part of the rows that is thread `number`'s of `team`."""
+    block = data.block
+    step = data.step
+    low = share(step.size, number, team)
+    high = share(step.size, number + 1, team)
+    scratch = block.scratch + number * block.program.scratch
+    place_taps(step, scratch)
+    fill_zero(scratch + step.input, step.input_bytes)
+    result = address(block, step.result)
+    bytes_of_row = step.outs * step.area * 4
+    begin = 0
+    reached = 0
+    for group in range(step.count):
+        end = group_end(block, step, group)
+        reached = maximum(reached, end)
+        first = maximum(begin, low)
+        last = minimum(end, high)
+        if first < last:
+            pack_group(block, step, group, scratch + step.panels)
+            for row in range(first, last):
+                place_row(step, address(block, step.rows) + row * step.channels * step.volume * 4,
+                          scratch + step.input)
+                convolve_row(data, scratch, result + row * bytes_of_row)
+        begin = end
+    first = maximum(low, reached)
+    if first < high:
+        fill_zero(result + first * bytes_of_row, (high - first) * bytes_of_row)
+    return 0
+
+
+def place_taps(step: GroupedConvStep, scratch: int) -> int:
+    """The offset of each tap, in bytes from the place of a result's first one."""
+    offsets = array_at(i64, scratch)
+    tap = 0
+    for channel in range(step.channels):
+        for z in range(step.kernel_z):
+            for y in range(step.kernel_y):
+                for x in range(step.kernel_x):
+                    line = (channel * step.deep + z * step.dilation_z) * step.high + y * step.dilation_y
+                    along = x * step.dilation_x
+                    offsets[tap] = line * step.line + (
+                        along % step.stride_x * step.phase + along // step.stride_x) * 4
+                    tap += 1
+    return 0
+
+
+def pack_group(block: Block, step: GroupedConvStep, group: int, panels: int) -> int:
+    """A group's weights [channels of the result, taps] as panels: biases, then of each tap one per channel."""
+    taps = step.taps
+    outs = step.outs
+    source = address(block, step.weight) + group * outs * taps * 4
+    bias = 0
+    if step.bias.slot >= 0:
+        bias = address(block, step.bias) + group * outs * 4
+    target = panels
+    out = 0
+    while out < outs:
+        height = panel_height(step, outs - out)
+        count = minimum(height, outs - out)
+        if count < height:
+            fill_zero(target, (taps + 1) * height * 4)
+        for i in range(count):
+            place = target + i * 4
+            if bias != 0:
+                store32(place, load32(bias + (out + i) * 4))
+            else:
+                store32(place, 0)
+            weight = source + (out + i) * taps * 4
+            for _ in range(taps):
+                place += height * 4
+                store32(place, load32(weight))
+                weight += 4
+        target += (taps + 1) * height * 4
+        out += height
+    return 0
+
+
+def panel_height(step: GroupedConvStep, outs: int) -> int:
+    """Channels of the next panel, where so many are left."""
+    grain = step.grain
+    return minimum((outs + grain - 1) // grain, 3) * grain
+
+
+def place_row(step: GroupedConvStep, source: int, target: int) -> int:
+    """One row [channels, z, y, x] into the scratch, whose margins are zero."""
+    wide = step.wide
+    stride = step.stride_x
+    for channel in range(step.channels):
+        for z in range(step.size_z):
+            plane = (channel * step.deep + z + step.padding_z) * step.high + step.padding_y
+            line = target + plane * step.line
+            for _ in range(step.size_y):
+                if stride == 1:
+                    copy_bytes(line + step.padding_x * 4, source, wide * 4)
+                else:
+                    for x in range(wide):
+                        along = x + step.padding_x
+                        store32(line + (along % stride * step.phase + along // stride) * 4, load32(source + x * 4))
+                source += wide * 4
+                line += step.line
+    return 0
+
+
+def convolve_row(data: GroupedConvWork, scratch: int, result: int) -> int:
+    """All channels of one row's result, by tiles of two vectors of positions, or one."""
+    step = data.step
+    lanes = step.lanes
+    outs = step.outs
+    taps = step.taps
+    each = step.area * 4
+    panel = scratch + step.panels
+    out = 0
+    while out < outs:
+        height = panel_height(step, outs - out)
+        entry = step.function + (3 - height // step.grain) * 2
+        one = array_at(i64, data.functions)[entry]
+        two = array_at(i64, data.functions)[entry + 1]
+        target = result + out * each
+        for z in range(step.out_z):
+            for y in range(step.out_y):
+                line = scratch + step.input + (z * step.stride_z * step.high + y * step.stride_y) * step.line
+                x = 0
+                while x < step.out_x:
+                    count = minimum(step.out_x - x, 2 * lanes)
+                    call_void(two if count > lanes else one, line + x * 4, scratch, taps, panel, target, each,
+                              outs - out, count)
+                    target += count * 4
+                    x += count
+        panel += (taps + 1) * height * 4
+        out += height
+    return 0

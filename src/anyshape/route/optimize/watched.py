@@ -1,0 +1,315 @@
+"""Adaptive re-optimisation: a module that runs a plan, watches its loads, re-plans in the background, swaps, reverts.
+
+    windows of calls --noise gate--> drift --regret--> a new plan, built off the path --trial--> the fastest way
+
+A *way* is a module and the plan that it runs: the present plan, a new one, or the general path, which has no plan.
+Calls read one reference to the way in force; it is replaced in one step, so that each call runs one way from beginning
+to end. What is kept is measured: in a trial the ways take turns at serving calls, and the fastest by the median stays.
+So a new plan that is slower is given up, and a plan that has become slower than the general path is left for it.
+"""
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from anyshape.base.errors import AnyShapeError
+from anyshape.route.optimize.drift import DriftPolicy, Gate, regret, together
+from anyshape.route.profile.profile import Profile
+from anyshape.route.profile.tally import Tally
+from anyshape.route.profile.watch import Watch
+
+WARM = 1  # calls of each way in a trial that are not timed
+TICK = 0.05  # seconds between two looks
+clock = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """One way to run the model. plan: None for the general path."""
+
+    name: str
+    plan: Any
+    module: nn.Module
+    watch: Watch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """Ways that take turns, the present one first. times: seconds of calls, by way."""
+
+    ways: tuple[Way, ...]
+    turns: itertools.count[int] = field(default_factory=itertools.count)
+    times: tuple[list[float], ...] = ()
+
+    def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any], settle: Callable[[], None]) -> Any:
+        turn = next(self.turns)
+        number = turn % len(self.ways)
+        settle()
+        began = clock()
+        found = self.ways[number].module(*arguments, **keywords)
+        settle()
+        if turn >= WARM * len(self.ways):
+            self.times[number].append(clock() - began)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pending:
+    """A plan that is to be tried, the loads it is for, and why."""
+
+    plan: Any
+    loads: Profile
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to a watched plan, `seconds` after it was applied."""
+
+    seconds: float
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _State:
+    way: Way
+    trial: Trial | None = None
+    example_wanted: bool = False
+
+
+class Watched(nn.Module):
+    """A model by a plan, with the results of the model.
+
+    model: as it was given; its parameters are those of all ways. plan: the one in force. history: events so far.
+    """
+
+    def __init__(self, model: nn.Module, plan: Any, policy: DriftPolicy) -> None:
+        super().__init__()
+        self.model, self.policy, self.began = model, policy, clock()
+        self.history: tuple[Event, ...] = ()
+        self.gate, self.window_began = Gate(plan.profile, policy.quantile), self.began
+        self.windows: list[Profile] = []
+        self.example: Any = None
+        self.pending: _Pending | None = None  # what a trial is for
+        self.last_plan = plan
+        self.look_lock, self.stopped = threading.Lock(), threading.Event()
+        tensor = next(iter(model.parameters()), None)
+        device = torch.device("cpu") if tensor is None else tensor.device
+        self.settle: Callable[[], None] = _nothing if device.type == "cpu" else torch.accelerator.synchronize
+        self.ways: list[Way] = []
+        self.state = _State(self._way("plan", plan))
+        if policy.thread:
+            threading.Thread(target=_loop, args=(weakref.ref(self), self.stopped), name="anyshape-drift",
+                             daemon=True).start()
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        state: _State = self.state
+        if state.example_wanted:
+            self.example = (arguments, keywords, torch.is_grad_enabled())
+        if state.trial is not None:
+            return state.trial.call(arguments, keywords, self.settle)
+        return state.way.module(*arguments, **keywords)
+
+    @property
+    def plan(self) -> Any:
+        return self.state.way.plan
+
+    @property
+    def path(self) -> str:
+        """What runs now: the `plan`, or the `general` path."""
+        return self.state.way.name
+
+    @property
+    def present(self) -> nn.Module:
+        """The module that runs now."""
+        return self.state.way.module
+
+    def fallback(self) -> None:
+        """Calls run on the general path from now, and nothing is watched."""
+        self.close()
+        with self.look_lock:
+            self._adopt(self._general())
+            self._note("the general path is in force", "fallback() was called")
+
+    def close(self) -> None:
+        """Nothing is watched from now; the way in force stays."""
+        self.stopped.set()
+        with self.look_lock:
+            self.state = _State(self.state.way)
+            for way in self.ways:
+                way.watch.stop()
+
+    def train(self, mode: bool = True) -> Watched:
+        super().train(mode)
+        for way in self.ways if hasattr(self, "ways") else ():
+            way.module.train(mode)
+        return self
+
+    # ---- ways
+
+    def _way(self, name: str, plan: Any) -> Way:
+        """Builds a way; raises what optimisations and the compiler raise."""
+        module = self.last_plan.general(self.model) if plan is None else plan.specialized(self.model)
+        module.train(self.model.training)
+        way = Way(name, plan, module, Watch(module))
+        way.watch.start(thread=False)
+        self.ways.append(way)
+        return way
+
+    def _general(self) -> Way:
+        return next((way for way in self.ways if way.plan is None), None) or self._way("general", None)
+
+    def _warm(self, way: Way) -> None:
+        """Runs a way once, off the path, so that what it compiles is compiled; not in training, where calls have
+        effects."""
+        if self.example is not None and not self.model.training:
+            arguments, keywords, gradients = self.example
+            with torch.set_grad_enabled(gradients):
+                way.module(*arguments, **keywords)
+
+    def _adopt(self, chosen: Way) -> None:
+        """One way is in force; other plans' are let go."""
+        self.state = _State(chosen)
+        self.last_plan = chosen.plan or self.last_plan
+        for way in self.ways:
+            if way is not chosen and way.plan is not None:
+                way.watch.stop()
+        self.ways = [way for way in self.ways if way is chosen or way.plan is None]
+
+    def _note(self, what: str, why: str) -> None:
+        self.history = (*self.history, Event(clock() - self.began, what, why))
+
+    # ---- what the thread does
+
+    def look(self) -> None:
+        """One look: counts loads; where a window is over, judges it; where a trial is over, keeps the fastest."""
+        with self.look_lock:
+            if self.stopped.is_set():
+                return
+            trial = self.state.trial
+            if trial is not None:
+                if min(map(len, trial.times)) >= self.policy.rounds:
+                    self._conclude(trial)
+                return
+            for way in self.ways:
+                way.watch.drain()
+            if clock() - self.window_began < self.policy.seconds:
+                return
+            window = self._window()
+            if max((one.calls for one in window.records.values()), default=0) >= self.policy.least_calls:
+                self._judge(window)
+
+    def _window(self) -> Profile:
+        """What was counted since the last window that had enough calls."""
+        watch = self.state.way.watch
+        found = watch.taken()
+        if max((one.calls for one in found.records.values()), default=0) >= self.policy.least_calls:
+            self._begin_window()
+        model = self.gate.profile.model  # routers that an optimisation took away were never called
+        return Profile(model, {name: found.records.get(name) or Tally(branches).frozen() for name, branches in model})
+
+    def _begin_window(self) -> None:
+        for way in self.ways:
+            way.watch.window()
+        self.window_began = clock()
+
+    def _judge(self, window: Profile) -> None:
+        why = self.gate.passed(window)
+        self.windows = [*self.windows, window][-self.policy.patience:] if why else []
+        if not why:
+            self.state = _State(self.state.way)
+        elif len(self.windows) < self.policy.patience:
+            self.state = _State(self.state.way, example_wanted=True)
+        else:
+            self._replan(together(self.windows), why)
+
+    def _replan(self, loads: Profile, why: str) -> None:
+        """The best plan for the loads; where the present way loses against it, a trial of the general path, which may
+        run while the new plan is built."""
+        present = self.state.way
+        plan = present.plan or self.last_plan.refused()
+        self.windows = []
+        try:
+            best = plan.for_loads(self.model, loads)
+            lost = regret(plan, best, loads)
+            if lost <= self.policy.regret:
+                self._settle_for(loads, "loads have changed, the plan stays", f"{why}; regret {lost:.1%}")
+                return
+            general = self._general()
+            self._warm(general)
+        except (AnyShapeError, RuntimeError) as error:
+            self._settle_for(loads, "no new plan", f"{why}; {error}")
+            return
+        self.pending = _Pending(best, loads, f"{why}; regret {lost:.1%}")
+        if present is general:
+            self._build()
+        else:
+            self._try((present, general))
+
+    def _build(self) -> None:
+        """The new plan, built and warmed while the present way runs, is tried against it."""
+        assert self.pending is not None
+        try:
+            way = self._way("plan", self.pending.plan)
+            self._warm(way)
+        except (AnyShapeError, RuntimeError) as error:
+            self._settle_for(self.pending.loads, "no new plan", f"{self.pending.why}; {error}")
+            return
+        self._try((self.state.way, way))
+
+    def _try(self, ways: tuple[Way, ...]) -> None:
+        self.state = _State(ways[0], Trial(ways, times=tuple([] for _ in ways)))
+
+    def _settle_for(self, loads: Profile, what: str, why: str) -> None:
+        """These loads are the ones to watch from now."""
+        self.gate, self.pending = Gate(loads, self.policy.quantile), None
+        self.state = _State(self.state.way)
+        self._begin_window()
+        self._note(what, why)
+
+    def _conclude(self, trial: Trial) -> None:
+        """The fastest way of the trial is in force; the present one where it is nearly as fast."""
+        assert self.pending is not None
+        medians = [statistics.median(list(times)) for times in trial.times]
+        faster = medians[1] < (1 - self.policy.margin) * medians[0]
+        measured = ", ".join(f"{_role(way, place)} {seconds * 1e3:.3g} ms"
+                             for place, (way, seconds) in enumerate(zip(trial.ways, medians, strict=True)))
+        why = f"{self.pending.why}; medians: {measured}"
+        chosen = trial.ways[int(faster)]
+        self.state = _State(chosen)
+        if trial.ways[1].plan is None:
+            if faster:
+                self._note("the general path is in force", why)
+            self._build()
+            return
+        self._adopt(chosen)
+        what = "the new plan is in force" if faster else "reverted to the way before"
+        self._settle_for(self.pending.loads, what, why)
+
+
+def _role(way: Way, place: int) -> str:
+    return "general path" if way.plan is None else "new plan" if place else "present plan"
+
+
+def _nothing() -> None:
+    """The processor has settled when a call returns."""
+
+
+def _loop(watched: weakref.ref[Watched], stopped: threading.Event) -> None:
+    """The thread: it ends with `close`, or when nobody has the module any more."""
+    while not stopped.wait(TICK):
+        own = watched()
+        if own is None:
+            return
+        own.look()
+        del own
