@@ -19,7 +19,6 @@ from torch.fx.node import map_arg
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.programs.session import Boxed, NotCovered, ProgramRequest
 from anyshape.frontend.symbols.symint import SymIntImporter
-from anyshape.runtime.memory.tape import make_tape, tape_get
 from anyshape.sym.expr import Size, evaluate
 from anyshape.torch_compat import OpOverload
 from anyshape.torch_compat.tracing import settings
@@ -174,7 +173,11 @@ class _RunPart:
             for slot, (shape, dtype, device) in zip(self.outputs, self.shapes, strict=True):
                 values[slot] = torch.empty(shape, dtype=dtype, device=device)
             return
-        for slot, value in zip(self.outputs, self.program([values[slot] for slot in self.inputs]), strict=True):
+        found = self.program([values[slot] for slot in self.inputs])
+        if len(found) == 1:
+            values[self.outputs[0]] = found[0]
+            return
+        for slot, value in zip(self.outputs, found, strict=True):
             values[slot] = value
 
 
@@ -291,8 +294,8 @@ class SplitProgram:
         map_arg(self.results, found.append)
         return found
 
-    def _runs(self, symbols: Mapping[str, Node]) -> list[tuple[Run, list[int], Step]]:
-        """Each step with what runs it, and the slots that nothing needs after it."""
+    def _runs(self, symbols: Mapping[str, Node]) -> list[tuple[Run, list[int], Step, bool]]:
+        """Each step with what runs it, the slots that nothing needs after it, and whether it finds sizes to check."""
         slots, returned = self.slots, set(self._returned())
         splits: dict[Node, _RunSplit] = {}
         branch: dict[Node, tuple[Node, int]] = {}
@@ -322,13 +325,13 @@ class SplitProgram:
         return self._with_last_uses(runs, returned)
 
     def _with_last_uses(self, runs: list[tuple[Run, Step, list[Node]]],
-                        returned: set[Node]) -> list[tuple[Run, list[int], Step]]:
+                        returned: set[Node]) -> list[tuple[Run, list[int], Step, bool]]:
         seen = set(returned)
-        found: list[tuple[Run, list[int], Step]] = []
+        found: list[tuple[Run, list[int], Step, bool]] = []
         for run, step, used in reversed(runs):
             last = [self.slots[node] for node in dict.fromkeys(used)
                     if node not in seen and node.op != "get_attr" and not self._is_symbol(node)]
-            found.append((run, last, step))
+            found.append((run, last, step, step in self.small))
             seen.update(used)
         return found[::-1]
 
@@ -348,8 +351,16 @@ class SplitProgram:
         state = torch.random.get_rng_state() if self.general and self.draws else None
         with torch.no_grad():
             try:
-                for run, last, step in self.runs:
-                    self._run(run, step, values)
+                for run, last, step, is_checked in self.runs:
+                    try:
+                        run(values)
+                    except (InputError, RuntimeError) as error:
+                        failure = self._failed(step, error)
+                        if failure is error:
+                            raise
+                        raise failure from error
+                    if is_checked:
+                        self._check(step, values)  # type: ignore[arg-type]
                     for slot in last:
                         values[slot] = None
                 outputs = list(map_arg(self.results, lambda node: values[self.slots[node]]))
@@ -361,19 +372,13 @@ class SplitProgram:
             tape.close()
         return outputs
 
-    def _run(self, run: Run, step: Step, values: list[Any]) -> None:
-        try:
-            run(values)
-        except InputError as error:
-            if not isinstance(step, Part):
-                raise
-            raise self._refusal(error.why) from error
-        except RuntimeError as error:
-            if isinstance(step, Part) or str(step.target) not in ASSERTS:
-                raise
-            raise self._refusal(str(error)) from error
-        if step in self.small:
-            self._check(step, values)  # type: ignore[arg-type]
+    def _failed(self, step: Step, error: Exception) -> Exception:
+        """What is raised where a step raised `error`: data that the trace does not take are refused."""
+        if isinstance(error, NotCovered):
+            return error
+        if isinstance(step, Part):
+            return self._refusal(error.why) if isinstance(error, InputError) else error
+        return self._refusal(str(error)) if str(step.target) in ASSERTS else error
 
     def _check(self, step: Node, values: list[Any]) -> None:
         """Refuses the call where eager PyTorch goes another way at sizes that `step` has found."""

@@ -1,4 +1,5 @@
-"""Loop router: cells go through a router again until they leave, at most so many times (Brainstorm, OSDI'23, section 3).
+"""Loop router: cells go through a router again until they leave, so many times at most (Brainstorm, OSDI'23, section
+3).
 
     decide, decide, ...: -1 leaves    -->    each cell has been in as many branches as it had decisions before its -1
 """
