@@ -274,3 +274,21 @@ def test_rows_of_a_branch_are_the_caller_s_own():
         assert torch.equal(x, before)
         assert torch.equal(a, x[:ends[0]] + 1) and torch.equal(b, x[ends[0]:ends[1]])
         assert torch.equal(double, x[:ends[0]] * 2)
+
+
+def test_rows_that_the_caller_changes_are_saved_apart():
+    """As in eager PyTorch, where a split copies: a change of the input after the forward does not reach the backward."""
+    layer = linear()
+
+    def function(x, ends):
+        a, b = torch.ops.anyshape_route.split_rows(x, ends)
+        return torch.ops.anyshape_route.merge_rows([layer(a), b], ends, x.shape[0])
+
+    x, ends = torch.randn(5, WIDTH), torch.tensor([2, 5], dtype=torch.int32)
+    found = []
+    for run in (function, anyshape.compile(function, strict=True)):
+        own = x.clone()
+        result = run(own, ends)
+        own.zero_()
+        found.append(torch.autograd.grad(result.square().sum(), layer.weight)[0])
+    torch.testing.assert_close(*found)

@@ -1,7 +1,7 @@
 """A partitioned program at run time: compiled parts, calls that PyTorch runs, and the cuts at the branches of a router.
 
-Values stand in numbered slots, and each goes as soon as nothing needs it. `split_rows` gives views of the sorted rows,
-for nothing writes into what parts are given. A part on the rows of a branch that has none is not run where all that it
+Values stand in numbered slots, and each goes as soon as nothing needs it. `split_rows` gives views of rows that the
+program has made, for nothing writes into what parts are given. A part on the rows of a branch that has none is not run where all that it
 gives is as empty.
 """
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.programs.session import Boxed, NotCovered, ProgramRequest
 from anyshape.frontend.symbols.symint import SymIntImporter
+from anyshape.runtime.memory.tape import tape_get
 from anyshape.sym.expr import Size, evaluate
 from anyshape.torch_compat import OpOverload
 from anyshape.torch_compat.tracing import settings
@@ -315,7 +316,7 @@ class SplitProgram:
             if source in splits and step.target is operator.getitem:
                 branch[step] = source, step.args[1]  # type: ignore[assignment]
                 splits[source].parts.append((step.args[1], slots[step]))  # type: ignore[arg-type,index]
-                if step in returned or _is_kept(step):
+                if step in returned or _is_kept(step) or not _is_fresh(source.args[0]):  # type: ignore[union-attr]
                     splits[source].own.add(step.args[1])  # type: ignore[arg-type,index]
             elif source in branch and str(step.target) == "aten.sym_size.int" and step.args[1] == 0:
                 split, place = branch[source]  # type: ignore[index]
@@ -415,8 +416,17 @@ def _lengths(split: Node) -> list[Node]:
             if str(user.target) == "aten.sym_size.int" and user.args[1] == 0]
 
 
+def _is_fresh(rows: Any) -> bool:
+    """Whether a value lies in memory that the program itself has made: what is saved of others, the user may change
+    before the backward."""
+    while isinstance(rows, Node) and isinstance(rows.target, OpOverload) \
+            and any(one.alias_info is not None for one in rows.target._schema.returns):
+        rows = rows.args[0]
+    return isinstance(rows, Node) and rows.op == "call_function" and rows.target is not tape_get
+
+
 def _is_kept(node: Node) -> bool:
-    """Whether somebody may write into it later, or hold it: a call that is left to PyTorch, but what only reads."""
+    """Whether it is written into an input at the end."""
     return any(user.target is torch.ops.aten.copy_.default for user in node.users)
 
 
