@@ -27,6 +27,7 @@ from anyshape.passes import (
     channels_last,
     concat_elimination,
     constant_folding,
+    conv_epilogue,
     cse,
     dce,
     gemm_accumulate,
@@ -45,7 +46,7 @@ from counting import calls
 from text_cases import CASES
 
 PASSES = (constant_folding, simplify, channels_last, views, cse, scatter_accumulate, concat_elimination, causal_mask,
-          cast_into_gemm, gemm_accumulate, gemm_chain_split, dce)
+          cast_into_gemm, gemm_accumulate, gemm_chain_split, conv_epilogue, dce)
 STEPS = {module.__name__.rsplit(".", 1)[-1]: getattr(module, module.__name__.rsplit(".", 1)[-1]) for module in PASSES}
 CONFIG = Config()
 # these run in the reference interpreter to the bit; "everything" names operators that do not exist
@@ -386,8 +387,9 @@ def test_stages_are_shown_and_dumped(tmp_path: object, capsys: pytest.CaptureFix
     assert names == ["00_capture.txt", "01_constant_folding.txt", "02_simplify.txt", "03_channels_last.txt",
                      "04_views.txt", "05_cse.txt", "06_scatter_accumulate.txt", "07_concat_elimination.txt",
                      "08_causal_mask.txt", "09_cast_into_gemm.txt",
-                     "10_gemm_accumulate.txt", "11_gemm_chain_split.txt", "12_dce.txt"]
-    assert show(parse((folder / "12_dce.txt").read_text())) == show(after)
+                     "10_gemm_accumulate.txt", "11_gemm_chain_split.txt", "12_conv_epilogue.txt",
+                     "13_dce.txt"]
+    assert show(parse((folder / "13_dce.txt").read_text())) == show(after)
 
 
 @pytest.mark.parametrize(("dims", "shape", "wanted"), [

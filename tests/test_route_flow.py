@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from anyshape import route
+from anyshape.route.flow import unread_arguments
 from anyshape.route.flow.capture import capture
 from anyshape.route.flow.interpret import interpret, prepare
 
@@ -240,9 +241,10 @@ def test_routers_within_branches():
     inner = "b.branches.0.inner"
     assert set(plain.routers) == {"a", "b", inner}
     within = plain.between("a", inner)
-    assert within.kind == "subset" and within.map.tolist() == list(range(6)) and within.inside == ("b",)
+    assert within.kind == "subset" and within.sets == tuple({place} for place in range(6))
+    assert not within.apart and within.inside == ("b",)
     own = plain.between("b", inner)
-    assert own.kind == "subset" and own.map.tolist() == list(range(6)) and own.inside == ("b",)
+    assert own.kind == "subset" and own.sets == tuple({place} for place in range(6)) and own.inside == ("b",)
     assert plain.between(inner, "output").inside == ("b",)
     assert plain.between("input", "output").kind == "identity"
     rolled = flow(lambda rows: rows.roll(1, 0))
@@ -297,6 +299,8 @@ def test_unknown_operators_are_probed_and_not_believed():
 def test_what_cannot_be_captured_is_mixed_with_its_reason():
     flow = route.analyze(Two(lambda x: x if x.sum() > 0 else -x), torch.randn(6, WIDTH))
     assert flow.between("a", "b").kind == "mixed" and "torch.export" in flow.reason
+    flow = route.analyze(Two(lambda x: x * x.sum().item()), torch.randn(6, WIDTH))
+    assert flow.between("a", "b").kind == "mixed" and "is data" in flow.reason
 
 
 def test_a_router_that_is_not_there_is_named():
@@ -324,6 +328,15 @@ class Table(Function):
         return x + self.table[:x.shape[0]]
 
 
+class Parts(Function):
+    def __init__(self, function):
+        super().__init__(function)
+        self.weight = nn.Parameter(torch.randn(64, 2, WIDTH))
+
+    def forward(self, x):
+        return x + self.weight[:x.shape[0]].unbind(1)[1]
+
+
 class Writes(Function):
     def forward(self, x):
         self.seen.add_(1)
@@ -334,6 +347,7 @@ ROWWISE = {
     "mlp": (mlp(), "yes"), "router": (layer(), "yes"), "experts": (layer(experts=True, k=2), "yes"),
     "batch norm": (nn.BatchNorm1d(WIDTH).eval(), "yes"), "dropout": (nn.Dropout(0.5).eval(), "yes"),
     "ones": (Function(lambda x: x + torch.ones_like(x)), "yes"),
+    "zeros": (Function(lambda x: torch.cat([x, x.new_zeros(x.shape[0], 3)], 1)), "yes"),
     "batch norm in training": (nn.BatchNorm1d(WIDTH), "unknown"),
     "dropout in training": (nn.Dropout(0.5), "unknown"),
     "mean": (Function(lambda x: x - x.mean(0)), "no"),
@@ -343,6 +357,7 @@ ROWWISE = {
     "count": (Function(lambda x: x / x.shape[0]), "unknown"),
     "position": (Function(lambda x: x + torch.arange(x.shape[0])[:, None]), "unknown"),
     "far row": (Function(lambda x: x + x[6:7].sum(0) if x.shape[0] > 6 else x), "unknown"),
+    "parts of a table": (Parts(None), "unknown"),
     "table": (Table(None), "unknown"), "writes": (Writes(None), "unknown"),
     "one row": (Function(lambda x: x.sin() if x.shape[0] == 1 else x.cos()), "unknown"),
     "reads values": (Function(lambda x: x if float(x.sum()) > 0 else -x), "unknown"),
@@ -356,6 +371,21 @@ def test_row_wise_is_proved_or_refused(name):
     verdict = route.branch_independent(module, torch.randn(4, WIDTH))
     assert verdict.answer == answer, verdict
     assert bool(verdict) is (answer == "yes") and bool(verdict.reason) is (answer != "yes")
+
+
+class Few(nn.Module):
+    """Reads its second argument where there are many rows."""
+
+    def forward(self, x, y, z):
+        return x + z if x.shape[0] <= 6 else x + y
+
+
+def test_arguments_that_are_not_read_are_proved_so_for_any_number_of_rows():
+    rows = [torch.randn(2, WIDTH)] * 3
+    assert unread_arguments(Few(), *rows) == frozenset()
+    second = nn.Module()
+    second.forward = lambda x, y, z: x * z
+    assert unread_arguments(second, *rows) == {1}
 
 
 def test_convolutions_of_samples_are_row_wise_and_modules_of_a_flow_are_asked_by_name():

@@ -56,8 +56,9 @@ def test_a_plan_fuses_what_is_equal(kinds, monkeypatch):
         return
     assert decision.applied and decision.gain > 0 and "ms as a stack" in decision.why and decision.guard
     fast = plan.apply(model)
-    assert not model.moe.grouped and fast.moe.grouped
-    assert isinstance(fast.moe.branches, StackedClasses) == (kinds != "aaaa")
+    (fused,) = route.routers_of(plan.specialized(model)).values()
+    assert not model.moe.grouped and fused.grouped
+    assert isinstance(fused.branches, StackedClasses) == (kinds != "aaaa")
     assert fuse.cost(decision, plan.profile) > 0
     for count in (0, 1, 9, 40):
         x, ids = torch.randn(count, 4, requires_grad=True), torch.randint(-1, len(kinds), (count, 2))

@@ -211,6 +211,41 @@ def test_a_permuted_model_has_the_same_bits(stacked):
     assert torch.equal(torch.tensor(order["0"])[moved.ids], model[0].router_fn(x).ids)
 
 
+class Given(nn.Module):
+    """A router function that takes routes as they come."""
+
+    def forward(self, cells, ids):
+        return route.Routes(ids)
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (route.Router(Given(), route.Experts(8, WIDTH, 16)) for _ in range(2))
+
+    def forward(self, x, ids):
+        return self.second(self.first(x, ids[0]), ids[1])
+
+
+def test_a_profile_is_enough_and_the_placed_model_has_the_same_bits():
+    torch.manual_seed(0)
+    model = Chain()
+    trace = markov(8, 2, 64, 40, 0.9)
+    calls = [torch.from_numpy(np.stack([one[:, 0] for one in call])) for call in trace.calls]
+    x = torch.randn(64, WIDTH)
+    with route.profile(model, budget=1.0) as profile, torch.no_grad():
+        for ids in calls:
+            model(x, ids)
+    decision = optimisation.place(profile.taken(), 2, cell_bytes=4 * WIDTH)
+    assert decision.applied, decision.why
+    assert decision.gain > 1.7 and "held-out" in decision.why
+    fast = optimisation.apply(shared_copy(model), decision)
+    with torch.no_grad():
+        assert torch.equal(fast(x, calls[0]), model(x, calls[0]))
+    assert not torch.equal(fast.first.branches.weight_in, model.first.branches.weight_in)
+    assert not any(one.applied for one in route.optimize(model, profile.taken(), passes=["place"]).decisions)
+
+
 def test_a_placement_of_another_model_is_refused():
     with pytest.raises(InputError):
         optimisation.apply(network(True), Decision("", "place", True, "", options={"orders": {"7": [0, 1, 2, 3]}}))

@@ -17,9 +17,10 @@ import anyshape
 from anyshape import route
 from anyshape.base.errors import InputError, LimitError, StoreError
 from anyshape.route.optimize import preload as optimisation
-from anyshape.route.optimize.decision import Context, FlowSource, shared_copy
+from anyshape.route.optimize.decision import shared_copy
 from anyshape.route.preload import BranchPredictor
 from anyshape.route.preload.layout import lay_out
+from anyshape.route.preload.prefetch_trial import PrefetchTrial
 from anyshape.route.profile.routers import routers_of
 from anyshape.route.store import BranchBytes, BranchCache, BranchFile, HostMemory
 from anyshape.route.store.host_memory import PAGE
@@ -74,7 +75,7 @@ def test_results_are_those_of_the_model_in_memory(stacked, share):
 
 
 def test_a_compiled_program_is_made_once_and_has_the_same_bits():
-    model = network()
+    model = network(layers=2)
     expected = anyshape.compile(model)
     fast = anyshape.compile(preloaded(model, 0.4, compile=anyshape.compile))
     with torch.no_grad():
@@ -201,39 +202,34 @@ def test_prediction_follows_the_joint_profile_and_leaves_it_when_it_is_stale():
 # ---- plans
 
 
-class Profiled:
-    """Of a profile what preload reads."""
-
-    def __init__(self, model: nn.Module, taken: int) -> None:
-        self.model, self.taken = model, taken
-
-    def loads(self, name):
-        return np.array([[2] * self.taken + [0] * (BRANCHES - self.taken)] * 5)
-
-    def joint(self, first, second):
-        return np.eye(BRANCHES)
-
-
-def proposed(model: nn.Module, limit: int):
-    return optimisation.propose(Context(model, Profiled(model, 3), FlowSource(model, None, None), limit))
+def planned(model: nn.Module, limit: int | str):
+    with route.profile(model) as profile, torch.no_grad():
+        for seed in range(12):
+            torch.manual_seed(seed)
+            model(torch.randn(2, WIDTH))
+    return route.optimize(model, profile, memory_limit=limit, passes=["preload"])
 
 
 def test_a_plan_says_what_it_does_and_does_it():
     model = network()
     whole = bytes_of(model)
-    decision, = proposed(model, whole // 2)
+    plan = planned(model, whole // 2)
+    decision, = plan.decisions
     assert decision.applied and decision.guard and "50%" in decision.why
-    copy = shared_copy(model)
-    fast = optimisation.apply(copy, decision)
+    pairs = [tuple(pair[:2]) for pair in decision.options["joint"]]
+    assert pairs == [("0.moe", "1.moe"), ("0.moe", "2.moe"), ("1.moe", "2.moe")]
+    fast = plan.apply(model)
     x = torch.randn(4, WIDTH)
     with torch.no_grad():
         assert torch.equal(fast(x), model(x))
-    assert not any(one.applied for one in (*proposed(model, 0), *proposed(model, 2 * whole)))
+    assert store_of(fast).held <= whole // 2
+    assert not any(one.applied for limit in (0, 2 * whole, "1GiB") for one in planned(model, limit).decisions)
+    assert isinstance(model[0].moe.branches, route.Experts)  # the model is as it was
 
 
 def test_a_limit_below_one_branch_is_refused_and_nothing_has_run():
     model = network()
-    for attempt in (lambda: proposed(model, 1000), lambda: optimisation.preload(model, 1000)):
+    for attempt in (lambda: planned(model, 1000), lambda: optimisation.preload(model, 1000)):
         with pytest.raises(LimitError) as raised:
             attempt()
         error = raised.value
@@ -287,7 +283,7 @@ def test_a_grouped_module_that_does_not_say_what_is_stacked_is_left_alone():
 
     model = network(layers=1)
     model[0].moe.branches = Own()
-    decision, = proposed(model, 30000)
+    decision, = planned(model, 12000).decisions
     assert not decision.applied and "stacked" in decision.why
 
 
@@ -413,3 +409,14 @@ def test_the_layout_changes_nothing():
     layout = lay_out(model, routers_of(model))
     assert layout.bytes == bytes_of(model)
     assert before == {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
+
+
+def test_prefetch_is_kept_only_where_calls_are_faster_with_it():
+    for with_it, without in ((1.0, 3.0), (3.0, 1.0)):
+        trial = PrefetchTrial(2)
+        seen = []
+        for turn in range(20_000):
+            trial.took(turn % 2, with_it if trial.on else without)
+            seen.append(trial.on)
+        assert trial.outcome is (with_it < without)
+        assert 0.9 < np.mean([one is trial.outcome for one in seen]) < 1.0, "the other way is tried, and seldom"

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from anyshape import route
-from anyshape.route.optimize import constant_routes, dead_branches
-from anyshape.route.optimize.decision import Decision, shared_copy
+from anyshape.route.optimize import constant_routes, dead_branches, sink
+from anyshape.route.optimize.decision import Context, Decision, FlowSource, shared_copy
+from anyshape.route.optimize.sink_graph import Refused
+from anyshape.route.profile.tally import profile_of_loads
 
 WIDTH = 8
 
@@ -138,6 +140,159 @@ def test_folding_changes_only_its_router_in_a_model():
     names = constant_routes.cells_of(model, (x,))
     assert set(names) == {"0", "1"}
     decision = constant_routes._decided("0", model[0], names["0"])
-    fast = constant_routes.apply(shared_copy(model), Decision("0", "constant_routes", True, "", options=decision.options))
+    taken = Decision("0", "constant_routes", True, "", options=decision.options)
+    fast = constant_routes.apply(shared_copy(model), taken)
     assert isinstance(fast[0], constant_routes.FoldedRouter) and type(fast[1]) is route.Router
     assert torch.equal(fast(x), model(x)) and type(model[0]) is route.Router
+
+
+# ---- sinking
+
+ROWS: list[int] = []  # of each call of a layer that `noted` made
+
+
+def noted() -> nn.Module:
+    layer = nn.Linear(WIDTH, WIDTH)
+    layer.register_forward_pre_hook(lambda module, args: ROWS.append(args[0].shape[0]))
+    return layer
+
+
+class Exit(nn.Module):
+    """Sends sure samples to their exit and others to the rest, for which alone `wide` is computed."""
+
+    def __init__(self, norm=None, rest=None, decide=None, leave=None, **own):
+        super().__init__()
+        self.stem, self.gate, self.wide = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2), noted()
+        self.norm = norm or nn.LayerNorm(WIDTH)
+        self.router = route.Router(decide or self.decide, [leave or Leave(), rest or Rest()], **own)
+
+    def decide(self, logits, *features):
+        return (logits[:, 0] > 0).long()
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.router((self.gate(x), self.norm(self.wide(x)).relu(), x))
+
+
+class Leave(nn.Module):
+    def forward(self, logits, wide, x):
+        return logits
+
+
+class Both(nn.Module):
+    def forward(self, logits, wide, x):
+        return logits + wide[:, :2]
+
+
+class Rest(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(WIDTH, 2)
+
+    def forward(self, logits, wide, x):
+        return self.head(wide + x)
+
+
+def attempt(model, x, name="router", path=""):
+    calls = sink.arguments_of(model, (x,))
+    return sink.sunk(shared_copy(model), path, name, calls[path])
+
+
+def test_operators_of_one_branch_run_on_its_cells_only():
+    model = Exit().eval()
+    x = torch.randn(6, WIDTH)
+    found, fast = attempt(model, x)
+    assert found.users == (1,) and found.count == 3
+    for count in (6, 1, 9, 0):
+        x = torch.randn(count, WIDTH)
+        ROWS.clear()
+        expected = model(x)
+        assert [count] == ROWS
+        ROWS.clear()
+        torch.testing.assert_close(fast(x), expected)
+        going = int((model.gate(model.stem(x))[:, 0] > 0).sum())
+        assert [going] == ROWS
+    x = torch.randn(6, WIDTH)
+    for run in (model, fast):
+        run(x).square().sum().backward()
+    doubled = model.stem.weight.grad.clone()
+    model.zero_grad()
+    model(x).square().sum().backward()
+    torch.testing.assert_close(doubled, 2 * model.stem.weight.grad)
+    names = dict(model.named_parameters())
+    assert all(any(one is own for own in names.values()) for one in fast.parameters())
+
+
+def test_other_arguments_run_the_module_as_it_was():
+    model = Exit().eval()
+    fast = attempt(model, torch.randn(6, WIDTH))[1]
+    ROWS.clear()
+    x = torch.randn(4, WIDTH)
+    assert torch.equal(fast(x=x), model(x))
+    assert torch.equal(fast.train()(x), model.train()(x))
+    assert ROWS == [4] * 4 and model.wide.training
+
+
+@pytest.mark.parametrize(("own", "why"), [
+    ({"norm": nn.BatchNorm1d(WIDTH)}, "writes a buffer"), ({"norm": nn.Dropout(0.5)}, "random"),
+    ({"drop": "identity"}, "dropped cells"),
+    ({"decide": lambda logits, wide, x: (logits[:, 0] + wide[:, 0] > 0).long()}, "its decision"),
+    ({"norm": nn.Sequential(nn.Unflatten(0, (2, 3)), nn.LayerNorm(WIDTH), nn.Flatten(0, 1))}, "torch.export"),
+    ({"rest": Both(), "leave": Both()}, "every branch")])
+def test_what_may_not_sink_stays(own, why):
+    model = Exit(**own)
+    with pytest.raises(Refused, match=why):
+        attempt(model, torch.randn(6, WIDTH))
+
+
+def test_dead_branches_stay_behind_their_guard_when_operators_sink():
+    model = Exit().eval()
+    x = torch.randn(6, WIDTH)
+    guarded = shared_copy(model)
+    dead_branches.apply(guarded, Decision("router", "dead_branches", True, "", options={"live": [1]}))
+    _, fast = sink.sunk(guarded, "", "router", (x,))
+    assert isinstance(fast.router.branches, dead_branches.GuardedBranches) and fast.router.branches.live == (1,)
+    torch.testing.assert_close(fast(x), model(x))
+
+
+class Reads(Exit):
+    """Python that symbolic tracing takes another way."""
+
+    def forward(self, x):
+        found = super().forward(x)
+        return found if isinstance(found, torch.Tensor) else -found
+
+
+def test_a_trace_that_is_another_program_is_refused():
+    with pytest.raises(Refused, match="the traced program has other operators"):
+        attempt(Reads().eval(), torch.randn(6, WIDTH))
+
+
+class Deep(nn.Module):
+    """An exit in the rest of an exit."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Exit()
+
+    def forward(self, logits, wide, x):
+        return self.inner(wide + x)
+
+
+def test_proposals_name_what_sinks_and_plans_apply_them():
+    torch.manual_seed(0)
+    model = Exit(rest=Deep()).eval()
+    x = torch.randn(32, WIDTH)
+    inner = "router.branches.1.inner.router"
+    some = profile_of_loads(model, {"router": np.array([[20, 12]]), inner: np.array([[0, 12]])})
+    decisions = {one.router: one for one in sink.propose(Context(model, some, FlowSource(model, (x,))))}
+    assert decisions["router"].applied and "branches 1 only, where 38% of" in decisions["router"].why
+    assert not decisions[inner].applied and "100% of all cells go" in decisions[inner].why
+    fast = sink.apply(shared_copy(model), decisions["router"])
+    ROWS.clear()
+    found = fast(x)
+    assert len(ROWS) == 2 and ROWS[0] < 32
+    torch.testing.assert_close(found, model(x))
+    assert set(route.routers_of(fast)) == {"router", "router.branches.1.branch.inner.router"}
+    left = sink.propose(Context(model, some, FlowSource(model, None)))
+    assert not any(one.applied for one in left) and "example" in left[0].why

@@ -1,4 +1,4 @@
-"""Expert placement: traffic on calls that nobody planned with, against contiguous blocks and EPLB; and no needless change.
+"""Expert placement: traffic on calls that nobody planned with, against contiguous blocks and EPLB; no needless change.
 
 Traces are Markov chains over layers (correlated), or none (uncorrelated); counts, not times, so any machine will do.
 """
@@ -27,8 +27,8 @@ def correlated(quick: bool) -> Iterator[tuple[int, Trace]]:
 
 
 def measure(quick: bool) -> dict[str, float]:
-    """Numbers by name: the least share of traffic saved, over all traces, against each baseline, and the mean; the share of
-    load on the busiest devices that EPLB has and ours has; changes proposed on uncorrelated traces."""
+    """Numbers by name: the least share of traffic saved, over all traces, against each baseline, and the mean; the
+    load of the busiest device of a mean one, by placement; changes proposed on uncorrelated traces."""
     saved: dict[str, list[float]] = {"contiguous": [], "eplb": []}
     busiest: dict[str, list[float]] = {"contiguous": [], "eplb": [], "ours": []}
     refused = 0
@@ -45,7 +45,8 @@ def measure(quick: bool) -> dict[str, float]:
             loads = [load @ copies for load, copies in zip(held_out.loads(), one.copies, strict=True)]
             busiest[name].append(float(np.mean([load.max() / load.mean() for load in loads])))
     seeds = range(SEEDS // 5 if quick else SEEDS)
-    needless = sum(plan(markov(16, 4, CELLS, CALLS, 0.0, seed=seed, chain=seed), 4, cell_bytes=CELL).taken for seed in seeds)
+    needless = sum(plan(markov(16, 4, CELLS, CALLS, 0.0, seed=seed, chain=seed), 4, cell_bytes=CELL).taken
+                   for seed in seeds)
     return {"less_traffic": min(saved["contiguous"]), "less_traffic_than_eplb": min(saved["eplb"]),
             "less_traffic_mean": float(np.mean(saved["contiguous"])),
             "less_traffic_than_eplb_mean": float(np.mean(saved["eplb"])), "needless_changes": needless,

@@ -2,7 +2,8 @@
 and of groups of rows, with channels first, by the host's own routine:
 
     grouped_conv(rows, weight, ends, ... | stride, padding, dilation)    [N, C, *S], [E, O, C, *K], [E], perhaps a bias
-        [E, O] -> [N, O, *T]: rows ends[e-1]:ends[e] by weight[e]; zero past the last end (ops/matmul.py); f32
+        [E, O] -> [N, O, *T]: rows ends[e-1]:ends[e] by weight[e]; zero past the last end (ops/matmul.py); f32. With
+        `added` the last operand is added to all that, with `relu` the result is the maximum with 0
 
     attributes, one number per dim of S: stride, padding (zeros on either side), dilation; and groups
 The weights keep PyTorch's order; who runs the op may pack them. A third operand is a bias [O].
@@ -56,8 +57,9 @@ add_row("convolution", "extern", "x, w, ... | stride, padding, dilation, groups"
 
 def _infer_grouped(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     operands = [tensor(name, inputs, position) for position in range(len(inputs))]
-    x, w, ends, *bias = operands
-    if {kind.dtype for kind in (x, w, *bias)} != {"f32"} or len(bias) > 1:
+    x, w, ends, *more = operands
+    bias = more[:-1] if attrs.get("added") else more
+    if {kind.dtype for kind in (x, w, *more)} != {"f32"} or len(bias) > 1 or len(more) < len(bias):
         fail(name, f"operands are {', '.join(map(str, operands))}", "give f32, and one bias at most")
     count = x.rank - 2
     if not 1 <= count <= 3 or w.rank != x.rank + 1 or x.shape[1] != w.shape[2]:
@@ -70,7 +72,11 @@ def _infer_grouped(name: str, inputs: Inputs, attrs: Attrs) -> Types:
     padding = _numbers(name, attrs, "padding", count, 0)
     dilation = _numbers(name, attrs, "dilation", count, 1)
     spatial = tuple(extent(*item) for item in zip(x.shape[2:], w.shape[3:], stride, padding, dilation, strict=True))
-    return (TensorType(x.dtype, (x.shape[0], w.shape[1], *spatial), None, same_device(name, operands)),)
+    result = TensorType(x.dtype, (x.shape[0], w.shape[1], *spatial), None, same_device(name, operands))
+    if len(more) > len(bias) and more[-1].shape != result.shape:
+        fail(name, f"{more[-1]} is added to {result}")
+    return (result,)
 
 
-add_row("grouped_conv", "library", "rows, weight, ends, ... | stride, padding, dilation", _infer_grouped)
+add_row("grouped_conv", "library", "rows, weight, ends, ... | stride, padding, dilation", _infer_grouped,
+        optional=("added", "relu"))

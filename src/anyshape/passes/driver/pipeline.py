@@ -17,6 +17,7 @@ from anyshape.passes.causal_mask import causal_mask
 from anyshape.passes.channels_last import channels_last
 from anyshape.passes.concat_elimination import concat_elimination
 from anyshape.passes.constant_folding import constant_folding
+from anyshape.passes.conv_epilogue import conv_epilogue
 from anyshape.passes.cse import cse
 from anyshape.passes.dce import dce
 from anyshape.passes.driver.graph_override import put_back
@@ -32,7 +33,7 @@ Pass = Callable[[Graph, Config], Graph]
 # products, addends and strips count readers, so equal equations are one before; dce sweeps
 ROAD: tuple[Pass, ...] = (constant_folding, simplify, channels_last, views, cse, scatter_accumulate, concat_elimination,
                           causal_mask, cast_into_gemm, gemm_accumulate, gemm_chain_split,
-                         dce)
+                          conv_epilogue, dce)
 
 # what `disable` names beside passes: the fused operator in place of attention that is written out
 # (frontend/attention_fusion/match.py), versions of kernels (kernel/schedule/multiversion.py), and calls past torch's

@@ -40,6 +40,9 @@ class Router(nn.Module):
     N rows each is routed by one decision, and branches get as many arguments. `routes=` gives the routes instead.
     """
 
+    recorder: Any = None  # of a profile that is being recorded
+    forced: Any = None  # routes of a profile that is being replayed
+
     def __init__(self, router_fn: Callable[..., Any], branches: Any, *, combine: str = "sum", drop: str = "zero",
                  name: str = "") -> None:
         super().__init__()
@@ -57,8 +60,7 @@ class Router(nn.Module):
         self.branches = branches
         self.branch_count = branches.branch_count if self.grouped else len(branches)
         self.combine, self.drop, self.name = combine, drop, name
-        self.recorder: Any = None  # of a profile that is being recorded
-        self.forced: Any = None  # routes of a profile that is being replayed
+        self.recorder = self.forced = None
 
     def forward(self, cells: Tensor | tuple[Tensor, ...], *args: Any, routes: Routes | None = None, **kw: Any) -> Any:
         tensors = cells if isinstance(cells, tuple) else (cells,)

@@ -21,8 +21,9 @@ FEW = 64  # ids that the host looks at
 
 def choice_of(ids: Tensor, branches: int) -> Choice | None:
     """What all cells choose, where they are few, choose the same, and the host may look; else None."""
-    if not 0 < ids.numel() <= FEW or type(ids) is not Tensor or torch.is_grad_enabled() \
-            or torch.compiler.is_compiling() or ids.device.type != "cpu":
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():  # asked first: a capture guards no size then
+        return None
+    if not 0 < ids.numel() <= FEW or type(ids) is not Tensor or ids.device.type != "cpu":
         return None
     rows = ids.tolist()
     if any(row != rows[0] for row in rows) or not all(-1 <= branch < branches for branch in rows[0]):

@@ -4,8 +4,8 @@
     flow.between("blocks.0.moe", "blocks.1.moe")     identity, permutation, subset, mixed or none; with the map
     flow.independent("blocks.0.moe.branches.3")      whether each row of a module's result is of its own row alone
 
-The idea is Brainstorm's (OSDI'23, section 5.1: symbolic execution at the granularity of cells), done here by running the
-program's own operators on arrays of owners.
+The idea is Brainstorm's (OSDI'23, section 5.1: symbolic execution at the granularity of cells), done here by running
+the program's own operators on arrays of owners.
 """
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ INPUT, OUTPUT = "input", "output"
 class Relation:
     """How the cells of one place are computed from those of another.
 
-    kind: "identity" (cell i is of cell i alone), "permutation", "subset" (each cell is of at most one; some are left out, or used twice),
-        "mixed", or "none" (no cell is of any). map: int64 [cells], the one cell that each is of, -1 for none; None where
-        mixed. sets: per cell the cells that it is of, None for any. inside: names of routers of which one of the two
-        places is in a branch and the other is not: which rows are there, and so which of the map holds, their plans say
-        at run time. assumed: an operator without a rule was probed and believed; nothing may rely on it. reason: why
-        it is no better.
+    kind: "identity" (cell i is of cell i alone), "permutation", "subset" (each cell is of at most one; some are left
+        out, or used twice), "mixed", or "none" (no cell is of any). sources: how many cells there are to be of.
+    map: int64 [cells], the one cell that each is of, -1 for none; None where mixed, or `inside`.
+    sets: per cell the cells that it is of, None for any.
+    inside: names of routers of which one of the two places is in a branch and the other is not: which rows are there
+        their plans say at run time, and `sets` are as if every cell were sent there, in order.
+    assumed: an operator without a rule was probed and believed; nothing may rely on it. reason: why it is no better.
     """
 
     kind: str
@@ -62,8 +63,8 @@ class Relation:
 class Flow:
     """The cell flow of a model at the shapes of its example.
 
-    routers: names of the router calls, in the order of the graph; a second call of one router is `name:1`. reason: why there
-    is no graph, if there is none; every relation is mixed then.
+    routers: names of the router calls, in the order of the graph; a second call of one router is `name:1`. reason:
+    why there is no graph, if there is none; every relation is mixed then.
     """
 
     model: nn.Module = field(repr=False)
@@ -98,8 +99,8 @@ class Flow:
         """How the cells that come to b are computed from the results of a.
 
         Args:
-            a: a router, whose combined results are the sources, or, where b stands in a branch of a, its cells; "input":
-                dim 0 of the first tensor argument.
+            a: a router, whose combined results are the sources, or, where b stands in a branch of a, its cells;
+                "input": dim 0 of the first tensor argument (others count as constants).
             b: a router: its cells; "output": dim 0 of the first tensor that the model returns.
             decisions: a cell of b depends on what decides its route, too. Without, only on its values.
             probes: operators without a rule are probed, and believed (the relation says `assumed`).
@@ -130,8 +131,8 @@ class Flow:
                               data_order if around_a or entered else "")
 
     def independent(self, what: str | nn.Module) -> Verdict:
-        """Whether each row (dim 0) of a module's results is computed from the same row of its arguments, in the same way
-        for every row and every number of rows.
+        """Whether each row (dim 0) of a module's results is computed from the same row of its arguments, in the same
+        way for every row and every number of rows.
 
         what: a module of the model, by name or itself; its arguments are those of its first call on the example.
 
@@ -246,7 +247,7 @@ def _kind(owners: Tensor, sources: int, inside: bool) -> tuple[str, np.ndarray |
         return "mixed", None
     mapped = owners.numpy().astype(np.int64)
     if inside:
-        return "subset", mapped
+        return "subset", None
     if len(mapped) == sources and bool((mapped == np.arange(sources)).all()):
         return "identity", mapped
     once = len(mapped) == sources and len(set(mapped.tolist())) == sources and bool((mapped >= 0).all())
@@ -303,12 +304,12 @@ def analyze(model: nn.Module, *example: Any) -> Flow:
 
 
 def _calls(model: nn.Module, example: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
-    """The arguments of the first call of each module, as empty tensors of their shapes."""
+    """The arguments of the first call of each module, as tensors of their shapes, without rows."""
     found: dict[str, tuple[Any, ...]] = {}
 
     def like(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if name not in found and args and not kwargs and all(isinstance(one, Tensor) for one in args):
-            found[name] = tuple(torch.empty_like(one, device="meta") for one in args)
+        if name not in found and args and not kwargs and all(isinstance(one, Tensor) and one.dim() for one in args):
+            found[name] = tuple(one.new_empty((0, *one.shape[1:])) for one in args)
 
     handles = [module.register_forward_pre_hook(partial(like, name), with_kwargs=True)
                for name, module in model.named_modules()]

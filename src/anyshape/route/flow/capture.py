@@ -32,11 +32,11 @@ class CaptureFailed(Exception):
 class Program:
     """A captured graph.
 
-    nodes: in order. inputs: the placeholders of the caller's tensors. fixed: tensors whose values the model holds, by
-    placeholder: buffers that nothing writes, frozen parameters and lifted constants. weights: placeholders of parameters that
-    training may change, and of buffers that the graph writes. outputs: what the caller gets. mutated: whether a call
-    writes a buffer, a parameter or an input. ranges: for each symbol the least and the most that it may be, None where
-    nothing limits it. literals: those of `fixed` that are no buffers or parameters: what Python wrote as a tensor.
+    nodes: in order. inputs: the placeholders of the caller's tensors. outputs: what the caller gets.
+    fixed: tensors whose values the model holds, by placeholder: buffers that nothing writes, frozen parameters, and
+        literals: tensors that Python wrote. weights: placeholders of parameters that training may change, and of
+        buffers that the graph writes. mutated: whether a call writes a buffer, a parameter or an input.
+    ranges: for each symbol the least and the most that it may be, None where nothing limits it.
     """
 
     nodes: tuple[Node, ...]
@@ -119,14 +119,15 @@ def _program(found: ExportedProgram, frozen: frozenset[str]) -> Program:
     outputs = [one for one, kind in zip(output.args[0], kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
     mutated = any(kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION)
                   for kind in kinds)
-    ranges = {str(symbol): (int(own.lower), _limit(own.upper)) for symbol, own in found.range_constraints.items()}
+    ranges = {str(symbol): (_limit(own.lower) or 0, _limit(own.upper))
+              for symbol, own in found.range_constraints.items()}
     return Program(tuple(graph.nodes), tuple(inputs), fixed, frozenset(weights), tuple(outputs), mutated, ranges,
                    frozenset(literals))
 
 
-def _limit(upper: Any) -> int | None:
-    """A symbol's largest value; None where it has none."""
-    return int(upper) if getattr(upper, "is_Integer", False) and int(upper) < sys.maxsize - 1 else None
+def _limit(bound: Any) -> int | None:
+    """The least or the most that a symbol may be; None where nothing limits it."""
+    return int(bound) if getattr(bound, "is_Integer", False) and int(bound) < sys.maxsize - 1 else None
 
 
 def module_of(node: Node) -> str:
@@ -157,29 +158,15 @@ def known_size(number: Any, at: dict[str, int]) -> Any:
         return number
     expression = number.node.expr
     found = expression.subs({symbol: at[str(symbol)] for symbol in expression.free_symbols if str(symbol) in at})
+    if found.free_symbols:
+        return number  # of a symbol that is data
     if isinstance(number, torch.SymBool):
         return bool(found)
     return int(found) if isinstance(number, torch.SymInt) and found.is_integer else float(found)
 
 
-def unread_arguments(module: nn.Module, *example: Tensor) -> frozenset[int]:
-    """The places of arguments that a module's results are proved not to depend on; none where it cannot be captured."""
-    try:
-        program = capture(module, example)
-    except CaptureFailed:
-        return frozenset()
-    needed: set[Node] = set()
-    stack = [node for node in program.nodes if node.op == "output"]
-    while stack:
-        node = stack.pop()
-        if node not in needed:
-            needed.add(node)
-            stack.extend(node.all_input_nodes)
-    return frozenset(place for place, node in enumerate(program.inputs) if node not in needed)
-
-
 def same_program(one: nn.Module, other: nn.Module, arguments: Sequence[Any]) -> str:
-    """"" where two modules are captured as one graph over parameters and buffers of the same names; else what differs."""
+    """What differs between two modules' graphs over parameters and buffers of the same names; "" where nothing does."""
     texts = []
     for module in (one, other):
         try:
@@ -199,7 +186,7 @@ def _text(program: Program) -> list[str]:
         if node.op == "output" or any(user in needed for user in node.users):
             needed.add(node)
     names: dict[Node, str] = {}
-    lines = []
+    lines: list[str] = []
     for node in program.nodes:
         if node.op == "placeholder":
             places = [place for place, one in enumerate(program.inputs) if one is node]

@@ -202,7 +202,7 @@ def _spread(owners: Tensor, dim: int, stride: int) -> Tensor:
 
 
 def attended(call: Call) -> list[Tensor]:
-    """query [.., l, e], key [.., s, e], value [.., s, v]: each query joins the keys and values that its mask lets in."""
+    """query [.., l, e], key [.., s, e], value [.., s, v]: each query joins what its mask lets in."""
     query, key, value, sets = call.value("query"), call.value("key"), call.value("value"), call.sets
     if not query.rank == key.rank == value.rank >= 2:
         raise NoRule("ranks differ")

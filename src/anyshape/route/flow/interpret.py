@@ -26,7 +26,8 @@ from anyshape.route.flow.rules import rule_of
 
 LARGEST_KNOWN = 1 << 22  # elements of a constant whose numbers are kept
 # operators whose sizes may be symbols: nothing is computed from them
-SIZES = "view _unsafe_view reshape expand full zeros ones empty sym_size sym_numel".split()
+SIZES = """view _unsafe_view reshape expand full zeros ones empty new_zeros new_ones new_empty sym_size
+sym_numel""".split()
 
 
 class Unsized(Exception):
@@ -38,8 +39,8 @@ class Shared:
     """What all interpretations of one program have in common.
 
     at: the size of each symbol. constants: values that no input is in. live: nodes that an input is in, in order.
-    tainted: constants that are not the same for each row, or for any number of rows. apart: the regions proved to keep rows apart,
-    by their plans. unknown: names of operators that have no rule, as they are met.
+    tainted: constants that are not the same for each row, or for any number of rows. apart: the regions proved to
+    keep rows apart, by their plans. unknown: names of operators that have no rule, as they are met.
     """
 
     program: Program
@@ -62,20 +63,22 @@ def prepare(program: Program, at: dict[str, int] | None = None) -> Shared:
     """Constants evaluated, and each region asked whether it keeps rows apart.
 
     Raises:
-        Unsized: a size is data.
+        Unsized: a size, or a number that Python reads, is data.
     """
     static: set[Node] = set()
     for node in program.nodes:
         if node.op in ("placeholder", "output"):
             if node.op == "placeholder" and node not in program.inputs:
                 static.add(node)
-        elif all(one in static for one in node.all_input_nodes) and not draws(node) or _is_size(node):
+        elif _is_size(node) or (all(one in static for one in node.all_input_nodes) and not draws(node)):
             static.add(node)
     shared = Shared(program, CellSets(), at or {}, {}, tuple(one for one in program.nodes if one not in static
                     and one.op not in ("placeholder", "output")), regions_of(program.nodes))
     for node in program.nodes:
         if node in static:
             shared.constants[node] = _constant(shared, node)
+    for node in shared.live:  # a size or a number that is data is found here, not while it is asked
+        _described(shared, node)
     prove_apart(shared)
     return shared
 
@@ -125,7 +128,8 @@ def _constant(shared: Shared, node: Node) -> Any:
     with torch.no_grad():
         found = node.target(*put(args, _numbers), **put(kwargs, _numbers))  # type: ignore[operator]
     found = found if isinstance(found, (list, tuple)) else [found]
-    values = [Value(one.owners, one.shape, one.dtype, real) for one, real in zip(values_in(described), found, strict=True)]
+    values = [Value(one.owners, one.shape, one.dtype, real)
+              for one, real in zip(values_in(described), found, strict=True)]
     return values[0] if isinstance(described, Value) else values
 
 
@@ -249,7 +253,7 @@ def _owners(shared: Shared, env: Mapping[Node, Any], default: int, node: Node, c
 
 
 def _ids(shared: Shared, env: Mapping[Node, Any], default: int, node: Node, word: str) -> Value | None:
-    """The ids of the plan that a combine undoes, or by which parameters are taken, in a region that keeps rows apart."""
+    """The ids by which a combine, or a grouped_take, finds rows, where their region keeps rows apart."""
     if word not in ("combine", "grouped_take"):
         return None
     for region in shared.apart.values():

@@ -14,14 +14,14 @@ from anyshape.route.flow.call import Call, NoRule, Value, values_in, wide
 from anyshape.route.flow.owners import NONE, uniform
 
 # ---- movements of the first argument (a tensor, or a list of them); zeros that they fill in are of no cell
-ONE = """view _unsafe_view reshape _reshape_alias view_as permute transpose t numpy_T slice select squeeze unsqueeze expand
-expand_as broadcast_to flip roll rot90 cat stack split split_with_sizes chunk tensor_split unbind clone contiguous alias
-detach detach_ lift_fresh_copy lift_fresh lift unfold pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle
-im2col repeat tile diagonal diagonal_copy reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d
-replication_pad2d replication_pad3d upsample_nearest1d upsample_nearest2d upsample_nearest3d tril triu narrow movedim
-flatten unflatten view_copy slice_copy select_copy permute_copy expand_copy unbind_copy split_copy unsqueeze_copy
-squeeze_copy transpose_copy t_copy atleast_1d atleast_2d atleast_3d swapaxes block_diag constant_pad_nd pad
-repeat_interleave meshgrid diag_embed""".split()
+ONE = """view _unsafe_view reshape _reshape_alias view_as permute transpose t numpy_T slice select squeeze
+unsqueeze expand expand_as broadcast_to flip roll rot90 cat stack split split_with_sizes chunk tensor_split unbind
+clone contiguous alias detach detach_ lift_fresh_copy lift_fresh lift unfold pixel_shuffle pixel_unshuffle
+channel_shuffle native_channel_shuffle im2col repeat tile diagonal diagonal_copy reflection_pad1d reflection_pad2d
+reflection_pad3d replication_pad1d replication_pad2d replication_pad3d upsample_nearest1d upsample_nearest2d
+upsample_nearest3d tril triu narrow movedim flatten unflatten view_copy slice_copy select_copy permute_copy
+expand_copy unbind_copy split_copy unsqueeze_copy squeeze_copy transpose_copy t_copy atleast_1d atleast_2d
+atleast_3d swapaxes block_diag constant_pad_nd pad repeat_interleave meshgrid diag_embed""".split()
 TWO = "slice_scatter select_scatter diagonal_scatter".split()  # the second argument moves as well
 
 

@@ -5,8 +5,8 @@
     owner  -2          of any cell (top)
     owner  -3 - s      of the cells of set s, interned in a `CellSets`
 
-An owner array is an int32 tensor that broadcasts to its value: a dim along which the owners are all the same has size 1.
-Joins are exact up to `limit` different sets; what would be one more is top.
+An owner array is an int32 tensor that broadcasts to its value: a dim along which the owners are all the same has size
+1. Joins are exact up to `limit` different sets; what would be one more is top.
 """
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class CellSets:
         return found
 
     def pick(self, owners: Tensor, pattern: Tensor) -> Tensor:
-        """The union along the last dim where a pattern says so: owners [..., k], pattern [m, k] of bool --> [..., m]."""
+        """The union along the last dim where a pattern says so: owners [..., k], pattern [m, k] --> [..., m]."""
         if owners.shape[-1] == 1:
             some = pattern.any(1)
             return torch.where(some, owners, owners.new_full((), NONE))
@@ -161,8 +161,8 @@ def rows(count: int, rank: int) -> Tensor:
 def moved(owners: Tensor, shape: Sequence[int], move: Callable[[Tensor], Tensor]) -> Tensor:
     """What a data movement makes of owners: the movement itself, of the owners expanded to the value's shape.
 
-    New elements that a movement fills with zeros come out as of no cell: owners are moved with one added. Movements that
-    do not take whole numbers get float64, in which every owner is exact.
+    New elements that a movement fills with zeros come out as of no cell: owners are moved with one added. Movements
+    that do not take whole numbers get float64, in which every owner is exact.
     """
     whole = (owners + 1).expand(*shape)
     try:

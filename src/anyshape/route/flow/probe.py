@@ -14,7 +14,7 @@ ROWS = 8  # rows that are changed, one after the other
 
 
 def seems_apart(call: Call) -> bool | None:
-    """False: a change of one row reaches another. True: none of these changes does. None: it was not possible to ask."""
+    """False: a change of one row reaches another. True: none of these changes does. None: it cannot be asked."""
     values = call.values()
     counts = {one.shape[0] for one in values if not one.constant and one.rank}
     if len(counts) != 1 or sum(torch.Size(one.shape).numel() for one in values) > LARGEST \

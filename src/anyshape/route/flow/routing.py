@@ -1,8 +1,8 @@
 """Transfer rules of the routing operators: cells keep their identity through a router whose branches keep rows apart.
 
 Rows stand in the order of their cells here, row i * k + j for choice j of cell i; at run time the plan sorts them.
-Where every row of a body comes from its own row alone, the sort and its inverse cancel. Where that is not proved (`apart`), a
-result may be of any cell. A branch stands for any load: it is given all rows.
+Where every row of a body comes from its own row alone, the sort and its inverse cancel. Where that is not proved
+(`apart`), a result may be of any cell. A branch stands for any load: it is given all rows.
 """
 from __future__ import annotations
 

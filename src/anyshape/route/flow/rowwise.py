@@ -1,13 +1,14 @@
-"""Proof that a module is row-wise: row i of its results is one function of row i of its arguments, for any number of rows.
+"""Proof that a module is row-wise: row i of its results is one function of row i of its arguments, for any row count.
 
 That is what makes it legal to pad a branch's rows, to run it on some of them, or to run one row again. It is more than
-independence: a module that adds a table by position keeps rows apart, and is not row-wise. The module is captured with a
-symbol for the number of rows, and interpreted at two numbers; a constant along the rows, or a number that is made from
-how many there are, counts as of any row. Python that tells few rows apart is found by recording what it calls.
+independence: a module that adds a table by position keeps rows apart, and is not row-wise. The module is captured with
+a symbol for the number of rows, and interpreted at two numbers; a constant that varies along the rows, or a number made
+from how many there are, counts as of any row. Python that tells few rows apart is found by recording what it calls.
 """
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
-from anyshape.route.flow.call import Value
+from anyshape.route.flow.call import Value, values_in
 from anyshape.route.flow.capture import CaptureFailed, Program, capture, draws, is_sized
 from anyshape.route.flow.interpret import (
     SIZES,
@@ -58,7 +59,7 @@ def branch_independent(module: nn.Module, *example: Tensor) -> Verdict:
     """
     if not example or not all(isinstance(one, Tensor) and one.dim() for one in example):
         return Verdict("unknown", "its arguments are not all tensors with rows")
-    like = [torch.zeros((COUNTS[0], *one.shape[1:]), dtype=one.dtype) for one in example]
+    like = _like(example)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -67,36 +68,40 @@ def branch_independent(module: nn.Module, *example: Tensor) -> Verdict:
         return Verdict("unknown", str(fault))
     if program.mutated:
         return Verdict("unknown", "it writes a buffer or an argument")
-    symbol, reason = _rows_symbol(program)
-    if symbol is None:
+    symbols, reason = _rows_symbols(program, program.inputs)
+    if reason:
         return Verdict("unknown", reason)
     drawn = next((str(node.target) for node in program.nodes if draws(node)), None)
     if drawn is not None:
         return Verdict("unknown", f"{drawn} draws random numbers")
     try:
-        verdict = _at_counts(program, symbol)
+        verdict = _at_counts(program, symbols)
     except Unsized as fault:
         return Verdict("unknown", str(fault))
     return _same_python(module, like) if verdict else verdict
 
 
-def _rows_symbol(program: Program) -> tuple[tuple[str, ...] | None, str]:
-    """The names of the symbols that stand for the number of rows, if nothing limits it."""
+def _like(example: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros((COUNTS[0], *one.shape[1:]), dtype=one.dtype, device=one.device) for one in example]
+
+
+def _rows_symbols(program: Program, inputs: Sequence[Node]) -> tuple[tuple[str, ...], str]:
+    """The names of the symbols that stand for the number of rows of inputs, and "", or why a number is not possible."""
     found: set[str] = set()
-    for node in program.inputs:
+    for node in inputs:
         size = node.meta["val"].shape[0]
         if not is_sized(size):
-            return None, f"it holds for {size} rows only"
+            return (), f"it holds for {size} rows only"
         if any(is_sized(one) for one in node.meta["val"].shape[1:]):
-            return None, "sizes within a row are symbols"
+            return (), "sizes within a row are symbols"
         expression = size.node.expr
         least, most = program.ranges.get(str(expression), (None, None))
         if not expression.is_Symbol or least is None:
-            return None, f"the number of rows must be {expression}"
+            return (), f"the number of rows must be {expression}"
         if least > 2 or most is not None:
-            return None, f"the number of rows is limited to {least} .. {'' if most is None else most}"
+            return (), f"the number of rows is limited to {least} .. {'' if most is None else most}"
         found.add(str(expression))
-    return (tuple(found), "") if len(found) == 1 else (None, "arguments have different numbers of rows")
+    return tuple(found), ""
 
 
 def _at_counts(program: Program, symbols: tuple[str, ...]) -> Verdict:
@@ -116,8 +121,8 @@ def _at_counts(program: Program, symbols: tuple[str, ...]) -> Verdict:
 
 
 def _seeded(program: Program, count: int) -> dict[Node, Value]:
-    return {node: Value(rows(count, node.meta["val"].dim()), (count, *node.meta["val"].shape[1:]), node.meta["val"].dtype)
-            for node in program.inputs}
+    metas = {node: node.meta["val"] for node in program.inputs}
+    return {node: Value(rows(count, meta.dim()), (count, *meta.shape[1:]), meta.dtype) for node, meta in metas.items()}
 
 
 def _output(shared: Shared, found: dict[Node, Any], output: Any, tainted: frozenset[Node], count: int) -> Verdict:
@@ -151,11 +156,12 @@ def _tainted(program: Program, shares: list[Shared]) -> frozenset[Node]:
     """Constants that are not the same for each row and for any number of rows."""
     found: set[Node] = set()
     for node, one in shares[0].constants.items():
-        if node.op != "call_function" or not isinstance(one, Value):
+        values, others = (values_in(given) for given in (one, shares[1].constants[node]))
+        if node.op != "call_function" or not values:
             continue
-        other = shares[1].constants[node]
-        if one.known is not None and other.known is not None:
-            if not _same(one.known, other.known):
+        if all(value.known is not None for value in (*values, *others)):
+            if not all(_same(value.known, other.known) for value, other in zip(values, others, strict=True)
+                       if value.known is not None and other.known is not None):
                 found.add(node)
         elif any(given in found for given in node.all_input_nodes) or _from_sizes(node):
             found.add(node)
@@ -209,6 +215,30 @@ def _same_python(module: nn.Module, like: list[Tensor]) -> Verdict:
     return Verdict("yes")
 
 
+# ---- arguments that are not read
+
+
+def unread_arguments(module: nn.Module, *example: Tensor) -> frozenset[int]:
+    """The places of arguments that a module's results are proved not to depend on, for any number of rows. Arguments as
+    in branch_independent."""
+    like = _like(example)
+    try:
+        program = capture(module, like, rows=True)
+    except CaptureFailed:
+        return frozenset()
+    needed: set[Node] = set()
+    stack = [node for node in program.nodes if node.op == "output"]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    _, reason = _rows_symbols(program, [node for node in program.inputs if node in needed])
+    if reason or len(program.inputs) != len(like) or not _same_python(module, like):
+        return frozenset()
+    return frozenset(place for place, node in enumerate(program.inputs) if node not in needed)
+
+
 # ---- results that are the same for each row
 
 
@@ -216,11 +246,11 @@ def constant_rows(module: nn.Module, *example: Tensor) -> tuple[tuple[tuple[int,
     """Whether a module's first result is proved the same for each row, whatever the rows are: ((the numbers of its row,
     how many results there are), ""), or (None, why it is not proved). Arguments as in branch_independent.
     """
-    like = [torch.zeros((COUNTS[0], *one.shape[1:]), dtype=one.dtype) for one in example]
+    like = _like(example)
     try:
         program = capture(module, like, rows=True)
-        symbols, reason = _rows_symbol(program)
-        if symbols is None or program.mutated:
+        symbols, reason = _rows_symbols(program, program.inputs)
+        if reason or program.mutated:
             return None, reason or "it writes a buffer or an argument"
         shares = [prepare(program, dict.fromkeys(symbols, count)) for count in COUNTS]
     except (CaptureFailed, Unsized) as fault:

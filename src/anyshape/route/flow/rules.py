@@ -14,8 +14,8 @@ from anyshape.route.flow.call import Call
 
 RULES = {**elementwise.RULES, **movement.RULES, **contraction.RULES}
 # no result, or numbers alone
-SILENT = """_assert_scalar _assert_tensor_metadata sym_constrain_range sym_constrain_range_for_size _assert_async sym_size
-sym_numel""".split()
+SILENT = """_assert_scalar _assert_tensor_metadata sym_constrain_range sym_constrain_range_for_size _assert_async
+sym_size sym_numel""".split()
 
 
 def word_of(target: Any) -> str:
@@ -49,8 +49,8 @@ def is_plain(node: Node) -> bool:
 
 
 def _writes_what_nobody_else_has(node: Node) -> bool:
-    """Whether an in-place pointwise operator (relu_) writes a tensor that was just made, and that nothing else reads: it
-    is as good as one that is not in place."""
+    """Whether an in-place pointwise operator (relu_) writes a tensor that was just made, and that nothing else reads:
+    it is as good as one that is not in place."""
     if torch.Tag.pointwise not in node.target.tags or not isinstance(node.args[0], Node):  # type: ignore[union-attr]
         return False
     made = node.args[0]

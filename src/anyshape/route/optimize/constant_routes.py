@@ -37,7 +37,8 @@ class FoldedRouter(Router):
         self.read = held(router.router_fn)
 
     def forward(self, cells: Any, *args: Any, routes: Any = None, **kw: Any) -> Any:
-        if args or kw or routes is not None or held(self.router_fn) != self.read:
+        watched = any(getattr(self, name, None) is not None for name in ("recorder", "forced"))  # of a profile
+        if args or kw or routes is not None or watched or held(self.router_fn) != self.read:
             return super().forward(cells, *args, routes=routes, **kw)
         tensors = cells if isinstance(cells, tuple) else (cells,)
         decided = checked(self.router_fn(*tensors), tensors[0].shape[0], self.name or "a router") \
@@ -85,7 +86,7 @@ class FoldedRouter(Router):
 
 
 def held(function: Callable[..., Any]) -> tuple[Any, ...] | None:
-    """What a router function reads beside its arguments, as plain values; None where it holds others that may change."""
+    """What a router function reads beside its arguments, as plain values; None where others may change."""
     modules = [function] if isinstance(function, nn.Module) else []
     found: list[Any] = []
     if not modules:

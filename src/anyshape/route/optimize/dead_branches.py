@@ -3,7 +3,8 @@
     branches 0 .. 7, of which 2 and 5 had no cell  -->  ends say that 2 and 5 have none? run the six : run all eight
 
 The guard reads the ends of the groups in each call. A cell that goes to a dead branch takes the general path, on the
-same rows: nothing is dropped, and results are the same bit for bit.
+same rows: nothing is dropped, and results are the same bit for bit. Of a router that a compiler traces all branches
+stay.
 """
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CONFIDENT = 3.0  # of n cells none was seen: with 95 % confidence fewer than 3/n
 class GuardedBranches(nn.ModuleList):
     """All branches of a router under their names, of which those that are not `live` run only where they have cells.
 
-    `branch_count`, and `forward(*rows, ends)`, are what route.Router asks for. misses: calls that took the general path.
+    `branch_count`, and `forward(*rows, ends)`, are what route.Router asks for. misses: calls on the general path.
     """
 
     def __init__(self, branches: Iterable[nn.Module], live: Iterable[int]) -> None:
@@ -37,16 +38,25 @@ class GuardedBranches(nn.ModuleList):
 
     def forward(self, *operands: Tensor) -> Any:
         rows, ends = list(operands[:-1]), operands[-1]
+        if torch.compiler.is_compiling():  # one program for all loads: it has every branch
+            return run_split(self, rows, ends)
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
         if bool(counts[list(self.dead)].any()):
-            if not torch.compiler.is_compiling():
-                self.misses += 1
+            self.misses += 1
             return run_split(self, rows, ends)
         return run_split([self[number] for number in self.live], rows, ends[list(self.live)])  # no row is of a dead one
 
 
 def propose(context: Context) -> list[Decision]:
-    return [_decided(name, router.grouped, context.profile.loads(name)) for name, router in context.routers.items()]
+    if context.compile is not None:
+        return [Decision(name, NAME, False, "the guard reads data, which a program that is compiled whole does not")
+                for name in context.routers]
+    found = []
+    for name, router in context.routers.items():
+        others = [one.optimisation for one in context.decisions if one.applied and one.router in (name, "")]
+        found.append(Decision(name, NAME, False, f"{', '.join(others)} runs its branches") if others
+                     else _decided(name, router.grouped, context.profile.loads(name)))
+    return found
 
 
 def _decided(name: str, grouped: bool, loads: Any) -> Decision:

@@ -13,7 +13,6 @@ from torch import nn
 
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
-from anyshape.route.flow import analyze
 from anyshape.route.optimize import constant_routes, dead_branches, fuse, place, preload, sink
 from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
 from anyshape.route.optimize.drift import DriftPolicy
@@ -21,9 +20,8 @@ from anyshape.route.optimize.watched import Watched
 from anyshape.route.profile.profile import Profile, ProfileView
 from anyshape.route.report import collect, write_report
 
-# in the order in which they propose and are applied: what changes the graph, then what changes how routers run
-PASSES: tuple[Optimisation, ...] = (constant_routes, sink, dead_branches, fuse, place, preload)
-ANALYZE: Compile | None = analyze  # the static flow analysis, (model, *example) -> Flow
+# in the order in which they propose and are applied; the last two leave alone what another has taken
+PASSES: tuple[Optimisation, ...] = (constant_routes, fuse, place, preload, dead_branches, sink)
 DEFAULT = DriftPolicy()
 
 

@@ -1,13 +1,13 @@
 """Operator sinking: what only a router's branches need is computed behind the router, on the cells that come there.
 
-    y = convolution(x); router((gate, y))      -->  router((gate, x)), each branch that uses y: convolution of its rows of x
+    y = convolution(x); router((gate, y))  -->  router((gate, x)), each branch that reads y: convolution(its rows of x)
 
 A module is traced (torch.fx) with its routers as leaves, their router functions inline. What no decision and nothing
 else reads may sink, where static cell flow proves it row-wise (route.flow.rowwise); a branch that does not read a
 result does not compute it. Brainstorm calls this reordering (OSDI'23; passes/reorder.py), and does not check it.
 
-Guard: inputs of another structure, dtype or cell size, keyword arguments, or the other of training and evaluation run the module
-as it was.
+Guard: inputs of another structure, dtype or cell size, keyword arguments, or the other of training and evaluation run
+the module as it was.
 """
 from __future__ import annotations
 
@@ -49,7 +49,21 @@ class SunkModule(nn.Module):
             return self._program[0](*args)
         if self._general[0].training != self.training:
             self._general[0].train(self.training)
+        for path, router in self.named_modules():  # a profile that is recorded or replayed stands on this module's
+            if isinstance(router, Router) and isinstance(own := _at(self._general[0], path), Router):
+                for name in ("recorder", "forced"):
+                    setattr(own, name, getattr(router, name, None))
         return self._general[0](*args, **kw)
+
+
+def _at(module: nn.Module, path: str) -> nn.Module | None:
+    """The submodule at a path, if there is one."""
+    for name in path.split("."):
+        found = dict(module.named_children()).get(name)
+        if found is None:
+            return None
+        module = found
+    return module
 
 
 def described(arguments: Any) -> Any:
@@ -80,8 +94,9 @@ def propose(context: Context) -> list[Decision]:
 def _decided(context: Context, model: nn.Module, name: str, router: Router,
              calls: dict[str, tuple[Any, ...]]) -> tuple[Decision, nn.Module]:
     reason = "no module around it was called with tensors, or lists of them, alone"
-    if type(router) is not Router or router.grouped:
-        return Decision(name, NAME, False, "its branches run as one module over all rows"), model
+    others = [one.optimisation for one in context.applied(name) if one.optimisation != "dead_branches"]
+    if type(router) is not Router or others:
+        return Decision(name, NAME, False, f"{', '.join(others) or 'another kind of router'} stands there"), model
     for path in roots(model, router):
         if path not in calls:
             continue
@@ -105,8 +120,8 @@ def _share(loads: Any, users: tuple[int, ...]) -> float:
 
 
 def apply(model: nn.Module, decision: Decision, compile: Compile | None = None) -> nn.Module:
-    """The model with operators sunk behind a router; it is proved again, and left as it is where another optimisation has
-    changed what was proved."""
+    """The model with operators sunk behind a router; it is proved again, and left as it is where another optimisation
+    has changed what was proved."""
     try:
         return sunk(model, str(decision.options["root"]), decision.router, _loaded(decision.options["arguments"]))[1]
     except (Refused, KeyError, AttributeError):
@@ -135,8 +150,8 @@ def roots(model: nn.Module, router: Router) -> Iterator[str]:
             continue
         parts = path.split(".") if path else []
         around = [".".join(parts[:depth]) for depth in range(len(parts))]
-        last = max((depth for depth, one in enumerate(around) if isinstance(model.get_submodule(one), Router)), default=-3)
-        start = last + 2 + 1 if last >= 0 else 0  # behind the router, and its list of branches
+        routers = [depth for depth, one in enumerate(around) if isinstance(model.get_submodule(one), Router)]
+        start = routers[-1] + 2 if routers else 0  # behind the router around it, and that one's list of branches
         yield from (one for one in around[start:] if not isinstance(model.get_submodule(one), (nn.ModuleList, Router)))
         return
 
@@ -166,7 +181,8 @@ def arguments_of(model: nn.Module, example: tuple[Any, ...]) -> dict[str, tuple[
 def _saved(arguments: Any) -> Any:
     """Arguments as plain data: shapes and dtypes."""
     if isinstance(arguments, Tensor):
-        return {"shape": list(arguments.shape), "dtype": str(arguments.dtype).removeprefix("torch.")}
+        return {"shape": list(arguments.shape), "dtype": str(arguments.dtype).removeprefix("torch."),
+                "device": str(arguments.device)}
     return {"list": [_saved(one) for one in arguments], "tuple": isinstance(arguments, tuple)}
 
 
@@ -175,6 +191,6 @@ def _loaded(saved: Any) -> Any:
     if "shape" in saved:
         first, *rest = saved["shape"] or [None]
         shape = [] if first is None else [first or 2, *rest]
-        return torch.ones(shape, dtype=getattr(torch, saved["dtype"]))
+        return torch.ones(shape, dtype=getattr(torch, saved["dtype"]), device=saved["device"])
     found = [_loaded(one) for one in saved["list"]]
     return tuple(found) if saved["tuple"] else found

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from anyshape.route.core.router import Router
 from anyshape.route.flow import branch_independent, same_program, unread_arguments
+from anyshape.route.optimize.dead_branches import GuardedBranches
 
 TRIES = 6  # sets of operators that are tried, each with a proof
 
@@ -19,7 +20,7 @@ class Refused(Exception):
 
 
 class RouterTracer(fx.Tracer):
-    """Symbolic tracing with routers as leaves that are given the routes their router function, traced inline, decides."""
+    """Symbolic tracing with routers as leaves: their router functions are traced inline, and routes given to them."""
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(m, Router):
@@ -94,6 +95,9 @@ def sunk_router(program: fx.GraphModule, router: Router, arguments: tuple[Any, .
         raise Refused("its call is not in the traced program")
     if sum(node.op == "call_module" and node.target == call.target for node in program.graph.nodes) > 1:
         raise Refused("it is called more than once")
+    guarded = isinstance(router.branches, GuardedBranches)
+    if router.grouped and not guarded:
+        raise Refused("its branches run as one module over all rows")
     if router.drop == "identity":
         raise Refused("dropped cells keep their value, so that all of it is needed")
     shapes = values_of(program, arguments)
@@ -103,7 +107,7 @@ def sunk_router(program: fx.GraphModule, router: Router, arguments: tuple[Any, .
     kept = [node for node in dict.fromkeys(cells) if node not in sinking]
     order = [kept.index(node) if node in kept else len(kept) + sunk.index(node) for node in cells]
     like = [(tuple(shapes[node].shape[1:]), shapes[node].dtype) for node in sunk]
-    rows = [torch.ones((2, *shapes[node].shape[1:]), dtype=shapes[node].dtype) for node in cells]
+    rows = [shapes[node] for node in cells]
     branches, users = [], []
     for number, branch in enumerate(router.branches):
         unread = unread_arguments(branch, *rows)
@@ -135,7 +139,7 @@ def candidates(call: fx.Node, shapes: dict[fx.Node, Any]) -> list[fx.Node]:
     fx.node.map_arg(call.kwargs, lambda node: decided.add(node))
     found: set[fx.Node] = set()
     cells = set(call.args[0])  # type: ignore[arg-type]
-    order = [node for node in call.graph.nodes]
+    order = list(call.graph.nodes)
     for node in reversed(order[:order.index(call)]):
         if node.op not in ("call_module", "call_function", "call_method") or node in decided or not node.users:
             continue
@@ -150,7 +154,7 @@ def _proved(program: fx.GraphModule, call: fx.Node,
             shapes: dict[fx.Node, Any]) -> tuple[set[fx.Node], fx.GraphModule, list[fx.Node]]:
     """The longest tail of the candidates that is proved row-wise: (the nodes, their module, what it reads)."""
     every = candidates(call, shapes)
-    low, high, reason = 0, len(every), "its decision, or others, need all that its branches get"
+    low, high, reason = 0, len(every), ""
     best: tuple[set[fx.Node], fx.GraphModule, list[fx.Node]] | None = None
     for _ in range(TRIES):
         if low >= high:
@@ -159,14 +163,14 @@ def _proved(program: fx.GraphModule, call: fx.Node,
         tail = every[start:]
         found = _body(program, call, tail, shapes)
         if isinstance(found, str):
-            reason, low = found, start + 1
+            reason, low = reason or found, start + 1
         else:
             best, high = (set(tail), *found), start
     if best is None:
-        raise Refused(reason)
+        raise Refused(reason or "its decision, or others, need all that its branches get")
     if not any(node.op == "call_module" and list(program.get_submodule(str(node.target)).parameters())
                for node in best[0]):
-        raise Refused("only operators without weights could sink")
+        raise Refused("; ".join([*([reason] if reason else []), "only operators without weights could sink"]))
     return best
 
 
@@ -201,6 +205,8 @@ def _rewritten(program: fx.GraphModule, router: Router, call: fx.Node, branches:
     for node in reversed([one for one in program.graph.nodes if one in sunk]):
         program.graph.erase_node(node)
     made = Router(router.router_fn, branches, combine=router.combine, drop=router.drop, name=router.name)
+    if isinstance(router.branches, GuardedBranches):
+        made.branches, made.grouped = GuardedBranches(branches, router.branches.live), True
     made.training = router.training
     program.set_submodule(path, made)
     program.graph.lint()

@@ -76,20 +76,23 @@ def _pairs(first: Ints, second: Ints) -> tuple[Ints, Ints]:
 
 
 def markov(branches: int, layers: int, cells: int, calls: int, follow: float, seed: int = 0,
-           popular: float = 0.0, chain: int = 0) -> Trace:
+           popular: float = 0.0, chain: int = 0, stay: float = 0.0) -> Trace:
     """A synthetic trace: a Markov chain over layers.
 
     Args:
         follow: P(a cell takes the branch that follows its last one); else any branch. popular: exponent of Zipf's
             law of branches where a cell chooses anew. chain: seed of which branch follows which; seed: of what cells
-            do.
+            do. stay: P(a cell begins at the branch at which it began in the call before), as in decoding.
     """
     laws, draw = np.random.default_rng(chain), np.random.default_rng(seed)
     after = [laws.permutation(branches) for _ in range(layers)]
     odds = [laws.permutation(np.arange(1, branches + 1) ** -popular) for _ in range(layers)]
     found = []
+    first = draw.choice(branches, cells, p=odds[0] / odds[0].sum())
     for _ in range(calls):
-        ids = [draw.choice(branches, cells, p=odds[0] / odds[0].sum())]
+        anew = draw.choice(branches, cells, p=odds[0] / odds[0].sum())
+        first = np.where(draw.random(cells) < stay, first, anew)
+        ids = [first]
         for layer in range(1, layers):
             anew = draw.choice(branches, cells, p=odds[layer] / odds[layer].sum())
             ids.append(np.where(draw.random(cells) < follow, after[layer][ids[-1]], anew))

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from anyshape.route.preload.branch_predictor import BranchPredictor
 from anyshape.route.preload.layout import Layout, Place, flat_bytes
+from anyshape.route.preload.prefetch_trial import PrefetchTrial
 from anyshape.route.store import BranchBytes, BranchCache, BranchFile, CacheCounts, HostMemory
 
 FARTHER = 0.25  # of its value that a branch loses whose turn is a whole round of the routers away
-DOUBT = 0.5  # a branch of the next router is read ahead if it is at least so probable, of the one after that 1 - DOUBT**2
+DOUBT = 0.5  # branches of the next router are read ahead that are at least so probable, of the n-th 1 - DOUBT**n
 PAST = 0.8  # what earlier times weigh in the time between two routers
 
 
@@ -45,6 +46,7 @@ class Preloader:
         self.values = np.concatenate([*popular, np.zeros(0)])
         self.following = [(number + 1) % len(layout.routers) for number in range(len(layout.routers))]
         self.between = 0.0  # seconds from one router to the next
+        self.trial = PrefetchTrial(len(layout.routers))
         self.lock = threading.Lock()
         self.before = threading.local()  # this thread's last router, and when it ran
 
@@ -98,7 +100,12 @@ class Preloader:
             if rate:  # the first is always worth a try: the estimate is of the past
                 order = order[:1 + int(np.searchsorted(np.cumsum(self.sizes[order]), rate * self.depth))]
             self.values = values
-            self.cache.advise(values, order)
+            self.cache.advise(values, order if self.trial.on else ())
+
+    def ended(self, router: int, seconds: float) -> None:
+        """A router's branches have run."""
+        with self.lock:
+            self.trial.took(router, seconds)
 
     def _own(self, router: int) -> slice:
         return slice(int(self.first[router]), int(self.first[router + 1]))

@@ -8,6 +8,7 @@ weights are there is no part of the program.
 from __future__ import annotations
 
 import itertools
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ class BranchRunner:
 
     def run(self, rows: Sequence[Tensor], ends: Tensor) -> list[Tensor]:
         """The results of all branches on their rows: one or more [S, *out]."""
+        begun = time.perf_counter()
         until = ends.numpy().astype(np.int64)
         counts = np.diff(until, prepend=0)
         cache, own = self.preloader.cache, int(self.preloader.first[self.router])
@@ -54,6 +56,7 @@ class BranchRunner:
                 whole = not begin and last
                 found.append(self._some([row if whole else row[begin:end] for row in rows],
                                         ends if whole else ends.clamp(begin, end) - begin))
+        self.preloader.ended(self.router, time.perf_counter() - begun)
         if len(found) == 1:
             return found[0]
         return [torch.cat(same) for same in zip(*found, strict=True)]

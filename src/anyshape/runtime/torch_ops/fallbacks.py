@@ -63,7 +63,8 @@ def grouped_by_torch(op: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def grouped_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> torch.Tensor:
     """The result of a step, by one convolution a group."""
-    rows, weight, ends, *bias = operands
+    rows, weight, ends, *more = operands
+    bias = more[:-1] if attrs.get("added") else more
     convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[rows.dim() - 3]
     parts, begin, reached = [], 0, 0
     for group, end in enumerate(ends.tolist()):
@@ -75,7 +76,9 @@ def grouped_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor
     result = rows.new_zeros(rows.shape[0], *parts[0][2].shape[1:]) if parts else rows.new_zeros(0)
     for begin, end, own in parts:
         result[begin:end] = own
-    return result
+    if attrs.get("added"):
+        result = result + more[-1]
+    return result.relu() if attrs.get("relu") else result
 
 
 def routing_by_torch(op: str, attrs: dict[str, Any], x: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -19,32 +19,38 @@ from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.align import align
 
 _words_of_step = host.GroupedConvStep.encoder()
-_MARKS = tuple(map(host.GroupedConvStep.index, ("rows", "weight", "ends", "bias", "result")))
+_MARKS = tuple(map(host.GroupedConvStep.index, ("rows", "weight", "ends", "bias", "addend", "result")))
 # bytes of scratch beyond which a row's input does not stay in the caches between panels, and PyTorch does it
 MOST = 4 << 20
+NOTHING = 0xFF800000  # the bits of -infinity: every number is at least that
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedConvSpec:
-    """What does not depend on sizes in a step: (slot, bytes per element) of rows, weight, ends, perhaps bias, and the
-    result; (stride, padding, dilation), one number a dim each."""
+    """What does not depend on sizes in a step: (slot, bytes per element) of rows, weight, ends, perhaps bias and
+    addend, and the result; (stride, padding, dilation), one number a dim each; whether there is an addend, and whether
+    the result is the maximum with 0."""
 
     number: int
     dtype: str
     places: tuple[tuple[int, int], ...]
     settings: tuple[tuple[int, ...], ...]
+    added: bool
+    relu: bool
 
 
 def grouped_conv_words(spec: GroupedConvSpec, windows: tuple[Any, ...]) -> list[int]:
-    """The words of a step; windows: (shape, strides, offset) of rows, weight, ends, perhaps bias, and the result."""
-    words = _words(spec.settings, spec.places[2][1], tuple((shape, strides) for shape, strides, _ in windows))
+    """The words of a step; windows: (shape, strides, offset) of rows, weight, ends, perhaps bias and addend,
+    and the result."""
+    types = tuple((shape, strides) for shape, strides, _ in windows)
+    words = _words(spec.settings, spec.added, spec.relu, spec.places[2][1], types)
     if words is None:
         return [host.CALL, host.STEP_WORDS, spec.number]
     return at_slots(words, _MARKS, spec.number, spec.places, windows)
 
 
 @lru_cache(maxsize=4096)
-def _words(settings: tuple[tuple[int, ...], ...], end_item: int,
+def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_item: int,
            types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
     host does not take these strides or sizes."""
@@ -69,10 +75,11 @@ def _words(settings: tuple[tuple[int, ...], ...], end_item: int,
     scratch = at_input + input_bytes
     if scratch > MOST:
         return None
-    has_bias = len(types) == 5
+    has_bias = len(types) == 5 + added
     words = _words_of_step(
         op=host.GROUPED_CONV, length=words_of(host.GroupedConvStep), number=0, rows=(0, 0), weight=(1, 0),
-        ends=(2, 0), bias=(3 if has_bias else -1, 0), result=(len(types) - 1, 0), end_item=end_item,
+        ends=(2, 0), bias=(3 if has_bias else -1, 0), addend=(len(types) - 2 if added else -1, 0),
+        result=(len(types) - 1, 0), least=0 if relu else NOTHING, end_item=end_item,
         end_step=end_item * end_strides[0], count=ends[0], size=rows[0], channels=channels, outs=outs, taps=taps,
         size_z=size[0], size_y=size[1], wide=size[2], volume=prod(size), out_z=out[0], out_y=out[1], out_x=out[2],
         area=prod(out), kernel_z=kernel[0], kernel_y=kernel[1], kernel_x=kernel[2], stride_z=stride[0],

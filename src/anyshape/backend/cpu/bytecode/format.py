@@ -263,7 +263,9 @@ class GroupedConvStep(Step):
     weight: Nested[Place]
     ends: Nested[Place]
     bias: Nested[Place]  # slot -1: none
+    addend: Nested[Place]  # of the size of the result; slot -1: none
     result: Nested[Place]
+    least: i64  # the bits of what the result is at least
     end_item: i64  # bytes of an end: 4 or 8; and from one to the next
     end_step: i64
     count: i64  # groups

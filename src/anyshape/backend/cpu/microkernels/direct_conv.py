@@ -7,9 +7,10 @@ The input lies with its padding written out, so a tap (input channel, place in t
 position needs a test: the indirect convolution of Dukhan (2019), with positions as lanes. The sums stay in registers
 over all taps, as in the tiles of backend/cpu/microkernels/gemm.py, and input is never copied for a window (im2col).
 
-    conv    (x, offsets, taps, weights, result, step, channels, positions)   x: address of the first position;
+    conv    (x, offsets, taps, weights, result, step, channels, positions, addend, least)   x: of the first position;
             offsets: of i64, one a tap; weights: a panel: biases, then of each tap one per channel, f32 all; step: bytes
-            from channel to channel of the result; channels, positions: how many are written
+            from channel to channel of the result; channels, positions: how many are written; addend: 0, or bytes
+            from where a number is written to what is added to it; least: bits of what the result is at least
 
 Up to a whole vector of positions is read that are not written. All take i64.
 """
@@ -17,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from anyshape.backend.cpu.llvm.ir_builder import Code, Value
+from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.backend.cpu.machine.target import Machine
 
 HEIGHTS = 3  # numbers of channels that a panel may have: 3, 2, 1 times `grain`
 VECTORS = (1, 2)  # vectors of positions
-ARGUMENTS = ("x", "offsets", "taps", "weights", "result", "step", "channels", "positions")
+ARGUMENTS = ("x", "offsets", "taps", "weights", "result", "step", "channels", "positions", "addend",
+             "least")
 DTYPES = ("f32",)
 
 
@@ -73,7 +75,8 @@ class _Tile:
 
     def emit(self, height: int, vectors: int) -> None:
         code, lanes = self.code, self.lanes
-        x, offsets, taps, weights, result, step, channels, positions = (Value(f"%{name}", "i64") for name in ARGUMENTS)
+        x, offsets, taps, weights, result, step, channels, positions, addend, least = (
+            Value(f"%{name}", "i64") for name in ARGUMENTS)
         sums = [[code.slot(f"sum {i} {j}", "f32", lanes) for j in range(vectors)] for i in range(height)]
 
         def get(slot: Value) -> Value:
@@ -98,18 +101,35 @@ class _Tile:
         rows = [self.plus(result, code.binary("mul", step, Value(str(i), "i64"))) for i in range(height)]
         whole = code.binary("and", code.compare("sge", channels, Value(str(height), "i64")),
                             code.compare("sge", positions, Value(str(lanes * vectors), "i64")))
-        code.open_if(whole)
-        for i in range(height):
+        adds = code.compare("ne", addend, Value("0", "i64"))
+        floor = code.spread(code.bits(code.convert("trunc", least, "i32"), "f32"), lanes)
+        masks = [code.first_lanes(self.plus(positions, -lanes * j), lanes) for j in range(vectors)]
+
+        def write(i: int, masked: bool) -> None:
+            places = [self.plus(rows[i], 4 * lanes * j) for j in range(vectors)]
+            code.open_if(adds)
+            for j in range(vectors):
+                pointer = self.pointer(self.plus(places[j], addend))
+                other = code.masked("load", constant("f32", 0, lanes), pointer, masks[j], 4, code.top, False) \
+                    if masked else code.load("f32", lanes, pointer, code.top, False, 4)
+                assert other is not None
+                put(sums[i][j], code.binary("fadd", get(sums[i][j]), other))
+            code.close_section()
             for j in range(vectors):
                 found = get(sums[i][j])
-                code.do(f"store {found.typed}, ptr {self.pointer(self.plus(rows[i], 4 * lanes * j)).text}, align 4")
+                found = code.select(code.compare("olt", found, floor), floor, found)  # a NaN stays one
+                if masked:
+                    code.masked("store", found, self.pointer(places[j]), masks[j], 4, code.top, False)
+                else:
+                    code.do(f"store {found.typed}, ptr {self.pointer(places[j]).text}, align 4")
+
+        code.open_if(whole)
+        for i in range(height):
+            write(i, False)
         code.close_section()
         code.open_if(code.compare("eq", code.convert("zext", whole, "i64"), Value("0", "i64")))
-        masks = [code.first_lanes(self.plus(positions, -lanes * j), lanes) for j in range(vectors)]
         for i in range(height):
             code.open_if(code.compare("slt", Value(str(i), "i64"), channels))
-            for j in range(vectors):
-                code.masked("store", get(sums[i][j]), self.pointer(self.plus(rows[i], 4 * lanes * j)), masks[j], 4,
-                            code.top, False)
+            write(i, True)
             code.close_section()
         code.close_section()

@@ -71,6 +71,9 @@ def grouped_conv_range(data: GroupedConvWork, number: int, team: int) -> int:
     place_taps(step, scratch)
     fill_zero(scratch + step.input, step.input_bytes)
     result = address(block, step.result)
+    addend = 0
+    if step.addend.slot >= 0:
+        addend = address(block, step.addend)
     bytes_of_row = step.outs * step.area * 4
     begin = 0
     reached = 0
@@ -84,11 +87,26 @@ def grouped_conv_range(data: GroupedConvWork, number: int, team: int) -> int:
             for row in range(first, last):
                 place_row(step, address(block, step.rows) + row * step.channels * step.volume * 4,
                           scratch + step.input)
-                convolve_row(data, scratch, result + row * bytes_of_row)
+                convolve_row(data, scratch, result + row * bytes_of_row, 0 if addend == 0 else addend - result)
         begin = end
     first = maximum(low, reached)
     if first < high:
-        fill_zero(result + first * bytes_of_row, (high - first) * bytes_of_row)
+        fill_rest(step, result + first * bytes_of_row, addend, first, (high - first) * step.outs * step.area)
+    return 0
+
+
+def fill_rest(step: GroupedConvStep, target: int, addend: int, first: int, count: int) -> int:
+    """Rows of no group, so many numbers: zeros, or what is added to them."""
+    if addend == 0:
+        fill_zero(target, count * 4)
+        return 0
+    addend += first * step.outs * step.area * 4
+    for number in range(count):
+        value = load32(addend + number * 4)
+        # -0.0 and 0.0 are 0.0; a number is below zero where its sign is set, unless it is a NaN
+        if value == 2147483648 or (step.least == 0 and value > 2147483648 and value <= 4286578688):
+            value = 0
+        store32(target + number * 4, value)
     return 0
 
 
@@ -165,8 +183,9 @@ def place_row(step: GroupedConvStep, source: int, target: int) -> int:
     return 0
 
 
-def convolve_row(data: GroupedConvWork, scratch: int, result: int) -> int:
-    """All channels of one row's result, by tiles of two vectors of positions, or one."""
+def convolve_row(data: GroupedConvWork, scratch: int, result: int, other: int) -> int:
+    """All channels of one row's result, by tiles of two vectors of positions, or one. other: 0, or bytes from where a
+    number is written to the addend for it."""
     step = data.step
     lanes = step.lanes
     outs = step.outs
@@ -187,7 +206,7 @@ def convolve_row(data: GroupedConvWork, scratch: int, result: int) -> int:
                 while x < step.out_x:
                     count = minimum(step.out_x - x, 2 * lanes)
                     call_void(two if count > lanes else one, line + x * 4, scratch, taps, panel, target, each,
-                              outs - out, count)
+                              outs - out, count, other, step.least)
                     target += count * 4
                     x += count
         panel += (taps + 1) * height * 4
