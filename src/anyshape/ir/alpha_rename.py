@@ -41,7 +41,8 @@ class _Renaming:
             facts=self.facts(given.facts))
 
     def facts(self, facts: Facts) -> Facts:
-        ranges = sorted((str(self.symbols.get(name, name)), low, -1 if high is None else high) for name, low, high in facts.ranges)
+        ranges = sorted((str(self.symbols.get(name, name)), low, -1 if high is None else high)
+                        for name, low, high in facts.ranges)
         return Facts(tuple((name, low, None if high < 0 else high) for name, low, high in ranges), (),
                      tuple((self.attr(size), by) for size, by in facts.divisible),
                      tuple(self.attr(size) for size in facts.known))

@@ -1,9 +1,21 @@
 """Dynamic networks (mixtures of experts, early exits, patches): cells, routers, optimisation from a profile."""
 from anyshape.route.adopt import adopt, release
 from anyshape.route.core.branches import Experts
+from anyshape.route.core.capacity import limited
 from anyshape.route.core.cells import annotate_cell, restore
+from anyshape.route.core.loop import Loop, loop
+from anyshape.route.core.losses import load_balance, z_loss
 from anyshape.route.core.router import Router
-from anyshape.route.core.router_functions import top_k
+from anyshape.route.core.router_functions import (
+    confidence_exit,
+    expert_choice,
+    hash_route,
+    residual_threshold,
+    switch,
+    task_route,
+    threshold,
+    top_k,
+)
 from anyshape.route.core.routes import Routes
 from anyshape.route.core.stack import StackedBranches, stack
 from anyshape.route.flow import Flow, Relation, Verdict, analyze, branch_independent
@@ -19,7 +31,9 @@ from anyshape.route.profile.replay import replay
 from anyshape.route.profile.routers import routers_of
 from anyshape.route.profile.synthetic import synthetic
 
-__all__ = ["Decision", "DriftPolicy", "Experts", "Flow", "Plan", "Profile", "Relation", "Router", "Routes",
-           "StackedBranches", "Verdict", "adopt", "analyze", "annotate_cell", "branch_independent", "load_plan",
-           "load_profile", "measure_overhead", "optimize", "profile", "release", "replay", "restore", "routers_of",
-           "save_plan", "save_profile", "stack", "synthetic", "top_k"]
+__all__ = ["Decision", "DriftPolicy", "Experts", "Flow", "Loop", "Plan", "Profile", "Relation", "Router",
+           "Routes", "StackedBranches", "Verdict", "adopt", "analyze", "annotate_cell", "branch_independent",
+           "confidence_exit", "expert_choice", "hash_route", "limited", "load_balance", "load_plan", "load_profile",
+           "loop", "measure_overhead", "optimize", "profile", "release", "replay", "residual_threshold", "restore",
+           "routers_of", "save_plan", "save_profile", "stack", "switch", "synthetic", "task_route", "threshold",
+           "top_k", "z_loss"]

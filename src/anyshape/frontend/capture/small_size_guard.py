@@ -349,8 +349,10 @@ def _tensors(value: Any) -> list[Any]:
 
 
 def _takes_shapes_as_they_are(target: Any, operands: Sequence[Any]) -> bool:
-    """Operators of one tensor, masks, ctc_loss and the split of a router do not stretch a size of 1 where nobody can see it."""
-    return len(operands) < 2 or (target is operator.getitem and len(operands) == 2) or target in CTC or str(target) in TAKES_ANY
+    """Operators of one tensor, masks, ctc_loss and a router's split do not stretch a size of 1 where nobody can see
+    it."""
+    return len(operands) < 2 or (target is operator.getitem and len(operands) == 2) or target in CTC \
+        or str(target) in TAKES_ANY
 
 
 class Differs(Exception):

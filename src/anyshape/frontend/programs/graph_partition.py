@@ -1,5 +1,5 @@
-"""Graph partitioning around fall backs and around data-dependent sizes: programs in parts: what the IR cannot carry runs
-as PyTorch, between compiled parts of the same captured graph.
+"""Graph partitioning around fall backs and data-dependent sizes: programs in parts: what the IR cannot carry runs as
+PyTorch, between compiled parts of the same captured graph.
 
     y = x * 2; k = nonzero(y); z = k + 1   -->   part 0: y = x * 2      compiled
                                                  k = nonzero(y)         PyTorch; its size becomes known here
@@ -88,11 +88,10 @@ def _tell(request: ProgramRequest, outside: dict[Node, str], own: list[Node], sh
     for node, reason in outside.items():
         request.compilation.record(request.name, "split", f"{node.target} runs as PyTorch between compiled parts: "
                                                           f"{reason}")
-    count = sum(node.target is not operator.getitem for node in own)
     if own:
-        request.compilation.cut(request.name, f"{count} calls of {', '.join(sorted({str(one.target) for one in own}))} "
-                                              f"part it, for routers: {shared.parts} parts, {len(shared.known)} of them "
-                                              "different")
+        names = ", ".join(sorted({str(one.target).removesuffix(".default") for one in own}))
+        request.compilation.cut(request.name, f"branches of routers, cut by {len(own)} calls of {names}: "
+                                              f"{shared.parts} parts, {len(shared.known)} of them different")
 
 
 def _drop_tokens(gm: GraphModule) -> None:

@@ -1,7 +1,7 @@
 """A partitioned program at run time: compiled parts, calls that PyTorch runs, and the cuts at the branches of a router.
 
-Values stand in numbered slots, and each goes as soon as nothing needs it. `split_rows` gives views of the sorted rows,
-for nothing writes into what parts are given. A part on the rows of a branch that has none is not run where all that it
+Values stand in numbered slots, and each goes as soon as nothing needs it. `split_rows` gives views of rows that the
+program has made, for nothing writes into what parts are given. A part on the rows of a branch that has none is not run where all that it
 gives is as empty.
 """
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.fx.node import map_arg
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.programs.session import Boxed, NotCovered, ProgramRequest
 from anyshape.frontend.symbols.symint import SymIntImporter
-from anyshape.runtime.memory.tape import make_tape, tape_get
+from anyshape.runtime.memory.tape import tape_get
 from anyshape.sym.expr import Size, evaluate
 from anyshape.torch_compat import OpOverload
 from anyshape.torch_compat.tracing import settings
@@ -174,7 +174,11 @@ class _RunPart:
             for slot, (shape, dtype, device) in zip(self.outputs, self.shapes, strict=True):
                 values[slot] = torch.empty(shape, dtype=dtype, device=device)
             return
-        for slot, value in zip(self.outputs, self.program([values[slot] for slot in self.inputs]), strict=True):
+        found = self.program([values[slot] for slot in self.inputs])
+        if len(found) == 1:
+            values[self.outputs[0]] = found[0]
+            return
+        for slot, value in zip(self.outputs, found, strict=True):
             values[slot] = value
 
 
@@ -291,8 +295,8 @@ class SplitProgram:
         map_arg(self.results, found.append)
         return found
 
-    def _runs(self, symbols: Mapping[str, Node]) -> list[tuple[Run, list[int], Step]]:
-        """Each step with what runs it, and the slots that nothing needs after it."""
+    def _runs(self, symbols: Mapping[str, Node]) -> list[tuple[Run, list[int], Step, bool]]:
+        """Each step with what runs it, the slots that nothing needs after it, and whether it finds sizes to check."""
         slots, returned = self.slots, set(self._returned())
         splits: dict[Node, _RunSplit] = {}
         branch: dict[Node, tuple[Node, int]] = {}
@@ -312,7 +316,7 @@ class SplitProgram:
             if source in splits and step.target is operator.getitem:
                 branch[step] = source, step.args[1]  # type: ignore[assignment]
                 splits[source].parts.append((step.args[1], slots[step]))  # type: ignore[arg-type,index]
-                if step in returned or _is_kept(step):
+                if step in returned or _is_kept(step) or not _is_fresh(source.args[0]):  # type: ignore[union-attr]
                     splits[source].own.add(step.args[1])  # type: ignore[arg-type,index]
             elif source in branch and str(step.target) == "aten.sym_size.int" and step.args[1] == 0:
                 split, place = branch[source]  # type: ignore[index]
@@ -322,13 +326,13 @@ class SplitProgram:
         return self._with_last_uses(runs, returned)
 
     def _with_last_uses(self, runs: list[tuple[Run, Step, list[Node]]],
-                        returned: set[Node]) -> list[tuple[Run, list[int], Step]]:
+                        returned: set[Node]) -> list[tuple[Run, list[int], Step, bool]]:
         seen = set(returned)
-        found: list[tuple[Run, list[int], Step]] = []
+        found: list[tuple[Run, list[int], Step, bool]] = []
         for run, step, used in reversed(runs):
             last = [self.slots[node] for node in dict.fromkeys(used)
                     if node not in seen and node.op != "get_attr" and not self._is_symbol(node)]
-            found.append((run, last, step))
+            found.append((run, last, step, step in self.small))
             seen.update(used)
         return found[::-1]
 
@@ -348,8 +352,16 @@ class SplitProgram:
         state = torch.random.get_rng_state() if self.general and self.draws else None
         with torch.no_grad():
             try:
-                for run, last, step in self.runs:
-                    self._run(run, step, values)
+                for run, last, step, is_checked in self.runs:
+                    try:
+                        run(values)
+                    except (InputError, RuntimeError) as error:
+                        failure = self._failed(step, error)
+                        if failure is error:
+                            raise
+                        raise failure from error
+                    if is_checked:
+                        self._check(step, values)  # type: ignore[arg-type]
                     for slot in last:
                         values[slot] = None
                 outputs = list(map_arg(self.results, lambda node: values[self.slots[node]]))
@@ -361,19 +373,13 @@ class SplitProgram:
             tape.close()
         return outputs
 
-    def _run(self, run: Run, step: Step, values: list[Any]) -> None:
-        try:
-            run(values)
-        except InputError as error:
-            if not isinstance(step, Part):
-                raise
-            raise self._refusal(error.why) from error
-        except RuntimeError as error:
-            if isinstance(step, Part) or str(step.target) not in ASSERTS:
-                raise
-            raise self._refusal(str(error)) from error
-        if step in self.small:
-            self._check(step, values)  # type: ignore[arg-type]
+    def _failed(self, step: Step, error: Exception) -> Exception:
+        """What is raised where a step raised `error`: data that the trace does not take are refused."""
+        if isinstance(error, NotCovered):
+            return error
+        if isinstance(step, Part):
+            return self._refusal(error.why) if isinstance(error, InputError) else error
+        return self._refusal(str(error)) if str(step.target) in ASSERTS else error
 
     def _check(self, step: Node, values: list[Any]) -> None:
         """Refuses the call where eager PyTorch goes another way at sizes that `step` has found."""
@@ -410,8 +416,17 @@ def _lengths(split: Node) -> list[Node]:
             if str(user.target) == "aten.sym_size.int" and user.args[1] == 0]
 
 
+def _is_fresh(rows: Any) -> bool:
+    """Whether a value lies in memory that the program itself has made: what is saved of others, the user may change
+    before the backward."""
+    while isinstance(rows, Node) and isinstance(rows.target, OpOverload) \
+            and any(one.alias_info is not None for one in rows.target._schema.returns):
+        rows = rows.args[0]
+    return isinstance(rows, Node) and rows.op == "call_function" and rows.target is not tape_get
+
+
 def _is_kept(node: Node) -> bool:
-    """Whether somebody may write into it later, or hold it: a call that is left to PyTorch, but what only reads."""
+    """Whether it is written into an input at the end."""
     return any(user.target is torch.ops.aten.copy_.default for user in node.users)
 
 

@@ -48,3 +48,8 @@ def checked(found: object, cells: int, where: str) -> Routes:
     if ids.dim() == 1:
         return Routes(ids[:, None], None if weights is None else weights[:, None], routes.logits)
     return routes
+
+
+def wide(logits: Tensor) -> torch.dtype:
+    """The dtype in which scores become probabilities: f32, or f64 where they are f64."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -26,7 +26,8 @@ from anyshape import torch_compat as compat
 from anyshape.torch_compat.versions.python_kernels import python_kernels
 
 ATTENTION = "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default"
-OWN = frozenset(("aten", "prims", "anyshape", "anyshape_route"))  # namespaces of operators of which we know what they do
+# namespaces of operators of which we know what they do
+OWN = frozenset(("aten", "prims", "anyshape", "anyshape_route"))
 _EFFECTS = frozenset(("aten._assert_async.default", "aten._assert_async.msg", "aten._print.default"))
 
 
