@@ -4,7 +4,7 @@
     python examples/port_moe.py --experts 32 --tokens 2048 --steps 100
 
 `Mixture` is plain PyTorch: each expert looks for its tokens. `Routed` is the port: the same gate, the same experts, one
-program for all loads. The script compares both, trains the port on a small task at batch sizes that change, and says how
+program for all loads. The script compares both, trains the port on a small task at changing batch sizes, and says how
 often it compiled.
 """
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Benchmark case of a task-level mixture of experts (Kudugunta et al., 2021) as Brainstorm has it: 16 tasks and experts.
+"""Benchmark case of a task-level mixture of experts (Kudugunta et al., 2021), as in Brainstorm: 16 tasks and experts.
 
 A cell is a sample, a whole sentence; the two experts of each block that it takes follow from its task by a hash.
 """
