@@ -103,7 +103,7 @@ def test_an_adopted_model_is_the_model(build):
         assert not other(input_ids=words)[0].any()  # a copy has its own weights
     route.release(model)
     assert not any(isinstance(one, route.Router) for one in model.modules())
-    assert all(name not in layers[0].__dict__ for name in ("router_fn", "branches"))
+    assert all(name not in layers[0].__dict__ for name in ("router_fn", "branches", "adopted_names"))
     compare(ran(model, model, words), wanted)
 
 

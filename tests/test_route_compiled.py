@@ -78,6 +78,22 @@ def test_one_pair_of_programs_for_every_number_of_cells(dtype, options):
     assert after["extern_calls"] == before["extern_calls"] and after["eager_calls"] == before["eager_calls"]
 
 
+def test_branches_of_their_own_with_loads_of_0_and_1():
+    layer = nn.Module()
+    layer.gate = nn.Linear(WIDTH, 8)
+    layer.moe = route.Router(route.top_k(layer.gate, k=2), [
+        nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Linear(24, WIDTH)) for _ in range(8)])
+    fast = anyshape.compile(layer.moe, strict=True)
+    with torch.no_grad():
+        fast(torch.randn(40, WIDTH))
+        before = counters.stats()
+        for cells in (3, 1, 0, 12):
+            x = torch.randn(cells, WIDTH)
+            torch.testing.assert_close(fast(x), layer.moe(x))
+    after = counters.stats()
+    assert after["programs"] == before["programs"] and after["eager_calls"] == before["eager_calls"]
+
+
 def sent(x, ids, weights, layer):
     return layer.moe(x, routes=route.Routes(ids, weights))
 

@@ -228,6 +228,17 @@ def test_training_runs_every_way_in_its_mode(monkeypatch):
     assert all(module.training for way in fast.ways for module in way.module.modules())
 
 
+def test_a_watched_plan_is_its_model_to_others(monkeypatch):
+    model, _, fast = make(monkeypatch)
+    assert list(fast.state_dict()) == list(model.state_dict())
+    assert fast.router is fast.present.router and isinstance(fast.router.branches[0], Padded)
+    changed = {name: value + 1 for name, value in model.state_dict().items()}
+    fast.load_state_dict(changed)
+    serve(model, fast, (4, 27), 2)
+    with pytest.raises(AttributeError):
+        _ = fast.nothing
+
+
 def test_a_watched_plan_that_nobody_has_ends(monkeypatch):
     _, _, fast = make(monkeypatch, DriftPolicy())
     gone = weakref.ref(fast)

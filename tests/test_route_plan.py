@@ -85,6 +85,25 @@ def test_a_plan_compiles_with_what_it_is_given(negate):
     assert len(seen) == 1
 
 
+def test_a_plan_is_watched_where_its_cost_is_known(monkeypatch):
+    @dataclass(frozen=True)
+    class Costly(Negate):
+        seconds: float = 1.0
+
+        def cost(self, decision, profile):
+            return self.seconds
+
+    model = Model()
+    for one, watched in ((Costly(), True), (Negate(), False), (Costly(seconds=0.0), False)):
+        monkeypatch.setattr(plans, "PASSES", (one,))
+        plan = route.optimize(model, loads(model))
+        fast = plan.apply(model)
+        assert hasattr(fast, "fallback") is watched
+        assert not hasattr(plan.apply(model, drift=None), "fallback")
+        if watched:
+            fast.close()
+
+
 def test_a_profile_of_another_model_is_refused(negate):
     model, other = Model(), Model(branches=4)
     for call in (lambda: route.optimize(other, loads(model)),

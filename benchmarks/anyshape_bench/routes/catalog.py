@@ -9,7 +9,8 @@ from anyshape.base.errors import ConfigError
 from anyshape_bench.routes.case import Case, Study
 
 # modules of this folder with `cases()`
-FILES: tuple[str, ...] = ("switch", "livesr", "branches", "taskmoe", "swinv2moe", "adopted", "preload", "placement")
+FILES: tuple[str, ...] = ("switch", "livesr", "branches", "taskmoe", "swinv2moe", "adopted", "preload", "placement", "msdnet",
+                          "dynamic_routing")
 
 
 @cache

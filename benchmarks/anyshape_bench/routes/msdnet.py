@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+import anyshape
 from anyshape import route
+from anyshape_bench.routes.case import Case, Forms
 
 BLOCKS, STEP, CHANNELS, GROWTH, FACTORS, CLASSES = 5, 4, 32, 16, (1, 2, 4, 4), 1000
 SCALES = len(FACTORS)
 LAYERS = BLOCKS * STEP
+SIZE = 64  # of images
 # portions of the inputs that leave at each exit: from all at the first to all at the last
-PORTIONS = ((1.0, 0.0, 0.0, 0.0, 0.0), (0.7, 0.1, 0.1, 0.05, 0.05), (0.5, 0.2, 0.1, 0.1, 0.1), (0.0, 1.0, 0.0, 0.0, 0.0),
-            (0.2, 0.2, 0.2, 0.2, 0.2), (0.1, 0.1, 0.2, 0.3, 0.3), (0.05, 0.05, 0.1, 0.1, 0.7), (0.0, 0.0, 0.0, 0.0, 1.0))
+PORTIONS = ((1.0, 0.0, 0.0, 0.0, 0.0), (0.7, 0.1, 0.1, 0.05, 0.05), (0.5, 0.2, 0.1, 0.1, 0.1),
+            (0.0, 1.0, 0.0, 0.0, 0.0), (0.2, 0.2, 0.2, 0.2, 0.2), (0.1, 0.1, 0.2, 0.3, 0.3),
+            (0.05, 0.05, 0.1, 0.1, 0.7), (0.0, 0.0, 0.0, 0.0, 1.0))
 
 
 def conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Sequential:
@@ -41,7 +47,7 @@ class Stem(nn.Module):
         super().__init__()
         sizes = [CHANNELS * factor for factor in FACTORS]
         first = nn.Sequential(conv(3, sizes[0], 7, 2), nn.MaxPool2d(3, 2, 1))
-        self.scales = nn.ModuleList([first, *(conv(a, b, 3, 2) for a, b in zip(sizes, sizes[1:], strict=False))])
+        self.scales = nn.ModuleList([first, *(conv(a, b, 3, 2) for a, b in pairwise(sizes))])
 
     def forward(self, x: Tensor) -> list[Tensor]:
         found = []
@@ -204,3 +210,24 @@ def thresholds_of(blocks: Sequence[nn.Module], heads: Sequence[nn.Module], porti
         left = [sure for sure in left if sure[exit_number] < bound]
         remaining = len(left)
     return found
+
+
+def planned(model: nn.Module, inputs: Sequence[Tensor]) -> nn.Module:
+    """The routed network with the plan that speculates, from a profile of its own."""
+    with torch.no_grad(), route.profile(model) as profile:
+        for x in inputs:
+            model(x)
+    plan = route.optimize(model, profile, passes=["speculate"], compile=anyshape.compile)
+    return plan.apply(model, drift=None)
+
+
+def cases() -> list[Case]:
+    """One case for each of the settings."""
+    def make(portions: Sequence[float]) -> Forms:
+        blocks, heads = parts()
+        inputs = [torch.randn(1, 3, SIZE, SIZE) for _ in range(200)]
+        thresholds = thresholds_of(blocks, heads, portions, inputs)
+        plain, routed = (form(blocks, heads, thresholds).eval() for form in (Plain, Routed))
+        return Forms(plain, routed, [(x,) for x in inputs[100:]], planned=lambda model, _: planned(model, inputs[:100]))
+    return [Case(f"msdnet-{number}", "msdnet", partial(make, portions), quick=number == 3)
+            for number, portions in enumerate(PORTIONS, 1)]

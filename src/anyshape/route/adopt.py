@@ -24,8 +24,11 @@ from torch import Tensor, nn
 
 from anyshape.base.errors import InputError
 from anyshape.route.core.branches import grouped_linear
-from anyshape.route.core.router import Router
+from anyshape.route.core.router import Router, run_split
 from anyshape.route.core.routes import Routes
+from anyshape.route.core.stack import StackedBranches, difference
+from anyshape.route.core.stack_body import Body
+from anyshape.route.core.stack_rules import Refused
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -33,7 +36,8 @@ DICT = ("hidden_states", "selected_experts", "routing_weights")
 FLAGS = ("has_gate", "has_bias", "is_transposed")
 GATE = "_apply_gate"  # what splits the first product, and applies the activation to its gate
 PARALLEL = "_is_expert_parallel"
-OWN = ("router_fn", "grouped", "branches", "branch_count", "combine", "drop", "name")  # what a Router has
+OWN = "adopted_names"  # of the attributes that make a module a Router
+OF_MODULES = frozenset(vars(nn.Module()))
 
 
 def adopt(model: Model) -> Model:
@@ -70,7 +74,7 @@ def release(model: Model) -> Model:
     """Gives the layers that `adopt` changed their own classes back; returns the model."""
     for module in model.modules():
         if isinstance(module, AdoptedExperts):
-            for name in OWN:
+            for name in module.__dict__[OWN]:
                 del module.__dict__[name]
             module.__class__ = module.original
     return model
@@ -84,8 +88,14 @@ class AdoptedExperts(Router):
     router_fn: Callable[..., Any]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles by the original class: the joined one has no name in a module."""
-        return _blank, (self.original, type(self).__mro__[1]), self.__dict__
+        """Copies and pickles by the original class: the joined one has no name in a module. What makes it a router is
+        made anew."""
+        state = {name: value for name, value in self.__dict__.items() if name not in self.__dict__[OWN]}
+        return _blank, (self.original, type(self).__mro__[1]), state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        _set_up(self)
 
 
 class AdoptedStack(AdoptedExperts):
@@ -125,6 +135,45 @@ class StackedWeights(nn.Module):
         last = own.down_proj if own.is_transposed else own.down_proj.transpose(1, 2)
         found = grouped_linear(hidden, last, ends, biases[1])
         return own.post_expert_norm(found) if getattr(own, "has_post_expert_norm", False) else found
+
+
+class SharedBranches(nn.Module):
+    """Equal branches that stay modules of their own, in grouped form: their tensors are stacked in each call, which
+    copies them, so that each keeps its parameters. Where the form was not captured for such rows, they run apart."""
+
+    def __init__(self, modules: list[nn.Module], bodies: list[Body]) -> None:
+        super().__init__()
+        self.__dict__["modules_apart"] = modules  # no children: their parameters are named once
+        self.branch_count, self.bodies = len(modules), bodies
+
+    def forward(self, rows: Tensor, ends: Tensor) -> Any:
+        modules: list[nn.Module] = self.modules_apart
+        for body in self.bodies:
+            if body.fits((rows,), modules[0].training):
+                stacked = [torch.stack([_tensor(module, name) for module in modules]) for name in body.tensors]
+                return body.graph(rows, ends, *stacked)
+        return run_split(modules, [rows], ends)
+
+
+def _tensor(module: nn.Module, name: str) -> Tensor:
+    """A parameter or buffer by its name."""
+    holder, _, last = name.rpartition(".")
+    return getattr(module.get_submodule(holder), last)
+
+
+def shared(modules: list[nn.Module]) -> SharedBranches | None:
+    """The grouped form of branches that take rows as wide as their first weight; None where there is none."""
+    weight = next(iter(modules[0].parameters()), None) if modules else None
+    if weight is None or difference(modules):
+        return None
+    stacked, bodies = StackedBranches(modules), []
+    rows = (weight.new_zeros(1, weight.shape[-1]),)
+    for mode in (False, True):
+        try:
+            bodies.append(stacked.train(mode).prepare(rows, stacked.run_branch))
+        except Refused:
+            return None
+    return SharedBranches(modules, bodies)
 
 
 def _given(cells: Tensor, ids: Tensor, weights: Tensor) -> Routes:
@@ -195,9 +244,15 @@ def _blank(original: type[nn.Module], kind: type[AdoptedExperts]) -> nn.Module:
 
 
 def _become_router(module: nn.Module, kind: type[AdoptedExperts]) -> None:
-    stacked = kind is AdoptedStack
-    branches: nn.Module = StackedWeights(module) if stacked else nn.ModuleList(module.children())
-    count = branches.branch_count if isinstance(branches, StackedWeights) else len(list(module.children()))
-    values = (_given if stacked else _one_hot, stacked, branches, count, "sum", "zero", "")
-    module.__dict__.update(zip(OWN, values, strict=True))
     module.__class__ = _joined(type(module), kind)  # type: ignore[arg-type]
+    _set_up(module)
+
+
+def _set_up(module: nn.Module) -> None:
+    """Gives an adopted module what a Router has."""
+    branches = StackedWeights(module) if isinstance(module, AdoptedStack) else shared(list(module.children()))
+    router_fn = _given if isinstance(module, AdoptedStack) else _one_hot
+    router = Router(router_fn, branches if branches is not None else module.children())
+    own = {name: value for name, value in vars(router).items() if name not in OF_MODULES}
+    own |= dict(router.named_children())  # here no children: parameters are named once
+    module.__dict__.update(own | {OWN: (*own, OWN)})

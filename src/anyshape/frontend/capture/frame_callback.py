@@ -346,7 +346,7 @@ def check_nested(config: Config) -> None:
 def _buffer_sizes(values: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """The place, in Dynamo's words, and the sizes of each buffer of the modules among the locals of a frame."""
     for name, module in values.items():
-        if not isinstance(module, torch.nn.Module):
+        if not isinstance(module, torch.nn.Module) or not hasattr(module, "_buffers"):  # one that is being made
             continue
         for path, buffer in module.named_buffers(remove_duplicate=False):
             if buffer.is_nested or torch.nn.parameter.is_lazy(buffer):

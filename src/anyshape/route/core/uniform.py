@@ -2,7 +2,8 @@
 
     cells [N, *c], choice (branch for each of k)  -->  branches on the cells as they are  --  combine  -->  [N, *out]
 
-What the rows of a branch are, and the sums of the combine, are those of the router: the same bits.
+What the rows of a branch are, and the sums of the combine, are those of the router: the same bits, but that a combine
+makes zeros positive.
 """
 from __future__ import annotations
 
@@ -33,14 +34,15 @@ def choice_of(ids: Tensor, branches: int) -> Choice | None:
 
 def run_uniform(router: Any, tensors: Sequence[Tensor], routes: Routes, choice: Choice) -> Any:
     """The router's result where all cells choose `choice`."""
-    return combine_uniform(router, *by_choice(router, tensors, choice), tensors, routes, choice)
+    results, several = by_choice(router, tensors, choice)
+    return combine_uniform(router, results, several, tensors, routes, choice)
 
 
 def combine_uniform(router: Any, results: list[list[Tensor | None]], several: bool, tensors: Sequence[Tensor],
                     routes: Routes, choice: Choice) -> Any:
     """The router's result from what `by_choice` found."""
     combined = tuple(_combined(router, rows, own, routes, choice)
-                     for rows, own in zip(results, (*tensors, *tensors[:1] * len(results)), strict=False))
+                     for rows, own in zip(results, (*tensors, *[tensors[0]] * len(results)), strict=False))
     return combined if several else combined[0]
 
 
@@ -100,7 +102,7 @@ def _combined(router: Any, rows: list[Tensor | None], cells: Tensor, routes: Rou
         factor = _factor(router, weights, place, kept, taken)
         if factor is not None:
             taken = taken * factor.reshape(-1, *(1,) * (taken.dim() - 1))
-        total = taken + taken.new_zeros(()) if total is None else total + taken
+        total = taken if total is None else total + taken
     assert total is not None
     return total
 

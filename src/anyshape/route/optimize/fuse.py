@@ -97,7 +97,7 @@ def _propose(context: Context, name: str, router: Router, cells: tuple[Tensor, .
     times = measure(branches, fused, cells, loads, context.compile)
     options: dict[str, Any] = {
         "classes": classes, "cells": [[list(cell.shape[1:]), str(cell.dtype).removeprefix("torch.")] for cell in cells],
-        "capacities": list(times.capacities), "stacked": times.stacked, "padded": times.padded}
+        "capacities": list(times.capacities), "split": times.branches, "stacked": times.stacked, "padded": times.padded}
     kind = f"{len(branches)} equal branches" if len(classes) == 1 else \
         f"{len(branches)} branches of {len(classes)} structures"
     words = f"{kind}; {1e3 * times.split:.2f} ms branch by branch, {1e3 * times.mean_stacked:.2f} ms as a stack"
@@ -131,13 +131,14 @@ def build(branches: Sequence[nn.Module], classes: Sequence[Sequence[int]], cells
 class Times:
     """Seconds of a call, in the mean over the loads at which calls were timed.
 
-    stacked: points (rows in all, seconds) of the stack. padded: points (capacity, seconds); none where padding is no
-    candidate. capacities: those that pay.
+    branches, stacked: points (rows in all, seconds), branch by branch and of the stack. padded: points (capacity,
+    seconds); none where padding is no candidate. capacities: those that pay.
     """
 
     split: float
     mean_stacked: float
     mean_padded: float
+    branches: list[list[float]]
     stacked: list[list[float]]
     padded: list[list[float]]
     capacities: tuple[int, ...]
@@ -180,18 +181,19 @@ def measure(branches: Sequence[nn.Module], fused: nn.Module, cells: tuple[Tensor
         for place, given in enumerate(inputs):
             for name, value in _timed(ways, given).items():
                 seconds[name, place] = value
-    stacked = [[float(own.sum()), seconds["stack", place]] for place, own in enumerate(chosen)]
+    split, stacked = ([[float(own.sum()), seconds[name, place]] for place, own in enumerate(chosen)]
+                      for name in ("split", "stack"))
     means = {name: statistics.fmean(seconds[name, place] for place in range(len(inputs))) for name in ways}
     padded = [[float(point), min(seconds[f"pad {point}", place] for place, own in enumerate(chosen)
                                  if max(int(own.max()), 1) == point)] for point in points] if padding else []
     if not padded:
-        return Times(means["split"], means["stack"], 0.0, stacked, [], ())
+        return Times(means["split"], means["stack"], 0.0, split, stacked, [], ())
     general = [(max(int(own.max()), 1), seconds["stack", place]) for place, own in enumerate(chosen)]
     cost, plain = piecewise([(a, b) for a, b in padded]), piecewise(_distinct(general))
     capacities = choose([int(load) for load in busiest], cost, PRICE * means["stack"], plain)
     mean = statistics.fmean(min((cost(one) for one in capacities if one >= own.max()), default=plain(int(own.max())))
                             for own in chosen)
-    return Times(means["split"], means["stack"], mean, stacked, padded, capacities)
+    return Times(means["split"], means["stack"], mean, split, stacked, padded, capacities)
 
 
 def _distinct(points: list[tuple[int, float]]) -> list[tuple[float, float]]:
@@ -241,14 +243,16 @@ def apply(model: nn.Module, decision: Decision, compile: Compile | None = None) 
 
 
 def cost(decision: Decision, profile: Profile) -> float:
-    """Expected seconds of a call of the router's branches under these loads."""
+    """Expected seconds of a call of the router's branches under these loads; 0 where nothing was measured."""
     options, loads = decision.options, profile.loads(decision.router)
-    if not len(loads):
+    if not len(loads) or "stacked" not in options:  # a refusal measured nothing
         return 0.0
-    by_rows = piecewise(_distinct([(int(rows), seconds) for rows, seconds in options["stacked"]]))
+    points = options["stacked" if decision.applied else "split"]
+    by_rows = piecewise(_distinct([(int(rows), seconds) for rows, seconds in points]))
     by_capacity = piecewise([(a, b) for a, b in options["padded"]]) if options["padded"] else by_rows
+    capacities = options["capacities"] if decision.applied else ()
     total = 0.0
     for own in loads:
-        capacity = min((one for one in options["capacities"] if one >= own.max()), default=0)
+        capacity = min((one for one in capacities if one >= own.max()), default=0)
         total += by_capacity(capacity) if capacity else by_rows(int(own.sum()))
     return total / len(loads)

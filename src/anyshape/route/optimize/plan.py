@@ -13,15 +13,15 @@ from torch import nn
 
 from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
-from anyshape.route.optimize import constant_routes, dead_branches, fuse, place, preload, sink
+from anyshape.route.optimize import constant_routes, dead_branches, fuse, place, preload, sink, speculate
 from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
-from anyshape.route.optimize.drift import DriftPolicy
+from anyshape.route.optimize.drift import DriftPolicy, cost
 from anyshape.route.optimize.watched import Watched
 from anyshape.route.profile.profile import Profile, ProfileView
 from anyshape.route.report import collect, write_report
 
 # in the order in which they propose and are applied; the last two leave alone what another has taken
-PASSES: tuple[Optimisation, ...] = (constant_routes, fuse, place, preload, dead_branches, sink)
+PASSES: tuple[Optimisation, ...] = (constant_routes, fuse, place, preload, speculate, dead_branches, sink)
 DEFAULT = DriftPolicy()
 
 
@@ -53,15 +53,15 @@ class Plan:
 
         Args:
             drift: how loads are watched, and the plan replaced where others come (optimize/watched.py); None: they are
-                not, and the module is the specialised one alone. A plan whose optimisations know no costs cannot be
-                judged, and is not watched; nor is one that preloads weights, beside which a general path would keep
+                not, and the module is the specialised one alone. A plan of which no cost is known cannot be judged,
+                and is not watched; nor is one that preloads weights, beside which a general path would keep
                 all of them in memory.
 
         Raises:
             InputError: the plan is of another model.
         """
         self.profile.check(model)
-        judged = any(hasattr(one, "cost") for one in self.passes)
+        judged = cost(self, self.profile) > 0 or cost(self.refused(), self.profile) > 0
         if drift is None or not judged or any(one.optimisation == preload.NAME for one in self.applied):
             return self.specialized(model)
         return Watched(model, self, drift)

@@ -17,7 +17,7 @@ from torch import nn
 from anyshape.base.errors import AnyShapeError
 from anyshape.route.flow import branch_independent
 from anyshape.route.optimize.decision import Compile, Context, Decision, shared_copy
-from anyshape.route.profile.profile import Profile
+from anyshape.route.profile.profile import Profile, RouterProfile
 from anyshape.route.profile.routers import routers_of
 from anyshape.route.speculate import Speculated
 
@@ -26,6 +26,8 @@ PATHS = 16  # at most, the most frequent first
 RARE = 0.02  # of the calls: a path that fewer take has no program
 LEAST = 0.25  # of the calls: what the paths together have to cover
 GUARD = "every decision is read and compared; a path without a program, or an error, runs the call on the general path"
+
+MIXED = (-2,)  # no choice of all cells
 
 Choices = tuple[tuple[int, ...], ...]
 Key = tuple[tuple[str, Choices], ...]
@@ -88,22 +90,31 @@ def paths(profile: Profile) -> tuple[Counter[Key], int]:
     the one path then.
     """
     records = {name: profile.of(name) for name in profile.routers}
-    if len({one.calls for one in records.values()}) > 1:
+    if len({one.calls for one in records.values()}) > 1 or any(one.lost for one in records.values()):
         return _likeliest(profile)
-    decided = {name: dict(one.decided) for name, one in records.items()}
-    numbers = set.intersection(*(set(one) for one in decided.values()))
+    chosen = {name: _chosen(one) for name, one in records.items()}
+    numbers = set.intersection(*(set(one) for one in chosen.values()))
     found: Counter[Key] = Counter()
     for number in numbers:
-        path = []
-        for name, own in decided.items():
-            rows = {tuple(row) for row in own[number].tolist()}
-            if len(rows) > 1:
-                break
-            if rows:  # a router in a branch that nothing went to has none
-                path.append((name, (rows.pop(),)))
-        else:
-            found[tuple(path)] += 1
+        own = {name: by_number[number] for name, by_number in chosen.items()}
+        if MIXED not in own.values():  # a router in a branch that nothing went to has no choice
+            found[tuple((name, (choice,)) for name, choice in own.items() if choice)] += 1
     return found, len(numbers)
+
+
+def _chosen(record: RouterProfile) -> dict[int, tuple[int, ...]]:
+    """By the number of a call what all its cells chose; () where there was none, MIXED where they differ. Loads tell it
+    where each cell has one choice, and more calls' loads are kept than decisions."""
+    found: dict[int, tuple[int, ...]] = {}
+    if record.choices == 1:
+        for number, cells, loads in zip(record.numbers.tolist(), record.cells.tolist(), record.loads, strict=True):
+            most = int(loads.argmax())
+            dropped = cells > 0 and not loads.any()
+            found[number] = () if not cells else (-1,) if dropped else (most,) if loads[most] == cells else MIXED
+    for number, ids in record.decided:
+        rows = {tuple(row) for row in ids.tolist()}
+        found[number] = MIXED if len(rows) > 1 else rows.pop() if rows else ()
+    return found
 
 
 def _likeliest(profile: Profile) -> tuple[Counter[Key], int]:

@@ -90,7 +90,8 @@ class _State:
 class Watched(nn.Module):
     """A model by a plan, with the results of the model.
 
-    model: as it was given; its parameters are those of all ways. plan: the one in force. history: events so far.
+    model: as it was given; its parameters are those of all ways, and state_dict is its own. plan: the one in force.
+    history: events so far. Other attributes are those of the module that runs now.
     """
 
     def __init__(self, model: nn.Module, plan: Any, policy: DriftPolicy) -> None:
@@ -119,6 +120,20 @@ class Watched(nn.Module):
         if state.trial is not None:
             return state.trial.call(arguments, keywords, self.settle)
         return state.way.module(*arguments, **keywords)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "state" not in self.__dict__:
+                raise
+            return getattr(self.present, name)
+
+    def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.model.state_dict(*arguments, **keywords)
+
+    def load_state_dict(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.model.load_state_dict(*arguments, **keywords)
 
     @property
     def plan(self) -> Any:

@@ -95,7 +95,9 @@ class ProfileView:
         """How often a cell takes branch i of the first router and branch j of the second: counts [branches, branches].
 
         Of calls of which both routers' decisions were sampled. A pair of a cell's choices counts 1; dropped choices
-        count nothing.
+        count nothing. Call n of one router belongs to call n of the other: where one was called more often (a loop, an
+        early exit) there is no telling, and all counts are 0; where several threads called the model at once, calls of
+        two threads may be taken for one.
 
         Args:
             cell_map: for each cell of the second router, which cell of the first it is, or -1 (flow.between), where the
@@ -104,6 +106,9 @@ class ProfileView:
         """
         one, other = self.of(first), self.of(second)
         found = np.zeros((one.branches, other.branches))
+        often, seldom = sorted((one.calls + one.lost, other.calls + other.lost), reverse=True)
+        if often - seldom > max(2, often // 100):  # so many may be under way while a profile is taken
+            return found
         before = dict(one.decided)
         for number, ids in other.decided:
             if number not in before:

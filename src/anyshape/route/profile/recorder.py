@@ -98,7 +98,7 @@ class Recorder:
     def _write(self, ids: Tensor, ends: Tensor) -> None:
         own = self.buffers
         size = torch.tensor(ids.shape, dtype=torch.int32, device=ends.device)
-        own.ring.index_copy_(0, own.at % self.rows, torch.cat([own.at, size, ends, own.at])[None])
+        own.ring.index_copy_(0, (own.at % self.rows).long(), torch.cat([own.at, size, ends, own.at])[None])
         place = torch.arange(ids.numel(), device=ends.device).clamp(max=CAPACITY)  # the last place is not read
         own.slots.index_copy_(0, place + own.at // own.stride % SLOTS * (CAPACITY + 1),
                               ids.reshape(-1).to(own.slots.dtype))

@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from anyshape.base.errors import AnyShapeError, InputError
 from anyshape.route.speculate.predicted import Choice, Prediction, Tape, UnknownPath, current_tape, taped
+from anyshape.torch_compat import tree as pytree
 
 INPUT, STATE = "input", "state"
+SCHEMA = "_schema"  # of an operator
+OPERATOR: Any = type(torch.ops.aten.add.Tensor)
 # what export leaves of checks that were made while it traced
 CHECKED = ("aten._assert_tensor_metadata.default",)
 
@@ -67,11 +69,13 @@ class Ref:
 @dataclass(frozen=True, slots=True)
 class Path:
     """One way through the region: decisions as (number of the value ids [cells, k], choice), and what is returned:
-    leaves, each a Ref or a constant, and how they nest."""
+    leaves, each a Ref or a constant, and how they nest. routers: who decided; cells: of how many each time."""
 
     decisions: tuple[tuple[int, Choice], ...]
     leaves: tuple[Any, ...]
     nesting: Any
+    routers: tuple[str, ...] = ()
+    cells: tuple[int, ...] = ()
 
 
 class Values:
@@ -163,10 +167,23 @@ class _Region(nn.Module):
         return found, list(tape.ids)
 
 
+class Alone(nn.Module):
+    """One path of a model of predicted routers as a module: results and decisions in one list."""
+
+    def __init__(self, model: nn.Module, prediction: Prediction) -> None:
+        super().__init__()
+        self.model, self.prediction = model, prediction
+
+    def forward(self, *args: Any) -> list[Any]:
+        with taped(Tape(self.prediction)) as tape:
+            found = self.model(*args)
+            return [*pytree.tree_leaves(found), *tape.ids]
+
+
 def capture(model: nn.Module, prediction: Prediction, args: tuple[Any, ...], keywords: dict[str, Any],
             values: Values) -> Path | None:
-    """The path of a model of predicted routers, its values numbered in `values`; None where the prediction has no choice
-    for a router that the path meets.
+    """The path of a model of predicted routers, its values numbered in `values`; None where the prediction has no
+    choice for a router that the path meets.
 
     Raises:
         ImpureRegion: it writes to inputs, parameters, buffers or attributes, draws random numbers, reads data on the
@@ -220,6 +237,8 @@ def _numbered(exported: Any, tape: Tape, values: Values) -> Path:
                 constant = spec.kind == InputKind.CONSTANT_TENSOR
                 place = exported.constants if constant or spec.persistent is False else exported.state_dict
                 numbers[node] = values.state(place[spec.target], constant)
+        elif node.target is torch.ops.aten.clone.default and _sample(node.args[0].meta["val"]) == sample:
+            numbers[node] = numbers[node.args[0]]  # nothing is written, so that a copy is as good as its original
         elif node.op == "call_function" and str(node.target) not in CHECKED:
             args, keywords = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda one: Ref(numbers[one]))
             frozen = _frozen(args), tuple(sorted((name, _frozen(one)) for name, one in keywords.items()))
@@ -230,7 +249,8 @@ def _numbered(exported: Any, tape: Tape, values: Values) -> Path:
     count = len(tape.ids)
     ids = [one.number for one in leaves[len(leaves) - count:]]
     own = nesting.child(0) if hasattr(nesting, "child") else nesting.children_specs[0]
-    return Path(tuple(zip(ids, tape.choices, strict=True)), tuple(leaves[:len(leaves) - count]), own)
+    return Path(tuple(zip(ids, tape.choices, strict=True)), tuple(leaves[:len(leaves) - count]), own,
+                tuple(tape.names), tuple(int(one.shape[0]) for one in tape.ids))
 
 
 def _frozen(value: Any) -> Any:
@@ -261,20 +281,20 @@ def _check_pure(node: Node) -> None:
     target = node.target
     if node.op != "call_function" or target is operator.getitem or str(target) in CHECKED:
         return
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OPERATOR):
         raise _impure(f"{target} has a graph of its own, which is not looked into", node)
     if torch.Tag.nondeterministic_seeded in target.tags:
         raise _impure(f"{target} draws random numbers", node)
     written = _written(node)
     if written is not None:
-        raise _impure(f"{target} writes to {written}", node)
-    if not target._schema.returns:
+        raise _impure(f"{target} writes to an input, a parameter or a buffer: {written}", node)
+    if not getattr(target, SCHEMA).returns:
         raise _impure(f"{target} asserts, or does what no value tells", node)
 
 
 def _written(node: Node) -> str | None:
     """The parameter, buffer or input that an operator writes to, directly."""
-    for argument, given in zip(node.target._schema.arguments, node.args, strict=False):  # type: ignore[union-attr]
+    for argument, given in zip(getattr(node.target, SCHEMA).arguments, node.args, strict=False):
         if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, Node) \
                 and given.op == "placeholder":
             return given.name
@@ -293,7 +313,8 @@ Attributes = dict[tuple[str, str], Any]
 
 def _attributes(model: nn.Module) -> Attributes:
     """What modules hold besides tensors and modules, as far as it can be compared."""
-    return {(path, name): value if isinstance(value, (int, float, str, bool, type(None))) else (id(value), _length(value))
+    plain = (int, float, str, bool, type(None))
+    return {(path, name): value if isinstance(value, plain) else (id(value), _length(value))
             for path, module in model.named_modules() for name, value in vars(module).items()
             if not name.startswith("_")}
 

@@ -90,7 +90,7 @@ class OverlappedRouter(nn.Module):
         hit = rows is not None and self._as_predicted(routes.ids)
         general = self.payoff.general
         if hit and rows is not None:
-            results = combine_uniform(self.router, *rows, tensors, routes, self.choice)
+            results = combine_uniform(self.router, rows[0], rows[1], tensors, routes, self.choice)
         else:
             results = self.router(cells, routes=routes)
         seconds = self.clock() - begin

@@ -7,39 +7,42 @@
 A region is a chain of decisions that one program computes, and what the way taken next needs. The host reads its
 decisions once, at its end (a commit point). Where one is not as predicted, the call goes on at that decision with the
 values that are there, along another path of the tree; where the tree has none, the caller runs the general path. So a
-decision deferred too far costs work done in vain, never a wrong result. (In the words of tracing compilers: a trace tree;
-Gal et al., PLDI 2009.)
+decision deferred too far costs work done in vain, never a wrong result. (Tracing compilers call it a trace tree: Gal
+et al., PLDI 2009.)
 """
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
 
 from anyshape.route.speculate.captured import INPUT, STATE, Compile, Path, Ref, Values, compiled
 from anyshape.route.speculate.predicted import Choice
+from anyshape.torch_compat import tree as pytree
 
 
 @dataclass(eq=False)
 class Branching:
     """A place of the tree: a decision with a way for each choice that is known, or an end with results.
 
-    share: of the predicted calls, how many come here.
+    count: of the predicted calls, how many come here, in shares of all. share: of those that come to the one before.
     """
 
-    share: float = 0.0
+    count: float = 0.0
+    share: float = 1.0
     decision: int | None = None
     ways: dict[Choice, Branching] = field(default_factory=dict)
     path: Path | None = None
 
     @property
     def likeliest(self) -> Choice:
-        return max(self.ways, key=lambda choice: self.ways[choice].share)
+        return max(self.ways, key=lambda choice: self.ways[choice].count)
 
     def wanted(self) -> list[int]:
         """The values that have to be known here."""
@@ -61,17 +64,24 @@ def branchings(paths: Sequence[tuple[Path, float]]) -> Branching:
     root = Branching()
     for path, share in paths:
         here = root
-        here.share += share
+        here.count += share
         for decision, choice in path.decisions:
             if here.path is not None or here.decision not in (None, decision):
                 raise ValueError("paths with the same decisions go on in different ways")
             here.decision = decision
             here = here.ways.setdefault(choice, Branching())
-            here.share += share
+            here.count += share
         if here.ways or (here.path is not None and here.path != path):
             raise ValueError("paths with the same decisions end differently")
         here.path = path
+    _divide(root)
     return root
+
+
+def _divide(here: Branching) -> None:
+    for way in here.ways.values():
+        way.share = way.count / here.count
+        _divide(way)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,8 +120,8 @@ class Outcome:
     """What became of a call.
 
     ends: the path that it took; None where the tree has none for its decisions. leaves: its results. choices: what was
-    decided, as far as it is known. deferred: decisions that were computed ahead of a decision before them; missed: those
-    places where this was in vain. redo: cells [N] that took another way (bool); None where all took this one.
+    decided, as far as it is known. missed: where what was computed ahead was in vain. redo: cells [N] that took
+    another way (bool); None where all took this one.
     """
 
     ends: Path | None
@@ -119,6 +129,26 @@ class Outcome:
     choices: tuple[Choice, ...]
     missed: int
     redo: Tensor | None = None
+
+
+WARM = 3  # calls after which a program runs as it will: compilers are late, weights are reordered
+COMMIT = Branching()  # stands for the reading of a decision, where seconds are counted
+
+
+def _least(function: Callable[[], Any], clock: Callable[[], float]) -> float:
+    """Seconds of a call, the least of three."""
+    found = []
+    for _ in range(3):
+        begin = clock()
+        function()
+        found.append(clock() - begin)
+    return min(found)
+
+
+def _identity() -> Graph:
+    graph = Graph()
+    graph.output(graph.placeholder("row"))
+    return graph
 
 
 class Builder:
@@ -138,6 +168,27 @@ class Builder:
         region = self.region(root, {*self.inputs, *self.states})
         return Tree(region, root, tuple(self.inputs.items()), self.states, self.programs)
 
+    def timed(self, root: Branching, inputs: Sequence[Tensor], clock: Callable[[], float]) -> dict[Branching, float]:
+        """Seconds of the work from each decision to the next on the likeliest way, read at every decision, and of a
+        commit alone (COMMIT): a program without work and a look at its decision. The least of three runs."""
+        here, known = root, dict[int, Any]()
+        row, nothing = torch.zeros(1, dtype=torch.int64), GraphModule(nn.Module(), _identity())
+        found = {COMMIT: _least(lambda: torch.equal(nothing(row), row), clock)}
+        with torch.no_grad():
+            tree = self.tree(root)
+            known.update((number, inputs[place]) for number, place in tree.inputs)
+            region: Region | None = tree.root
+            while region is not None:
+                if region.program is not None:
+                    operands = [known[number] for number in region.inputs]
+                    results = region.program(*operands)
+                    found[here] = _least(partial(region.program, *operands), clock)
+                    known.update(zip(region.outputs, results[1:] if region.shapes else results, strict=True))
+                if here.path is not None:
+                    break
+                region, here = region.after.get((0, here.likeliest)), here.ways[here.likeliest]
+        return found
+
     def region(self, here: Branching, known: set[int]) -> Region:
         chain = [here]
         while chain[-1].path is None and self.deferral(chain[-1].ways[chain[-1].likeliest]):
@@ -146,7 +197,9 @@ class Builder:
         computed = self.values.ancestors(number for one in chain for number in one.wanted()) - known
         sides = [(place, choice, way) for place, one in enumerate(chain) for choice, way in one.ways.items()
                  if way not in chain]
-        later = {number for _, _, way in sides for number in self.values.ancestors(way.below())}
+        below = {number for _, _, way in sides for number in way.below()}
+        later = below | {operand for number in self.values.ancestors(below) - known - computed
+                         for operand in self.values.operands(number)}
         results = set() if ends is None else set(chain[-1].wanted())
         outputs = tuple(sorted(computed & (later | results)))
         decisions = [one.decision for one in chain if one.decision is not None]
@@ -170,7 +223,11 @@ class Builder:
         samples = [self.values.values[number].sample for number in decisions]
         examples = tuple(self.values.zeros(number) for number in inputs)
         shapes = tuple((one.shape[0], one.shape[1]) for one in samples if one is not None)
-        return compiled(module, examples, self.compile), shapes
+        program = compiled(module, examples, self.compile)
+        with torch.no_grad(), contextlib.suppress(Exception):  # zeros may not be fit for it
+            for _ in range(WARM):
+                program(*examples)
+        return program, shapes
 
 
 def _put_in_a_row(module: GraphModule, count: int) -> None:
@@ -193,7 +250,8 @@ def run(tree: Tree, tensors: Sequence[Tensor], independent: bool = False) -> Out
             other: then cells that part from the others are left for the caller to do again.
     """
     known: dict[int, Any] = {number: tensors[place] for number, place in tree.inputs}
-    region, choices, missed, redo = tree.root, [], 0, None
+    region, missed, redo = tree.root, 0, None
+    choices: list[Choice] = []
     while True:
         decided = region.predicted
         if region.program is not None:
@@ -211,12 +269,24 @@ def run(tree: Tree, tensors: Sequence[Tensor], independent: bool = False) -> Out
         if choice is not None:
             choices.append(choice)
         if hit and region.ends is not None:
-            leaves = tuple(known.get(leaf.number, tree.states.get(leaf.number)) if isinstance(leaf, Ref) else leaf
-                           for leaf in region.ends.leaves)
-            return Outcome(region.ends, leaves, tuple(choices), missed, redo)
+            return Outcome(region.ends, _results(tree, region.ends, known), tuple(choices), missed, redo)
         if choice is None or (place, choice) not in region.after:
             return Outcome(None, (), tuple(choices), missed)
         region = region.after[place, choice]
+
+
+def _results(tree: Tree, ends: Path, known: dict[int, Any]) -> tuple[Any, ...]:
+    """Results, none of them a tensor that the caller has: copies of inputs, parameters and other results."""
+    own = {number for number, _ in tree.inputs} | set(tree.states)
+    found: list[Any] = []
+    for leaf in ends.leaves:
+        if not isinstance(leaf, Ref):
+            found.append(leaf)
+            continue
+        value = known[leaf.number] if leaf.number in known else tree.states[leaf.number]
+        found.append(value.clone() if leaf.number in own else value)
+        own.add(leaf.number)
+    return tuple(found)
 
 
 def _parting(region: Region, decided: Tensor, redo: Tensor | None, independent: bool

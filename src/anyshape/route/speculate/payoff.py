@@ -2,10 +2,10 @@
 
     on iff  p * t_hidden - (1 - p) * t_waste > margin        t_hidden = general - hit, t_waste = miss - general
 
-all as shares of a general call: calls differ in length with the ways that they take, so times are compared within a call
-only. Off again where the left side falls below zero (hysteresis). Besides, what misses have cost beyond what hits have
-saved stays within a share of the time of all calls: a run is never slower than without speculation by more than that
-share and the first miss, whatever the decisions are.
+all as shares of a general call: calls differ in length with the ways that they take, so times are compared within a
+call only. Off again where the left side falls below zero (hysteresis). Besides, what misses have cost beyond what
+hits have saved stays within a share of the time of all calls: a run is never slower than without speculation by more
+than that share and the first three calls, whatever the decisions are.
 """
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ WEIGHT = 0.125  # of a new measurement in a running mean
 MARGIN = 0.02  # of a general call: what speculation has to gain
 SHARE = 0.02  # of the time of all calls: what may be wasted
 MOST = 20.0  # general calls: what hits of long ago may make up for
+FIRST = 3.0  # general calls: what may be wasted before anything is saved
+PAIRS = 3  # comparisons of times before they count
 
 
 @dataclass
 class Payoff:
     """Running means.
 
-    rate: of calls whose decisions were as predicted. hit: seconds of a predicted call by those of the general path, on
-    the same inputs; None while it is not measured. waste: seconds that a wrong prediction costs, by those of the general
-    path. general: seconds of a general call. balance: seconds that hits have saved less those that misses have cost, and
-    the share of all time that may be wasted.
+    rate: of calls whose decisions were as predicted. hit: seconds of a predicted call by those of the general path on
+    the same inputs; None while it is not measured. waste: the same of what a wrong prediction costs. general: seconds
+    of a general call. pairs: how often both were compared. balance: seconds that hits have saved less those that misses
+    have cost, and the share of all time that may be wasted.
     """
 
     rate: float = 1.0
@@ -32,6 +34,7 @@ class Payoff:
     waste: float | None = None
     general: float = 0.0
     balance: float = 0.0
+    pairs: int = 0
     on: bool = True
     switched_on: int = 0
     switched_off: int = 0
@@ -57,7 +60,12 @@ class Payoff:
 
     def compared(self, predicted: float, general: float) -> None:
         """A predicted call takes so long where one on the general path takes `general` seconds."""
-        self.hit = _mean(self.hit, predicted / max(general, 1e-9))
+        share = predicted / max(general, 1e-9)
+        if self.pairs < PAIRS and self.hit is not None:
+            self.hit = min(self.hit, share)  # first calls are slow
+        else:
+            self.hit = _mean(self.hit, share)
+        self.pairs += 1
 
     def took_general(self, seconds: float) -> None:
         """A call on the general path alone."""
@@ -66,7 +74,7 @@ class Payoff:
     def took_hit(self, seconds: float) -> None:
         """A call whose predicted path gave its results."""
         if self.hit is not None:
-            self._spent(seconds, seconds / self.hit - seconds)
+            self._spent(seconds, seconds / max(self.hit, 1e-3) - seconds)
 
     def took_miss(self, predicted: float, general: float) -> None:
         """A call that ran so long in vain, and then on the general path."""
@@ -76,13 +84,13 @@ class Payoff:
     def _spent(self, seconds: float, saved: float) -> None:
         general = seconds + saved
         if not self.general:
-            self.balance = general  # one call may be wasted
+            self.balance = FIRST * general
         self.general = general if not self.general else self.general + WEIGHT * (general - self.general)
         self.balance = min(self.balance + SHARE * seconds + saved, MOST * self.general)
         gain = self.gain
         if gain is None:
             return
-        if self.on and (gain < 0 or self.balance < 0):
+        if self.on and (self.balance < 0 or (gain < 0 and (self.pairs >= PAIRS or self.waste is not None))):
             self.on = False
             self.switched_off += 1
         elif not self.on and gain > MARGIN and self.balance > 0:

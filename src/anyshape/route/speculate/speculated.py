@@ -9,37 +9,51 @@ beyond the first few, where a region is not pure, and while it does not pay (pay
 """
 from __future__ import annotations
 
+import contextlib
+import itertools
+import operator
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from anyshape.base.errors import AnyShapeError
 from anyshape.route.core.router import Router
-from anyshape.route.speculate.captured import Compile, Values, capture
-from anyshape.route.speculate.path_tree import Branching, Builder, Outcome, Tree, branchings, follow, nested, run
+from anyshape.route.speculate.captured import Alone, Compile, Path, Values, capture
+from anyshape.route.speculate.gate import Gate
+from anyshape.route.speculate.path_tree import (
+    COMMIT,
+    Branching,
+    Builder,
+    Outcome,
+    Tree,
+    branchings,
+    follow,
+    nested,
+    run,
+)
 from anyshape.route.speculate.payoff import Payoff
-from anyshape.route.speculate.predicted import (
-    Choice, Prediction, PredictedRouter, WatchedFunction, replaced, watching)
+from anyshape.route.speculate.predicted import Choice, PredictedRouter, Prediction, WatchedFunction, replaced, watching
+from anyshape.torch_compat import tree as pytree
 
 SIZES = 8  # kinds of inputs, by their shapes and dtypes, that have programs
 PAIRED, AGAIN = 3, 256  # hits that also run the general path, to compare times: the first few, then one of so many
-WATCHED = 8  # while off, one of so many calls is watched for what it would have hit
+WATCHED, COMPARED = 8, 64  # while off: of so many calls one is watched for what it would have hit, one compares times
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The programs for one kind of inputs; `refused`: why there are none."""
+    """The programs for one kind of inputs; `refused`: why there are none. independent: cells may be redone alone."""
 
     tree: Tree | None
     payoff: Payoff
     refused: str = ""
+    independent: bool = False
 
 
 class Speculated(nn.Module):
@@ -50,24 +64,30 @@ class Speculated(nn.Module):
         copy: the same modules again, with the same tensors; routers are replaced by predictions.
         names: of the routers in both: (name, router of the model, router of the copy).
         predictions: paths with their shares of calls.
-        independent: the cells of all routers are the rows of all inputs and results, and do not depend on each other.
+        rowwise: (module, *tensors) -> whether row i of each of its results is one function of row i of the tensors:
+            where it proves that of results and decisions, cells that part from the others are redone alone.
         compile: for the programs of regions; it is given ExportedPrograms.
+        calls: how many calls the shares are of, 0 where they are exact. defer: whether decisions on the likeliest way
+            are read together at its end, or each before what follows it; left out, measured times say which.
         clock: seconds.
 
-    Counts (`counters`): hits; misses, of which roll_backs ran the general path again and redone_cells are cells that did;
+    Counts (`counters`): hits; misses, of which roll_backs ran the general path again; redone_cells, cells that did;
     wasted, decisions computed ahead in vain; general_calls, by reason in `reasons`; errors in speculated regions.
     """
 
     is_compiled = True
 
     def __init__(self, model: nn.Module, copy: nn.Module, names: Mapping[str, tuple[Router, Router]],
-                 predictions: Sequence[tuple[Prediction, float]], *, independent: bool = False,
-                 compile: Compile | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
+                 predictions: Sequence[tuple[Prediction, float]], *, rowwise: Callable[..., Any] | None = None,
+                 compile: Compile | None = None, calls: int = 0, defer: bool | None = None,
+                 clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
-        for name, (router, _) in names.items():
+        self.routers = {name: router for name, (router, _) in names.items()}
+        for name, router in self.routers.items():
             router.router_fn = WatchedFunction(router.router_fn, name)
         self.general, self.training = model, model.training
-        self.predictions, self.independent, self.compile, self.clock = tuple(predictions), independent, compile, clock
+        self.predictions, self.calls, self.defer = tuple(predictions), calls, defer
+        self.rowwise, self.compile, self.clock = rowwise, compile, clock
         # no submodule: its parameters are those of the general path
         predicted = replaced(copy, {name: router for name, (_, router) in names.items()}, PredictedRouter)
         object.__setattr__(self, "predicted", predicted)
@@ -75,28 +95,42 @@ class Speculated(nn.Module):
         self.counters: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.lock = threading.Lock()
-        self.building = threading.Lock()
-        self.held = [(module._parameters, module._buffers) for module in model.modules()]
-        self.state = self._state()
+        self.gate = Gate()
+        self.places = [place for module in model.modules()
+                       for place in (vars(module)["_parameters"], vars(module)["_buffers"])]
+        self.state = list(self._held())
 
     # ---- a call
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.general(*args, **keywords)
+        with self.gate.shared():
+            results, key = self._call(args, keywords)
+        if key is not None:  # the first call of its kind; the next one has programs
+            with self.gate.alone():
+                if key not in self.prepared and len(self.prepared) < SIZES:
+                    self.prepared[key] = self._prepare(args, keywords)
+        return results
+
+    def _call(self, args: Any, keywords: Any) -> tuple[Any, Any]:
+        """The results, and the kind of the inputs where programs are to be made for it."""
         reason = self._reason()
         flat, nesting = pytree.tree_flatten((args, keywords))
         key = None if reason else _key(flat, nesting)
         if key is None:
-            return self._by_general(reason or "arguments that are neither tensors nor plain values", args, keywords)
+            reason = reason or "arguments that are neither tensors nor plain values"
+            return self._by_general(reason, args, keywords), None
         prepared = self.prepared.get(key)
         if prepared is None:
-            return self._first(key, args, keywords, flat)
+            wanted = key if len(self.prepared) < SIZES else None
+            return self._by_general("first of its sizes" if wanted else "too many sizes", args, keywords), wanted
         if prepared.tree is None:
-            return self._by_general(prepared.refused, args, keywords)
+            return self._by_general(prepared.refused, args, keywords), None
+        tensors = [one for one in flat if isinstance(one, Tensor)]
         if not prepared.payoff.on:
-            return self._while_off(prepared, args, keywords)
-        return self._speculate(prepared, args, keywords, [one for one in flat if isinstance(one, Tensor)])
+            return self._while_off(prepared, args, keywords, tensors), None
+        return self._speculate(prepared, args, keywords, tensors), None
 
     def _reason(self) -> str:
         """Why this call is not speculated."""
@@ -106,6 +140,8 @@ class Speculated(nn.Module):
             return "training"
         if not self._same_state():
             return "parameters or buffers were replaced"
+        if any(router.forced is not None for router in self.routers.values()):
+            return "routes are replayed"
         return ""
 
     def _by_general(self, reason: str, args: Any, keywords: Any) -> Any:
@@ -114,33 +150,17 @@ class Speculated(nn.Module):
             self.counters["general_calls"] += 1
         return self.general(*args, **keywords)
 
-    def _first(self, key: Any, args: Any, keywords: Any, flat: list[Any]) -> Any:
-        """The first call of a kind: the general path gives its results, and its programs are made."""
-        results = self._by_general("first of its sizes", args, keywords)
-        if len(self.prepared) < SIZES and self.building.acquire(blocking=False):
-            try:
-                if key not in self.prepared:
-                    self.prepared[key] = self._prepare(args, keywords, flat)
-            finally:
-                self.building.release()
-        return results
-
-    def _prepare(self, args: Any, keywords: Any, flat: list[Any]) -> Prepared:
+    def _prepare(self, args: Any, keywords: Any) -> Prepared:
         payoff = Payoff(rate=min(sum(share for _, share in self.predictions), 1.0))
         try:
-            tree = self.plan(args, keywords, payoff.rate)
+            tree = self.plan(args, keywords)
         except AnyShapeError as refusal:
             return Prepared(None, payoff, " ".join(str(refusal).split()))
         if tree is None:
-            return Prepared(None, payoff, "no path is known")
-        tensors = [one for one in flat if isinstance(one, Tensor)]
-        try:
-            run(tree, tensors)  # compilers are late
-        except Exception:  # the general path says what is wrong, if anything is
-            self.counters["errors"] += 1
-        return Prepared(tree, payoff)
+            return Prepared(None, payoff, "no predicted path is one of this model")
+        return Prepared(tree, payoff, independent=self._rows_apart(args, keywords))
 
-    def plan(self, args: tuple[Any, ...], keywords: dict[str, Any], rate: float = 1.0) -> Tree | None:
+    def plan(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Tree | None:
         """The tree of paths for arguments of this kind; None where no prediction is a path.
 
         Raises:
@@ -153,26 +173,58 @@ class Speculated(nn.Module):
                 paths.append((path, share))
         if not paths:
             return None
-        return Builder(values, lambda way: way.share == 1.0, self.compile).tree(branchings(paths))
+        root = branchings(paths)
+        inputs = [one for one in pytree.tree_leaves((args, keywords)) if isinstance(one, Tensor)]
+        seconds = Builder(values, lambda way: False, None).timed(root, inputs, self.clock)
+        return Builder(values, lambda way: self._is_deferred(way, seconds), self.compile).tree(root)
 
-    def _while_off(self, prepared: Prepared, args: Any, keywords: Any) -> Any:
+    def _is_deferred(self, way: Branching, seconds: Mapping[Branching, float]) -> bool:
+        """Whether to compute what follows on the likeliest way before its decision is read: as long as the commit that
+        is saved outweighs the work that is in vain where another way is taken. A share of 1 in n calls may be n + 1 in
+        n + 2 (Laplace)."""
+        if self.defer is not None:
+            return self.defer
+        likely = way.share
+        if self.calls:
+            likely = (way.share * self.calls + 1) / (self.calls + 2)
+        return likely * seconds[COMMIT] > (1 - likely) * seconds.get(way, 0.0)
+
+    def _rows_apart(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+        """Whether each row of results and decisions is one function of the same row of the arguments, on every path."""
+        if self.rowwise is None or keywords or not args or not all(
+                isinstance(one, Tensor) and one.dim() and 1 < one.shape[0] == args[0].shape[0] for one in args):
+            return False
+        return all(bool(self.rowwise(Alone(self.predicted, prediction), *args)) for prediction, _ in self.predictions)
+
+    def _while_off(self, prepared: Prepared, args: Any, keywords: Any, tensors: list[Tensor]) -> Any:
+        tree, payoff, reason = prepared.tree, prepared.payoff, "speculation does not pay"
+        assert tree is not None
         with self.lock:
             self.counters["general_calls"] += 1
-            self.reasons["speculation does not pay"] += 1
-            is_watched = self.reasons["speculation does not pay"] % WATCHED == 0
+            self.reasons[reason] += 1
+            is_watched, is_compared = (self.reasons[reason] % every == 0 for every in (WATCHED, COMPARED))
         begin = self.clock()
-        if not is_watched:
-            results = self.general(*args, **keywords)
-            seen = None
-        else:
+        seen = None
+        if is_watched:
             with watching() as decisions:
                 results = self.general(*args, **keywords)
-            seen = follow(prepared.tree.branching, uniform(decisions))  # type: ignore[union-attr]
+            seen = follow(tree.branching, uniform(decisions))
+        else:
+            results = self.general(*args, **keywords)
         seconds = self.clock() - begin
+        again = None
+        if seen and is_compared and payoff.balance > 0:
+            begin = self.clock()
+            with contextlib.suppress(Exception):  # a measurement
+                run(tree, tensors)
+                again = self.clock() - begin
         with self.lock:
             if seen is not None:
-                prepared.payoff.saw(seen)
-            prepared.payoff.took_general(seconds)
+                payoff.saw(seen)
+            if again is None:
+                payoff.took_general(seconds)
+            else:
+                payoff.paired(again, seconds)
         return results
 
     def _speculate(self, prepared: Prepared, args: Any, keywords: Any, tensors: list[Tensor]) -> Any:
@@ -180,7 +232,7 @@ class Speculated(nn.Module):
         assert tree is not None
         begin = self.clock()
         try:
-            outcome: Outcome | None = run(tree, tensors, self.independent)
+            outcome: Outcome | None = run(tree, tensors, prepared.independent)
             failed = False
         except Exception:  # the true path may not meet it; if it does, the general path raises it
             outcome, failed = None, True
@@ -204,11 +256,26 @@ class Speculated(nn.Module):
             pair = self.counters["hits"] <= PAIRED or self.counters["hits"] % AGAIN == 0
             if not pair:
                 payoff.took_hit(middle - begin)
+        if not pair and outcome is not None and outcome.ends is not None:
+            self._record(outcome.ends)
         if pair:
-            results = self.general(*args, **keywords)
+            begin_general = self.clock()
+            results = self.general(*args, **keywords)  # which records its decisions
             with self.lock:
-                payoff.paired(middle - begin, self.clock() - end)
+                payoff.paired(middle - begin, self.clock() - begin_general)
         return results
+
+    def _record(self, ends: Path) -> None:
+        """Notes the decisions of a hit where the routers, which have not run, are being profiled; those that the path
+        does not meet have no cells, as on the general path."""
+        recorded = {name: router for name, router in self.routers.items() if router.recorder is not None}
+        for name, router in recorded.items():
+            met = [place for place, own in enumerate(ends.routers) if own == name]
+            noted = [(ends.decisions[place][1], ends.cells[place]) for place in met] or [((-1,), 0)]
+            for choice, cells in noted:
+                ids = torch.tensor(choice).expand(cells, len(choice))
+                counts = torch.tensor([choice.count(branch) * cells for branch in range(router.branch_count)])
+                router.recorder.note(ids, counts.cumsum(0).int())
 
     def _redo(self, results: Any, redo: Tensor, args: Any, keywords: Any) -> Any:
         """Results whose rows `redo` are those of the general path."""
@@ -231,11 +298,11 @@ class Speculated(nn.Module):
 
     # ---- state
 
-    def _state(self) -> list[tuple[dict[str, Any], str, Any]]:
-        return [(place, name, tensor) for places in self.held for place in places for name, tensor in place.items()]
+    def _held(self) -> Iterator[Any]:
+        return itertools.chain.from_iterable(map(dict.values, self.places))
 
     def _same_state(self) -> bool:
-        return all(place.get(name) is tensor for place, name, tensor in self.state)
+        return sum(map(len, self.places)) == len(self.state) and all(map(operator.is_, self._held(), self.state))
 
     def summary(self) -> dict[str, Any]:
         """The counters, and the payoff of each kind of inputs."""

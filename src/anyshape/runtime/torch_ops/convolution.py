@@ -58,12 +58,12 @@ def few_windows(x: torch.Tensor, weights: torch.Tensor, stride: Numbers, padding
                 groups: int) -> bool:
     """Are there so few places of the window that its contents, side by side, take less time than the weights in another
     order?"""
-    if x.dim() != 4 or groups != 1 or 0 in x.shape or 0 in weights.shape or not weights.is_contiguous():
+    if weights.nbytes < LARGE or x.dim() != 4 or groups != 1 or 0 in x.shape or not weights.is_contiguous():
         return False
     places = result_places(x.movedim(-1, 1), weights, stride, padding, dilation, False, (0, 0))
     if min(places) < 1:
         return False
-    return x.shape[0] * math.prod(places) * FEW <= weights.shape[0] and weights.nbytes >= LARGE
+    return x.shape[0] * math.prod(places) * FEW <= weights.shape[0]
 
 
 def by_product(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, stride: Numbers, padding: Numbers,

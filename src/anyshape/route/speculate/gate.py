@@ -1,0 +1,52 @@
+"""A readers-writer lock: calls run side by side, and none runs while programs are made.
+
+Tracers of torch patch modules for the whole process: a call of another thread would be caught in the trace.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Gate:
+    """Any number of `shared` at once, or one `alone`. A copy is a new one."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.inside = 0
+        self.is_closed = False
+
+    def __reduce__(self) -> Any:
+        return Gate, ()
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        with self.changed:
+            while self.is_closed:
+                self.changed.wait()
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.inside -= 1
+                self.changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Not from within `shared`."""
+        with self.changed:
+            while self.is_closed:
+                self.changed.wait()
+            self.is_closed = True
+        try:
+            with self.changed:
+                while self.inside:
+                    self.changed.wait()
+            yield
+        finally:
+            with self.changed:
+                self.is_closed = False
+                self.changed.notify_all()
