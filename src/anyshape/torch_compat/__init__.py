@@ -37,5 +37,5 @@ from anyshape.torch_compat.objects import (
 
 __all__ = ["ALL_SIZES", "Absent", "OpOverload", "OpOverloadPacket", "PYTHON_KERNELS", "TRAIN_STEP",
            "TorchVersionWarning", "arity", "aten", "bind", "compile_lock", "get", "gives_view", "has", "is_mutable",
-           "is_there", "is_zeros", "lack", "lacking", "need", "operator_name", "pretending", "python_kernels", "refusal",
-           "schema_text", "storage_id", "version"]
+           "is_there", "is_zeros", "lack", "lacking", "need", "operator_name", "pretending", "python_kernels",
+           "refusal", "schema_text", "storage_id", "version"]
