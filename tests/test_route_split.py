@@ -277,7 +277,7 @@ def test_rows_of_a_branch_are_the_caller_s_own():
 
 
 def test_rows_that_the_caller_changes_are_saved_apart():
-    """As in eager PyTorch, where a split copies: a change of the input after the forward is not seen in the backward."""
+    """A change of the input after the forward does not reach the backward, as in eager PyTorch."""
     layer = linear()
 
     def function(x, ends):

@@ -26,6 +26,7 @@ from anyshape.torch_compat.objects import (
     arity,
     aten,
     compile_lock,
+    gives_view,
     is_mutable,
     is_zeros,
     operator_name,
@@ -35,6 +36,6 @@ from anyshape.torch_compat.objects import (
 )
 
 __all__ = ["ALL_SIZES", "Absent", "OpOverload", "OpOverloadPacket", "PYTHON_KERNELS", "TRAIN_STEP",
-           "TorchVersionWarning", "arity", "aten", "bind", "compile_lock", "get", "has", "is_mutable", "is_there",
-           "is_zeros", "lack", "lacking", "need", "operator_name", "pretending", "python_kernels", "refusal",
-           "schema_text", "storage_id", "version"]
+           "TorchVersionWarning", "arity", "aten", "bind", "compile_lock", "get", "gives_view", "has", "is_mutable",
+           "is_there", "is_zeros", "lack", "lacking", "need", "operator_name", "pretending", "python_kernels",
+           "refusal", "schema_text", "storage_id", "version"]

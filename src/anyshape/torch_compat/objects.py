@@ -43,6 +43,11 @@ def is_mutable(op: Any) -> bool:
     return bool(op._schema.is_mutable)
 
 
+def gives_view(op: Any) -> bool:
+    """Whether a result of an operator may lie in the memory of an operand."""
+    return any(one.alias_info is not None for one in op._schema.returns)
+
+
 def schema_text(op: Any) -> str:
     """The schema of an operator, such as `my::op(Tensor x) -> Tensor`."""
     return str(op._schema)

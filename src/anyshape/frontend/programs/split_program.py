@@ -1,8 +1,8 @@
 """A partitioned program at run time: compiled parts, calls that PyTorch runs, and the cuts at the branches of a router.
 
 Values stand in numbered slots, and each goes as soon as nothing needs it. `split_rows` gives views of rows that the
-program has made, for nothing writes into what parts are given. A part on the rows of a branch that has none is not run where all that it
-gives is as empty.
+program has made, for nothing writes into what parts are given. A part on the rows of a branch that has none is not run
+where all that it gives is as empty.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from anyshape.frontend.programs.session import Boxed, NotCovered, ProgramRequest
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.runtime.memory.tape import tape_get
 from anyshape.sym.expr import Size, evaluate
-from anyshape.torch_compat import OpOverload
+from anyshape.torch_compat import OpOverload, gives_view
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
 from anyshape.torch_compat.versions.side_effects import has_effect
@@ -419,8 +419,7 @@ def _lengths(split: Node) -> list[Node]:
 def _is_fresh(rows: Any) -> bool:
     """Whether a value lies in memory that the program itself has made: what is saved of others, the user may change
     before the backward."""
-    while isinstance(rows, Node) and isinstance(rows.target, OpOverload) \
-            and any(one.alias_info is not None for one in rows.target._schema.returns):
+    while isinstance(rows, Node) and isinstance(rows.target, OpOverload) and gives_view(rows.target):
         rows = rows.args[0]
     return isinstance(rows, Node) and rows.op == "call_function" and rows.target is not tape_get
 
