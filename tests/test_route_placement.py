@@ -175,7 +175,8 @@ def test_dropped_choices_and_several_choices_are_counted():
     lambda: problem([], [], 2), lambda: problem([np.ones(4)], [], 0),
     lambda: problem([np.ones(4)] * 2, [np.ones((3, 4))], 2),
     lambda: problem([np.ones(4)], [], 2, distance=np.ones((2, 2))),
-    lambda: problem([np.ones(4)], [], 2, branch_bytes=10.0, memory=19.0)], ids=["none", "devices", "shapes", "distance", "memory"])
+    lambda: problem([np.ones(4)], [], 2, branch_bytes=10.0, memory=19.0)],
+    ids=["none", "devices", "shapes", "distance", "memory"])
 def test_bad_problems_have_four_parts(wrong):
     with pytest.raises(InputError) as raised:
         wrong()

@@ -103,7 +103,7 @@ class Speculated(nn.Module):
     # ---- a call
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # also, for torch asks no thread, while another one captures
             return self.general(*args, **keywords)
         with self.gate.shared():
             results, key = self._call(args, keywords)
