@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -391,7 +393,8 @@ def test_threads_share_a_store():
     assert store.counts.peak + store.layout.kept <= store.limit and not store.cache.pins.any()
 
 
-def test_a_forked_process_goes_on():
+def forks() -> None:
+    """Ends well where the child of a fork has the results of its parent."""
     model = network(layers=2)
     fast = preloaded(model, 0.6)
     x = torch.randn(2, WIDTH)
@@ -401,6 +404,13 @@ def test_a_forked_process_goes_on():
         if child == 0:
             os._exit(0 if torch.equal(fast(x), expected) else 1)
         assert os.waitpid(child, 0)[1] == 0
+        assert torch.equal(fast(x), expected)
+
+
+def test_a_forked_process_goes_on():
+    # in a process of its own with one thread: PyTorch's thread pool does not outlive a fork
+    subprocess.run([sys.executable, "-c", "import test_route_preload; test_route_preload.forks()"], check=True,
+                   timeout=120, cwd=Path(__file__).parent, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
 def test_the_layout_changes_nothing():

@@ -10,7 +10,7 @@ from anyshape_bench.routes.case import Case, Study
 
 # modules of this folder with `cases()`
 FILES: tuple[str, ...] = ("switch", "livesr", "branches", "taskmoe", "swinv2moe", "adopted", "preload", "placement",
-                          "msdnet", "dynamic_routing")
+                          "msdnet", "dynamic_routing", "profiling", "misprediction", "drift")
 
 
 @cache

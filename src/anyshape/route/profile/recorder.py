@@ -28,7 +28,6 @@ from anyshape.torch_compat import get
 
 SLOTS = 4  # sampled calls that a program may be ahead of the thread
 CAPACITY = 16384  # choices that are kept of a sampled call; those of the first cells where it has more
-RING = 1 << 14  # numbers of a ring, about
 COMPILED = 1 << 40  # what is added to the numbers of calls of compiled programs, which count apart
 PENDING = 4096  # calls that eager PyTorch may be ahead of the thread
 RING = 1 << 16  # numbers of a ring, about
