@@ -9,9 +9,9 @@ from anyshape.base.errors import ConfigError
 from anyshape_bench.routes.case import Case, Study
 
 # modules of this folder with `cases()`
-FILES: tuple[str, ...] = ("switch", "livesr", "branches", "taskmoe", "swinv2moe", "adopted", "msdnet", "dynamic_routing",
-                          "studies.preload", "studies.placement", "studies.profiling", "studies.misprediction",
-                          "studies.drift")
+FILES: tuple[str, ...] = ("switch", "livesr", "branches", "taskmoe", "swinv2moe", "adopted", "msdnet",
+                          "dynamic_routing", "studies.preload", "studies.placement", "studies.profiling",
+                          "studies.misprediction", "studies.drift")
 
 
 @cache
