@@ -10,6 +10,8 @@ from anyshape import route
 from anyshape.route.optimize import constant_routes, dead_branches, sink
 from anyshape.route.optimize.decision import Context, Decision, FlowSource, shared_copy
 from anyshape.route.optimize.sink_graph import Refused
+from anyshape.route.profile.first_calls import first_calls, routed_cells
+from anyshape.route.profile.routers import routers_of
 from anyshape.route.profile.tally import profile_of_loads
 
 WIDTH = 8
@@ -137,7 +139,7 @@ def test_folding_changes_only_its_router_in_a_model():
     model = nn.Sequential(route.Router(lambda cells: torch.ones(cells.shape[0]).long(), [nn.Identity(), nn.Tanh()]),
                           route.Router(by_first, [nn.Identity(), nn.Tanh()]))
     x = torch.rand(4, WIDTH)
-    names = constant_routes.cells_of(model, (x,))
+    names = first_calls(model, routers_of(model), (x,), routed_cells)
     assert set(names) == {"0", "1"}
     decision = constant_routes._decided("0", model[0], names["0"])
     taken = Decision("0", "constant_routes", True, "", options=decision.options)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import anyshape
 from anyshape import route
 from anyshape_bench.routes.case import Case, Forms
+from anyshape_bench.routes.plans import speculated
 
 LAYERS, SCALES, CHANNELS, CLASSES = 16, 4, 16, 19
 SIZE = (64, 128)
@@ -166,17 +166,9 @@ def _kinds() -> Iterator[float]:
         yield OFTEN if number % 10 == 0 and number <= 10 * VARIED else (0.0 if number % 3 == 0 else 1.0)
 
 
-def planned(model: nn.Module, inputs: list[Tensor]) -> nn.Module:
-    """The routed network with the plan that speculates, from a profile of its own."""
-    with torch.no_grad(), route.profile(model) as profile:
-        for x in inputs:
-            model(x)
-    plan = route.optimize(model, profile, passes=["speculate"], compile=anyshape.compile)
-    return plan.apply(model, drift=None)
-
-
 def cases() -> list[Case]:
     def make() -> Forms:
         plain, routed, inputs = networks()
-        return Forms(plain, routed, [(x,) for x in inputs[192:]], planned=lambda model, _: planned(model, inputs[:128]))
+        return Forms(plain, routed, [(x,) for x in inputs[192:]],
+                     planned=lambda model, _: speculated(model, inputs[:128]))
     return [Case("dynamic_routing", "dynamic_routing", make)]

@@ -15,9 +15,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-import anyshape
 from anyshape import route
 from anyshape_bench.routes.case import Case, Forms
+from anyshape_bench.routes.plans import speculated
 
 BLOCKS, STEP, CHANNELS, GROWTH, FACTORS, CLASSES = 5, 4, 32, 16, (1, 2, 4, 4), 1000
 SCALES = len(FACTORS)
@@ -212,15 +212,6 @@ def thresholds_of(blocks: Sequence[nn.Module], heads: Sequence[nn.Module], porti
     return found
 
 
-def planned(model: nn.Module, inputs: Sequence[Tensor]) -> nn.Module:
-    """The routed network with the plan that speculates, from a profile of its own."""
-    with torch.no_grad(), route.profile(model) as profile:
-        for x in inputs:
-            model(x)
-    plan = route.optimize(model, profile, passes=["speculate"], compile=anyshape.compile)
-    return plan.apply(model, drift=None)
-
-
 def cases() -> list[Case]:
     """One case for each of the settings."""
     def make(portions: Sequence[float]) -> Forms:
@@ -228,6 +219,7 @@ def cases() -> list[Case]:
         inputs = [torch.randn(1, 3, SIZE, SIZE) for _ in range(200)]
         thresholds = thresholds_of(blocks, heads, portions, inputs)
         plain, routed = (form(blocks, heads, thresholds).eval() for form in (Plain, Routed))
-        return Forms(plain, routed, [(x,) for x in inputs[100:]], planned=lambda model, _: planned(model, inputs[:100]))
+        return Forms(plain, routed, [(x,) for x in inputs[100:]],
+                     planned=lambda model, _: speculated(model, inputs[:100]))
     return [Case(f"msdnet-{number}", "msdnet", partial(make, portions), quick=number == 3)
             for number, portions in enumerate(PORTIONS, 1)]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from anyshape.route.flow.interpret import Shared, Unsized, interpret, is_apart, 
 from anyshape.route.flow.owners import NONE, TOP, CellSets, rows
 from anyshape.route.flow.regions import Region
 from anyshape.route.flow.rowwise import Verdict, branch_independent
+from anyshape.route.profile.first_calls import first_calls
 
 INPUT, OUTPUT = "input", "output"
 
@@ -295,7 +295,7 @@ def analyze(model: nn.Module, *example: Any) -> Flow:
     Returns:
         A flow. Where the model cannot be captured, its `reason` says why, and all is mixed.
     """
-    modules = _calls(model, example)
+    modules = first_calls(model, dict(model.named_modules()), example, _without_rows)
     try:
         shared = prepare(capture(model, example))
     except (CaptureFailed, Unsized) as fault:
@@ -303,20 +303,8 @@ def analyze(model: nn.Module, *example: Any) -> Flow:
     return Flow(model, example, shared, modules)
 
 
-def _calls(model: nn.Module, example: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
-    """The arguments of the first call of each module, as tensors of their shapes, without rows."""
-    found: dict[str, tuple[Any, ...]] = {}
-
-    def like(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if name not in found and args and not kwargs and all(isinstance(one, Tensor) and one.dim() for one in args):
-            found[name] = tuple(one.new_empty((0, *one.shape[1:])) for one in args)
-
-    handles = [module.register_forward_pre_hook(partial(like, name), with_kwargs=True)
-               for name, module in model.named_modules()]
-    try:
-        with torch.no_grad():
-            model(*example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+def _without_rows(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """Arguments that are tensors with rows, as tensors of their shapes, without rows."""
+    if not args or kwargs or not all(isinstance(one, Tensor) and one.dim() for one in args):
+        return None
+    return tuple(one.new_empty((0, *one.shape[1:])) for one in args)

@@ -20,6 +20,7 @@ from anyshape.route.core.router import Router
 from anyshape.route.core.routes import checked
 from anyshape.route.flow import constant_rows
 from anyshape.route.optimize.decision import Compile, Context, Decision
+from anyshape.route.profile.first_calls import first_calls, routed_cells
 from anyshape.route.profile.routers import routers_of
 
 NAME = "constant_routes"
@@ -126,7 +127,7 @@ class _Decision(nn.Module):
 def propose(context: Context) -> list[Decision]:
     if context.example is None:
         return [Decision(name, NAME, False, "there are no example inputs") for name in context.routers]
-    cells = cells_of(context.model, context.example)
+    cells = first_calls(context.model, context.routers, context.example, _cells_alone)
     return [_decided(name, router, cells.get(name)) for name, router in context.routers.items()]
 
 
@@ -169,20 +170,6 @@ def replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
     return model
 
 
-def cells_of(model: nn.Module, example: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
-    """The cells of the first call of each router on an example, where the call has nothing else."""
-    found: dict[str, tuple[Tensor, ...]] = {}
-    handles = []
-    for name, router in routers_of(model).items():
-        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name) -> None:
-            cells = args[0] if args and isinstance(args[0], tuple) else args
-            if len(args) == 1 and not kwargs and all(isinstance(one, Tensor) for one in cells):
-                found.setdefault(name, tuple(one.detach() for one in cells))
-        handles.append(router.register_forward_pre_hook(note, with_kwargs=True))
-    try:
-        with torch.no_grad():
-            model(*example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+def _cells_alone(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...] | None:
+    """The cells of a call of a router that has nothing else."""
+    return routed_cells(args, kwargs) if len(args) == 1 and not kwargs else None

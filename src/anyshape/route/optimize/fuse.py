@@ -28,6 +28,7 @@ from anyshape.route.core.stack import StackError, difference, stack
 from anyshape.route.core.stacked_lowerings import BucketedBranches, StackedClasses
 from anyshape.route.optimize.capacities import choose, piecewise
 from anyshape.route.optimize.decision import Compile, Context, Decision
+from anyshape.route.profile.first_calls import first_calls, routed_cells
 from anyshape.route.profile.profile import Profile
 from anyshape.route.profile.routers import routers_of
 
@@ -41,30 +42,8 @@ MARGIN = 1.05  # how many times faster what replaces the branches has to be
 def propose(context: Context) -> list[Decision]:
     """One decision for each router whose branches are a list."""
     routers = {name: router for name, router in context.routers.items() if not router.grouped}
-    cells = {} if context.example is None else cells_of(context.model, routers, context.example)
+    cells = {} if context.example is None else first_calls(context.model, routers, context.example, routed_cells)
     return [_propose(context, name, router, cells.get(name)) for name, router in routers.items()]
-
-
-def cells_of(model: nn.Module, routers: dict[str, Router], example: tuple[Any, ...]) -> dict[str, tuple[Tensor, ...]]:
-    """What each router gets when the model is called with `example`: cells [N, *cell]; routers that are not reached are
-    left out."""
-    found: dict[str, tuple[Tensor, ...]] = {}
-
-    def remember(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-            if args:
-                cells = args[0] if isinstance(args[0], tuple) else (args[0],)
-                found.setdefault(name, tuple(cell.detach() for cell in cells))
-        return hook
-
-    handles = [router.register_forward_pre_hook(remember(name)) for name, router in routers.items()]
-    try:
-        with torch.no_grad():
-            model(*example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
 
 
 def classes_of(branches: Sequence[nn.Module]) -> list[list[int]]:

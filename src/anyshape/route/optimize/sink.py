@@ -21,6 +21,7 @@ from anyshape.route.core.router import Router
 from anyshape.route.optimize.constant_routes import replaced
 from anyshape.route.optimize.decision import Compile, Context, Decision, shared_copy
 from anyshape.route.optimize.sink_graph import Refused, Sinking, sunk_router, traced
+from anyshape.route.profile.first_calls import first_calls
 from anyshape.route.profile.routers import routers_of
 
 NAME = "sink"
@@ -157,25 +158,15 @@ def roots(model: nn.Module, router: Router) -> Iterator[str]:
 
 
 def arguments_of(model: nn.Module, example: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
-    """The arguments of the first call of each module on an example, where they are tensors, or lists of them, alone."""
-    found: dict[str, tuple[Any, ...]] = {}
-
+    """Arguments like those of the first call of each module on an example, where they are tensors, or lists of them,
+    alone."""
     def plain(one: Any) -> bool:
         return isinstance(one, Tensor) or (isinstance(one, (list, tuple)) and all(isinstance(t, Tensor) for t in one))
 
-    handles = []
-    for path, module in model.named_modules():
-        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str = path) -> None:
-            if path not in found and args and not kwargs and all(map(plain, args)):
-                found[path] = _loaded(_saved(args))
-        handles.append(module.register_forward_pre_hook(note, with_kwargs=True))
-    try:
-        with torch.no_grad():
-            model(*example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+    def keep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        return _loaded(_saved(args)) if args and not kwargs and all(map(plain, args)) else None
+
+    return first_calls(model, dict(model.named_modules()), example, keep)
 
 
 def _saved(arguments: Any) -> Any:
