@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Gate:
-    """Any number of `shared` at once, or one `alone`. A copy is a new one."""
+    """Any number inside at once, or one `alone`. A copy is a new one."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -21,22 +21,22 @@ class Gate:
     def __reduce__(self) -> Any:
         return Gate, ()
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
+    def enter(self) -> None:
+        """Begins what runs beside others; `leave` ends it. Every call does both, so they are short."""
         with self.changed:
             while self.is_closed:
                 self.changed.wait()
             self.inside += 1
-        try:
-            yield
-        finally:
-            with self.changed:
-                self.inside -= 1
+
+    def leave(self) -> None:
+        with self.changed:
+            self.inside -= 1
+            if self.is_closed:
                 self.changed.notify_all()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Not from within `shared`."""
+        """Not from the inside."""
         with self.changed:
             while self.is_closed:
                 self.changed.wait()

@@ -26,7 +26,8 @@ class Payoff:
     rate: of calls whose decisions were as predicted. hit: seconds of a predicted call by those of the general path on
     the same inputs; None while it is not measured. waste: the same of what a wrong prediction costs. general: seconds
     of a general call. pairs: how often both were compared. balance: seconds that hits have saved less those that misses
-    have cost, and the share of all time that may be wasted.
+    have cost, and the share of all time that may be wasted. off_calls, looks: calls while off that were of this kind,
+    and those of them that were watched.
     """
 
     rate: float = 1.0
@@ -38,6 +39,8 @@ class Payoff:
     on: bool = True
     switched_on: int = 0
     switched_off: int = 0
+    off_calls: int = 0
+    looks: int = 0
 
     @property
     def gain(self) -> float | None:
@@ -67,9 +70,9 @@ class Payoff:
             self.hit = _mean(self.hit, share)
         self.pairs += 1
 
-    def took_general(self, seconds: float) -> None:
-        """A call on the general path alone."""
-        self._spent(seconds, 0.0)
+    def took_general(self, seconds: float, calls: int = 1) -> None:
+        """A call on the general path alone, which stands for so many."""
+        self._spent(seconds, 0.0, calls)
 
     def took_hit(self, seconds: float) -> None:
         """A call whose predicted path gave its results."""
@@ -81,12 +84,12 @@ class Payoff:
         self.waste = _mean(self.waste, predicted / max(general, 1e-9))
         self._spent(predicted + general, -predicted)
 
-    def _spent(self, seconds: float, saved: float) -> None:
+    def _spent(self, seconds: float, saved: float, calls: int = 1) -> None:
         general = seconds + saved
         if not self.general:
             self.balance = FIRST * general
         self.general = general if not self.general else self.general + WEIGHT * (general - self.general)
-        self.balance = min(self.balance + SHARE * seconds + saved, MOST * self.general)
+        self.balance = min(self.balance + SHARE * seconds * calls + saved, MOST * self.general)
         gain = self.gain
         if gain is None:
             return

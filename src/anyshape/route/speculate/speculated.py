@@ -41,9 +41,14 @@ from anyshape.route.speculate.payoff import Payoff
 from anyshape.route.speculate.predicted import Choice, PredictedRouter, Prediction, WatchedFunction, replaced, watching
 from anyshape.torch_compat import tree as pytree
 
+OFF = "speculation does not pay"
 SIZES = 8  # kinds of inputs, by their shapes and dtypes, that have programs
 PAIRED, AGAIN = 3, 256  # hits that also run the general path, to compare times: the first few, then one of so many
-WATCHED, COMPARED = 8, 64  # while off: of so many calls one is watched for what it would have hit, one compares times
+# while off: of so many calls one is watched for what it would have hit; while all kinds of inputs are off, of twice as
+# many each time that it is as expected, up to the most, and the others are not looked at; of so many that are watched
+# one compares times
+WATCHED, MOST, COMPARED = 8, 128, 8
+SURPRISE = 0.1  # what a watched call, hit 1 or missed 0, may differ from the hit rate and is as expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,8 @@ class Speculated(nn.Module):
         self.prepared: dict[Any, Prepared] = {}
         self.counters: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
+        # calls that will not be looked at; how many from one look to the next; calls that were not looked at
+        self.resting, self.rest, self.rested = 0, WATCHED, 0
         self.lock = threading.Lock()
         self.gate = Gate()
         self.places = [place for module in model.modules()
@@ -105,16 +112,25 @@ class Speculated(nn.Module):
     def forward(self, *args: Any, **keywords: Any) -> Any:
         if torch.compiler.is_compiling():  # also, for torch asks no thread, while another one captures
             return self.general(*args, **keywords)
-        with self.gate.shared():
-            results, key = self._call(args, keywords)
+        begin = self.clock()
+        self.gate.enter()
+        try:
+            if self.resting > 0:  # no kind of inputs is speculated on at present
+                with self.lock:
+                    self.resting -= 1
+                    self.rested += 1
+                return self.general(*args, **keywords)
+            results, key = self._call(begin, args, keywords)
+        finally:
+            self.gate.leave()
         if key is not None:  # the first call of its kind; the next one has programs
             with self.gate.alone():
                 if key not in self.prepared and len(self.prepared) < SIZES:
                     self.prepared[key] = self._prepare(args, keywords)
         return results
 
-    def _call(self, args: Any, keywords: Any) -> tuple[Any, Any]:
-        """The results, and the kind of the inputs where programs are to be made for it."""
+    def _call(self, begin: float, args: Any, keywords: Any) -> tuple[Any, Any]:
+        """The results, and the kind of the inputs where programs are to be made for it. begin: when the call did."""
         reason = self._reason()
         flat, nesting = pytree.tree_flatten((args, keywords))
         key = None if reason else _key(flat, nesting)
@@ -129,8 +145,8 @@ class Speculated(nn.Module):
             return self._by_general(prepared.refused, args, keywords), None
         tensors = [one for one in flat if isinstance(one, Tensor)]
         if not prepared.payoff.on:
-            return self._while_off(prepared, args, keywords, tensors), None
-        return self._speculate(prepared, args, keywords, tensors), None
+            return self._while_off(prepared, begin, args, keywords, tensors), None
+        return self._speculate(prepared, begin, args, keywords, tensors), None
 
     def _reason(self) -> str:
         """Why this call is not speculated."""
@@ -196,13 +212,18 @@ class Speculated(nn.Module):
             return False
         return all(bool(self.rowwise(Alone(self.predicted, prediction), *args)) for prediction, _ in self.predictions)
 
-    def _while_off(self, prepared: Prepared, args: Any, keywords: Any, tensors: list[Tensor]) -> Any:
-        tree, payoff, reason = prepared.tree, prepared.payoff, "speculation does not pay"
+    def _while_off(self, prepared: Prepared, begin: float, args: Any, keywords: Any, tensors: list[Tensor]) -> Any:
+        tree, payoff = prepared.tree, prepared.payoff
         assert tree is not None
+        before = self.clock() - begin  # what a speculated call does too, before it runs
         with self.lock:
             self.counters["general_calls"] += 1
-            self.reasons[reason] += 1
-            is_watched, is_compared = (self.reasons[reason] % every == 0 for every in (WATCHED, COMPARED))
+            self.reasons[OFF] += 1
+            alone = not any(one.payoff.on and one.tree is not None for one in self.prepared.values())
+            payoff.off_calls += 1
+            is_watched = alone or payoff.off_calls % WATCHED == 0
+            payoff.looks += is_watched
+            is_compared = is_watched and payoff.looks % COMPARED == 0
         begin = self.clock()
         seen = None
         if is_watched:
@@ -214,23 +235,24 @@ class Speculated(nn.Module):
         seconds = self.clock() - begin
         again = None
         if seen and is_compared and payoff.balance > 0:
-            begin = self.clock()
             with contextlib.suppress(Exception):  # a measurement
-                run(tree, tensors)
-                again = self.clock() - begin
+                again = before + self._timed(lambda: run(tree, tensors))
         with self.lock:
+            surprise = seen is not None and abs(seen - payoff.rate) > SURPRISE
             if seen is not None:
                 payoff.saw(seen)
             if again is None:
-                payoff.took_general(seconds)
+                payoff.took_general(seconds, self.rest if alone else 1)
             else:
                 payoff.paired(again, seconds)
+            if alone:
+                self.rest = WATCHED if payoff.on or surprise else min(2 * self.rest, MOST)
+                self.resting = 0 if payoff.on else self.rest - 1
         return results
 
-    def _speculate(self, prepared: Prepared, args: Any, keywords: Any, tensors: list[Tensor]) -> Any:
+    def _speculate(self, prepared: Prepared, begin: float, args: Any, keywords: Any, tensors: list[Tensor]) -> Any:
         tree, payoff = prepared.tree, prepared.payoff
         assert tree is not None
-        begin = self.clock()
         try:
             outcome: Outcome | None = run(tree, tensors, prepared.independent)
             failed = False
@@ -253,17 +275,25 @@ class Speculated(nn.Module):
             if not hit or redone:
                 payoff.took_miss(middle - begin, end - middle)
                 return results
-            pair = self.counters["hits"] <= PAIRED or self.counters["hits"] % AGAIN == 0
+            pair = (self.counters["hits"] <= PAIRED or self.counters["hits"] % AGAIN == 0) \
+                and all(router.recorder is None for router in self.routers.values())
             if not pair:
                 payoff.took_hit(middle - begin)
-        if not pair and outcome is not None and outcome.ends is not None:
-            self._record(outcome.ends)
         if pair:
-            begin_general = self.clock()
-            results = self.general(*args, **keywords)  # which records its decisions
+            seconds = self._timed(lambda: self.general(*args, **keywords))
             with self.lock:
-                payoff.paired(middle - begin, self.clock() - begin_general)
+                payoff.paired(middle - begin, seconds)
+        elif outcome is not None and outcome.ends is not None:
+            self._record(outcome.ends)
         return results
+
+    def _timed(self, call: Callable[[], Any]) -> float:
+        """Seconds of a call that comes after its like, as calls do that run one way: the first after another way finds
+        caches that are cold, and takes up to half as long again."""
+        call()
+        begin = self.clock()
+        call()
+        return self.clock() - begin
 
     def _record(self, ends: Path) -> None:
         """Notes the decisions of a hit where the routers, which have not run, are being profiled; those that the path
@@ -313,7 +343,8 @@ class Speculated(nn.Module):
             found["switched_off"] = sum(one.switched_off for one in payoffs)
             found["switched_on"] = sum(one.switched_on for one in payoffs)
             found["on"] = sum(one.on for one in payoffs)
-            found["reasons"] = dict(self.reasons)
+            found["general_calls"] += self.rested
+            found["reasons"] = dict(self.reasons + Counter({OFF: self.rested}))
         return found
 
     def extra_repr(self) -> str:
