@@ -381,6 +381,11 @@ def test_a_call_that_misses_every_time_ends_on_the_general_path():
         assert torch.equal(fast(x, goal), model(x, goal))
     found = fast.summary()
     assert found["misses"] <= 2 and found["on"] == 0 and found["switched_off"] == 1
+
+    def slow(*_):
+        now[0] += 20.0  # so that hits would pay
+
+    fast.general.register_forward_pre_hook(slow)
     for _ in range(400):
         fast(*sample(1))
     assert fast.prepared and next(iter(fast.prepared.values())).payoff.rate > 0.9

@@ -52,6 +52,11 @@ class Payoff:
         assert hit is not None and waste is not None
         return self.rate * (1.0 - hit) - (1.0 - self.rate) * waste
 
+    @property
+    def may_pay(self) -> bool:
+        """Whether there is a hit rate at which speculation pays, by what is known."""
+        return self.hit is None or self.hit < 1.0
+
     def saw(self, hit: bool) -> None:
         """A call's decisions were as predicted, or not, speculated or not."""
         self.rate += WEIGHT * (hit - self.rate)

@@ -43,7 +43,9 @@ from anyshape.torch_compat import tree as pytree
 
 OFF = "speculation does not pay"
 SIZES = 8  # kinds of inputs, by their shapes and dtypes, that have programs
-PAIRED, AGAIN = 3, 256  # hits that also run the general path, to compare times: the first few, then one of so many
+# hits that also run the general path, to compare times: the first few, those whose number is a power of two, and one
+# of so many
+PAIRED, AGAIN = 3, 256
 # while off: of so many calls one is watched for what it would have hit; while all kinds of inputs are off, of twice as
 # many each time that it is as expected, up to the most, and the others are not looked at; of so many that are watched
 # one compares times
@@ -238,7 +240,7 @@ class Speculated(nn.Module):
             with contextlib.suppress(Exception):  # a measurement
                 again = before + self._timed(lambda: run(tree, tensors))
         with self.lock:
-            surprise = seen is not None and abs(seen - payoff.rate) > SURPRISE
+            surprise = seen is not None and payoff.may_pay and abs(seen - payoff.rate) > SURPRISE
             if seen is not None:
                 payoff.saw(seen)
             if again is None:
@@ -275,7 +277,8 @@ class Speculated(nn.Module):
             if not hit or redone:
                 payoff.took_miss(middle - begin, end - middle)
                 return results
-            pair = (self.counters["hits"] <= PAIRED or self.counters["hits"] % AGAIN == 0) \
+            hits = self.counters["hits"]
+            pair = (hits <= PAIRED or hits & (hits - 1) == 0 or hits % AGAIN == 0) \
                 and all(router.recorder is None for router in self.routers.values())
             if not pair:
                 payoff.took_hit(middle - begin)
