@@ -50,6 +50,9 @@ class Planned(Protocol):
     @property
     def passes(self) -> tuple[Optimisation, ...]: ...
 
+    def refused(self) -> Planned:
+        """The plan that takes nothing: the general path."""
+
 
 def divergence(first: Floats, second: Floats) -> Floats:
     """Jensen-Shannon divergence in bits, 0 to 1, between distributions along the last dim (Lin 1991)."""
@@ -130,9 +133,13 @@ def cost(plan: Planned, profile: Profile) -> float:
 
 
 def regret(plan: Planned, best: Planned, profile: Profile) -> float:
-    """By how much the plan is more expensive than the best one under these loads; 0 where no cost is known."""
-    least = cost(best, profile)
-    return cost(plan, profile) / least - 1 if least > 0 else 0.0
+    """By how much the plan is more expensive than the best one under these loads; 0 where no cost is known.
+
+    Each is compared with the general path by its own measurements: those of the best plan are made now, beside calls
+    that run, and those of the plan were made before.
+    """
+    costs = [cost(one, profile) for one in (plan, plan.refused(), best, best.refused())]
+    return costs[0] / costs[1] * costs[3] / costs[2] - 1 if min(costs) > 0 else 0.0
 
 
 def together(windows: Iterable[Profile]) -> Profile:
