@@ -159,9 +159,20 @@ def test_training_keeps_its_meaning():
     for number in range(2):
         torch.testing.assert_close(stacked.branch_states()[number], dict(branches[number].state_dict()))
     assert not stacked.eval().why_not((x,))
+    assert "no shape" not in repr(stacked)
     found = stacked(x, torch.tensor([2, 6], dtype=torch.int32))
     torch.testing.assert_close(found, torch.cat([branches[0].eval()(x[:2]), branches[1].eval()(x[2:])]))
-    assert "no shape" not in repr(stacked)
+
+
+def test_a_stack_made_for_training_is_grouped_in_evaluation():
+    """And the other way round: a model is stacked when it is made, compiled when it is used."""
+    router = route.Router(lambda x, ids: ids, route.stack([nn.Linear(4, 4) for _ in range(COUNT)], torch.zeros(1, 4)))
+    ids, x = torch.tensor([0, 2, 2]), torch.randn(3, 4)
+    for mode in (False, True):
+        fast = anyshape.compile(router.train(mode), strict=True)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x, ids), router(x, ids))
+        assert len(fast.explain().programs) == 1, "branch by branch it is a program for each"
 
 
 def test_states_go_both_ways():

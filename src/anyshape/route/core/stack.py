@@ -194,10 +194,21 @@ class StackedBranches(nn.Module):
     # --- as a module
 
     def train(self, mode: bool = True) -> StackedBranches:
-        """As of every module; of the branches, too."""
+        """As of every module; of the branches, too. Rows seen in one mode get their grouped form for the other, once: a
+        program compiled afterwards has it from its first call on."""
         super().train(mode)
         self._template[0].train(mode)
+        for cells in dict.fromkeys([*(body.cells for body in self._bodies), *(cells for cells, _ in self._refused)]):
+            rows = tuple(torch.zeros(1, *shape, dtype=dtype, device=self._device()) for shape, dtype in cells)
+            if not self.why_not(rows):
+                try:
+                    self.prepare(rows, self.run_branch)
+                except Refused as refusal:
+                    self._refused[cells, mode] = str(refusal)
         return self
+
+    def _device(self) -> torch.device | None:
+        return next((tensor.device for tensor in self.tensors().values()), None)
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
         before = [(tensor.dtype, tensor.device) for tensor in self.tensors().values()]
