@@ -84,7 +84,7 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 class TracingMode:
     """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
 
-    __slots__ = ("__weakref__", "call", "door", "opened", "own", "tracing", "underway")
+    __slots__ = ("__weakref__", "call", "copied", "door", "opened", "own", "tracing", "underway")
 
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
                  deferral: Deferral) -> None:
@@ -116,14 +116,15 @@ class TracingMode:
             return callback
 
         fullgraph = compilation.config.fullgraph or compilation.config.strict or oblivious
-        self.call = CopiedTarget(target, api.dynamo_compile(backend, fullgraph=fullgraph, around=around))
+        self.copied = CopiedTarget(target, api.dynamo_compile(backend, fullgraph=fullgraph, around=around))
+        self.call = self.copied.call
         self.tracing = tracing
 
     def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
         """A call through torch.compile. After a trace the door is made anew: open, if one frame was all there was."""
         outer, self.underway.call = self.underway.call, call
         try:
-            result = self.call(arguments, keywords)
+            result = self.call(*arguments, **keywords)
         finally:
             self.underway.call = outer
         codes = self.tracing.codes
@@ -132,7 +133,7 @@ class TracingMode:
             self.door = None
             if all(code is codes[0]
                    for code in codes) and FAST_DISPATCH not in self.tracing.compilation.config.disabled():
-                door = FastDispatch(self.call, self.own)
+                door = FastDispatch(self.copied, self.own)
                 door.open(codes[0])
                 self.door = door if door.programs else None
         return result

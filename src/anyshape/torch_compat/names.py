@@ -25,7 +25,7 @@ SLOW_TRACE = "traces take longer"
 WRAPPED = "calls go through torch's own wrappers, which takes longer"
 KEPT = "what was compiled is kept, also when its compiled object is gone, until torch._dynamo.reset()"
 APART = "a train step runs as a forward, a backward and the optimiser's own step"
-SHARED = "what Dynamo knows of a function is shared with whatever else is compiled of it: one may end the other's programs"
+SHARED = "what is compiled of one function, or of objects of one class, may leave each other to PyTorch"
 OPAQUE = "each saved tensor crosses from the forward to the backward by itself: memory is given back later"
 
 FAKE = "torch._subclasses.fake_tensor."

@@ -22,7 +22,7 @@ import torch
 
 from anyshape.torch_compat import need
 from anyshape.torch_compat.dynamo import internals
-from anyshape.torch_compat.dynamo.copied_target import CopiedTarget
+from anyshape.torch_compat.dynamo.copied_target import MODULE_CALL, CopiedTarget
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
 
@@ -102,10 +102,15 @@ class FastDispatch:
         """The function whose frame was traced, what is passed before the caller's arguments, and the class of a module
         whose `forward` it is."""
         found = self.copied.traced(code)
-        if found is None or not isinstance(self.target, torch.nn.Module) or not found[1]:
+        if found is None or not isinstance(self.target, torch.nn.Module):
             return None if found is None else (*found, None)
-        kind = type(self.target)
-        return (*found, kind) if kind.forward is found[0] and found[1][0] is self.target else None
+        if hasattr(self.target, "_initialize_hook"):
+            return None
+        if found[0] is self.copied.wrapper:
+            return (*found, None)
+        kind: Any = type(self.target)
+        is_plain = kind.forward is found[0] and found[1] and kind.__call__ is MODULE_CALL
+        return (*found, kind) if is_plain else None
 
     def _runner(self, code: types.CodeType) -> Callable[..., Any] | None:
         """Dynamo's code as a function, calling our program without the wrapper that switches Dynamo off: it is off.

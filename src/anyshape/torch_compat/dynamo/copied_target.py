@@ -1,11 +1,11 @@
 """Copies of code objects: what Dynamo traces of a compiled object belongs to that object alone.
 
-Dynamo keeps what it knows of a frame with the code object: the programs, how many there may be, and that it shall never
-be traced again (`apply_to_code`: after a graph break in a loop, or where a trace found nothing to compute). Code objects
-are shared by all objects of a class and by all functions that one decorator has made, so one `torch.compile` with such a
-graph break would leave every other compiled object of the class to PyTorch. Each compiled object has its function,
-or the `forward` of its module, traced as a function with the same globals, closure and defaults and a code object of its
-own. What runs is the same; names, files and lines are the same; what Dynamo knows goes with the copy.
+Dynamo keeps what it knows of a frame with the code object: the programs, how many there may be, and that it shall
+never be traced again (`apply_to_code`: after a graph break in a loop, or where a trace found nothing to compute). Code
+objects are shared by all objects of a class and by all functions that one decorator has made, so one `torch.compile`
+with such a graph break would leave every other compiled object of the class to PyTorch. Each compiled object has its
+function, or the `forward` of its module, traced as a function with the same globals, closure and defaults and a code
+object of its own. What runs is the same; names, files and lines are the same; what Dynamo knows goes with the copy.
 
 Functions that Dynamo comes to only after a graph break keep their code objects: whoever calls them looks them up.
 """
@@ -23,6 +23,7 @@ import torch
 from anyshape import torch_compat as compat
 
 WRAPPERS = "torch._dynamo.external_utils"  # of Dynamo's frames around what has none of its own
+MODULE_CALL = torch.nn.Module.__call__  # as it is before anybody patches it
 MARK = "_torchdynamo"  # how Dynamo's attributes of functions begin: those of one that is disabled, or compiled
 
 
@@ -33,14 +34,14 @@ def copy_of(code: types.CodeType) -> types.CodeType:
 
 
 class CopiedTarget:
-    """A module, function or other callable that Dynamo traces by copies of its code objects, as a callable.
+    """A module, function or other callable that Dynamo traces by copies of its code objects.
 
     Args:
         target: what is compiled.
         optimize: what `torch_api.dynamo_compile` returned; makes a callable that Dynamo watches.
     """
 
-    __slots__ = ("__weakref__", "_bound", "_copies", "_optimize", "_shared", "_wrapper", "target")
+    __slots__ = ("__weakref__", "_bound", "_copies", "_optimize", "_shared", "target", "wrapper")
 
     def __init__(self, target: Any, optimize: Callable[[Any], Any]) -> None:
         self.target = target
@@ -49,16 +50,16 @@ class CopiedTarget:
         self._bound: tuple[Any, Any, types.CodeType, types.FunctionType, Any] | None = None
         self._shared = optimize(target)
         inner = _inside(self._shared)
-        self._wrapper = inner if getattr(inner, "__globals__", {}).get("__name__") == WRAPPERS else None
+        self.wrapper = inner if getattr(inner, "__globals__", {}).get("__name__") == WRAPPERS else None
         always = compat.get("torch._dynamo.eval_frame.always_optimize_code_objects")
-        if self._wrapper is not None and always is not None:  # a function made for this object
-            self._wrapper.__code__ = copy_of(self._wrapper.__code__)
-            always[self._wrapper.__code__] = True
+        if self.wrapper is not None and always is not None:  # a function made for this object
+            self.wrapper.__code__ = copy_of(self.wrapper.__code__)
+            always[self.wrapper.__code__] = True
 
-    def __call__(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def call(self, *arguments: Any, **keywords: Any) -> Any:
         """The result of the target, its frame evaluated by Dynamo."""
-        found = None if self._wrapper is not None else self._function()
-        if found is None:
+        found = None if self.wrapper is not None else self._function()
+        if found is None or (isinstance(self._shared, torch.nn.Module) and module_call() is None):
             return self._shared(*arguments, **keywords)
         function, owner = found
         bound = self._bound
@@ -74,8 +75,8 @@ class CopiedTarget:
     def traced(self, code: types.CodeType) -> tuple[types.FunctionType, tuple[Any, ...]] | None:
         """The function that runs where Dynamo evaluates `code`, with what is passed before the caller's arguments; None
         where that is no frame of the target itself."""
-        if self._wrapper is not None:
-            return (self._wrapper, ()) if self._wrapper.__code__ is code else None
+        if self.wrapper is not None:
+            return (self.wrapper, ()) if self.wrapper.__code__ is code else None
         found = self._function()
         if found is None:
             return None
@@ -85,22 +86,15 @@ class CopiedTarget:
         return function, () if owner is None else (owner,)
 
     def _function(self) -> tuple[types.FunctionType, Any] | None:
-        """The function that the target calls now, and the object that it is bound to; None where that is not plain:
-        a module that is called in a way of its own, a function that is disabled or compiled already."""
-        target = self.target
-        if isinstance(target, torch.nn.Module):
-            if not _called_by_torch(target):
-                return None
-            inner = target.forward
-            if any(name.startswith(MARK) for name in vars(inner if not isinstance(inner, types.MethodType)
-                                                          else inner.__func__)):
-                return None
-        else:
-            inner = _inside(self._shared)
+        """The function whose frame a call begins with, and the object that it is bound to; None where it has to be
+        looked up: that of a module which is called in a way of its own, one that is disabled or compiled already."""
+        inner: Any = _frame_of(self.target) if isinstance(self._shared, torch.nn.Module) else _inside(self._shared)
         owner = None
         if isinstance(inner, types.MethodType):
-            inner, owner = inner.__func__, inner.__self__
-        return (inner, owner) if isinstance(inner, types.FunctionType) else None
+            owner, inner = inner.__self__, inner.__func__
+        if not isinstance(inner, types.FunctionType) or any(name.startswith(MARK) for name in vars(inner)):
+            return None
+        return inner, owner
 
     def _bind(self, function: types.FunctionType, owner: Any) -> Any:
         code = function.__code__
@@ -110,30 +104,41 @@ class CopiedTarget:
         copied.__module__, copied.__doc__ = function.__module__, function.__doc__
         copied.__dict__.update(function.__dict__)
         call = copied if owner is None else types.MethodType(copied, owner)
-        if isinstance(self.target, torch.nn.Module):
+        if isinstance(self._shared, torch.nn.Module) and type(self.target).__call__ is MODULE_CALL:
             call = types.MethodType(module_call()(call), self.target)  # type: ignore[misc]
         return function, owner, code, copied, self._optimize(call)
 
 
 def _inside(optimized: Any) -> Any:
     """What a callable that Dynamo watches calls."""
-    return getattr(optimized.forward if isinstance(optimized, torch.nn.Module) else optimized,
-                   "_torchdynamo_orig_callable", None)
+    if isinstance(optimized, torch.nn.Module):  # that of a lazy module is told apart from what checks it
+        optimized = vars(optimized).get("_forward", optimized.forward)
+    return getattr(optimized, "_torchdynamo_orig_callable", None)
 
 
-def _called_by_torch(module: torch.nn.Module) -> bool:
-    """Whether calling the module runs its hooks and its `forward`, as `nn.Module` has it, and nothing else."""
-    return (type(module).__call__ is torch.nn.Module.__call__ and not hasattr(module, "_initialize_hook")
-            and getattr(module, "_compiled_call_impl", None) is None
-            and getattr(module._call_impl, "__func__", None) is compat.get("torch.nn.Module._call_impl")
-            and module_call() is not None)
+def _frame_of(module: torch.nn.Module) -> Any:
+    """What a call of the module runs: its class's own `__call__`, or `forward`, where `nn.Module.__call__` leads to it
+    and nothing but hooks runs besides; else None."""
+    call = type(module).__call__
+    if isinstance(module, torch.fx.GraphModule) or hasattr(module, "_initialize_hook"):
+        return None
+    if call is not MODULE_CALL:
+        return types.MethodType(call, module) if isinstance(call, types.FunctionType) else None
+    usual = compat.get("torch.nn.Module._call_impl")
+    own = usual is not None and getattr(module._call_impl, "__func__", None) is not usual
+    return None if own or getattr(module, "_compiled_call_impl", None) is not None else module.forward
+
+
+def module_call() -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    """A function of a `forward` that returns `nn.Module._call_impl` with it in place of the module's own; None where
+    this torch has no such method, or another."""
+    usual = compat.get("torch.nn.Module._call_impl")
+    return None if usual is None else _with_forward(usual)
 
 
 @functools.cache
-def module_call() -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
-    """A function of a `forward` that returns `nn.Module._call_impl` with it in place of the module's own: torch's
-    source, in its file and on its lines, with another name. None where that source is not as expected."""
-    function: Any = compat.need("torch.nn.Module._call_impl")
+def _with_forward(function: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    """Made of torch's source, in its file and on its lines, with another name for `self.forward`."""
     try:
         source, renamed = re.subn(r"\bself\.forward\b", "own_forward", inspect.getsource(function))
     except (OSError, TypeError):  # no source there

@@ -230,7 +230,8 @@ def _isolates() -> bool:
 
 def programs_of_others(code: Any, callback: FrameCallback) -> int:
     """How many programs Dynamo holds for a code object that belong to other compilations than that of `callback` (the
-    `inner` of `dynamo_compile`), and that it would count with its own: none, where it keeps them apart."""
+    `inner` of `dynamo_compile`), and that it would count with its own: none, where it keeps them apart, and none for
+    code objects that are copied (`dynamo/copied_target.py`); functions behind a graph break are not."""
     entries = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
     if entries is None or _isolates():
         return 0
