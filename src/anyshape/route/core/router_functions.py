@@ -49,6 +49,9 @@ class TopK(nn.Module):
 
     def forward(self, cells: Tensor, *others: Any) -> Routes:
         logits = self._noisy(self.gate(cells), cells)
+        if logits.shape[-1] < self.k:
+            raise InputError(f"top-{self.k} of {logits.shape[-1]} branches", why="a cell takes a branch once at most",
+                             do="give a smaller k, or a gate with a score for each branch")
         weights, ids = torch.topk(torch.softmax(logits, -1, dtype=wide(logits)), self.k, dim=-1)
         if self.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
