@@ -488,7 +488,7 @@ def test_tape_releases_its_owner_once():
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, pytest.param(torch.inference_mode, marks=pytest.mark.skipif(
-    torch_compat.version() < (2, 13), reason="AOTAutograd before torch 2.13 fails there, also with torch's own backends"))])
+    torch_compat.version() < (2, 13), reason="AOTAutograd before torch 2.13 fails there, in torch's backends too"))])
 def test_functions_that_switch_gradients_off_are_one_program(mode):
     class Scores(nn.Module):
         def __init__(self):
