@@ -81,6 +81,13 @@ class Nested(nn.Module):
         return self.router(rows)
 
 
+class Larger(nn.Module):
+    """Images with four pixels for each."""
+
+    def forward(self, rows):
+        return nn.functional.interpolate(rows.reshape(-1, 1, 2, 3), scale_factor=2.0).mean(1).flatten(1)[:, :WIDTH]
+
+
 class Constant(nn.Module):
     """Reads nothing of its rows but their number."""
 
@@ -99,6 +106,7 @@ BRANCHES = {
     "convolution": lambda: [Convolution(), nn.Identity()],
     "attention": lambda: [Attention(), nn.Softmax(1)],
     "nested": lambda: [Nested(), linear()],
+    "larger": lambda: [Larger(), linear()],
     "random": lambda: [nn.Sequential(linear(), nn.Dropout(0.5)), nn.Dropout(0.5), linear()],
 }
 
@@ -119,7 +127,8 @@ def check(run, model, loads, train=False):
             torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "train"), [*((kind, True) for kind in BRANCHES), ("nested", False)])
+@pytest.mark.parametrize(("kind", "train"), [*((kind, True) for kind in BRANCHES), ("nested", False),
+                                                ("larger", False)])
 def test_one_program_serves_every_load(kind, train):
     """No call runs as PyTorch, and gradients of branches without cells are zero."""
     model = Routed(BRANCHES[kind])
