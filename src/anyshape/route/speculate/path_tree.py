@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -131,14 +131,15 @@ class Outcome:
     redo: Tensor | None = None
 
 
+RUNS = 3  # of which the least counts, where seconds are counted
 WARM = 3  # calls after which a program runs as it will: compilers are late, weights are reordered
 COMMIT = Branching()  # stands for the reading of a decision, where seconds are counted
 
 
 def _least(function: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Seconds of a call, the least of three."""
+    """Seconds of a call, the least of RUNS."""
     found = []
-    for _ in range(3):
+    for _ in range(RUNS):
         begin = clock()
         function()
         found.append(clock() - begin)
@@ -169,41 +170,39 @@ class Builder:
         return Tree(region, root, tuple(self.inputs.items()), self.states, self.programs)
 
     def timed(self, root: Branching, inputs: Sequence[Tensor], clock: Callable[[], float]) -> dict[Branching, float]:
-        """Seconds of the work from each decision to the next on the likeliest way, read at every decision, and of a
-        commit alone (COMMIT): a program without work and a look at its decision. The least of three runs."""
-        here, known = root, dict[int, Any]()
+        """Seconds of the work from each decision to the next on the likeliest way, as PyTorch does it, and of a commit
+        alone (COMMIT): a program without work and a look at its decision. The least of three runs."""
         row, nothing = torch.zeros(1, dtype=torch.int64), GraphModule(nn.Module(), _identity())
-        found = {COMMIT: _least(lambda: torch.equal(nothing(row), row), clock)}
+        commit = _least(lambda: torch.equal(nothing(row), row), clock)
+        chain, pieces = [root], list[set[int]]()
+        known = {*self.inputs, *self.states}
+        while True:
+            pieces.append(self.values.ancestors(chain[-1].wanted(), known))
+            known |= pieces[-1]
+            if chain[-1].path is not None:
+                break
+            chain.append(chain[-1].ways[chain[-1].likeliest])
+        program = self.values.timed(tuple(self.inputs), pieces, clock)
         with torch.no_grad():
-            tree = self.tree(root)
-            known.update((number, inputs[place]) for number, place in tree.inputs)
-            region: Region | None = tree.root
-            while region is not None:
-                if region.program is not None:
-                    operands = [known[number] for number in region.inputs]
-                    results = region.program(*operands)
-                    found[here] = _least(partial(region.program, *operands), clock)
-                    known.update(zip(region.outputs, results[1:] if region.shapes else results, strict=True))
-                if here.path is not None:
-                    break
-                region, here = region.after.get((0, here.likeliest)), here.ways[here.likeliest]
-        return found
+            runs = [program(*[inputs[place] for place in self.inputs.values()]) for _ in range(WARM + RUNS)][WARM:]
+        taken = [[after - before for before, after in pairwise(times)] for times in runs]
+        return {COMMIT: commit, **{here: min(own) for here, own in zip(chain, zip(*taken), strict=True)}}
 
     def region(self, here: Branching, known: set[int]) -> Region:
         chain = [here]
         while chain[-1].path is None and self.deferral(chain[-1].ways[chain[-1].likeliest]):
             chain.append(chain[-1].ways[chain[-1].likeliest])
         ends = chain[-1].path
-        computed = self.values.ancestors(number for one in chain for number in one.wanted()) - known
+        computed = self.values.ancestors((number for one in chain for number in one.wanted()), known)
         sides = [(place, choice, way) for place, one in enumerate(chain) for choice, way in one.ways.items()
                  if way not in chain]
         below = {number for _, _, way in sides for number in way.below()}
-        later = below | {operand for number in self.values.ancestors(below) - known - computed
-                         for operand in self.values.operands(number)}
+        later = below | {operand for number in self.values.ancestors(below, known | computed)
+                         for operand in self.values.operands[number]}
         results = set() if ends is None else set(chain[-1].wanted())
         outputs = tuple(sorted(computed & (later | results)))
         decisions = [one.decision for one in chain if one.decision is not None]
-        read = {operand for number in computed for operand in self.values.operands(number)} | set(decisions)
+        read = {operand for number in computed for operand in self.values.operands[number]} | set(decisions)
         inputs = tuple(sorted(read - computed - set(self.states)))
         program, shapes = self.program(inputs, computed | (read & set(self.states)), outputs, decisions)
         choices = tuple(one.likeliest for one in chain if one.decision is not None)
