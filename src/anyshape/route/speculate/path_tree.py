@@ -31,11 +31,10 @@ from anyshape.torch_compat import tree as pytree
 class Branching:
     """A place of the tree: a decision with a way for each choice that is known, or an end with results.
 
-    count: of the predicted calls, how many come here, in shares of all. share: of those that come to the one before.
+    count: of the predicted calls, how many come here, in shares of all.
     """
 
     count: float = 0.0
-    share: float = 1.0
     decision: int | None = None
     ways: dict[Choice, Branching] = field(default_factory=dict)
     path: Path | None = None
@@ -74,14 +73,7 @@ def branchings(paths: Sequence[tuple[Path, float]]) -> Branching:
         if here.ways or (here.path is not None and here.path != path):
             raise ValueError("paths with the same decisions end differently")
         here.path = path
-    _divide(root)
     return root
-
-
-def _divide(here: Branching) -> None:
-    for way in here.ways.values():
-        way.share = way.count / here.count
-        _divide(way)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,20 +138,24 @@ def _least(function: Callable[[], Any], clock: Callable[[], float]) -> float:
     return min(found)
 
 
-def _identity() -> Graph:
+def _nothing() -> GraphModule:
+    """A program without work, but for one operator."""
     graph = Graph()
-    graph.output(graph.placeholder("row"))
-    return graph
+    row = graph.placeholder("row")
+    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (row, row)),))
+    return GraphModule(nn.Module(), graph)
 
 
 class Builder:
     """Makes the regions of a tree.
 
     Args:
-        deferral: (way) -> whether what follows a decision on its likeliest way is computed before the decision is read.
+        deferral: (begin, way) -> whether what follows a decision on its likeliest way, `way`, is computed before the
+            decisions since `begin` are read.
     """
 
-    def __init__(self, values: Values, deferral: Callable[[Branching], bool], compile: Compile | None) -> None:
+    def __init__(self, values: Values, deferral: Callable[[Branching, Branching], bool],
+                 compile: Compile | None) -> None:
         self.values, self.deferral, self.compile = values, deferral, compile
         self.states = {number: value.args[0] for number, value in enumerate(values.values) if value.target == STATE}
         self.inputs = {number: value.args[0] for number, value in enumerate(values.values) if value.target == INPUT}
@@ -171,9 +167,11 @@ class Builder:
 
     def timed(self, root: Branching, inputs: Sequence[Tensor], clock: Callable[[], float]) -> dict[Branching, float]:
         """Seconds of the work from each decision to the next on the likeliest way, as PyTorch does it, and of a commit
-        alone (COMMIT): a program without work and a look at its decision. The least of three runs."""
-        row, nothing = torch.zeros(1, dtype=torch.int64), GraphModule(nn.Module(), _identity())
-        commit = _least(lambda: torch.equal(nothing(row), row), clock)
+        alone (COMMIT): a program without work, compiled, and a look at its decision. The least of three runs."""
+        row = torch.zeros(1, dtype=torch.int64)
+        nothing = compiled(_nothing(), (row,), self.compile)
+        with torch.no_grad():
+            commit = [_least(lambda: torch.equal(nothing(row)[0], row), clock) for _ in range(WARM)][-1]
         chain, pieces = [root], list[set[int]]()
         known = {*self.inputs, *self.states}
         while True:
@@ -190,7 +188,7 @@ class Builder:
 
     def region(self, here: Branching, known: set[int]) -> Region:
         chain = [here]
-        while chain[-1].path is None and self.deferral(chain[-1].ways[chain[-1].likeliest]):
+        while chain[-1].path is None and self.deferral(here, chain[-1].ways[chain[-1].likeliest]):
             chain.append(chain[-1].ways[chain[-1].likeliest])
         ends = chain[-1].path
         computed = self.values.ancestors((number for one in chain for number in one.wanted()), known)

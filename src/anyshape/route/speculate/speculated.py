@@ -193,18 +193,20 @@ class Speculated(nn.Module):
             return None
         root = branchings(paths)
         inputs = [one for one in pytree.tree_leaves((args, keywords)) if isinstance(one, Tensor)]
-        seconds = Builder(values, lambda way: False, None).timed(root, inputs, self.clock)
-        return Builder(values, lambda way: self._is_deferred(way, seconds), self.compile).tree(root)
+        seconds: Mapping[Branching, float] = {}
+        if self.defer is None:
+            seconds = Builder(values, lambda begin, way: False, self.compile).timed(root, inputs, self.clock)
+        return Builder(values, lambda begin, way: self._is_deferred(begin, way, seconds), self.compile).tree(root)
 
-    def _is_deferred(self, way: Branching, seconds: Mapping[Branching, float]) -> bool:
-        """Whether to compute what follows on the likeliest way before its decision is read: as long as the commit that
-        is saved outweighs the work that is in vain where another way is taken. A share of 1 in n calls may be n + 1 in
-        n + 2 (Laplace)."""
+    def _is_deferred(self, begin: Branching, way: Branching, seconds: Mapping[Branching, float]) -> bool:
+        """Whether to compute what follows on `way` before the decisions since `begin` are read: as long as the commit
+        that is saved outweighs the work that is in vain where one of them turns out else. A share of 1 in n calls may
+        be n + 1 in n + 2 (Laplace)."""
         if self.defer is not None:
             return self.defer
-        likely = way.share
+        likely = way.count / begin.count
         if self.calls:
-            likely = (way.share * self.calls + 1) / (self.calls + 2)
+            likely = (way.count * self.calls + 1) / (begin.count * self.calls + 2)
         return likely * seconds[COMMIT] > (1 - likely) * seconds.get(way, 0.0)
 
     def _rows_apart(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
