@@ -38,7 +38,7 @@ from anyshape.route.speculate.path_tree import (
     run,
 )
 from anyshape.route.speculate.payoff import Payoff
-from anyshape.route.speculate.predicted import Choice, PredictedRouter, Prediction, WatchedFunction, replaced, watching
+from anyshape.route.speculate.predicted import Choice, PredictedRouter, Prediction, Watch, replaced, watching
 from anyshape.torch_compat import tree as pytree
 
 OFF = "speculation does not pay"
@@ -123,7 +123,7 @@ class Speculated(nn.Module):
         super().__init__()
         self.routers = {name: router for name, (router, _) in names.items()}
         for name, router in self.routers.items():
-            router.router_fn = WatchedFunction(router.router_fn, name)
+            router.watch = Watch(name)
         self.general, self.training = model, model.training
         self.predictions, self.calls, self.defer = tuple(predictions), calls, defer
         self.rowwise, self.compile, self.clock = rowwise, compile, clock
