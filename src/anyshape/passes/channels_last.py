@@ -61,7 +61,7 @@ def channels_last(graph: Graph, config: Config) -> Graph:
     calls = [call for node in graph.nodes if (call := _call(node)) is not None]
     if (not tape and not calls) or (graph.saved and any(len(call.stride) + 2 not in _TRAINED for call in calls)):
         return graph
-    sinking = _Sinking()
+    sinking = _Sinking(config.products != "library" and not (graph.saved or graph.restored))
     replay = Replay(graph, sinking.rewrite, sinking.follow)
     sinking.begin(replay, tape)
     turned = dce(replay.run(), config)
@@ -137,9 +137,10 @@ class _Sinking:
     """The rewrite. `turned` holds the values that a convolution's order of dims has reached; a permute of such a value
     sinks on. Any other permute stays where it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, direct: bool) -> None:
         self.turned: set[str] = set()
         self.count = 0  # convolutions seen
+        self.direct = direct  # convolutions may be by the host's own routine
 
     def begin(self, replay: Replay, tape: Sequence[Value]) -> None:
         """Puts a permute in front of everything that reads one of these values of the tape."""
@@ -203,6 +204,9 @@ class _Sinking:
         if all(size == 1 for size in weights.tensor.shape[2:]) and not any(call.padding) and call.groups == 1:
             return self.back(replay, self.product(replay, last, weights, call), back)
         bias = () if call.bias is None else (call.bias,)
+        if self.direct and is_direct(node.output.tensor, weights.tensor, call.groups):
+            return self.make(replay, back, "direct_conv", last, weights, *bias, stride=call.stride,
+                             padding=call.padding, dilation=call.dilation)
         return self.make(replay, back, "convolution", last, weights, *bias, stride=call.stride, padding=call.padding,
                          dilation=call.dilation, groups=call.groups)
 
@@ -339,6 +343,15 @@ class _Sinking:
                 d for d in turned[0] if value.tensor.shape[d] != 1):
             return None
         return self.make(replay, turned[2], "reshape", value, shape=turned[1])
+
+
+def is_direct(result: TensorType, weights: TensorType, groups: int) -> bool:
+    """Does the host's own routine do a convolution?"""
+    sizes = weights.shape
+    if result.rank != 4 or result.dtype != "f32" or groups != 1 or not all(isinstance(size, int) for size in sizes):
+        return False
+    outs, *inside = sizes
+    return True
 
 
 def _orders(rank: int) -> tuple[Dims, Dims]:
