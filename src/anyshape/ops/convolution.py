@@ -5,7 +5,7 @@ and of groups of rows, with channels first, by the host's own routine:
         [E, O] -> [N, O, *T]: rows ends[e-1]:ends[e] by weight[e]; zero past the last end (ops/matmul.py); f32. With
         `added` the last operand is added to all that, with `relu` the result is the maximum with 0
 
-    direct_conv(x, w, ... | stride, padding, dilation)   over two dims as `convolution`, in one group, f32, by the host's
+    direct_conv(x, w, ... | stride, padding, dilation)   `convolution` over two dims, in one group, f32, by the host's
         own routine; `added` and `relu` as above
 
     attributes, one number per dim of S: stride, padding (zeros on either side), dilation; and groups

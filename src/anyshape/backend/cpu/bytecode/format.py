@@ -339,8 +339,8 @@ class DirectConvStep(Step):
     weights_last: i64  # 1: the channels of a place of the window are neighbours; 0: the places of a channel
     lanes: i64  # of a vector of f32
     grain: i64  # positions of the smallest tile; others have two, three times as many
-    function: i64  # entry of the first routine of backend/cpu/microkernels/direct_conv_last.py, and of what turns squares
-    turn: i64
+    function: i64  # entry of the first routine of backend/cpu/microkernels/direct_conv_last.py
+    turn: i64  # entry of what turns squares (backend/cpu/microkernels/gemm.py)
     panels: i64  # of two vectors of channels, and bytes of one
     panel_bytes: i64
     places: i64  # where in a thread's scratch, behind the offsets of the taps, those of positions are; weights; input
@@ -471,6 +471,7 @@ DIRECT_CONV = 15  # convolutions with channels last
 
 SERIES_MORE = words_of(KernelState)  # words in front of a kernel's block
 
+WIDE_TILES = direct_conv_last.HIGHEST[2]
 F32 = 4  # bytes per element
 OVER_INNER = 1024  # elements of such a row, at most
 PACKED_PAD = 64  # bytes after a panel, which is written in whole vectors

@@ -1,6 +1,7 @@
 """Direct convolution microkernel, channels last: some positions of the result by some of its channels, printed as LLVM.
 
-    result [positions, channels] = biases + the sum over taps k of x[offsets[k] + places[positions]] * weights [k, channels]
+    result [positions, channels] = biases + the sum over taps k of x[offsets[k] + places[positions]]
+                                                                   * weights [k, channels]
 
 The input lies with its padding written out, so a tap (input channel, place in the window) is an offset in bytes, and so
 is a position: the indirect convolution of Dukhan (2019), with channels of the result as lanes, as in the tiles of
@@ -41,6 +42,8 @@ def emit_conv_last(target: Machine, wanted: Collection[str] = DTYPES) -> str:
     declarations: dict[str, str] = {}
     for name in routines():
         height, vectors = map(int, name.split("_")[3:])
+        if HEIGHTS - height > HIGHEST[vectors]:
+            continue
         body = _Tile(target)
         body.emit(grain(target) * (HEIGHTS - height), vectors)
         declarations |= body.code.declarations

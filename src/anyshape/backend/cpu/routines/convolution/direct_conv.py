@@ -10,7 +10,7 @@ nearly as long, and so nothing is kept from call to call. Where there is no padd
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, Block, DirectConvStep, Functions
+from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, WIDE_TILES, Block, DirectConvStep, Functions
 from anyshape.backend.cpu.native.compiler import (
     Struct,
     array_at,
@@ -18,7 +18,6 @@ from anyshape.backend.cpu.native.compiler import (
     copy_bytes,
     fill_zero,
     i64,
-    maximum,
     minimum,
     new,
 )
@@ -99,7 +98,7 @@ def place_window(step: DirectConvStep, scratch: int) -> int:
 
 
 def place_positions(step: DirectConvStep, target: int) -> int:
-    """The offset of each position of a band, in bytes from the first one's; then the last one's for a tile more."""
+    """The offset of each position of a band, in bytes from the first one's."""
     places = array_at(i64, target)
     across = step.stride_x * step.channels * 4
     position = 0
@@ -107,8 +106,6 @@ def place_positions(step: DirectConvStep, target: int) -> int:
         for x in range(step.out_x):
             places[position] = y * step.stride_y * step.line + x * across
             position += 1
-    for more in range(3 * step.grain):
-        places[position + more] = 0
     return 0
 
 
@@ -168,11 +165,22 @@ def convolve_band(data: DirectConvWork, scratch: int, source: int, image: int, f
     place = scratch + step.places
     done = 0
     while done < positions:
-        thirds = minimum(2 if vectors == 2 else 3, (positions - done + grain - 1) // grain)
+        thirds = minimum(WIDE_TILES if vectors == 2 else 3, (positions - done + grain - 1) // grain)
         height = thirds * grain
+        if positions - done < height:
+            place = last_places(place, scratch + step.places + step.lines * step.out_x * 8, positions - done, height)
         call_void(entries[step.function + (3 - thirds) * 2 + vectors - 1], source, scratch, step.taps, place, weights,
                   result, outs * 4, minimum(height, positions - done), channels, other, step.least)
         result += height * outs * 4
         place += height * 8
         done += height
     return 0
+
+
+def last_places(source: int, target: int, count: int, height: int) -> int:
+    """The offsets of a tile of fewer positions than it has room for: the others read where the first one does."""
+    copy_bytes(target, source, count * 8)
+    places = array_at(i64, target)
+    for more in range(count, height):
+        places[more] = places[0]
+    return target
