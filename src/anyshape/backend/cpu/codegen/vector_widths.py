@@ -5,7 +5,7 @@ from __future__ import annotations
 from anyshape.backend.cpu.llvm.scalar_ops import weight_of
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.ir.types import size_of
-from anyshape.kernel.loop_ir.directives import Interchange, Tile
+from anyshape.kernel.loop_ir.directives import Interchange, Interleave, Tile
 from anyshape.kernel.loop_ir.program import LoopProgram, Stage
 from anyshape.sym.expr import Size, ceildiv, product, substitute
 
@@ -25,11 +25,13 @@ class VectorLayout:
     """Vector widths and scratch offsets of a kernel."""
 
     def __init__(self, program: LoopProgram, target: Machine, block: int) -> None:
+        self.columns = program.columns
         self.interchanged = program.directive(Interchange) is not None
         self.columns_are_lanes = self.interchanged or bool(
             program.vector and program.columns and program.columns[-1][0] == program.vector)
         self.rows_are_lanes = bool(program.vector and not self.columns_are_lanes)
         self.basic = self._basic(program, target)
+        self.interleaved = program.directive(Interleave) is not None
         self.tiled = program.directive(Tile) is not None
         self.wide = {k: self.width(stage) for k, stage in enumerate(program.stages)}
         self.strip = min(self.wide.values(), default=self.basic) if self.rows_are_lanes else 0
@@ -54,6 +56,13 @@ class VectorLayout:
         weight += 2 * eights
         if self.tiled:
             return 2 * self.basic  # the columns of a tile are few
+        if self.interleaved:
+            return self.basic  # of which there are several beside each other
         if not self.rows_are_lanes and not self.interchanged and any(one.op == "scatter" for one in stage.instructions):
             return self.basic  # lanes that may meet are written out one by one
-        return self.basic * (4 if weight <= 12 else 2 if weight <= 128 else 1)
+        wide = self.basic * (4 if weight <= 12 else 2 if weight <= 128 else 1)
+        extent = self.columns[-1][1] if self.columns_are_lanes and not self.interchanged else 0
+        if isinstance(extent, int) and extent >= 4 and not any(one.op in ("reduce", "scan", "fold")
+                                                               for one in stage.instructions):
+            wide = min(wide, 1 << (extent.bit_length() - 1))  # else no step is whole
+        return wide

@@ -11,9 +11,8 @@ fewer.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, Block, Functions, GroupedConvStep
+from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, Block, GroupedConvStep
 from anyshape.backend.cpu.native.compiler import (
-    Struct,
     array_at,
     call_void,
     copy_bytes,
@@ -27,15 +26,8 @@ from anyshape.backend.cpu.native.compiler import (
     store32,
 )
 from anyshape.backend.cpu.routines.blas_gemm import address
+from anyshape.backend.cpu.routines.convolution.winograd import GroupedConvWork, transform_weights, winograd_row
 from anyshape.backend.cpu.routines.threads import parallel_for, share
-
-
-class GroupedConvWork(Struct):
-    """What the threads of a step share."""
-
-    functions: Functions
-    block: Block
-    step: GroupedConvStep
 
 
 def run_grouped_conv(block: Block, step: GroupedConvStep) -> int:
@@ -83,11 +75,19 @@ def grouped_conv_range(data: GroupedConvWork, number: int, team: int) -> int:
         first = maximum(begin, low)
         last = minimum(end, high)
         if first < last:
-            pack_group(block, step, group, scratch + step.panels)
+            packed = 0
+            if step.winograd != 0:
+                transform_weights(data, group, scratch)
             for row in range(first, last):
                 place_row(step, address(block, step.rows) + row * step.channels * step.volume * 4,
                           scratch + step.input)
-                convolve_row(data, scratch, result + row * bytes_of_row, 0 if addend == 0 else addend - result)
+                target = result + row * bytes_of_row
+                other = 0 if addend == 0 else addend - result
+                if step.winograd == 0 or winograd_row(data, scratch, target, other) != 0:
+                    if packed == 0:
+                        pack_group(block, step, group, scratch + step.panels)
+                    packed = 1
+                    convolve_row(data, scratch, target, other)
         begin = end
     first = maximum(low, reached)
     if first < high:
