@@ -106,9 +106,9 @@ class SplitReduction:
 
 @dataclass(frozen=True, slots=True)
 class Interleave:
-    """The loop `short`, whose extent is a number, is unrolled inside of the loop `long`, which is the vector. One is the
-    only column loop, the other a row loop. Loads and stores that go on by one along `short`, and by its extent along
-    `long`, are whole vectors, which are interleaved in registers. Nothing is reduced, scanned or scattered."""
+    """The loop `short`, whose extent is a number, is unrolled inside of the loop `long`, which is the vector. One is
+    the only column loop, the other a row loop. Loads and stores that go on by one along `short`, and by its extent
+    along `long`, are whole vectors, which are interleaved in registers. Nothing is reduced, scanned or scattered."""
 
     short: str
     long: str
@@ -124,4 +124,5 @@ class Interleave:
 
 
 Directive = Vectorize | Tile | Interchange | SplitReduction | Interleave
-LINES = (Tile, Interchange, SplitReduction, Interleave)  # those that have a line of their own; `Vectorize` stands at its loops
+# those that have a line of their own; `Vectorize` stands at its loops
+LINES = (Tile, Interchange, SplitReduction, Interleave)

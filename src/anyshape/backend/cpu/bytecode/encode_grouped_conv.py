@@ -23,7 +23,7 @@ _MARKS = tuple(map(host.GroupedConvStep.index, ("rows", "weight", "ends", "bias"
 # bytes of scratch beyond which a row's input does not stay in the caches between panels, and PyTorch does it
 MOST = 4 << 20
 INPUT, RESULT = 60, 60  # operations of vectors that a channel's transform takes: of the input, of the result
-_PLACES = ("winograd", "blocks", "flag", "room", "transformed", "factors", "biases", "scratch")
+_PLACES = ("winograd", "blocks", "flag", "sums", "transformed", "factors", "biases", "scratch")
 NOTHING = 0xFF800000  # the bits of -infinity: every number is at least that
 
 
@@ -110,7 +110,7 @@ def _wins(kernel: Shape, stride: Shape, dilation: Shape, channels: int, outs: in
 def _winograd_places(first: int, channels: int, outs: int) -> dict[str, int]:
     """The words for Winograd's algorithm, whose scratch begins at `first`."""
     vector, most = 4 * target.host().lanes, winograd_conv.most(target.host())
-    sizes = {"flag": 8, "room": 8 * most * vector, "transformed": 16 * channels * vector,
+    sizes = {"flag": 8, "sums": 8 * outs * vector, "transformed": 16 * channels * vector,
              "factors": 16 * channels * outs * 4, "biases": 4 * outs}
     found = {"winograd": host.WINOGRAD, "blocks": -(-outs // most)}
     for name, size in sizes.items():

@@ -305,8 +305,8 @@ class GroupedConvStep(Step):
     input_bytes: i64
     winograd: i64  # entry of the first routine of backend/cpu/microkernels/winograd_conv.py; 0: without it
     blocks: i64  # of channels of the result there
-    flag: i64  # where in scratch: its flag, room, transformed input and weights, biases
-    room: i64
+    flag: i64  # where in scratch: its flag, sums, transformed input and weights, biases
+    sums: i64
     transformed: i64
     factors: i64
     biases: i64

@@ -79,8 +79,11 @@ def _unrolled(program: LoopProgram, interleave: Interleave, count: int) -> tuple
 
 
 def is_interleaved(one: Instruction, interleave: Interleave, count: int, uneven: Set[int]) -> bool:
-    """Does it load or store elements that lie one after another along the short loop, and then the long one, all of them or none? uneven: registers that differ from element to element."""
-    if one.op not in ("load", "store") or (one.op == "store" and len(one.args) > 1) or (one.op == "load" and one.args and one.value != 0):
+    """Does it load or store elements that lie one after another along the short loop, and then the long one?
+    uneven: registers that differ from element to element."""
+    if one.op not in ("load", "store") or (one.op == "store" and len(one.args) > 1):
+        return False
+    if one.op == "load" and one.args and one.value != 0:
         return False
     read = used(one) if one.op == "load" else used(one)[1:]
     if not uneven.isdisjoint(read):

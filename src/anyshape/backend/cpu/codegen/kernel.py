@@ -39,7 +39,6 @@ from anyshape.kernel.loop_ir.directives import Interchange, Interleave, SplitRed
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Stage
 from anyshape.sym.expr import Size, ceildiv, product, symbols_of
 
-
 WRITES = ("store", "stores", "scatter")
 
 
@@ -213,29 +212,44 @@ class _Kernel:
         self._column_stage(stage, self.layout.width(stage))
 
     def _rows(self, begin: Value, end: Value, extents: list[Value]) -> None:
-        """The row blocks begin to end: those of the last row variable in a loop, at each value of the others."""
+        """The row blocks begin to end."""
         code, space = self.code, self.space
-        *outer, last = extents or [constant("i64", 1)]
-        last = code.intrinsic("smax", last, constant("i64", 1))
-        first = code.binary("udiv", begin, last)
-        after = code.binary("udiv", code.binary("add", end, code.binary("sub", last, constant("i64", 1))), last)
-        counters = self._unflatten(first, outer)
-        number = code.open_loop(first, after, 1)
-        names = [name for name, _ in self.program.rows]
-        for name, counter in zip(names, counters, strict=False):
+        if self.layout.short_rows:
+            self._short_rows(begin, end, extents)
+            return
+        counters = self._unflatten(begin, extents)
+        code.open_loop(begin, end, 1)
+        for (name, _), counter in zip(self.program.rows, counters, strict=True):
             space.names[name] = code.load("i64", 0, counter, code.top, False)
-        now = [space.names[name] for name in names[:-1]]
-        before = code.binary("mul", number, last)
-        inner = code.open_loop(code.intrinsic("smax", code.binary("sub", begin, before), constant("i64", 0)),
-                               code.intrinsic("smin", code.binary("sub", end, before), last), 1)
-        for name in names[-1:]:
-            space.names[name] = inner
+        now = [space.names[name] for name, _ in self.program.rows]
         if self.layout.rows_are_lanes:
             self._strip()
         elif self.layout.tiled:
             Strip(self.tiles, space, self.buffers).run(self._tile_row)
         else:
             self._stages()
+        self._advance(counters, now, extents)
+        code.close_section()
+
+    def _short_rows(self, begin: Value, end: Value, extents: list[Value]) -> None:
+        """The rows begin to end: those of the last row variable in a loop, at each value of the others, so that there
+        is nothing to carry from row to row."""
+        code, space = self.code, self.space
+        *outer, last = extents
+        last = code.intrinsic("smax", last, constant("i64", 1))
+        first = code.binary("udiv", begin, last)
+        after = code.binary("udiv", code.binary("add", end, code.binary("sub", last, constant("i64", 1))), last)
+        counters = self._unflatten(first, outer)
+        number = code.open_loop(first, after, 1)
+        names = [name for name, _ in self.program.rows]
+        for name, counter in zip(names[:-1], counters, strict=True):
+            space.names[name] = code.load("i64", 0, counter, code.top, False)
+        now = [space.names[name] for name in names[:-1]]
+        before = code.binary("mul", number, last)
+        start = code.intrinsic("smax", code.binary("sub", begin, before), constant("i64", 0))
+        stop = code.intrinsic("smin", code.binary("sub", end, before), last)
+        space.names[names[-1]] = code.open_loop(start, stop, 1)
+        self._stages()
         code.close_section()
         self._advance(counters, now, outer)
         code.close_section()

@@ -8,16 +8,19 @@ and 1/2. A result depends on the inputs of its own window alone, but sums of the
 bounded by the largest input of the window and the sum of the weights, not by each product. Where an input is not
 finite, or a sum overflows, a result may be NaN that is a number or an infinity by definition: that is said in `flag`.
 
-    winograd_weights   (weight, channels, target, step)   weight: [channels, 3, 3] of one channel of the result; step:
-                       bytes of the channels of a block; target: [4, channels, 4, block] (point along the line, channel,
-                       point across lines), at this channel of the block
+    winograd_weights   (weight, channels, target, step, far)   weight: [channels, 3, 3] of one channel of the result;
+                       step: bytes of the channels of a block; target: [channels, 4, block] (channel, point across
+                       lines), at this channel of the block; far: bytes from there to the next point along a line
     winograd_input     (x, line, plane, channels, target)   x: of the first tile's first input; line, plane: bytes from
-                       line to line and channel to channel; target: [4, channels, 4, lanes]
-    winograd_H         (inputs, channels, weights, biases, result, step, line, positions, lines, addend, least, room,
-                       flag)   a block of H channels: inputs, weights: as above; step, line: bytes from channel to
+                       line to line and channel to channel; target: [4, channels, 4, lanes] (point along the line,
+                       channel, point across lines)
+    winograd_H         (inputs, channels, weights, sums, far)   a block of H channels at one point along the line:
+                       inputs [channels, 4, lanes], weights [channels, 4, H]; sums: [H, lanes] of the first line of
+                       results, and those of the second, `far` bytes after them
+    winograd_write     (sums, outs, biases, result, step, line, positions, lines, addend, least, flag)   sums:
+                       [4, 2, outs, lanes] (point along the line, line of results); step, line: bytes from channel to
                        channel and line to line of the result; positions, lines: how many are written; addend, least:
-                       as in backend/cpu/microkernels/direct_conv.py; room: for [4, 2, H, lanes]; flag: of an i64, which
-                       is set to 1
+                       as in backend/cpu/microkernels/direct_conv.py; flag: of an i64, which is set to 1
 
 All take i64, and elements are f32. Up to a line and three vectors of inputs are read that no result is made of.
 """
@@ -31,10 +34,11 @@ from anyshape.backend.cpu.machine.target import Machine
 DTYPES = ("f32",)
 POINTS = 4  # of a tile along a line, and across lines
 MOST = 6  # channels of a block
-TILE = "inputs channels weights biases result step line positions lines addend least room flag".split()
-ARGUMENTS = {"winograd_weights": "weight channels target step".split(),
+BLOCK = "inputs channels weights sums far".split()
+ARGUMENTS = {"winograd_weights": "weight channels target step far".split(),
              "winograd_input": "x line plane channels target".split(),
-             **{f"winograd_{height}": TILE for height in range(1, MOST + 1)}}
+             "winograd_write": "sums outs biases result step line positions lines addend least flag".split(),
+             **{f"winograd_{height}": BLOCK for height in range(1, MOST + 1)}}
 
 
 def routines() -> list[str]:
@@ -55,7 +59,8 @@ def emit_winograd(target: Machine, wanted: Collection[str] = DTYPES) -> str:
     declarations: dict[str, str] = {}
     for name, arguments in ARGUMENTS.items():
         emit: dict[str, Callable[[_Routine], None]] = {
-            "winograd_weights": _Routine.weights, "winograd_input": _Routine.inputs}
+            "winograd_weights": _Routine.weights, "winograd_input": _Routine.inputs,
+            "winograd_write": _Routine.write}
         routine = _Routine(target, arguments)
         if name in emit:
             emit[name](routine)
@@ -111,15 +116,15 @@ class _Routine:
 
     def weights(self) -> None:
         """See the head of this file."""
-        weight, channels, target, step = self.given.values()
+        weight, channels, target, step, far = self.given.values()
         channel = self.loop(channels)
         here = self.plus(weight, self.times(channel, 36))
         lines = [[self.load(self.plus(here, 4 * (3 * y + x)), 0) for x in range(3)] for y in range(3)]
         across = [self.points(*(line[x] for line in lines)) for x in range(3)]
         for i in range(POINTS):
             for j, value in enumerate(self.points(*(across[x][i] for x in range(3)))):
-                place = self.plus(self.times(self.plus(self.times(channels, j), channel), POINTS), i)
-                self.store(value, self.plus(target, self.times(place, step)))
+                place = self.times(self.plus(self.times(channel, POINTS), i), step)
+                self.store(value, self.plus(target, self.plus(self.times(far, j), place)))
         self.code.close_section()
 
     def points(self, a: Value, b: Value, c: Value) -> list[Value]:
@@ -157,12 +162,11 @@ class _Routine:
         """See the head of this file."""
         given, code, lanes = self.given, self.code, self.lanes
         sums = [[code.slot(f"sum {i} {k}", "f32", lanes) for k in range(height)] for i in range(POINTS)]
-        j = self.loop(POINTS)
         for row in sums:
             for slot in row:
                 self.put(slot, constant("f32", 0, lanes))
         channel = self.loop(given["channels"])
-        place = self.times(self.plus(self.times(j, given["channels"]), channel), POINTS)
+        place = self.times(channel, POINTS)
         own, line = (self.plus(given[name], self.times(place, size))
                      for name, size in (("weights", 4 * height), ("inputs", 4 * lanes)))
         for i in range(POINTS):
@@ -171,54 +175,65 @@ class _Routine:
                 factor = code.spread(self.load(self.plus(own, 4 * (height * i + k)), 0), lanes)
                 self.put(sums[i][k], code.fma(factor, value, self.get(sums[i][k])))
         code.close_section()
-        room = self.plus(given["room"], self.times(j, 4 * lanes * 2 * height))
         for k in range(height):
-            for line_number, value in enumerate(self.results(*(self.get(sums[i][k]) for i in range(POINTS)))):
-                self.store(value, self.plus(room, 4 * lanes * (line_number * height + k)))
-        code.close_section()
-        self.write(height)
+            for number, value in enumerate(self.results(*(self.get(sums[i][k]) for i in range(POINTS)))):
+                self.store(value, self.plus(self.plus(given["sums"], self.times(given["far"], number)), 4 * lanes * k))
 
     def results(self, a: Value, b: Value, c: Value, d: Value) -> tuple[Value, Value]:
         return self.add(self.add(a, b), c), self.less(self.less(b, c), d)
 
-    def write(self, height: int) -> None:
-        """The results of a block, from the sums along lines in `room`."""
+    def write(self) -> None:
+        """See the head of this file."""
         given, code, lanes = self.given, self.code, self.lanes
         wrong = code.slot("wrong", "f32", lanes)
         self.put(wrong, constant("f32", 0, lanes))
-        k = self.loop(height)
+        whole = code.compare("sge", given["positions"], Value(str(2 * lanes), "i64"))
+        for masked in (False, True):
+            code.open_if(code.binary("xor", whole, constant("bool", masked)))
+            self.write_channels(masked, wrong)
+            code.close_section()
+        found = self.get(wrong)
+        code.open_if(code.any_of(code.compare("uno", found, found)))
+        code.do(f"store i64 1, ptr {self.pointer(given['flag']).text}")
+        code.close_section()
+
+    def write_channels(self, masked: bool, wrong: Value) -> None:
+        given, code, lanes = self.given, self.code, self.lanes
+        k = self.loop(given["outs"])
         bias = code.spread(self.load(self.plus(given["biases"], self.times(k, 4)), 0), lanes)
         row = self.plus(given["result"], self.times(k, given["step"]))
         number = code.open_loop(Value("0", "i64"), given["lines"], 1)
-        at = self.plus(given["room"], self.times(self.plus(self.times(number, height), k), 4 * lanes))
-        parts = self.results(*(self.load(self.plus(at, 4 * lanes * 2 * height * j), lanes) for j in range(POINTS)))
+        each = self.times(given["outs"], 4 * lanes)
+        at = self.plus(self.plus(given["sums"], self.times(each, number)), self.times(k, 4 * lanes))
+        parts = self.results(*(self.load(self.plus(at, self.times(each, 2 * j)), lanes) for j in range(POINTS)))
         for part in parts:  # a product of something that is not finite with 0 is NaN
             self.put(wrong, code.fma(part, constant("f32", 0, lanes), self.get(wrong)))
         both = [self.add(part, bias) for part in parts]
         place = self.plus(row, self.times(number, given["line"]))
         for half in range(2):
             picks = [start + k // 2 + k % 2 * lanes for start in (half * lanes // 2,) for k in range(lanes)]
-            self.write_vector(code.merge(*both, picks), self.plus(place, 4 * lanes * half),
-                              self.plus(given["positions"], -lanes * half))
+            self.write_vector(code.merge(both[0], both[1], picks), self.plus(place, 4 * lanes * half),
+                              self.plus(given["positions"], -lanes * half) if masked else None)
         code.close_section()
-        code.close_section()
-        found = self.get(wrong)
-        code.open_if(code.any_of(code.compare("uno", found, found)))
-        code.do(f"store i64 1, ptr {self.pointer(given['flag']).text}")
         code.close_section()
 
-    def write_vector(self, value: Value, place: Value, positions: Value) -> None:
-        """A vector of neighbouring results, of which `positions` are written."""
+    def write_vector(self, value: Value, place: Value, positions: Value | None) -> None:
+        """A vector of neighbouring results, of which `positions` are written, or all."""
         given, code, lanes = self.given, self.code, self.lanes
         floor = code.spread(code.bits(code.convert("trunc", given["least"], "i32"), "f32"), lanes)
-        mask, slot = code.first_lanes(positions, lanes), code.slot("written", "f32", lanes)
+        mask = code.first_lanes(positions, lanes) if positions is not None else None
+        slot = code.slot("written", "f32", lanes)
         self.put(slot, value)
         code.open_if(code.compare("ne", given["addend"], Value("0", "i64")))
-        other = code.masked("load", constant("f32", 0, lanes), self.pointer(self.plus(place, given["addend"])), mask,
-                            4, code.top, False)
+        there = self.plus(place, given["addend"])
+        other = self.load(there, lanes) if mask is None else code.masked(
+            "load", constant("f32", 0, lanes), self.pointer(there), mask, 4, code.top, False)
         assert other is not None
         self.put(slot, self.add(self.get(slot), other))
         code.close_section()
         found = self.get(slot)
         found = code.select(code.compare("olt", found, floor), floor, found)  # a NaN stays one
-        code.masked("store", found, self.pointer(place), mask, 4, code.top, False)
+        if mask is None:
+            self.store(found, place)
+        else:
+            code.masked("store", found, self.pointer(place), mask, 4, code.top, False)

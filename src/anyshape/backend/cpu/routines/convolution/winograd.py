@@ -45,13 +45,14 @@ def transform_weights(data: GroupedConvWork, group: int, scratch: int) -> int:
     else:
         fill_zero(scratch + step.biases, outs * 4)
     target = scratch + step.factors
+    far = outs * step.channels * 16
     out = 0
     for number in range(step.blocks):
         height = block_height(outs - out, step.blocks - number)
         for k in range(height):
-            call_void(routine, weight, step.channels, target + k * 4, height * 4)
+            call_void(routine, weight, step.channels, target + k * 4, height * 4, far)
             weight += step.taps * 4
-        target += height * step.channels * 64
+        target += height * step.channels * 16
         out += height
     return 0
 
@@ -61,29 +62,40 @@ def winograd_row(data: GroupedConvWork, scratch: int, result: int, other: int) -
     0; 1 where something was not finite, so that the result may be another than by definition."""
     step = data.step
     width = 2 * step.lanes
-    outs = step.outs
     each = step.area * 4
     functions = array_at(i64, data.functions)
-    flag = scratch + step.flag
-    store64(flag, 0)
+    store64(scratch + step.flag, 0)
     for pair in range((step.out_y + 1) // 2):
         y = 2 * pair
         x = 0
         while x < step.out_x:
             call_void(functions[step.winograd + 1], scratch + step.input + y * step.line + x * 4, step.line,
                       step.high * step.line, step.channels, scratch + step.transformed)
-            target = result + (y * step.out_x + x) * 4
-            factors = scratch + step.factors
-            biases = scratch + step.biases
-            out = 0
-            for number in range(step.blocks):
-                height = block_height(outs - out, step.blocks - number)
-                call_void(functions[step.winograd + 1 + height], scratch + step.transformed, step.channels, factors,
-                          biases, target, each, step.out_x * 4, minimum(step.out_x - x, width),
-                          minimum(step.out_y - y, 2), other, step.least, scratch + step.room, flag)
-                target += height * each
-                factors += height * step.channels * 64
-                biases += height * 4
-                out += height
+            sum_tiles(data, scratch)
+            call_void(functions[step.winograd + 2], scratch + step.sums, step.outs, scratch + step.biases,
+                      result + (y * step.out_x + x) * 4, each, step.out_x * 4, minimum(step.out_x - x, width),
+                      minimum(step.out_y - y, 2), other, step.least, scratch + step.flag)
             x += width
-    return load64(flag)
+    return load64(scratch + step.flag)
+
+
+def sum_tiles(data: GroupedConvWork, scratch: int) -> int:
+    """The products of a strip of tiles, summed over channels: a point along the line after the other, so that the
+    inputs of one stay near while all weights go by."""
+    step = data.step
+    functions = array_at(i64, data.functions)
+    vector = step.lanes * 4
+    sums = scratch + step.sums
+    inputs = scratch + step.transformed
+    factors = scratch + step.factors
+    far = step.outs * vector
+    for _ in range(4):
+        out = 0
+        for number in range(step.blocks):
+            height = block_height(step.outs - out, step.blocks - number)
+            call_void(functions[step.winograd + 2 + height], inputs, step.channels, factors, sums + out * vector, far)
+            factors += height * step.channels * 16
+            out += height
+        inputs += step.channels * 4 * vector
+        sums += 2 * far
+    return 0
