@@ -487,6 +487,28 @@ def test_tape_releases_its_owner_once():
     assert owner.count == 2
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, pytest.param(torch.inference_mode, marks=pytest.mark.skipif(
+    torch_compat.version() < (2, 13), reason="AOTAutograd before torch 2.13 fails there, in torch's backends too"))])
+def test_functions_that_switch_gradients_off_are_one_program(mode):
+    class Scores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 6)
+
+        @mode()
+        def forward(self, x):
+            return self.linear(x).sin().softmax(-1).unsqueeze(0)
+
+    for target in (Scores(), mode()(lambda x: x.sin() * 2 + x.sum(-1, keepdim=True))):
+        fast = anyshape.compile(target, strict=True)
+        for rows in (3, 4, 5):
+            x = torch.randn(rows, 4)
+            found, wanted = fast(x), target(x)
+            close(found, wanted)
+            assert not found.requires_grad
+        assert len(fast.programs) == 1
+
+
 def test_no_grad_and_inference_mode():
     block = Block()
     fast = anyshape.compile(block)

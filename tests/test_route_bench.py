@@ -54,7 +54,7 @@ def test_loads_are_as_named(load: str) -> None:
 def test_all_forms_of_a_network_are_equal(name: str) -> None:
     case = catalog.catalog()[name]
     assert isinstance(case, Case)
-    forms = worker.made(case)
+    forms = worker.made(case.make)
     ways = {way: one for way, one in forms.ways().items() if one.backend == "eager"}
     ways["routed"] = Way(lambda: forms.routed)
     running = [worker.start(way, one, forms.batches, False) for way, one in ways.items()]

@@ -183,7 +183,8 @@ def test_branches_choose_as_many_cells_each():
     lambda: route.limited(route.Routes(torch.zeros(3, dtype=torch.long)), 2, 1.0, batch_prioritised=True),
     lambda: route.load_balance(route.Routes(torch.zeros(3, dtype=torch.long))),
     lambda: route.loop(route.Router(gate(), [nn.Identity()]), 2),
-], ids=["k", "capacity", "jitter", "hash", "task", "priority", "loss", "loop"])
+    lambda: route.top_k(lambda x: x, k=3)(torch.zeros(5, 2)),
+], ids=["k", "capacity", "jitter", "hash", "task", "priority", "loss", "loop", "branches"])
 def test_what_does_not_fit_is_refused(make):
     with pytest.raises(anyshape.AnyShapeError) as error:
         make()

@@ -227,3 +227,23 @@ def test_explain_knows_routers():
     with route.profile(model):
         text = str(fast.explain())
     assert "routers" in text and "recorded" in text
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_all_optimisations_and_the_watch_by_default(stacked):
+    """What the README shows: no argument left away, none added."""
+    torch.manual_seed(0)
+    branches = [nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(4)]
+    gate = nn.Linear(8, 4)
+    model = nn.Sequential(nn.Linear(8, 8), route.Router(
+        route.top_k(gate, k=2), route.stack(branches, torch.zeros(1, 8)) if stacked else branches), nn.Linear(8, 8))
+    with torch.no_grad(), route.profile(model) as profile:
+        for cells in (3, 17, 40):
+            model(torch.randn(cells, 8))
+    plan = route.optimize(model, profile, memory_limit="1GiB", compile=anyshape.compile)
+    fast = plan.apply(model)
+    assert {one.optimisation for one in plan.decisions} >= {"place", "preload", "dead_branches"}, plan
+    with torch.no_grad():
+        for cells in (1, 40, 0, 97):
+            x = torch.randn(cells, 8)
+            torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-5)

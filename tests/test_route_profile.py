@@ -201,6 +201,13 @@ def test_a_router_is_recorded_once_at_a_time():
     assert error.value.why and error.value.do and model.first.recorder is None
 
 
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), 3], ids=["no router", "no model"])
+def test_a_profile_without_routers_is_refused(model):
+    with pytest.raises(anyshape.AnyShapeError) as error, route.profile(model):
+        pass
+    assert error.value.why and error.value.do
+
+
 def test_the_histogram_is_exact_below_16_and_an_eighth_above():
     numbers = np.concatenate([np.arange(5000), 2 ** np.arange(13, 31), 2 ** np.arange(13, 31) - 1])
     top = histogram.largest_of(histogram.bucket(numbers))

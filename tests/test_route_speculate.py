@@ -1,6 +1,7 @@
 """Speculative routing: predicted paths with check and roll-back have the results of the model, whatever is decided."""
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -16,6 +17,7 @@ from anyshape.route.optimize.decision import shared_copy
 from anyshape.route.profile.routers import routers_of
 from anyshape.route.speculate import OverlappedRouter, Payoff, Speculated
 from anyshape.route.speculate.captured import ImpureRegion
+from anyshape.route.speculate.path_tree import COMMIT, Branching
 
 WIDTH = 8
 NAMES = ("exit0", "exit1", "exit2")
@@ -108,6 +110,22 @@ def test_paths_share_what_they_have_in_common():
     fast = speculated(Exits().eval(), [(path(number), 0.25) for number in range(4)], defer=False)
     tree = fast.plan(sample(1), {})
     assert tree.programs == 4  # one a block; an exit's logits are there already
+
+
+def test_decisions_are_read_together_while_all_of_them_are_likely():
+    """One after another is nine in ten and again; the commit that is saved takes a third of the work in vain."""
+    fast = speculated(Exits().eval(), [(path(1), 1.0)])
+    begin, first, second = Branching(count=1.0), Branching(count=0.9), Branching(count=0.7)
+    seconds = {COMMIT: 1.0, first: 3.0, second: 3.0}
+    assert fast._is_deferred(begin, first, seconds) and fast._is_deferred(first, second, seconds)
+    assert not fast._is_deferred(begin, second, seconds)
+
+
+def test_a_plan_times_each_step_of_the_likeliest_path():
+    ticks = itertools.count()
+    fast = speculated(Exits().eval(), [(path(2), 0.9), (path(0), 0.1)], clock=lambda: float(next(ticks)))
+    tree = fast.plan(sample(2), {})  # a commit takes as long as each step, so that reading late pays
+    assert len(tree.root.shapes) == 3
 
 
 def test_cells_that_part_are_redone_alone_where_rows_are_proved_independent():

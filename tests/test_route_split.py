@@ -11,6 +11,7 @@ from torch import nn
 
 import anyshape
 from anyshape import route
+from anyshape.frontend.programs import split_program
 from anyshape.frontend.programs.eager_fallback import FallbackWarning
 
 WIDTH = 6
@@ -81,6 +82,13 @@ class Nested(nn.Module):
         return self.router(rows)
 
 
+class Larger(nn.Module):
+    """Images with four pixels for each."""
+
+    def forward(self, rows):
+        return nn.functional.interpolate(rows.reshape(-1, 1, 2, 3), scale_factor=2.0).mean(1).flatten(1)[:, :WIDTH]
+
+
 class Constant(nn.Module):
     """Reads nothing of its rows but their number."""
 
@@ -99,6 +107,7 @@ BRANCHES = {
     "convolution": lambda: [Convolution(), nn.Identity()],
     "attention": lambda: [Attention(), nn.Softmax(1)],
     "nested": lambda: [Nested(), linear()],
+    "larger": lambda: [Larger(), linear()],
     "random": lambda: [nn.Sequential(linear(), nn.Dropout(0.5)), nn.Dropout(0.5), linear()],
 }
 
@@ -119,7 +128,8 @@ def check(run, model, loads, train=False):
             torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "train"), [*((kind, True) for kind in BRANCHES), ("nested", False)])
+@pytest.mark.parametrize(("kind", "train"), [*((kind, True) for kind in BRANCHES), ("nested", False),
+                                                ("larger", False)])
 def test_one_program_serves_every_load(kind, train):
     """No call runs as PyTorch, and gradients of branches without cells are zero."""
     model = Routed(BRANCHES[kind])
@@ -274,6 +284,36 @@ def test_rows_of_a_branch_are_the_caller_s_own():
         assert torch.equal(x, before)
         assert torch.equal(a, x[:ends[0]] + 1) and torch.equal(b, x[ends[0]:ends[1]])
         assert torch.equal(double, x[:ends[0]] * 2)
+
+
+@torch.no_grad()
+def test_a_merge_of_one_branch_s_rows_is_no_copy_but_where_it_is_returned(monkeypatch):
+    shared = []
+    inner = split_program._RunMerge.__call__
+
+    def call(self, values):
+        inner(self, values)
+        shared.append(any(values[part].data_ptr() == values[self.slot].data_ptr() for part in self.parts))
+
+    def within(x, ends):
+        parts = torch.ops.anyshape_route.split_rows(x * 2, ends)
+        return torch.ops.anyshape_route.merge_rows(parts, ends, x.shape[0]) + 1
+
+    def outside(x, ends):
+        rows = x * 2
+        parts = torch.ops.anyshape_route.split_rows(rows, ends)
+        return rows, torch.ops.anyshape_route.merge_rows(parts, ends, x.shape[0]).view(-1)
+
+    monkeypatch.setattr(split_program._RunMerge, "__call__", call)
+    x = torch.randn(5, 3)
+    inside, returned = (anyshape.compile(function, strict=True) for function in (within, outside))
+    for ends, is_shared in (([5, 5], True), ([0, 5], True), ([2, 5], False), ([0, 4], False)):
+        given, kept = torch.tensor(ends, dtype=torch.int32), torch.arange(5)[:, None] < ends[1]
+        shared.clear()
+        assert torch.equal(inside(x, given), torch.where(kept, x * 2, torch.zeros(())) + 1) and shared == [is_shared]
+        rows, merged = returned(x, given)
+        rows.zero_()
+        assert torch.equal(merged, torch.where(kept, x * 2, torch.zeros(())).view(-1)) and shared[1:] == [False]
 
 
 def test_rows_that_the_caller_changes_are_saved_apart():

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -173,6 +174,15 @@ def test_a_stack_made_for_training_is_grouped_in_evaluation():
         with torch.no_grad():
             torch.testing.assert_close(fast(x, ids), router(x, ids))
         assert len(fast.explain().programs) == 1, "branch by branch it is a program for each"
+
+
+def test_a_stack_is_pickled_and_copied():
+    router = route.Router(lambda x, ids: ids, route.stack([nn.Linear(4, 4) for _ in range(COUNT)], torch.zeros(1, 4)))
+    ids, x = torch.tensor([0, 2, 2]), torch.randn(3, 4)
+    for other in (copy.deepcopy(router.branches), pickle.loads(pickle.dumps(router.branches))):
+        assert "float32 (4,)" in repr(other)
+        with torch.no_grad():
+            torch.testing.assert_close(route.Router(lambda x, ids: ids, other)(x, ids), router(x, ids))
 
 
 def test_states_go_both_ways():

@@ -84,7 +84,8 @@ class Case:
 
     name: what `--only` asks for, the model first ("switch-64-zipf"). row: of `experiments/routes/rows.py`. make: builds
     the forms from a fixed seed. trains: a call is forward and backward of the mean square of its results. quick: one
-    that `--quick` measures. memory: ways whose memory is counted, in a process each.
+    that `--quick` measures. memory: ways whose memory is counted, in a process each. large: the forms for it, where
+    what a process has once would count for more than the batches of `make` need.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Case:
     trains: bool = False
     quick: bool = False
     memory: tuple[str, ...] = (EAGER, PADDED, GROUPED, ROUTED)
+    large: Callable[[], Forms] | None = None
 
 
 @dataclass(frozen=True, slots=True)

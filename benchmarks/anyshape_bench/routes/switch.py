@@ -13,10 +13,12 @@ from torch.nn import functional as F
 from anyshape import route
 from anyshape_bench.routes.case import Case, Forms, Inputs
 from anyshape_bench.routes.loads import LOADS, routes, steer
+from anyshape_bench.routes.names import EAGER, GROUPED, PADDED, ROUTED
 from anyshape_bench.routes.weights import stack_weights
 
 EXPERTS, QUICK = (8, 16, 32, 64, 128, 256), ("switch-8-uniform", "switch-32-zipf")
 WIDTH, HIDDEN, HEADS, BLOCKS = 64, 256, 4, 2
+COMPARED, LARGE = 64, 16  # experts whose memory is compared with other ways'; batches for memory
 SIZES = ((4, 128), (4, 120), (4, 128), (3, 100), (2, 128))  # (batch, length); the first two warm up
 
 
@@ -132,8 +134,8 @@ def copy_weights(plain: Plain, routed: Routed) -> None:
     stack_weights(plain.experts, routed.moe.branches)
 
 
-def forms(experts: int, load: str) -> Forms:
-    """The encoder of this many experts, with routes of a load."""
+def forms(experts: int, load: str, times: int = 1) -> Forms:
+    """The encoder of this many experts, with routes of a load, batches so many times as large."""
     plain = Encoder([Plain(experts) for _ in range(BLOCKS)])
     layers = [Routed(experts) for _ in range(BLOCKS)]
     routed = Encoder([*layers])
@@ -145,7 +147,7 @@ def forms(experts: int, load: str) -> Forms:
         form.load_state_dict(same, strict=False)
     draw = torch.Generator().manual_seed(experts)
     batches: list[Inputs] = []
-    for batch, length in SIZES:
+    for batch, length in ((times * one, other) for one, other in SIZES):
         ids = torch.stack([routes(load, batch * length, experts, draw) for _ in range(BLOCKS)])
         batches.append((torch.randn(batch, length, WIDTH, generator=draw), steer(ids, experts)))
     return Forms(plain, routed, batches, padded=others[1], grouped_mm=others[2], active=active)
@@ -161,5 +163,7 @@ def active(batch: Inputs) -> int:
 
 def cases() -> list[Case]:
     """Every number of experts with every load."""
-    return [Case(name, "switch", functools.partial(forms, experts, load), quick=name in QUICK)
+    return [Case(name, "switch", functools.partial(forms, experts, load), quick=name in QUICK,
+                 memory=(EAGER, PADDED, GROUPED, ROUTED) if experts == COMPARED else (ROUTED,),
+                 large=functools.partial(forms, experts, load, LARGE))
             for experts in EXPERTS for load in LOADS for name in [f"switch-{experts}-{load}"]]

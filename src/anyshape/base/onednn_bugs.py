@@ -53,6 +53,9 @@ FAULTS = (
     Fault("callback that raised", DYNAMO, "2.13", "loses count of what it calls to trace a frame when that raises, and "
           "of code after a graph break: they never die", "`torch_compat/dynamo/internals.py` empties them",
           "`Callback.clear` removed, tests/test_release.py passes", checked=False),
+    Fault("code that is left", DYNAMO, "2.13", "what one `torch.compile` leaves to PyTorch (a graph break in a loop), "
+          "each later one of the same code leaves too", "`torch_compat/dynamo/copied_target.py` copies code objects",
+          "`copy_of` returns its argument, tests/test_shared_code.py passes", checked=False),
     Fault("guards of nested tensors", DYNAMO, "2.13", "guards ask nested tensors for strides, which ends the process",
           "`frontend/api.py` looks for them before the call", "a compiled function that is called with a nested tensor "
           "after a padded one returns", checked=False),

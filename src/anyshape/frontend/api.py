@@ -42,6 +42,7 @@ from anyshape.frontend.programs.eager_fallback import Call, Underway, counted, n
 from anyshape.frontend.programs.session import LIVE, Compilation, NotCovered
 from anyshape.passes.driver.pipeline import FAST_DISPATCH
 from anyshape.torch_compat.dynamo import eager_frames, internals
+from anyshape.torch_compat.dynamo.copied_target import CopiedTarget
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
 
@@ -83,7 +84,7 @@ def stats(reset: bool = False) -> dict[str, int | float]:
 class TracingMode:
     """One way of tracing a target: what torch.compile returned for it, and the direct door past that."""
 
-    __slots__ = ("__weakref__", "call", "door", "opened", "own", "tracing", "underway")
+    __slots__ = ("__weakref__", "call", "copied", "door", "opened", "own", "tracing", "underway")
 
     def __init__(self, target: Callable[..., Any], compilation: Compilation, oblivious: bool,
                  deferral: Deferral) -> None:
@@ -115,10 +116,11 @@ class TracingMode:
             return callback
 
         fullgraph = compilation.config.fullgraph or compilation.config.strict or oblivious
-        self.call = api.dynamo_compile(target, backend, fullgraph=fullgraph, around=around)
+        self.copied = CopiedTarget(target, api.dynamo_compile(backend, fullgraph=fullgraph, around=around))
+        self.call = self.copied.call
         self.tracing = tracing
 
-    def run(self, target: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
+    def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any], call: Call) -> Any:
         """A call through torch.compile. After a trace the door is made anew: open, if one frame was all there was."""
         outer, self.underway.call = self.underway.call, call
         try:
@@ -131,7 +133,7 @@ class TracingMode:
             self.door = None
             if all(code is codes[0]
                    for code in codes) and FAST_DISPATCH not in self.tracing.compilation.config.disabled():
-                door = FastDispatch(target, self.call, self.own)
+                door = FastDispatch(self.copied, self.own)
                 door.open(codes[0])
                 self.door = door if door.programs else None
         return result
@@ -234,7 +236,7 @@ class CompiledCallable:
         if off:
             return self._as_pytorch(off, do, arguments, keywords)
         call = call or Call()
-        result = way.run(self.target, arguments, keywords, call)
+        result = way.run(arguments, keywords, call)
         if call.reason or call.runs > 1 or not (call.runs or way.tracing.empty):
             note(self.compilation, call.reason or way.tracing.said(), chosen=call.chosen)
         return result

@@ -25,6 +25,7 @@ SLOW_TRACE = "traces take longer"
 WRAPPED = "calls go through torch's own wrappers, which takes longer"
 KEPT = "what was compiled is kept, also when its compiled object is gone, until torch._dynamo.reset()"
 APART = "a train step runs as a forward, a backward and the optimiser's own step"
+SHARED = "what is compiled of one function, or of objects of one class, may leave each other to PyTorch"
 OPAQUE = "each saved tensor crosses from the forward to the backward by itself: memory is given back later"
 
 FAKE = "torch._subclasses.fake_tensor."
@@ -170,6 +171,8 @@ CALLS = {
     f"{DYNAMO}eval_frame._debug_get_cache_entry_list": Name("calls without torch's wrappers", WRAPPED),
     f"{GUARDS}RootGuardManager.add_epilogue_lambda_guard": Name("programs for all sizes, of parts between graph breaks",
                                                                 ONE_SIZE),
+    f"{DYNAMO}eval_frame.always_optimize_code_objects": Name("a code object for each compiled object", SHARED),
+    "torch.nn.Module._call_impl": Name("a code object for each compiled module", SHARED),
     f"{DYNAMO}eval_frame.cached_backends": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.GuardManagerWrapper": Name("lets go of what was compiled", KEPT),
     f"{DYNAMO}guards.DeletedGuardManagerWrapper": Name("lets go of what was compiled", KEPT),

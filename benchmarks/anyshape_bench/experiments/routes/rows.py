@@ -46,14 +46,14 @@ def switch(found: Routes, row: str) -> Iterator[Measure]:
 
 
 def active_ratios(found: Routes, row: str) -> dict[str, float]:
-    """Per case the greatest ratio over batches of our peak to the bytes that the loads alone need."""
+    """Per case our greatest peak over its batches, to the most bytes that the loads of a batch alone need: memory is
+    kept for the next batch, a smaller one does not give it back."""
     ratios: dict[str, float] = {}
     for case in found.rows(row):
         for record in found.of(case, "memory"):
             ours = record.ours()
             if ours is not None and ours.peaks and record.active:
-                ratios[f"{case}, {ours.name}"] = max(
-                    peak / need for peak, need in zip(ours.peaks, record.active, strict=True) if need)
+                ratios[f"{case}, {ours.name}"] = max(ours.peaks) / max(record.active)
     return ratios
 
 

@@ -173,7 +173,7 @@ def differs(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> str:
 
 def measure_time(case: Case, job: dict[str, Any], found: CaseRecord, tell: Tell) -> None:
     """Compiles all ways, compares, and times them in turn."""
-    forms = made(case)
+    forms = made(case.make)
     found.left_out = dict(forms.left_out)
     running = []
     ways = forms.ways()
@@ -193,7 +193,7 @@ def measure_memory(case: Case, name: str, found: CaseRecord, tell: Tell) -> None
     """The peak of one way at each new batch above what was held before it was compiled. A process of its own: what
     another way leaves, an arena that is used again, would count for nothing."""
     counter = meter()
-    forms = made(case)
+    forms = made(case.large or case.make)
     if forms.active is not None:
         found.active = [forms.active(batch) for batch in forms.batches[WARM_UP:]]
     way = forms.ways().get(name)
@@ -220,9 +220,9 @@ def _step(one: Running, batch: Inputs) -> None:
     one.clear()
 
 
-def made(case: Case) -> Forms:
+def made(make: Callable[[], Forms]) -> Forms:
     torch.manual_seed(0)
-    return case.make()
+    return make()
 
 
 def answer(job: dict[str, Any]) -> CaseRecord:

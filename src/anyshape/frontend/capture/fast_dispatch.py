@@ -22,6 +22,7 @@ import torch
 
 from anyshape.torch_compat import need
 from anyshape.torch_compat.dynamo import internals
+from anyshape.torch_compat.dynamo.copied_target import MODULE_CALL, CopiedTarget
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
 
@@ -46,8 +47,7 @@ class FastDispatch:
     """The door of one compiled object.
 
     Args:
-        target: the module, function or bound method that was compiled.
-        optimized: what `torch_api.dynamo_compile` returned for it.
+        copied: the module, function or bound method that was compiled, as Dynamo traces it.
         own: the programs of this compilation, as handed to Dynamo; other entries of a shared cache are left alone.
     """
 
@@ -55,21 +55,21 @@ class FastDispatch:
         "__weakref__",
         "bind",
         "code",
+        "copied",
         "defaults",
         "elsewhere",
         "function",
         "keyword_defaults",
         "kind",
-        "optimized",
         "own",
         "prefix",
         "programs",
         "target",
     )
 
-    def __init__(self, target: Any, optimized: Any, own: Sequence[Callable[..., Any]]) -> None:
-        self.target = target
-        self.optimized = optimized
+    def __init__(self, copied: CopiedTarget, own: Sequence[Callable[..., Any]]) -> None:
+        self.copied = copied
+        self.target = copied.target
         self.own = own
         self.programs: tuple[tuple[Any, Callable[..., bool], Callable[..., Any]], ...] = ()
         self.bind: Callable[..., dict[str, Any]] | None = None
@@ -89,7 +89,7 @@ class FastDispatch:
             return
         self.function, self.prefix, self.kind = found
         self.bind = frame_locals(self.function)
-        self.code, self.defaults = code, self.function.__defaults__
+        self.code, self.defaults = self.function.__code__, self.function.__defaults__
         self.keyword_defaults = self.function.__kwdefaults__
         programs = []
         for guards, transformed in internals.cached_programs(code):
@@ -101,23 +101,16 @@ class FastDispatch:
     def _frame(self, code: types.CodeType) -> tuple[types.FunctionType, tuple[Any, ...], type | None] | None:
         """The function whose frame was traced, what is passed before the caller's arguments, and the class of a module
         whose `forward` it is."""
-        target = self.target
-        inner = internals.wrapped_frame(self.optimized)
-        if inner is not None and inner.__code__ is code:
-            return inner, (), None
-        if isinstance(target, torch.nn.Module):
-            kind = type(target)
-            forward = kind.forward
-            plain_call = kind.__call__ is torch.nn.Module.__call__ and not hasattr(target, "_initialize_hook")
-            if isinstance(forward, types.FunctionType) and forward.__code__ is code and plain_call:
-                return forward, (target,), kind
+        found = self.copied.traced(code)
+        if found is None or not isinstance(self.target, torch.nn.Module):
+            return None if found is None else (*found, None)
+        if hasattr(self.target, "_initialize_hook"):
             return None
-        function, prefix = target, ()
-        if isinstance(target, types.MethodType):
-            function, prefix = target.__func__, (target.__self__,)  # type: ignore[assignment]
-        if isinstance(function, types.FunctionType) and function.__code__ is code:
-            return function, prefix, None
-        return None
+        if found[0] is self.copied.wrapper:
+            return (*found, None)
+        kind: Any = type(self.target)
+        is_plain = kind.forward is found[0] and found[1] and kind.__call__ is MODULE_CALL
+        return (*found, kind) if is_plain else None
 
     def _runner(self, code: types.CodeType) -> Callable[..., Any] | None:
         """Dynamo's code as a function, calling our program without the wrapper that switches Dynamo off: it is off.

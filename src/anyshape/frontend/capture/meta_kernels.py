@@ -87,6 +87,19 @@ def _not_over_nothing(what: str) -> Callable[..., Any]:
     return rule
 
 
+def _nearest(new_size: Unknown, x: torch.Tensor, output_size: Any, *scales: Any, **more: Any) -> Any:
+    """An empty batch has an empty result; torch's own rule fails over it, for it takes a product for a truth value."""
+    if not settings.has_size_0(x) or x.dim() < 2:
+        return NotImplemented
+    python_kernels.refuse_size_0(x.shape[1:], RuntimeError,
+                                 f"Non-empty {x.dim()}D data tensor expected but got one with sizes {list(x.shape)}")
+    found = x.new_empty((*x.shape[:2], *output_size))
+    channels, strides = x.shape[1], (x.stride(1), x.stride(-1))
+    if x.dim() > 3 and all(type(one) is int for one in (channels, *strides)) and strides == (1, channels) != (1, 1):
+        return found.to(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+    return found
+
+
 def _as(operator: Any) -> Callable[..., Any]:
     """Of two operands, laid out as `operator` lays them out; torch's own rule asks one of them only."""
     def rule(new_size: Unknown, a: Any, b: Any) -> Any:
@@ -109,6 +122,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     **{operator: _as(aten.div.Tensor) for operator in (aten.special_xlog1py.default, aten.xlogy.Tensor)},
     **{overload: _not_over_nothing(name) for name in ("max", "min")
        for overload in (getattr(aten, name).default, getattr(aten, name).dim)},
+    **{getattr(aten, f"{name}{rank}d").default: _nearest for rank in (1, 2, 3)
+       for name in ("upsample_nearest", "_upsample_nearest_exact")},
     aten.linalg_lstsq.default: _lstsq,
     aten.nonzero.default: _nonzero,
     aten.geqrf.default: _geqrf,

@@ -94,7 +94,10 @@ class NotCovered(Exception):
 
 
 class DataSizes(Protocol):
-    """Judges the sizes 0 and 1 that are found in the data: frontend/capture/data_size_guard.py."""
+    """Judges the sizes 0 and 1 that are found in the data: frontend/capture/data_size_guard.py. plain: the answer is
+    one for all calls in which the same sizes are 0 and 1."""
+
+    plain: bool
 
     def refusal(self, numbers: Mapping[str, int]) -> str:
         """Why eager PyTorch would go another way than the program; empty where it would not. numbers: of the sizes

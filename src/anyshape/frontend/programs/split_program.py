@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -26,6 +26,7 @@ from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
 from anyshape.torch_compat.versions.side_effects import has_effect
 
+MOST = 4096  # patterns of small sizes that are remembered
 SMALL = 2  # sizes below have rules of their own in eager PyTorch; a general trace does not follow them
 ASSERTS = ("aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default",
            "aten.sym_constrain_range.default")
@@ -222,6 +223,30 @@ class _RunSplit:
             values[slot] = sizes[branch]
 
 
+class _RunMerge:
+    """The rows of all branches as one tensor: those of one branch as they are where they are all, for nothing writes
+    into what steps are given. may_share: no result of the program lies in this memory."""
+
+    __slots__ = ("ends", "may_share", "parts", "rows", "slot", "target")
+
+    def __init__(self, node: Node, slots: dict[Node, int], may_share: bool) -> None:
+        self.target, self.slot, self.may_share = node.target, slots[node], may_share
+        parts, ends, rows = node.args
+        self.parts = [slots[one] for one in parts]  # type: ignore[index,union-attr]
+        self.ends = slots[ends]  # type: ignore[index]
+        self.rows = (slots[rows], 0) if isinstance(rows, Node) else (-1, rows)
+
+    def __call__(self, values: list[Any]) -> None:
+        parts, (slot, rows) = [values[one] for one in self.parts], self.rows
+        rows = values[slot] if slot >= 0 else rows
+        if self.may_share:
+            filled = [part for part in parts if part.shape[0]]
+            if len(filled) == 1 and filled[0].shape[0] == rows and filled[0].is_contiguous():
+                values[self.slot] = filled[0]
+                return
+        values[self.slot] = self.target(parts, values[self.ends], rows)  # type: ignore[operator]
+
+
 class _RunCall:
     """A call that PyTorch runs, or Python."""
 
@@ -266,6 +291,7 @@ class SplitProgram:
         self.refused = False
         self.placeholders = [node for node in nodes if node.op == "placeholder"]
         self.results = request.gm.graph.output_node().args[0]
+        self.saves = request.role != "inference"  # what the caller may change before the backward is saved apart
         self.takes_tape = request.role == "backward" and request.tape is not None
         self.general = request.compilation.tracing[2] in ("all sizes", "one graph") and request.role != "backward"
         self.judge = request.compilation.data_sizes.get(request.name.partition(".")[0]) if self.general else None
@@ -279,6 +305,10 @@ class SplitProgram:
         self.fixed = {self.slots[node]: api.attribute_of(request.gm, str(node.target)) for node in nodes
                       if node.op == "get_attr"}
         self.small: dict[Any, Small] = _sizes_from_data(nodes, found) if self.general else {}
+        self.sized = {step: [self.symbols[name] for name in symbols] for step, (symbols, formulas) in self.small.items()
+                      if not formulas and all(name in self.symbols for name in symbols)}
+        self.given = [self.slots[node] for node in self.placeholders if self._is_symbol(node)]
+        self.patterns: dict[Any, int] = {}
         self.draws = any(has_effect(node.target) for node in nodes)
         self.runs = self._runs(symbols)
 
@@ -298,6 +328,7 @@ class SplitProgram:
     def _runs(self, symbols: Mapping[str, Node]) -> list[tuple[Run, list[int], Step, bool]]:
         """Each step with what runs it, the slots that nothing needs after it, and whether it finds sizes to check."""
         slots, returned = self.slots, set(self._returned())
+        apart = None if self.saves else _merges_returned(returned)
         splits: dict[Node, _RunSplit] = {}
         branch: dict[Node, tuple[Node, int]] = {}
         runs: list[tuple[Run, Step, list[Node]]] = []
@@ -311,6 +342,10 @@ class SplitProgram:
                 splits[step] = run = _RunSplit(slots[step.args[0]], slots[step.args[1]],  # type: ignore[index]
                                                len(step.meta["val"]))
                 runs.append((run, step, [*step.all_input_nodes, *step.users, *_lengths(step)]))
+                continue
+            if str(step.target) == MERGE:
+                run_merge = _RunMerge(step, slots, apart is not None and step not in apart and not _is_kept(step))
+                runs.append((run_merge, step, [*step.all_input_nodes, step]))
                 continue
             source = step.args[0] if step.args else None
             if source in splits and step.target is operator.getitem:
@@ -352,6 +387,7 @@ class SplitProgram:
         state = torch.random.get_rng_state() if self.general and self.draws else None
         with torch.no_grad():
             try:
+                pattern = self._after(0, self.given, values)
                 for run, last, step, is_checked in self.runs:
                     try:
                         run(values)
@@ -361,7 +397,7 @@ class SplitProgram:
                             raise
                         raise failure from error
                     if is_checked:
-                        self._check(step, values)  # type: ignore[arg-type]
+                        pattern = self._checked(step, values, pattern)  # type: ignore[arg-type]
                     for slot in last:
                         values[slot] = None
                 outputs = list(map_arg(self.results, lambda node: values[self.slots[node]]))
@@ -380,6 +416,29 @@ class SplitProgram:
         if isinstance(step, Part):
             return self._refusal(error.why) if isinstance(error, InputError) else error
         return self._refusal(str(error)) if str(step.target) in ASSERTS else error
+
+    def _checked(self, step: Node, values: list[Any], pattern: int) -> int:
+        """Checks what `step` has found, unless a call with the same small sizes up to here has passed. pattern: the
+        number of that of the steps before, -1 where it has none; returns that up to here."""
+        slots = self.sized.get(step)
+        if pattern < 0 or slots is None or values[self.slots[step]] is not None:
+            self._check(step, values)
+            return -1
+        known = self.patterns.get((pattern, *[min(values[slot], SMALL) for slot in slots]))
+        if known is not None:
+            return known
+        self._check(step, values)
+        return self._after(pattern, slots, values)
+
+    def _after(self, pattern: int, slots: list[int], values: list[Any]) -> int:
+        """The number of a pattern of small sizes that goes on with those of `slots`; -1 where there is none."""
+        if not self.general or (self.judge is not None and not self.judge.plain):
+            return -1
+        key = (pattern, *[min(values[slot], SMALL) for slot in slots])
+        found = self.patterns.get(key)
+        if found is None and len(self.patterns) < MOST:
+            found = self.patterns[key] = len(self.patterns) + 1
+        return -1 if found is None else found
 
     def _check(self, step: Node, values: list[Any]) -> None:
         """Refuses the call where eager PyTorch goes another way at sizes that `step` has found."""
@@ -422,6 +481,20 @@ def _is_fresh(rows: Any) -> bool:
     while isinstance(rows, Node) and isinstance(rows.target, OpOverload) and gives_view(rows.target):
         rows = rows.args[0]
     return isinstance(rows, Node) and rows.op == "call_function" and rows.target is not tape_get
+
+
+def _merges_returned(returned: Iterable[Node]) -> set[Node]:
+    """The merges in whose memory something lies that is returned."""
+    found: set[Node] = set()
+    for node in returned:
+        one: Any = node
+        while isinstance(one, Node) and one.op == "call_function" and (
+                one.target is operator.getitem or str(one.target) in SPLITS
+                or (isinstance(one.target, OpOverload) and gives_view(one.target))):
+            one = one.args[0]
+        if isinstance(one, Node) and str(one.target) == MERGE:
+            found.add(one)
+    return found
 
 
 def _is_kept(node: Node) -> bool:

@@ -42,6 +42,7 @@ class Router(nn.Module):
 
     recorder: Any = None  # of a profile that is being recorded
     forced: Any = None  # routes of a profile that is being replayed
+    watch: Any = None  # who is told each decision, ids [N, k]
 
     def __init__(self, router_fn: Callable[..., Any], branches: Any, *, combine: str = "sum", drop: str = "zero",
                  name: str = "") -> None:
@@ -60,12 +61,14 @@ class Router(nn.Module):
         self.branches = branches
         self.branch_count = branches.branch_count if self.grouped else len(branches)
         self.combine, self.drop, self.name = combine, drop, name
-        self.recorder = self.forced = None
+        self.recorder = self.forced = self.watch = None
 
     def forward(self, cells: Tensor | tuple[Tensor, ...], *args: Any, routes: Routes | None = None, **kw: Any) -> Any:
         tensors = cells if isinstance(cells, tuple) else (cells,)
         decided = routes if routes is not None else self.router_fn(*tensors, *args, **kw)
         routes = checked(decided, tensors[0].shape[0], self.name or "a router")
+        if self.watch is not None and not torch.compiler.is_compiling():
+            self.watch(routes.ids)
         if self.forced is not None:
             routes = self.forced.instead_of(routes)
         alike = choice_of(routes.ids, self.branch_count) if self.recorder is None else None

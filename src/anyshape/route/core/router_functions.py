@@ -49,6 +49,9 @@ class TopK(nn.Module):
 
     def forward(self, cells: Tensor, *others: Any) -> Routes:
         logits = self._noisy(self.gate(cells), cells)
+        if logits.shape[-1] < self.k:
+            raise InputError(f"top-{self.k} of {logits.shape[-1]} branches", why="a cell takes a branch once at most",
+                             do="give a smaller k, or a gate with a score for each branch")
         weights, ids = torch.topk(torch.softmax(logits, -1, dtype=wide(logits)), self.k, dim=-1)
         if self.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -257,41 +260,6 @@ class ExpertChoice(nn.Module):
         return Routes(torch.where(taken, places, -1), scores.to(cells.dtype), logits)
 
 
-def top_k(gate: Gate, k: int = 2, **how: Any) -> TopK:
-    """See TopK."""
-    return TopK(gate, k, **how)
-
-
-def switch(gate: Gate, **how: Any) -> Switch:
-    """See Switch."""
-    return Switch(gate, **how)
-
-
-def threshold(gate: Gate, bound: float = 0.0, **how: Any) -> Threshold:
-    """See Threshold."""
-    return Threshold(gate, bound, **how)
-
-
-def residual_threshold(gate: Gate, bound: float = 0.0, **how: Any) -> ResidualThreshold:
-    """See ResidualThreshold."""
-    return ResidualThreshold(gate, bound, **how)
-
-
-def confidence_exit(classifier: Gate, bound: float) -> ConfidenceExit:
-    """See ConfidenceExit."""
-    return ConfidenceExit(classifier, bound)
-
-
-def hash_route(branches: int, **how: Any) -> HashRoute:
-    """See HashRoute."""
-    return HashRoute(branches, **how)
-
-
-def task_route(table: Tensor | Sequence[Any]) -> TaskRoute:
-    """See TaskRoute."""
-    return TaskRoute(table)
-
-
-def expert_choice(gate: Gate, capacity_factor: float = 2.0, **how: Any) -> ExpertChoice:
-    """See ExpertChoice."""
-    return ExpertChoice(gate, capacity_factor, **how)
+# the names that stand in a model: route.top_k(gate, k=2)
+top_k, switch, expert_choice, threshold, residual_threshold = TopK, Switch, ExpertChoice, Threshold, ResidualThreshold
+confidence_exit, hash_route, task_route = ConfidenceExit, HashRoute, TaskRoute

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from anyshape.base.errors import InputError
 from anyshape.route.core.router import run_split
-from anyshape.route.core.stack_body import Body, capture, cells_of
+from anyshape.route.core.stack_body import Body, Cells, capture, cells_of
 from anyshape.route.core.stack_rules import Refused
 
 PROBES = 2  # random rows of each branch
@@ -198,14 +198,24 @@ class StackedBranches(nn.Module):
         program compiled afterwards has it from its first call on."""
         super().train(mode)
         self._template[0].train(mode)
-        for cells in dict.fromkeys([*(body.cells for body in self._bodies), *(cells for cells, _ in self._refused)]):
+        self._capture([*(body.cells for body in self._bodies), *(cells for cells, _ in self._refused)])
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A pickled body is the cells that it was captured for: it is captured again."""
+        super().__setstate__(state)
+        pickled, self._bodies = self._bodies, []
+        self._capture([body.cells for body in pickled])
+
+    def _capture(self, every: Sequence[Cells]) -> None:
+        """Grouped forms for rows of such cells, in this mode."""
+        for cells in dict.fromkeys(every):
             rows = tuple(torch.zeros(1, *shape, dtype=dtype, device=self._device()) for shape, dtype in cells)
             if not self.why_not(rows):
                 try:
                     self.prepare(rows, self.run_branch)
                 except Refused as refusal:
-                    self._refused[cells, mode] = str(refusal)
-        return self
+                    self._refused[cells, self.training] = str(refusal)
 
     def _device(self) -> torch.device | None:
         return next((tensor.device for tensor in self.tensors().values()), None)

@@ -31,6 +31,16 @@ _CAUGHT = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionEr
 BATCH_NORM = "_native_batch_norm_legit_no_training"  # what torch.export makes of one in evaluation
 
 
+Cells = tuple[tuple[tuple[int, ...], torch.dtype], ...]  # shape and dtype of a cell of each operand
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """A Body as it is pickled: torch.fx traces a pickled graph again, and grouped operators ask what no proxy knows."""
+
+    cells: Cells
+
+
 @dataclass(frozen=True, slots=True)
 class Body:
     """The grouped form of a branch for rows of given shapes and dtypes.
@@ -44,7 +54,7 @@ class Body:
 
     graph: GraphModule
     tensors: tuple[str, ...]
-    cells: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    cells: Cells
     training: bool
     draws: bool
 
@@ -52,8 +62,14 @@ class Body:
         """Whether it was captured for such rows."""
         return self.training == training and self.cells == cells_of(rows)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Body:
+        return self
 
-def cells_of(rows: tuple[Tensor, ...]) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    def __reduce__(self) -> tuple[type[Pickled], tuple[Cells]]:
+        return Pickled, (self.cells,)
+
+
+def cells_of(rows: tuple[Tensor, ...]) -> Cells:
     """Shape and dtype of a cell of each operand."""
     return tuple((tuple(row.shape[1:]), row.dtype) for row in rows)
 

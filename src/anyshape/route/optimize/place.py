@@ -21,7 +21,8 @@ from anyshape.base.errors import InputError
 from anyshape.route.core.router import Router
 from anyshape.route.core.routes import Routes, checked
 from anyshape.route.optimize.decision import Compile, Context, Decision
-from anyshape.route.placement import Placement, PlacementProblem, Trace, contiguous, cost, solve
+from anyshape.route.placement import Placement, PlacementProblem, Trace, contiguous, solve
+from anyshape.route.placement import cost as placement_cost
 from anyshape.route.placement.problem import problem
 from anyshape.route.preload.layout import stacked_tensors
 from anyshape.route.profile.profile import Profile
@@ -90,7 +91,7 @@ def plan(trace: Trace, devices: int, *, cell_bytes: float = 1.0, branch_bytes: f
 def judged(task: PlacementProblem, found: Placement, now: Placement, held_out: Trace) -> Verdict:
     """Whether calls that nobody planned with say that a change pays."""
     before, after = (np.stack(held_out.costs(task, one)) for one in (now, found))
-    gains, moved = (before - after).sum(0), cost(task, found).moved
+    gains, moved = (before - after).sum(0), placement_cost(task, found).moved
     blocks = np.array([one.mean() for one in np.array_split(gains, min(BLOCKS, max(len(gains), 1))) if len(one)])
     gain = float(blocks.mean()) if len(blocks) else 0.0
     error = float(blocks.std(ddof=1) / np.sqrt(len(blocks))) if len(blocks) > 1 else 0.0

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from anyshape.base.errors import InputError
+from anyshape.route.profile.routers import routers_of
 from anyshape.route.profile.watch import Watch
 
 
@@ -22,8 +24,11 @@ def profile(model: nn.Module, *, budget: float = 0.01) -> Iterator[Watch]:
         budget: share of time that the counting thread may take; beyond it, fewer decisions are sampled.
 
     Raises:
-        InputError: a router of the model is being recorded already.
+        InputError: the model has no routers, or one is being recorded already.
     """
+    if not routers_of(model):
+        raise InputError(f"{type(model).__name__} has no routers", why="a profile counts what routers decide",
+                         do="build the model with route.Router, or let route.adopt replace its experts")
     watch = Watch(model, budget)
     watch.start()
     try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from anyshape.base.errors import InputError
 from anyshape.route.core.router import Router
 
 COMPILED = "_orig_mod."  # how torch.compile's modules name what they compile
@@ -15,7 +16,13 @@ def routers_of(model: nn.Module) -> dict[str, Router]:
 
     Their names are their own where no other router or place has the same, else those of the modules in the model. A
     router that stands in several places is there once. A compiled model has the names of the model.
+
+    Raises:
+        InputError: it is no module.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{type(model).__name__} is no model", why="routers are found in the modules of an nn.Module",
+                         do="give the module that holds the routers")
     found = {path.removeprefix(COMPILED) or "router": module for path, module in model.named_modules()
              if isinstance(module, Router)}
     own = [router.name for router in found.values()]

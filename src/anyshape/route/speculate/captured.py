@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,7 @@ class Values:
 
     def __init__(self) -> None:
         self.values: list[Value] = []
+        self.operands: list[tuple[int, ...]] = []  # by value: those that it is computed from
         self.numbers: dict[Any, int] = {}
         self.constants: list[Tensor] = []
 
@@ -91,6 +93,7 @@ class Values:
         number = self.numbers.setdefault(key, len(self.values))
         if number == len(self.values):
             self.values.append(value)
+            self.operands.append(_operands(value))
         return number
 
     def state(self, tensor: Tensor, constant: bool) -> int:
@@ -103,52 +106,95 @@ class Values:
             tensor = same[0] if same else tensor
         return self.intern((STATE, id(tensor)), Value(STATE, (tensor,), sample=_sample(tensor)))
 
-    def operands(self, number: int) -> list[int]:
-        """The values that a value is computed from."""
-        value = self.values[number]
-        if value.target in (INPUT, STATE):
-            return []
-        found: list[int] = []
-        pytree.tree_map_only(Ref, lambda ref: found.append(ref.number), (value.args, dict(value.keywords)))
-        return found
-
-    def ancestors(self, wanted: Iterable[int]) -> set[int]:
-        """What has to be known to compute values, these included."""
+    def ancestors(self, wanted: Iterable[int], known: AbstractSet[int] = frozenset()) -> set[int]:
+        """What has to be computed for values, these included, where `known` and what those stand on are there."""
         found: set[int] = set()
         waiting = list(wanted)
         while waiting:
             number = waiting.pop()
-            if number not in found:
+            if number not in found and number not in known:
                 found.add(number)
-                waiting += self.operands(number)
+                waiting += self.operands[number]
         return found
 
     def program(self, inputs: Sequence[int], computed: Iterable[int], outputs: Sequence[int]) -> GraphModule:
         """A module from values to values; `computed` are those in between, and parameters."""
-        graph, root = Graph(), nn.Module()
-        nodes = {number: graph.placeholder(f"v{number}") for number in inputs}
-        for number in sorted(set(computed) - set(inputs)):
-            value = self.values[number]
-            if value.target == STATE:
-                tensor = value.args[0]
-                name = f"t{number}"
-                if isinstance(tensor, nn.Parameter):
-                    root.register_parameter(name, tensor)
-                else:
-                    root.register_buffer(name, tensor)
-                nodes[number] = graph.get_attr(name)
-                continue
-            args, keywords = pytree.tree_map_only(Ref, lambda ref: nodes[ref.number],
-                                                  (value.args, dict(value.keywords)))
-            nodes[number] = graph.call_function(value.target, args, keywords)
-        graph.output(tuple(nodes[number] for number in outputs))
-        return GraphModule(root, graph)
+        made = _Program(self, inputs)
+        made.compute(set(computed) - set(inputs))
+        return made.module([made.nodes[number] for number in outputs])
+
+    def timed(self, inputs: Sequence[int], pieces: Iterable[Iterable[int]], clock: Callable[[], float]) -> GraphModule:
+        """A module from values to the time before the first piece of `computed` values and after each of them."""
+        made = _Program(self, inputs)
+        made.root.add_module("clock", _Clock(clock))
+        times = [made.graph.call_module("clock")]
+        for piece in pieces:
+            made.compute(piece)
+            times.append(made.graph.call_module("clock"))
+        return made.module(times)
 
     def zeros(self, number: int) -> Tensor:
         """A tensor of the shape and dtype of a value."""
         sample = self.values[number].sample
         assert sample is not None
         return torch.empty_strided(sample.shape, sample.stride, dtype=sample.dtype, device=sample.device).zero_()
+
+
+def _operands(value: Value) -> tuple[int, ...]:
+    if value.target in (INPUT, STATE):
+        return ()
+    found: list[int] = []
+    pytree.tree_map_only(Ref, lambda ref: found.append(ref.number), (value.args, dict(value.keywords)))
+    return tuple(dict.fromkeys(found))
+
+
+class _Program:
+    """A graph of values that is being made."""
+
+    def __init__(self, values: Values, inputs: Sequence[int]) -> None:
+        self.values, self.graph, self.root = values, Graph(), nn.Module()
+        self.nodes = {number: self.graph.placeholder(f"v{number}") for number in inputs}
+
+    def compute(self, numbers: Iterable[int]) -> None:
+        """Adds values, and the parameters that they read, which are not there yet."""
+        for number in sorted(numbers):
+            if number not in self.nodes:
+                for operand in self.values.operands[number]:
+                    if self.values.values[operand].target == STATE:
+                        self._add(operand)
+                self._add(number)
+
+    def _add(self, number: int) -> None:
+        if number in self.nodes:
+            return
+        value = self.values.values[number]
+        if value.target != STATE:
+            args, keywords = pytree.tree_map_only(Ref, lambda ref: self.nodes[ref.number],
+                                                  (value.args, dict(value.keywords)))
+            self.nodes[number] = self.graph.call_function(value.target, args, keywords)
+            return
+        tensor, name = value.args[0], f"t{number}"
+        if isinstance(tensor, nn.Parameter):
+            self.root.register_parameter(name, tensor)
+        else:
+            self.root.register_buffer(name, tensor)
+        self.nodes[number] = self.graph.get_attr(name)
+
+    def module(self, outputs: Sequence[Node]) -> GraphModule:
+        """The module that gives them, finished."""
+        self.graph.output(tuple(outputs))
+        return GraphModule(self.root, self.graph)
+
+
+class _Clock(nn.Module):
+    """Seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def forward(self) -> float:
+        return self.clock()
 
 
 class _Region(nn.Module):
@@ -194,7 +240,8 @@ def capture(model: nn.Module, prediction: Prediction, args: tuple[Any, ...], key
             exported = exported_pure(_Region(model), args, keywords)
     except UnknownPath:
         return None
-    exported = exported.run_decompositions({})
+    if any(_writes(node) for node in exported.graph.nodes):  # else it is functional as it is
+        exported = exported.run_decompositions({})
     return _numbered(exported, tape, values)
 
 
@@ -290,6 +337,13 @@ def _check_pure(node: Node) -> None:
         raise _impure(f"{target} writes to an input, a parameter or a buffer: {written}", node)
     if not getattr(target, SCHEMA).returns:
         raise _impure(f"{target} asserts, or does what no value tells", node)
+
+
+def _writes(node: Node) -> bool:
+    """Whether an operator writes to an operand."""
+    return isinstance(node.target, OPERATOR) and any(
+        argument.alias_info is not None and argument.alias_info.is_write
+        for argument in getattr(node.target, SCHEMA).arguments)
 
 
 def _written(node: Node) -> str | None:

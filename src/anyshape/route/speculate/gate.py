@@ -14,7 +14,8 @@ class Gate:
     """Any number inside at once, or one `alone`. A copy is a new one."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
         self.inside = 0
         self.is_closed = False
 
@@ -23,13 +24,13 @@ class Gate:
 
     def enter(self) -> None:
         """Begins what runs beside others; `leave` ends it. Every call does both, so they are short."""
-        with self.changed:
+        with self.lock:  # which the condition only wraps
             while self.is_closed:
                 self.changed.wait()
             self.inside += 1
 
     def leave(self) -> None:
-        with self.changed:
+        with self.lock:
             self.inside -= 1
             if self.is_closed:
                 self.changed.notify_all()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,11 +31,10 @@ from anyshape.torch_compat import tree as pytree
 class Branching:
     """A place of the tree: a decision with a way for each choice that is known, or an end with results.
 
-    count: of the predicted calls, how many come here, in shares of all. share: of those that come to the one before.
+    count: of the predicted calls, how many come here, in shares of all.
     """
 
     count: float = 0.0
-    share: float = 1.0
     decision: int | None = None
     ways: dict[Choice, Branching] = field(default_factory=dict)
     path: Path | None = None
@@ -74,14 +73,7 @@ def branchings(paths: Sequence[tuple[Path, float]]) -> Branching:
         if here.ways or (here.path is not None and here.path != path):
             raise ValueError("paths with the same decisions end differently")
         here.path = path
-    _divide(root)
     return root
-
-
-def _divide(here: Branching) -> None:
-    for way in here.ways.values():
-        way.share = way.count / here.count
-        _divide(way)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,34 +123,39 @@ class Outcome:
     redo: Tensor | None = None
 
 
+RUNS = 3  # of which the least counts, where seconds are counted
 WARM = 3  # calls after which a program runs as it will: compilers are late, weights are reordered
 COMMIT = Branching()  # stands for the reading of a decision, where seconds are counted
 
 
 def _least(function: Callable[[], Any], clock: Callable[[], float]) -> float:
-    """Seconds of a call, the least of three."""
+    """Seconds of a call, the least of RUNS."""
     found = []
-    for _ in range(3):
+    for _ in range(RUNS):
         begin = clock()
         function()
         found.append(clock() - begin)
     return min(found)
 
 
-def _identity() -> Graph:
+def _nothing() -> GraphModule:
+    """A program without work, but for one operator."""
     graph = Graph()
-    graph.output(graph.placeholder("row"))
-    return graph
+    row = graph.placeholder("row")
+    graph.output((graph.call_function(torch.ops.aten.add.Tensor, (row, row)),))
+    return GraphModule(nn.Module(), graph)
 
 
 class Builder:
     """Makes the regions of a tree.
 
     Args:
-        deferral: (way) -> whether what follows a decision on its likeliest way is computed before the decision is read.
+        deferral: (begin, way) -> whether what follows a decision on its likeliest way, `way`, is computed before the
+            decisions since `begin` are read.
     """
 
-    def __init__(self, values: Values, deferral: Callable[[Branching], bool], compile: Compile | None) -> None:
+    def __init__(self, values: Values, deferral: Callable[[Branching, Branching], bool],
+                 compile: Compile | None) -> None:
         self.values, self.deferral, self.compile = values, deferral, compile
         self.states = {number: value.args[0] for number, value in enumerate(values.values) if value.target == STATE}
         self.inputs = {number: value.args[0] for number, value in enumerate(values.values) if value.target == INPUT}
@@ -169,41 +166,41 @@ class Builder:
         return Tree(region, root, tuple(self.inputs.items()), self.states, self.programs)
 
     def timed(self, root: Branching, inputs: Sequence[Tensor], clock: Callable[[], float]) -> dict[Branching, float]:
-        """Seconds of the work from each decision to the next on the likeliest way, read at every decision, and of a
-        commit alone (COMMIT): a program without work and a look at its decision. The least of three runs."""
-        here, known = root, dict[int, Any]()
-        row, nothing = torch.zeros(1, dtype=torch.int64), GraphModule(nn.Module(), _identity())
-        found = {COMMIT: _least(lambda: torch.equal(nothing(row), row), clock)}
+        """Seconds of the work from each decision to the next on the likeliest way, as PyTorch does it, and of a commit
+        alone (COMMIT): a program without work, compiled, and a look at its decision. The least of three runs."""
+        row = torch.zeros(1, dtype=torch.int64)
+        nothing = compiled(_nothing(), (row,), self.compile)
         with torch.no_grad():
-            tree = self.tree(root)
-            known.update((number, inputs[place]) for number, place in tree.inputs)
-            region: Region | None = tree.root
-            while region is not None:
-                if region.program is not None:
-                    operands = [known[number] for number in region.inputs]
-                    results = region.program(*operands)
-                    found[here] = _least(partial(region.program, *operands), clock)
-                    known.update(zip(region.outputs, results[1:] if region.shapes else results, strict=True))
-                if here.path is not None:
-                    break
-                region, here = region.after.get((0, here.likeliest)), here.ways[here.likeliest]
-        return found
+            commit = [_least(lambda: torch.equal(nothing(row)[0], row), clock) for _ in range(WARM)][-1]
+        chain, pieces = [root], list[set[int]]()
+        known = {*self.inputs, *self.states}
+        while True:
+            pieces.append(self.values.ancestors(chain[-1].wanted(), known))
+            known |= pieces[-1]
+            if chain[-1].path is not None:
+                break
+            chain.append(chain[-1].ways[chain[-1].likeliest])
+        program = self.values.timed(tuple(self.inputs), pieces, clock)
+        with torch.no_grad():
+            runs = [program(*[inputs[place] for place in self.inputs.values()]) for _ in range(WARM + RUNS)][WARM:]
+        taken = [[after - before for before, after in pairwise(times)] for times in runs]
+        return {COMMIT: commit, **{here: min(own) for here, own in zip(chain, zip(*taken), strict=True)}}
 
     def region(self, here: Branching, known: set[int]) -> Region:
         chain = [here]
-        while chain[-1].path is None and self.deferral(chain[-1].ways[chain[-1].likeliest]):
+        while chain[-1].path is None and self.deferral(here, chain[-1].ways[chain[-1].likeliest]):
             chain.append(chain[-1].ways[chain[-1].likeliest])
         ends = chain[-1].path
-        computed = self.values.ancestors(number for one in chain for number in one.wanted()) - known
+        computed = self.values.ancestors((number for one in chain for number in one.wanted()), known)
         sides = [(place, choice, way) for place, one in enumerate(chain) for choice, way in one.ways.items()
                  if way not in chain]
         below = {number for _, _, way in sides for number in way.below()}
-        later = below | {operand for number in self.values.ancestors(below) - known - computed
-                         for operand in self.values.operands(number)}
+        later = below | {operand for number in self.values.ancestors(below, known | computed)
+                         for operand in self.values.operands[number]}
         results = set() if ends is None else set(chain[-1].wanted())
         outputs = tuple(sorted(computed & (later | results)))
         decisions = [one.decision for one in chain if one.decision is not None]
-        read = {operand for number in computed for operand in self.values.operands(number)} | set(decisions)
+        read = {operand for number in computed for operand in self.values.operands[number]} | set(decisions)
         inputs = tuple(sorted(read - computed - set(self.states)))
         program, shapes = self.program(inputs, computed | (read & set(self.states)), outputs, decisions)
         choices = tuple(one.likeliest for one in chain if one.decision is not None)

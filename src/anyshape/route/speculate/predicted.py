@@ -91,19 +91,18 @@ def watching() -> Iterator[list[tuple[str, Tensor]]]:
         _CURRENT.watched = before
 
 
-class WatchedFunction(nn.Module):
-    """A router function whose decisions `watching` sees."""
+class Watch:
+    """What a router tells its decisions, so that `watching` sees them."""
 
-    def __init__(self, function: Any, name: str) -> None:
-        super().__init__()
-        self.function, self.name = function, name
+    __slots__ = ("name",)
 
-    def forward(self, *cells: Any, **keywords: Any) -> Any:
-        found = self.function(*cells, **keywords)
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, ids: Tensor) -> None:
         seen = _CURRENT.watched
         if seen is not None:
-            seen.append((self.name, checked(found, cells[0].shape[0], self.name).ids))
-        return found
+            seen.append((self.name, ids))
 
 
 class PredictedRouter(nn.Module):

@@ -38,7 +38,7 @@ from anyshape.route.speculate.path_tree import (
     run,
 )
 from anyshape.route.speculate.payoff import Payoff
-from anyshape.route.speculate.predicted import Choice, PredictedRouter, Prediction, WatchedFunction, replaced, watching
+from anyshape.route.speculate.predicted import Choice, PredictedRouter, Prediction, Watch, replaced, watching
 from anyshape.torch_compat import tree as pytree
 
 OFF = "speculation does not pay"
@@ -61,6 +61,38 @@ class Prepared:
     payoff: Payoff
     refused: str = ""
     independent: bool = False
+
+
+class Pause:
+    """Calls that are not looked at, for no kind of inputs is speculated on. An object of its own: a module takes long
+    to set an attribute.
+
+    left: how many will not be. length: how many from one look to the next. calls: how many were not.
+    """
+
+    __slots__ = ("calls", "left", "length", "lock")
+
+    def __init__(self) -> None:
+        self.left, self.length, self.calls = 0, WATCHED, 0
+        self.lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return Pause, ()
+
+    def takes(self) -> bool:
+        """Whether a call is one of them, which is counted then."""
+        if self.left <= 0:
+            return False
+        with self.lock:
+            self.left -= 1
+            self.calls += 1
+        return True
+
+    def after_look(self, on: bool, surprise: bool) -> None:
+        """A call was looked at: speculation is on again, its decisions were a surprise, or the next pause is longer."""
+        with self.lock:
+            self.length = WATCHED if on or surprise else min(2 * self.length, MOST)
+            self.left = 0 if on else self.length - 1
 
 
 class Speculated(nn.Module):
@@ -91,7 +123,7 @@ class Speculated(nn.Module):
         super().__init__()
         self.routers = {name: router for name, (router, _) in names.items()}
         for name, router in self.routers.items():
-            router.router_fn = WatchedFunction(router.router_fn, name)
+            router.watch = Watch(name)
         self.general, self.training = model, model.training
         self.predictions, self.calls, self.defer = tuple(predictions), calls, defer
         self.rowwise, self.compile, self.clock = rowwise, compile, clock
@@ -101,8 +133,7 @@ class Speculated(nn.Module):
         self.prepared: dict[Any, Prepared] = {}
         self.counters: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
-        # calls that will not be looked at; how many from one look to the next; calls that were not looked at
-        self.resting, self.rest, self.rested = 0, WATCHED, 0
+        self.pause = Pause()
         self.lock = threading.Lock()
         self.gate = Gate()
         self.places = [place for module in model.modules()
@@ -117,10 +148,7 @@ class Speculated(nn.Module):
         begin = self.clock()
         self.gate.enter()
         try:
-            if self.resting > 0:  # no kind of inputs is speculated on at present
-                with self.lock:
-                    self.resting -= 1
-                    self.rested += 1
+            if self.pause.takes():  # no kind of inputs is speculated on at present
                 return self.general(*args, **keywords)
             results, key = self._call(begin, args, keywords)
         finally:
@@ -193,18 +221,20 @@ class Speculated(nn.Module):
             return None
         root = branchings(paths)
         inputs = [one for one in pytree.tree_leaves((args, keywords)) if isinstance(one, Tensor)]
-        seconds = Builder(values, lambda way: False, None).timed(root, inputs, self.clock)
-        return Builder(values, lambda way: self._is_deferred(way, seconds), self.compile).tree(root)
+        seconds: Mapping[Branching, float] = {}
+        if self.defer is None:
+            seconds = Builder(values, lambda begin, way: False, self.compile).timed(root, inputs, self.clock)
+        return Builder(values, lambda begin, way: self._is_deferred(begin, way, seconds), self.compile).tree(root)
 
-    def _is_deferred(self, way: Branching, seconds: Mapping[Branching, float]) -> bool:
-        """Whether to compute what follows on the likeliest way before its decision is read: as long as the commit that
-        is saved outweighs the work that is in vain where another way is taken. A share of 1 in n calls may be n + 1 in
-        n + 2 (Laplace)."""
+    def _is_deferred(self, begin: Branching, way: Branching, seconds: Mapping[Branching, float]) -> bool:
+        """Whether to compute what follows on `way` before the decisions since `begin` are read: as long as the commit
+        that is saved outweighs the work that is in vain where one of them turns out else. A share of 1 in n calls may
+        be n + 1 in n + 2 (Laplace)."""
         if self.defer is not None:
             return self.defer
-        likely = way.share
+        likely = way.count / begin.count
         if self.calls:
-            likely = (way.share * self.calls + 1) / (self.calls + 2)
+            likely = (way.count * self.calls + 1) / (begin.count * self.calls + 2)
         return likely * seconds[COMMIT] > (1 - likely) * seconds.get(way, 0.0)
 
     def _rows_apart(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
@@ -244,12 +274,11 @@ class Speculated(nn.Module):
             if seen is not None:
                 payoff.saw(seen)
             if again is None:
-                payoff.took_general(seconds, self.rest if alone else 1)
+                payoff.took_general(seconds, self.pause.length if alone else 1)
             else:
                 payoff.paired(again, seconds)
             if alone:
-                self.rest = WATCHED if payoff.on or surprise else min(2 * self.rest, MOST)
-                self.resting = 0 if payoff.on else self.rest - 1
+                self.pause.after_look(payoff.on, surprise)
         return results
 
     def _speculate(self, prepared: Prepared, begin: float, args: Any, keywords: Any, tensors: list[Tensor]) -> Any:
@@ -346,8 +375,8 @@ class Speculated(nn.Module):
             found["switched_off"] = sum(one.switched_off for one in payoffs)
             found["switched_on"] = sum(one.switched_on for one in payoffs)
             found["on"] = sum(one.on for one in payoffs)
-            found["general_calls"] += self.rested
-            found["reasons"] = dict(self.reasons + Counter({OFF: self.rested}))
+            found["general_calls"] += self.pause.calls
+            found["reasons"] = dict(self.reasons + Counter({OFF: self.pause.calls}))
         return found
 
     def extra_repr(self) -> str:

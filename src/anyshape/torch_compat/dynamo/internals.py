@@ -150,13 +150,6 @@ def _for_profiles(name: str, function: Any) -> Any:
     return function
 
 
-def wrapped_frame(optimized: Any) -> Any:
-    """The function inside what `dynamo_compile` returned whose frame Dynamo traces, if it made one of its own."""
-    wrapper = optimized.forward if isinstance(optimized, torch.nn.Module) else optimized
-    inner = getattr(wrapper, "_torchdynamo_orig_callable", None)
-    return inner if inspect.isfunction(inner) else None
-
-
 def tracer_detector() -> Callable[[], bool]:
     """A quick function that says whether something other than a plain call is going on in this thread: a tracer other
     than torch.compile's, a frame evaluated by Dynamo, or a stance set by `torch.compiler.set_stance`."""

@@ -157,7 +157,7 @@ def _form(result: Any, mode: Any, operands: list[Any]) -> Any:
     places = [place for place, one in enumerate(operands) if one is result]
     if places:
         return OPERAND, places[0]
-    if result.requires_grad or result._version or result._is_view():
+    if result.is_inference() or result.requires_grad or result._version or result._is_view():
         return None
     storage = compat.storage_id(result)
     places = [place for place, one in enumerate(operands) if compat.storage_id(one) == storage]

@@ -205,9 +205,10 @@ def made_program(answer: Any) -> bool:
     return getattr(answer, "guarded_code", None) is not None
 
 
-def dynamo_compile(target: Any, backend: Callable[..., Any], *, fullgraph: bool,
-                   around: Callable[[FrameCallback], FrameCallback]) -> Any:
-    """What `torch.compile(target, backend=backend, fullgraph=fullgraph)` returns, with its own cache.
+def dynamo_compile(backend: Callable[..., Any], *, fullgraph: bool,
+                   around: Callable[[FrameCallback], FrameCallback]) -> Callable[[Any], Any]:
+    """A function that makes what `torch.compile(target, backend=backend, fullgraph=fullgraph)` returns, of a target,
+    with its own cache; of several ones with one cache.
 
     Args:
         around: wraps the function that Dynamo calls on a cache miss, with (frame, cache entry, frame state).
@@ -218,7 +219,7 @@ def dynamo_compile(target: Any, backend: Callable[..., Any], *, fullgraph: bool,
     outer = around(inner)
     outer._torchdynamo_orig_backend = inner  # type: ignore[attr-defined]  # Dynamo keys its cache on the innermost
     context.callback = outer
-    return context(target)
+    return context  # type: ignore[no-any-return]
 
 
 def _isolates() -> bool:
@@ -229,7 +230,8 @@ def _isolates() -> bool:
 
 def programs_of_others(code: Any, callback: FrameCallback) -> int:
     """How many programs Dynamo holds for a code object that belong to other compilations than that of `callback` (the
-    `inner` of `dynamo_compile`), and that it would count with its own: none, where it keeps them apart."""
+    `inner` of `dynamo_compile`), and that it would count with its own: none, where it keeps them apart, and none for
+    code objects that are copied (`dynamo/copied_target.py`); functions behind a graph break are not."""
     entries = compat.get("torch._dynamo.eval_frame._debug_get_cache_entry_list")
     if entries is None or _isolates():
         return 0
