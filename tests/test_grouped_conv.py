@@ -103,3 +103,41 @@ def test_a_result_that_others_read_keeps_its_value():
     with torch.no_grad():
         for mine, theirs in zip(anyshape.compile(net)(x, ends), net(x, ends), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+def convolution(channels: int, outs: int, weight: torch.Tensor | None = None) -> Net:
+    net = Net(channels, outs, (3, 3), (1, 1, 1), True, ("added", "relu"))
+    if weight is not None:
+        net.weight.data = weight
+    return net
+
+
+@pytest.mark.parametrize("channels,outs", [(3, 12), (12, 7), (16, 48)])
+def test_winograds_algorithm_is_no_less_exact(channels, outs):
+    """Compared with the results in float64: in the mean no worse than eager PyTorch."""
+    torch.manual_seed(0)
+    net = convolution(channels, outs)
+    fast = anyshape.compile(net)
+    for space in ((32, 32), (33, 63), (1, 40), (2, 31), (5, 129)):
+        x, other = torch.randn(4, channels, *space), torch.randn(4, outs, *space)
+        ends = torch.tensor((1, 2, 4), dtype=torch.int32)
+        with torch.no_grad():
+            found, eager = fast(x, other, ends), net(x, other, ends)
+            exact = net.double()(x.double(), other.double(), ends)
+            net.float()
+        mine, theirs = ((one.double() - exact).abs() for one in (found, eager))
+        assert mine.mean() <= 1.5 * theirs.mean() and mine.max() <= 3 * theirs.max() + 1e-6
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan, 3e38])
+def test_what_is_not_finite_is_as_by_definition(bad):
+    """Differences of infinities would be NaN; sums of large numbers would be infinite."""
+    torch.manual_seed(0)
+    net = convolution(4, 5, torch.randn(3, 5, 4, 3, 3).abs() / 50)
+    fast = anyshape.compile(net)
+    x, other = torch.randn(3, 4, 12, 40), torch.randn(3, 5, 12, 40)
+    x[1, 2, 5, 7] = x[1, 2, 6, 7] = x[2, 0, 0, 0] = bad
+    other[0, 1, 3, 3] = bad
+    ends = torch.tensor((1, 2, 3), dtype=torch.int32)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x, other, ends), net(x, other, ends), rtol=1e-4, atol=1e-4, equal_nan=True)

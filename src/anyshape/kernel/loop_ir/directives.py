@@ -104,5 +104,25 @@ class SplitReduction:
         return f"split_reduction ({self.axis}: {self.parts})"
 
 
-Directive = Vectorize | Tile | Interchange | SplitReduction
-LINES = (Tile, Interchange, SplitReduction)  # those that have a line of their own; `Vectorize` stands at its loops
+@dataclass(frozen=True, slots=True)
+class Interleave:
+    """The loop `short`, whose extent is a number, is unrolled inside of the loop `long`, which is the vector. One is
+    the only column loop, the other a row loop. Loads and stores that go on by one along `short`, and by its extent
+    along `long`, are whole vectors, which are interleaved in registers. Nothing is reduced, scanned or scattered."""
+
+    short: str
+    long: str
+    FORM: ClassVar[re.Pattern[str]] = re.compile(r"interleave (\w+) inside of (\w+)$")
+
+    @classmethod
+    def read(cls, match: re.Match[str], _: Loop) -> Interleave:
+        """The directive of a line."""
+        return cls(match[1], match[2])
+
+    def __str__(self) -> str:
+        return f"interleave {self.short} inside of {self.long}"
+
+
+Directive = Vectorize | Tile | Interchange | SplitReduction | Interleave
+# those that have a line of their own; `Vectorize` stands at its loops
+LINES = (Tile, Interchange, SplitReduction, Interleave)

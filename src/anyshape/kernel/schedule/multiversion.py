@@ -19,6 +19,7 @@ from anyshape.kernel.loop_ir.directives import SplitReduction, Vectorize
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.kernel.schedule.interchange import interchanged
+from anyshape.kernel.schedule.interleave import interleaved
 from anyshape.kernel.schedule.split_reduction import LEAST, Chain, split, split_interchanged
 from anyshape.kernel.schedule.tile_scan import tiled_scan
 from anyshape.kernel.schedule.tile_transpose import tiled_transpose
@@ -86,14 +87,26 @@ def versions(program: LoopProgram, hardware: HardwareParams, likely: Mapping[str
             return (plain,)
         count = product(extent for _, extent in (*program.rows, *program.columns))
         return _ending(_where(program.rows[-1][1] - at.wide, count - at.large, of=Version((scan,))), plain)
-    tiles = tiled_transpose(program, hardware)
-    if tiles is not None:
-        sides = tiles.rows[-1][1] - at.many_rows, tiles.columns[0][1] - at.many_rows
-        return _ending(_where(*sides, of=Version((tiles,))), plain)
+    across = _across(program, hardware, at, likely)
+    if across:
+        return _ending(across, plain)
     inside = interchanged(program, hardware)
     if "reduce" not in ops or "scatter" in ops:
         return (plain if inside is None or "reduce" in ops else Version((inside,)),)
     return _ending(_reducing(program, hardware, at, likely, inside), plain)
+
+
+def _across(program: LoopProgram, hardware: HardwareParams, at: Thresholds, likely: Mapping[str, int] | None
+            ) -> list[Version]:
+    """Versions of a kernel that reads or writes across its columns: interleaved, and in tiles."""
+    found: list[Version] = []
+    inside = interleaved(program, hardware, likely)
+    if inside is not None:
+        found += _where(*inside[1], of=Version((inside[0],)))
+    tiles = tiled_transpose(program, hardware)
+    if tiles is not None:
+        found += _where(tiles.rows[-1][1] - at.many_rows, tiles.columns[0][1] - at.many_rows, of=Version((tiles,)))
+    return found
 
 
 def _reducing(program: LoopProgram, hardware: HardwareParams, at: Thresholds, likely: Mapping[str, int] | None,

@@ -14,7 +14,7 @@ from typing import Any
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.encode_gemm import Shape, at_slots
 from anyshape.backend.cpu.machine import target
-from anyshape.backend.cpu.microkernels import direct_conv
+from anyshape.backend.cpu.microkernels import direct_conv, winograd_conv
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.align import align
 
@@ -22,6 +22,8 @@ _words_of_step = host.GroupedConvStep.encoder()
 _MARKS = tuple(map(host.GroupedConvStep.index, ("rows", "weight", "ends", "bias", "addend", "result")))
 # bytes of scratch beyond which a row's input does not stay in the caches between panels, and PyTorch does it
 MOST = 4 << 20
+INPUT, RESULT = 60, 60  # operations of vectors that a channel's transform takes: of the input, of the result
+_PLACES = ("winograd", "blocks", "flag", "sums", "transformed", "factors", "biases", "scratch")
 NOTHING = 0xFF800000  # the bits of -infinity: every number is at least that
 
 
@@ -72,7 +74,12 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_i
     panels = align(8 * taps, 64)
     at_input = align(panels + 4 * (taps + 1) * align(outs, grain), 64)
     input_bytes = channels * deep * high * line + 4 * 2 * lanes
-    scratch = at_input + input_bytes
+    by_winograd = _wins(kernel, stride, dilation, channels, outs, out)
+    ways: dict[str, int] = dict.fromkeys(_PLACES, 0)
+    if by_winograd:
+        input_bytes += 2 * line + 4 * 3 * lanes
+        ways = _winograd_places(align(at_input + input_bytes, 64), channels, outs)
+    scratch = ways.pop("scratch") or at_input + input_bytes
     if scratch > MOST:
         return None
     has_bias = len(types) == 5 + added
@@ -86,8 +93,30 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_i
         stride_y=stride[1], stride_x=stride[2], padding_z=padding[0], padding_y=padding[1], padding_x=padding[2],
         dilation_z=dilation[0], dilation_y=dilation[1], dilation_x=dilation[2], deep=deep, high=high, phase=phase,
         line=line, lanes=lanes, grain=grain, function=host.CONV, panels=panels, input=at_input,
-        input_bytes=input_bytes, scratch=scratch)
+        input_bytes=input_bytes, scratch=scratch, **ways)
     return tuple(words)
+
+
+def _wins(kernel: Shape, stride: Shape, dilation: Shape, channels: int, outs: int, out: Shape) -> bool:
+    """Whether Winograd's algorithm takes this convolution, in fewer operations of vectors."""
+    if kernel != (1, 3, 3) or (stride, dilation) != ((1, 1, 1), (1, 1, 1)) or out[0] != 1:
+        return False
+    lanes = target.host().lanes
+    strips = (out[1] + 1) // 2 * -(-out[2] // (2 * lanes))
+    products = strips * (16 * channels * outs + INPUT * channels + RESULT * outs)
+    return products < out[1] * -(-out[2] // lanes) * 9 * channels * outs
+
+
+def _winograd_places(first: int, channels: int, outs: int) -> dict[str, int]:
+    """The words for Winograd's algorithm, whose scratch begins at `first`."""
+    vector, most = 4 * target.host().lanes, winograd_conv.most(target.host())
+    sizes = {"flag": 8, "sums": 8 * outs * vector, "transformed": 16 * channels * vector,
+             "factors": 16 * channels * outs * 4, "biases": 4 * outs}
+    found = {"winograd": host.WINOGRAD, "blocks": -(-outs // most)}
+    for name, size in sizes.items():
+        found[name] = first
+        first = align(first + size, 64)
+    return {**found, "scratch": first}
 
 
 def _three(sizes: Shape, missing: int) -> Shape:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from anyshape.backend.cpu.microkernels import direct_conv, direct_conv_last, gemm, gemv, softmax_rows
+from anyshape.backend.cpu.microkernels import direct_conv, direct_conv_last, gemm, gemv, softmax_rows, winograd_conv
 from anyshape.backend.cpu.native.compiler import Array, Inline, Nested, Struct, i64, words_of
 
 
@@ -303,6 +303,13 @@ class GroupedConvStep(Step):
     panels: i64  # where in a thread's scratch, behind the offsets of the taps, the weights are; the input; its bytes
     input: i64
     input_bytes: i64
+    winograd: i64  # entry of the first routine of backend/cpu/microkernels/winograd_conv.py; 0: without it
+    blocks: i64  # of channels of the result there
+    flag: i64  # where in scratch: its flag, sums, transformed input and weights, biases
+    sums: i64
+    transformed: i64
+    factors: i64
+    biases: i64
     scratch: i64  # bytes of scratch per thread
 
 
@@ -445,7 +452,8 @@ PACKED = THIN + len(gemv.routines())  # those of backend/cpu/microkernels/gemm.p
 WEIGH = PACKED + len(gemm.routines())  # those of backend/cpu/microkernels/softmax_rows.py
 CONV = WEIGH + len(softmax_rows.routines())  # those of backend/cpu/microkernels/direct_conv.py
 CONV_LAST = CONV + len(direct_conv.routines())  # those of backend/cpu/microkernels/direct_conv_last.py
-KERNELS = CONV_LAST + len(direct_conv_last.routines())
+WINOGRAD = CONV_LAST + len(direct_conv_last.routines())  # those of backend/cpu/microkernels/winograd_conv.py
+KERNELS = WINOGRAD + len(winograd_conv.routines())
 
 MONOTONIC = 1  # the clock's number
 # processor time, which other programs do not disturb, where one thread does everything

@@ -11,7 +11,7 @@ Row schedule (`vector` is the last column variable): a row block is a row; a col
 masks, then the rest in masked steps of the basic width. Column schedule (`vector` is the last row variable): a row
 block is a strip of W values of it; the last strip is masked. With `vector` empty everything is scalar. With the
 directive SplitReduction a row block is a part; with Tile, a strip of tiles (transpose_tiles.py); with Interchange, some
-rows (interchange.py).
+rows (interchange.py). Interleave makes other loops first (interleaved_access.py).
 
 A param of role "in" may share memory with one of role "out" only if both are accessed at equal offsets at each point.
 """
@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable
 
 from anyshape.backend.cpu.codegen.interchange import BLOCK, Interchanged, Strips, lower_interchange
+from anyshape.backend.cpu.codegen.interleaved_access import lower_interleave
 from anyshape.backend.cpu.codegen.memory_access import Buffer, Space
 from anyshape.backend.cpu.codegen.nontemporal_stores import LINE, first_stored, is_large, past_line, streamed
 from anyshape.backend.cpu.codegen.partial_sums import TURN, Folds, lower_split_reduction
@@ -34,15 +35,17 @@ from anyshape.backend.cpu.llvm.scalar_ops import scalar
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
-from anyshape.kernel.loop_ir.directives import Interchange, SplitReduction, Tile
+from anyshape.kernel.loop_ir.directives import Interchange, Interleave, SplitReduction, Tile
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram, Stage
 from anyshape.sym.expr import Size, ceildiv, product, symbols_of
+
+WRITES = ("store", "stores", "scatter")
 
 
 def emit(program: LoopProgram, target: Machine) -> str:
     """The LLVM IR of one kernel, the same text for the same program and target; VerifyError for a malformed one."""
     _check(program)
-    folds = lower_split_reduction(program)
+    folds = lower_split_reduction(lower_interleave(program))
     tiles = lower_tile(folds.program)
     strips = lower_interchange(tiles.program)
     program = strips.program
@@ -113,6 +116,13 @@ def _check_directives(program: LoopProgram, fail: Callable[[str], None]) -> None
         fail(f"{tile}: these are not the last row variable, and the only column variable as a vector")
     if interchange is not None and not interchange.axis == program.vector == lasts[0]:
         fail(f"{interchange}: this is not the last row variable as a vector")
+    inside = program.directive(Interleave)
+    if inside is not None:
+        loops = dict((*program.rows, *program.columns))
+        if len(program.columns) != 1 or len(kinds) > 2 or program.columns[0][0] not in (inside.short, inside.long) \
+                or inside.short == inside.long or not {inside.short, inside.long} <= loops.keys() \
+                or not isinstance(loops[inside.short], int):
+            fail(f"{inside}: these are not the only column variable and a row variable, one of them short")
     if (tile is not None and min(tile.sizes) < 1) or (interchange is not None and interchange.strip < 1):
         fail("a tile or a strip has no rows or columns")
 
@@ -204,6 +214,9 @@ class _Kernel:
     def _rows(self, begin: Value, end: Value, extents: list[Value]) -> None:
         """The row blocks begin to end."""
         code, space = self.code, self.space
+        if self.layout.short_rows:
+            self._short_rows(begin, end, extents)
+            return
         counters = self._unflatten(begin, extents)
         code.open_loop(begin, end, 1)
         for (name, _), counter in zip(self.program.rows, counters, strict=True):
@@ -216,6 +229,29 @@ class _Kernel:
         else:
             self._stages()
         self._advance(counters, now, extents)
+        code.close_section()
+
+    def _short_rows(self, begin: Value, end: Value, extents: list[Value]) -> None:
+        """The rows begin to end: those of the last row variable in a loop, at each value of the others, so that there
+        is nothing to carry from row to row."""
+        code, space = self.code, self.space
+        *outer, last = extents
+        last = code.intrinsic("smax", last, constant("i64", 1))
+        first = code.binary("udiv", begin, last)
+        after = code.binary("udiv", code.binary("add", end, code.binary("sub", last, constant("i64", 1))), last)
+        counters = self._unflatten(first, outer)
+        number = code.open_loop(first, after, 1)
+        names = [name for name, _ in self.program.rows]
+        for name, counter in zip(names[:-1], counters, strict=True):
+            space.names[name] = code.load("i64", 0, counter, code.top, False)
+        now = [space.names[name] for name in names[:-1]]
+        before = code.binary("mul", number, last)
+        start = code.intrinsic("smax", code.binary("sub", begin, before), constant("i64", 0))
+        stop = code.intrinsic("smin", code.binary("sub", end, before), last)
+        space.names[names[-1]] = code.open_loop(start, stop, 1)
+        self._stages()
+        code.close_section()
+        self._advance(counters, now, outer)
         code.close_section()
 
     def _bind_buffers(self) -> None:
@@ -286,7 +322,7 @@ class _Kernel:
 
     def _along(self, stage: Stage, start: Value, stop: Value) -> None:
         """A stage for the rows start to stop of a strip."""
-        self.stored = frozenset(one.buffer for one in stage.instructions if one.op in ("store", "scatter"))
+        self.stored = frozenset(one.buffer for one in stage.instructions if one.op in WRITES)
         self.stage_floor, self.space.registers = self.code.top, {}
         self._vector_loops(stage, self.program.vector, start, stop, self.layout.width(stage), ())
 
@@ -300,7 +336,7 @@ class _Kernel:
     def _stages(self) -> None:
         self.space.registers = {}
         for k, stage in enumerate(self.program.stages):
-            self.stored = frozenset(one.buffer for one in stage.instructions if one.op in ("store", "scatter"))
+            self.stored = frozenset(one.buffer for one in stage.instructions if one.op in WRITES)
             if stage.level == "row":
                 self.stage_floor = -1
                 self._instructions(stage)
@@ -428,6 +464,12 @@ class _Kernel:
         elif one.op in ("store", "scatter"):
             where = self.buffers[one.buffer], one.offset, args[0], args[1] if len(args) > 1 else None
             space.store(*where) if one.op == "store" else space.scatter(*where, one.combine)
+        elif one.op == "loads":
+            level, pure = self._load_level(self.buffers[one.buffer])
+            found = space.load_interleaved(self.buffers[one.buffer], one, args[0] if args else None, level, pure)
+            space.registers.update(enumerate(found, one.result))
+        elif one.op == "stores":
+            space.store_interleaved(self.buffers[one.buffer], one.offset, args)
         elif one.op == "check":
             self._check_lanes(self.buffers[one.buffer], args[0], args[1] if len(args) > 1 else None, one.value)
         elif one.op == "ask":

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from anyshape.backend.cpu.codegen.interleaved_access import apart, interleaved
 from anyshape.backend.cpu.codegen.reduction import combine
 from anyshape.backend.cpu.codegen.strided_loads import NEAR, load_apart, load_repeated
 from anyshape.backend.cpu.llvm.ir_builder import ELEMENT, Code, Value, constant
@@ -238,6 +239,51 @@ class Space:
             return
         every = constant("bool", True, self.lanes) if active is None else active
         code.masked("store" if how == "row" else "scatter", raw, pointer, every, align, code.top, pure=False)
+
+    def load_interleaved(self, buffer: Buffer, one: Instruction, mask: Value | None, level: int, pure: bool
+                         ) -> list[Value]:
+        """The registers of an instruction "loads": lane k of number j is element k*value + j from the offset on. mask:
+        one for all lanes, None for all of them."""
+        code, stored, align, count = self.code, buffer.stored, size_of(buffer.dtype), int(one.value)
+        level = max(level, self.lanes_from)
+        first = code.address(buffer.pointer, stored, self.size(one.offset))
+        found = []
+        for turn in range(count):
+            at = code.address(first, stored, constant("i64", turn * self.lanes))
+            some = self._some(turn, count)
+            if mask is not None:
+                some = mask if some is None else code.binary("and", code.spread(mask, self.lanes), some)
+            raw: Value | None
+            if some is None:
+                raw = code.load(stored, self.lanes, at, level, pure, align)
+            else:
+                raw = code.masked("load", constant(stored, 0, self.lanes), at, some, align, level, pure)
+            assert raw is not None
+            found.append(raw)
+        return [from_memory(code, raw, buffer.dtype, one.dtype) for raw in apart(code, found)]
+
+    def store_interleaved(self, buffer: Buffer, offset: Size, values: list[Value]) -> None:
+        """An instruction "stores": lane k of number j becomes element k*len(values) + j from the offset on."""
+        code, align, stored = self.code, size_of(buffer.dtype), buffer.stored
+        first = code.address(buffer.pointer, stored, self.size(offset))
+        raws = [code.spread(to_memory(code, value, buffer.dtype), self.lanes) for value in values]
+        for turn, raw in enumerate(interleaved(code, raws)):
+            at = code.address(first, stored, constant("i64", turn * self.lanes))
+            mask = self._some(turn, len(values))
+            if mask is not None:
+                code.masked("store", raw, at, mask, align, code.top, pure=False)
+            elif self.streams is not None and buffer.name in self.streamed:
+                self._stream(raw, at, self.streams, align)
+            else:
+                code.do(f"store {raw.typed}, ptr {at.text}, align {align}")
+
+    def _some(self, turn: int, count: int) -> Value | None:
+        """The elements that exist in the `turn`th of `count` vectors of interleaved ones; None for all."""
+        if self.mask is None:
+            return None
+        assert self.left is not None
+        every = self.code.binary("mul", self.left, constant("i64", count))
+        return self.code.first_lanes(self.code.binary("sub", every, constant("i64", turn * self.lanes)), self.lanes)
 
     def _stream(self, raw: Value, pointer: Value, streams: Value, align: int) -> None:
         """A store past the caches where `streams` holds and the address is aligned."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from anyshape.backend.cpu.llvm.scalar_ops import weight_of
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.ir.types import size_of
-from anyshape.kernel.loop_ir.directives import Interchange, Tile
+from anyshape.kernel.loop_ir.directives import Interchange, Interleave, SplitReduction, Tile
 from anyshape.kernel.loop_ir.program import LoopProgram, Stage
 from anyshape.sym.expr import Size, ceildiv, product, substitute
+
+SHORT = 16  # columns of a short row
 
 
 def work_of(program: LoopProgram) -> Size:
@@ -25,12 +27,15 @@ class VectorLayout:
     """Vector widths and scratch offsets of a kernel."""
 
     def __init__(self, program: LoopProgram, target: Machine, block: int) -> None:
+        self.columns = program.columns
         self.interchanged = program.directive(Interchange) is not None
         self.columns_are_lanes = self.interchanged or bool(
             program.vector and program.columns and program.columns[-1][0] == program.vector)
         self.rows_are_lanes = bool(program.vector and not self.columns_are_lanes)
         self.basic = self._basic(program, target)
+        self.interleaved = program.directive(Interleave) is not None
         self.tiled = program.directive(Tile) is not None
+        self.short_rows = self._are_short(program)
         self.wide = {k: self.width(stage) for k, stage in enumerate(program.stages)}
         self.strip = min(self.wide.values(), default=self.basic) if self.rows_are_lanes else 0
         self.block = block or self.strip or 1  # values of the last row variable in a row block
@@ -41,6 +46,15 @@ class VectorLayout:
             size = row_buffer.count * size_of(row_buffer.dtype) * (self.strip or 1)
             end = end + ceildiv(size, 64) * 64
         self.scratch_bytes = end
+
+    def _are_short(self, program: LoopProgram) -> bool:
+        """Do rows do so little that going from one to the next takes its share?"""
+        extent = program.columns[-1][1] if len(program.columns) == 1 and self.columns_are_lanes else None
+        few = isinstance(extent, int) and extent <= SHORT
+        plain = not (self.interchanged or self.tiled or program.directive(SplitReduction) or program.scratch)
+        every = {one.op for stage in program.stages for one in stage.instructions}
+        plain = plain and not every & {"reduce", "scan", "fold"}
+        return plain and bool(program.rows) and (self.interleaved or (few and len(program.rows) > 1))
 
     @staticmethod
     def _basic(program: LoopProgram, target: Machine) -> int:
@@ -54,6 +68,13 @@ class VectorLayout:
         weight += 2 * eights
         if self.tiled:
             return 2 * self.basic  # the columns of a tile are few
+        if self.interleaved:
+            return self.basic  # of which there are several beside each other
         if not self.rows_are_lanes and not self.interchanged and any(one.op == "scatter" for one in stage.instructions):
             return self.basic  # lanes that may meet are written out one by one
-        return self.basic * (4 if weight <= 12 else 2 if weight <= 128 else 1)
+        wide = self.basic * (4 if weight <= 12 else 2 if weight <= 128 else 1)
+        extent = self.columns[-1][1] if self.columns_are_lanes and not self.interchanged else 0
+        if isinstance(extent, int) and 4 <= extent < self.basic and not any(one.op in ("reduce", "scan", "fold")
+                                                               for one in stage.instructions):
+            wide = min(wide, 1 << (extent.bit_length() - 1))  # else no step is whole
+        return wide

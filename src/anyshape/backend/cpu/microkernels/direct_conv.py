@@ -12,6 +12,9 @@ over all taps, as in the tiles of backend/cpu/microkernels/gemm.py, and input is
             from channel to channel of the result; channels, positions: how many are written; addend: 0, or bytes
             from where a number is written to what is added to it; least: bits of what the result is at least
 
+    conv_place  (source, target, lines, count, step)   copies lines of `count` elements, one after another, to lines
+            that begin `step` bytes apart
+
 Up to a whole vector of positions is read that are not written. All take i64.
 """
 from __future__ import annotations
@@ -25,7 +28,10 @@ HEIGHTS = 3  # numbers of channels that a panel may have: 3, 2, 1 times `grain`
 VECTORS = (1, 2)  # vectors of positions
 ARGUMENTS = ("x", "offsets", "taps", "weights", "result", "step", "channels", "positions", "addend",
              "least")
+PLACE_ARGUMENTS = ("source", "target", "lines", "count", "step")
 DTYPES = ("f32",)
+PLACE = "conv_place"
+_TILES = [f"conv_f32_{height}_{vectors}" for height in range(HEIGHTS) for vectors in VECTORS]
 
 
 def grain(target: Machine) -> int:
@@ -35,7 +41,7 @@ def grain(target: Machine) -> int:
 
 def routines() -> list[str]:
     """The names of all routines, in the order of the host's table of functions."""
-    return [f"conv_f32_{height}_{vectors}" for height in range(HEIGHTS) for vectors in VECTORS]
+    return [*_TILES, PLACE]
 
 
 def emit_conv(target: Machine, wanted: Collection[str] = DTYPES) -> str:
@@ -44,13 +50,18 @@ def emit_conv(target: Machine, wanted: Collection[str] = DTYPES) -> str:
         return ""
     parts: list[str] = []
     declarations: dict[str, str] = {}
-    for name in routines():
+    for name in _TILES:
         height, vectors = map(int, name.split("_")[2:])
         body = _Tile(target)
         body.emit(grain(target) * (HEIGHTS - height), vectors)
         declarations |= body.code.declarations
         arguments = ", ".join(f"i64 %{argument}" for argument in ARGUMENTS)
         parts.append("\n".join([f"define void @{name}({arguments}) {{", *body.code.function_body(), "}"]))
+    place = _Tile(target)
+    place.place()
+    declarations |= place.code.declarations
+    arguments = ", ".join(f"i64 %{argument}" for argument in PLACE_ARGUMENTS)
+    parts.append("\n".join([f"define void @{PLACE}({arguments}) {{", *place.code.function_body(), "}"]))
     return "\n\n".join([*parts, *declarations.values()]) + "\n"
 
 
@@ -72,6 +83,28 @@ class _Tile:
 
     def pointer(self, address: Value) -> Value:
         return self.code.convert("inttoptr", address, "ptr")
+
+    def place(self) -> None:
+        """The routine that copies lines."""
+        code, lanes = self.code, self.lanes
+        source, target, lines, count, step = (Value(f"%{name}", "i64") for name in PLACE_ARGUMENTS)
+        line = code.open_loop(Value("0", "i64"), lines, 1)
+        here = self.plus(source, code.binary("mul", line, self.times(count, 4)))
+        there = self.plus(target, code.binary("mul", line, step))
+        bulk = code.binary("and", count, Value(str(-lanes), "i64"))
+        at = self.times(code.open_loop(Value("0", "i64"), bulk, lanes), 4)
+        value = self.load("f32", lanes, self.plus(here, at), 4)
+        code.do(f"store {value.typed}, ptr {self.pointer(self.plus(there, at)).text}, align 4")
+        code.close_section()
+        left = code.binary("sub", count, bulk)
+        code.open_if(code.compare("sgt", left, Value("0", "i64")))
+        mask, at = code.first_lanes(left, lanes), self.times(bulk, 4)
+        rest = code.masked("load", constant("f32", 0, lanes), self.pointer(self.plus(here, at)), mask, 4, code.top,
+                           False)
+        assert rest is not None
+        code.masked("store", rest, self.pointer(self.plus(there, at)), mask, 4, code.top, False)
+        code.close_section()
+        code.close_section()
 
     def emit(self, height: int, vectors: int) -> None:
         code, lanes = self.code, self.lanes

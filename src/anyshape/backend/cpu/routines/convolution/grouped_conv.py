@@ -4,19 +4,18 @@ ops/convolution.py and backend/cpu/bytecode/encode_grouped_conv.py.
     for each group, in order: its weights into panels;  for each of its rows that is this thread's:
         the row with its padding into the thread's scratch;  for each panel, each line of the result: tiles
 
-Tiles are backend/cpu/microkernels/direct_conv.py. Every row costs the same, so a thread has an equal part of the rows.
+Tiles are backend/cpu/microkernels/direct_conv.py; or the row is done by Winograd's algorithm (winograd.py).
+Every row costs the same, so a thread has an equal part of the rows.
 Where a window moves by more than one position along a line, positions that a tap meets one after another are laid side
 by side: those of the same remainder (phase). All is in terms of three dims, the first ones of size 1 where there are
 fewer.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, Block, Functions, GroupedConvStep
+from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, Block, GroupedConvStep
 from anyshape.backend.cpu.native.compiler import (
-    Struct,
     array_at,
     call_void,
-    copy_bytes,
     fill_zero,
     i64,
     load32,
@@ -27,15 +26,8 @@ from anyshape.backend.cpu.native.compiler import (
     store32,
 )
 from anyshape.backend.cpu.routines.blas_gemm import address
+from anyshape.backend.cpu.routines.convolution.winograd import GroupedConvWork, transform_weights, winograd_row
 from anyshape.backend.cpu.routines.threads import parallel_for, share
-
-
-class GroupedConvWork(Struct):
-    """What the threads of a step share."""
-
-    functions: Functions
-    block: Block
-    step: GroupedConvStep
 
 
 def run_grouped_conv(block: Block, step: GroupedConvStep) -> int:
@@ -83,11 +75,20 @@ def grouped_conv_range(data: GroupedConvWork, number: int, team: int) -> int:
         first = maximum(begin, low)
         last = minimum(end, high)
         if first < last:
-            pack_group(block, step, group, scratch + step.panels)
+            packed = 0
+            if step.winograd != 0:
+                transform_weights(data, group, scratch)
             for row in range(first, last):
-                place_row(step, address(block, step.rows) + row * step.channels * step.volume * 4,
+                place_row(data, address(block, step.rows) + row * step.channels * step.volume * 4,
                           scratch + step.input)
-                convolve_row(data, scratch, result + row * bytes_of_row, 0 if addend == 0 else addend - result)
+                target = result + row * bytes_of_row
+                other = 0 if addend == 0 else addend - result
+                # the addend is never where the result is, so that a row can be done again
+                if step.winograd == 0 or winograd_row(data, scratch, target, other) != 0:
+                    if packed == 0:
+                        pack_group(block, step, group, scratch + step.panels)
+                    packed = 1
+                    convolve_row(data, scratch, target, other)
         begin = end
     first = maximum(low, reached)
     if first < high:
@@ -163,23 +164,26 @@ def panel_height(step: GroupedConvStep, outs: int) -> int:
     return minimum((outs + grain - 1) // grain, 3) * grain
 
 
-def place_row(step: GroupedConvStep, source: int, target: int) -> int:
+def place_row(data: GroupedConvWork, source: int, target: int) -> int:
     """One row [channels, z, y, x] into the scratch, whose margins are zero."""
+    step = data.step
     wide = step.wide
+    place = array_at(i64, data.functions)[step.function + 6]
     stride = step.stride_x
     for channel in range(step.channels):
         for z in range(step.size_z):
             plane = (channel * step.deep + z + step.padding_z) * step.high + step.padding_y
             line = target + plane * step.line
-            for _ in range(step.size_y):
-                if stride == 1:
-                    copy_bytes(line + step.padding_x * 4, source, wide * 4)
-                else:
+            if stride == 1:
+                call_void(place, source, line + step.padding_x * 4, step.size_y, wide, step.line)
+                source += step.size_y * wide * 4
+            else:
+                for _ in range(step.size_y):
                     for x in range(wide):
                         along = x + step.padding_x
                         store32(line + (along % stride * step.phase + along // stride) * 4, load32(source + x * 4))
-                source += wide * 4
-                line += step.line
+                    source += wide * 4
+                    line += step.line
     return 0
 
 

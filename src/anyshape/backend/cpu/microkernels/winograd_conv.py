@@ -1,0 +1,239 @@
+"""Winograd convolution microkernel, F(2x2, 3x3): four neighbouring results of a window of 3x3 by 16 products instead of
+36 (Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2016, section 4.1), printed as LLVM.
+
+    results 2x2 = A^T ((G weights G^T) * (B^T inputs B)) A        summed over channels in front of A
+
+A tile is two lines of two results; the lanes of a vector are neighbouring tiles. All factors of the transforms are 1
+and 1/2. A result depends on the inputs of its own window alone, but sums of them are rounded: its error is
+bounded by the largest input of the window and the sum of the weights, not by each product. Where an input is not
+finite, or a sum overflows, a result may be NaN that is a number or an infinity by definition: that is said in `flag`.
+
+    winograd_weights   (weight, channels, target, step, far)   weight: [channels, 3, 3] of one channel of the result;
+                       step: bytes of the channels of a block; target: [channels, 4, block] (channel, point across
+                       lines), at this channel of the block; far: bytes from there to the next point along a line
+    winograd_input     (x, line, plane, channels, target)   x: of the first tile's first input; line, plane: bytes from
+                       line to line and channel to channel; target: [4, channels, 4, lanes] (point along the line,
+                       channel, point across lines)
+    winograd_H         (inputs, channels, weights, sums, far)   a block of H channels at one point along the line:
+                       inputs [channels, 4, lanes], weights [channels, 4, H]; sums: [H, lanes] of the first line of
+                       results, and those of the second, `far` bytes after them
+    winograd_write     (sums, outs, biases, result, step, line, positions, lines, addend, least, flag)   sums:
+                       [4, 2, outs, lanes] (point along the line, line of results); step, line: bytes from channel to
+                       channel and line to line of the result; positions, lines: how many are written; addend, least:
+                       as in backend/cpu/microkernels/direct_conv.py; flag: of an i64, which is set to 1
+
+All take i64, and elements are f32. Up to a line and three vectors of inputs are read that no result is made of.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
+from anyshape.backend.cpu.machine.target import Machine
+
+DTYPES = ("f32",)
+POINTS = 4  # of a tile along a line, and across lines
+MOST = 6  # channels of a block
+BLOCK = "inputs channels weights sums far".split()
+ARGUMENTS = {"winograd_weights": "weight channels target step far".split(),
+             "winograd_input": "x line plane channels target".split(),
+             "winograd_write": "sums outs biases result step line positions lines addend least flag".split(),
+             **{f"winograd_{height}": BLOCK for height in range(1, MOST + 1)}}
+
+
+def routines() -> list[str]:
+    """The names of all routines, in the order of the host's table of functions."""
+    return list(ARGUMENTS)
+
+
+def most(target: Machine) -> int:
+    """Channels of the largest block, whose sums fill the registers."""
+    return MOST if target.vector_bytes == 64 else MOST // 2
+
+
+def emit_winograd(target: Machine, wanted: Collection[str] = DTYPES) -> str:
+    """LLVM text of the routines, where f32 is in `wanted`."""
+    if "f32" not in wanted:
+        return ""
+    parts: list[str] = []
+    declarations: dict[str, str] = {}
+    for name, arguments in ARGUMENTS.items():
+        emit: dict[str, Callable[[_Routine], None]] = {
+            "winograd_weights": _Routine.weights, "winograd_input": _Routine.inputs,
+            "winograd_write": _Routine.write}
+        routine = _Routine(target, arguments)
+        if name in emit:
+            emit[name](routine)
+        elif int(name.split("_")[1]) <= most(target):
+            routine.block(int(name.split("_")[1]))
+        else:
+            continue
+        declarations |= routine.code.declarations
+        parts.append("\n".join([f"define void @{name}({', '.join(f'i64 %{one}' for one in arguments)}) {{",
+                                *routine.code.function_body(), "}"]))
+    return "\n\n".join([*parts, *declarations.values()]) + "\n"
+
+
+class _Routine:
+    """One routine under construction."""
+
+    def __init__(self, target: Machine, arguments: list[str]) -> None:
+        self.code = Code(target)
+        self.lanes = target.lanes
+        self.given = {name: Value(f"%{name}", "i64") for name in arguments}
+
+    def plus(self, a: Value, b: Value | int) -> Value:
+        return self.code.binary("add", a, b if isinstance(b, Value) else Value(str(b), "i64"))
+
+    def times(self, a: Value, b: Value | int) -> Value:
+        return self.code.binary("mul", a, b if isinstance(b, Value) else Value(str(b), "i64"))
+
+    def pointer(self, address: Value) -> Value:
+        return self.code.convert("inttoptr", address, "ptr")
+
+    def load(self, address: Value, lanes: int) -> Value:
+        return self.code.load("f32", lanes, self.pointer(address), self.code.top, False, 4)
+
+    def store(self, value: Value, address: Value) -> None:
+        self.code.do(f"store {value.typed}, ptr {self.pointer(address).text}, align 4")
+
+    def get(self, slot: Value) -> Value:
+        return self.code.load("f32", self.lanes, slot, self.code.top, False)
+
+    def put(self, slot: Value, value: Value) -> None:
+        self.code.do(f"store {value.typed}, ptr {slot.text}")
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self.code.binary("fadd", a, b)
+
+    def less(self, a: Value, b: Value) -> Value:
+        return self.code.binary("fsub", a, b)
+
+    def loop(self, stop: Value | int) -> Value:
+        return self.code.open_loop(Value("0", "i64"), stop if isinstance(stop, Value) else Value(str(stop), "i64"), 1)
+
+    # G g G^T
+
+    def weights(self) -> None:
+        """See the head of this file."""
+        weight, channels, target, step, far = self.given.values()
+        channel = self.loop(channels)
+        here = self.plus(weight, self.times(channel, 36))
+        lines = [[self.load(self.plus(here, 4 * (3 * y + x)), 0) for x in range(3)] for y in range(3)]
+        across = [self.points(*(line[x] for line in lines)) for x in range(3)]
+        for i in range(POINTS):
+            for j, value in enumerate(self.points(*(across[x][i] for x in range(3)))):
+                place = self.times(self.plus(self.times(channel, POINTS), i), step)
+                self.store(value, self.plus(target, self.plus(self.times(far, j), place)))
+        self.code.close_section()
+
+    def points(self, a: Value, b: Value, c: Value) -> list[Value]:
+        half = constant("f32", 0.5)
+        ends = self.add(a, c)
+        return [a, self.code.binary("fmul", self.add(ends, b), half),
+                self.code.binary("fmul", self.less(ends, b), half), c]
+
+    # B^T d B
+
+    def inputs(self) -> None:
+        """See the head of this file."""
+        x, line, plane, channels, target = self.given.values()
+        code, lanes = self.code, self.lanes
+        channel = self.loop(channels)
+        here = self.plus(x, self.times(channel, plane))
+        lines = [[self.load(self.plus(self.plus(here, self.times(line, y)), 4 * lanes * part), lanes)
+                  for part in range(3)] for y in range(POINTS)]
+        across = [self.differences(*(one[part] for one in lines)) for part in range(3)]
+        for i in range(POINTS):
+            first, second, third = (across[part][i] for part in range(3))
+            even, odd = (code.merge(first, second, range(start, 2 * lanes, 2)) for start in (0, 1))
+            later = [code.merge(one, third, [*range(1, lanes), lanes + k]) for k, one in enumerate((even, odd))]
+            for j, value in enumerate(self.differences(even, odd, *later)):
+                place = self.plus(self.times(self.plus(self.times(channels, j), channel), POINTS), i)
+                self.store(value, self.plus(target, self.times(place, 4 * lanes)))
+        code.close_section()
+
+    def differences(self, a: Value, b: Value, c: Value, d: Value) -> list[Value]:
+        return [self.less(a, c), self.add(b, c), self.less(c, b), self.less(b, d)]
+
+    # A^T (u * v) A
+
+    def block(self, height: int) -> None:
+        """See the head of this file."""
+        given, code, lanes = self.given, self.code, self.lanes
+        sums = [[code.slot(f"sum {i} {k}", "f32", lanes) for k in range(height)] for i in range(POINTS)]
+        for row in sums:
+            for slot in row:
+                self.put(slot, constant("f32", 0, lanes))
+        channel = self.loop(given["channels"])
+        place = self.times(channel, POINTS)
+        own, line = (self.plus(given[name], self.times(place, size))
+                     for name, size in (("weights", 4 * height), ("inputs", 4 * lanes)))
+        for i in range(POINTS):
+            value = self.load(self.plus(line, 4 * lanes * i), lanes)
+            for k in range(height):
+                factor = code.spread(self.load(self.plus(own, 4 * (height * i + k)), 0), lanes)
+                self.put(sums[i][k], code.fma(factor, value, self.get(sums[i][k])))
+        code.close_section()
+        for k in range(height):
+            for number, value in enumerate(self.results(*(self.get(sums[i][k]) for i in range(POINTS)))):
+                self.store(value, self.plus(self.plus(given["sums"], self.times(given["far"], number)), 4 * lanes * k))
+
+    def results(self, a: Value, b: Value, c: Value, d: Value) -> tuple[Value, Value]:
+        return self.add(self.add(a, b), c), self.less(self.less(b, c), d)
+
+    def write(self) -> None:
+        """See the head of this file."""
+        given, code, lanes = self.given, self.code, self.lanes
+        wrong = code.slot("wrong", "f32", lanes)
+        self.put(wrong, constant("f32", 0, lanes))
+        whole = code.compare("sge", given["positions"], Value(str(2 * lanes), "i64"))
+        for masked in (False, True):
+            code.open_if(code.binary("xor", whole, constant("bool", masked)))
+            self.write_channels(masked, wrong)
+            code.close_section()
+        found = self.get(wrong)
+        code.open_if(code.any_of(code.compare("uno", found, found)))
+        code.do(f"store i64 1, ptr {self.pointer(given['flag']).text}")
+        code.close_section()
+
+    def write_channels(self, masked: bool, wrong: Value) -> None:
+        given, code, lanes = self.given, self.code, self.lanes
+        k = self.loop(given["outs"])
+        bias = code.spread(self.load(self.plus(given["biases"], self.times(k, 4)), 0), lanes)
+        row = self.plus(given["result"], self.times(k, given["step"]))
+        number = code.open_loop(Value("0", "i64"), given["lines"], 1)
+        each = self.times(given["outs"], 4 * lanes)
+        at = self.plus(self.plus(given["sums"], self.times(each, number)), self.times(k, 4 * lanes))
+        parts = self.results(*(self.load(self.plus(at, self.times(each, 2 * j)), lanes) for j in range(POINTS)))
+        for part in parts:  # a product of something that is not finite with 0 is NaN
+            self.put(wrong, code.fma(part, constant("f32", 0, lanes), self.get(wrong)))
+        both = [self.add(part, bias) for part in parts]
+        place = self.plus(row, self.times(number, given["line"]))
+        for half in range(2):
+            picks = [start + k // 2 + k % 2 * lanes for start in (half * lanes // 2,) for k in range(lanes)]
+            self.write_vector(code.merge(both[0], both[1], picks), self.plus(place, 4 * lanes * half),
+                              self.plus(given["positions"], -lanes * half) if masked else None)
+        code.close_section()
+        code.close_section()
+
+    def write_vector(self, value: Value, place: Value, positions: Value | None) -> None:
+        """A vector of neighbouring results, of which `positions` are written, or all."""
+        given, code, lanes = self.given, self.code, self.lanes
+        floor = code.spread(code.bits(code.convert("trunc", given["least"], "i32"), "f32"), lanes)
+        mask = code.first_lanes(positions, lanes) if positions is not None else None
+        slot = code.slot("written", "f32", lanes)
+        self.put(slot, value)
+        code.open_if(code.compare("ne", given["addend"], Value("0", "i64")))
+        there = self.plus(place, given["addend"])
+        other = self.load(there, lanes) if mask is None else code.masked(
+            "load", constant("f32", 0, lanes), self.pointer(there), mask, 4, code.top, False)
+        assert other is not None
+        self.put(slot, self.add(self.get(slot), other))
+        code.close_section()
+        found = self.get(slot)
+        found = code.select(code.compare("olt", found, floor), floor, found)  # a NaN stays one
+        if mask is None:
+            self.store(found, place)
+        else:
+            code.masked("store", found, self.pointer(place), mask, 4, code.top, False)
