@@ -84,6 +84,38 @@ def test_wrong_arguments_are_refused_before_anything_runs(kind):
     torch.testing.assert_close(fast(IDS, SCALE), model.linear(model.table(IDS)))
 
 
+TABLE, ROWS = torch.arange(88.0).reshape(11, 8), torch.ones(3, 8)
+LOOKUPS = {
+    "embedding": lambda i: nn.functional.embedding(i, TABLE),
+    "index_select": lambda i: TABLE.index_select(0, i),
+    "index_add": lambda i: TABLE.index_add(0, i, ROWS),
+    "index_copy": lambda i: TABLE.index_copy(0, i, ROWS),
+    "index_copy_": lambda i: TABLE.clone().index_copy_(0, i, ROWS),
+    "index_fill": lambda i: TABLE.index_fill(0, i, 2.0),
+    "index_put": lambda i: TABLE.index_put((i,), ROWS),
+    "gather": lambda i: TABLE.gather(0, i[:, None]),
+    "scatter": lambda i: TABLE.scatter(0, i[:, None], 1.0),
+    "[]": lambda i: TABLE[i],
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_an_index_of_another_dtype_is_refused_where_eager_refuses_it(name):
+    """torch's rules for traces take some that eager PyTorch refuses, and look up what rounded numbers point at."""
+    lookup = LOOKUPS[name]
+    fast = anyshape.compile(lookup)
+    place = torch.tensor([2, 0, 1])
+    torch.testing.assert_close(fast(place), lookup(place))
+    for dtype in (torch.int32, torch.float32, torch.int16):
+        try:
+            expected = lookup(place.to(dtype))
+        except (RuntimeError, IndexError):
+            with pytest.raises((InputError, RuntimeError, IndexError)):
+                fast(place.to(dtype))
+        else:
+            torch.testing.assert_close(fast(place.to(dtype)), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
 def test_a_product_of_two_dtypes(dtype):
     fast = anyshape.compile(nn.Linear(8, 4))

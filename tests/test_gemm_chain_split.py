@@ -32,7 +32,7 @@ class Weights(nn.Module):
                                          for shape in shapes])
 
     def forward(self, x: Tensor) -> Any:
-        return self.function(x, *self.weights)
+        return self.function(x, *list(self.weights))  # torch 2.12 takes no ParameterList after a star
 
 
 def plain(dtype: torch.dtype) -> nn.Module:

@@ -142,6 +142,9 @@ TRACING = {
     "torch._decomp.core_aten_decompositions": Name("operators that are taken apart", "the table of torch.export"),
     f"{AOT}runtime_wrappers._FirstInvocationContext": Name("first calls of complex operators", "they are as others",
                                                               quiet=True),
+    **{f"torch._higher_order_ops.effects.{name}": Name(
+        "checks of matrices in programs", "before torch 2.13 a singular matrix is not refused", quiet=True)
+       for name in ("_get_effect", "_register_effectful_op", "_EffectType.ORDERED")},
     "torch.amp.autocast_mode._enter_autocast": Name("autocast inside of a program", FEWER),
     "torch.amp.autocast_mode._exit_autocast": Name("autocast inside of a program", FEWER),
     "torch.nn._reduction.get_enum": Name("whether binary cross entropy is given probabilities", FEWER),

@@ -59,6 +59,7 @@ WHOLE = (
     aten.threshold_backward,
     aten.logit,
     aten.logit_backward,
+    aten.frac,  # before 2.13: of -0.0 it is -0.0
     # The decompositions take the root of a variance, which may be infinite in f32 where the deviation is not.
     aten.std,
     aten.std_mean,

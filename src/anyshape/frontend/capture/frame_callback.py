@@ -64,6 +64,7 @@ class Tracing:
     underway: the call in hand, in each thread.
     pieces: per code object of a frame that is a part of what users call, why it is one.
     skipped: per code object, why Dynamo made no program of its frames.
+    left: per code object, Dynamo's answer that it makes no program of its frames, where Dynamo does not keep that.
     empty: some frame that is all of what the user has called has nothing to compute.
     refusals: per code object, how many calls that PyTorch takes it has refused.
     set_up: a call has run as PyTorch does for what only a first call does.
@@ -91,6 +92,7 @@ class Tracing:
         self.underway = underway
         self.pieces: dict[Any, str] = {}
         self.skipped: dict[Any, str] = {}
+        self.left: dict[Any, Any] = {}
         self.empty = False
         self.refusals: dict[Any, int] = {}
         self.set_up = False
@@ -113,6 +115,8 @@ class Tracing:
         """
         call = self.underway.call or Call()
         code = frame.f_code
+        if code in self.left:
+            return self.left[code]
         piece = self._place(code, call)
         tensors = [value for value in pytree.tree_leaves(list(frame.f_locals.values()))
                    if isinstance(value, Tensor)]
@@ -155,7 +159,15 @@ class Tracing:
         elif tensors and eager_frames.is_left(code, answer):
             call.frames += 1
             self._skips(code, call)
-        return answer
+        return self._kept(code, answer)
+
+    def _kept(self, code: Any, answer: Any) -> Any:
+        """Dynamo's answer for a frame. That there is no program of it holds for what is compiled here, no others."""
+        apart = api.keeps_apart(answer)
+        if apart is None:
+            return answer
+        self.left[code] = apart
+        return apart
 
     def piece(self) -> str:
         """Why the program of the trace that is going on is not all of what the user has called; empty where it is."""

@@ -100,6 +100,38 @@ def _nearest(new_size: Unknown, x: torch.Tensor, output_size: Any, *scales: Any,
     return found
 
 
+WHOLE_INDEX, ANY_INDEX = (torch.int64, torch.int32), (torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def _index_of(place: int, dtypes: tuple[torch.dtype, ...], error: type[Exception], said: str) -> Callable[..., Any]:
+    """The argument at `place`, an index or a sequence of such, has one of these dtypes, as eager PyTorch asks; torch's
+    own rules of these operators do not, and a lookup by numbers that were rounded would be made."""
+    def rule(new_size: Unknown, *operands: Any, **more: Any) -> Any:
+        given = operands[place] if place < len(operands) else None
+        for index in given if isinstance(given, (list, tuple)) else (given,):
+            if isinstance(index, torch.Tensor) and index.dtype not in dtypes:
+                raise error(f"{said}, but got {index.dtype}")
+        return NotImplemented
+
+    return rule
+
+
+def _index_rules() -> dict[Any, Callable[..., Any]]:
+    found = {aten.embedding.default: _index_of(1, WHOLE_INDEX, RuntimeError,
+                                               "Expected tensor for argument #1 'indices' to be Long or Int")}
+    for name, dtypes, error, kinds in (
+            ("index_select", WHOLE_INDEX, RuntimeError, ("default",)),
+            ("index_add", WHOLE_INDEX, RuntimeError, ("default",)),
+            ("index_copy", WHOLE_INDEX[:1], RuntimeError, ("default",)),
+            ("index_fill", WHOLE_INDEX[:1], IndexError, ("int_Scalar", "int_Tensor"))):
+        wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in reversed(dtypes))
+        rule = _index_of(2, dtypes, error, f"{name}(): Expected dtype {wanted} for index")
+        found.update({getattr(getattr(aten, written), kind): rule for kind in kinds
+                      for written in (name, f"{name}_") if hasattr(aten, written)})
+    by_list = _index_of(1, ANY_INDEX, IndexError, "tensors used as indices must be long, int, byte or bool tensors")
+    return {**found, aten.index_put.default: by_list, aten.index_put_.default: by_list}
+
+
 def _as(operator: Any) -> Callable[..., Any]:
     """Of two operands, laid out as `operator` lays them out; torch's own rule asks one of them only."""
     def rule(new_size: Unknown, a: Any, b: Any) -> Any:
@@ -135,6 +167,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.Tensor: _like_the_input,
     aten.fractional_max_pool3d_backward.default: _like_the_input,
     aten.masked_select.default: _masked_select,
+    **_index_rules(),
 }
 
 

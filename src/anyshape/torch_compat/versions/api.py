@@ -8,6 +8,7 @@ running a compiled program does not load them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -198,6 +199,15 @@ def plain_frame() -> Any:
 
 
 FrameCallback = Callable[..., Any]
+
+
+def keeps_apart(answer: Any) -> Any:
+    """Dynamo's answer for a frame as it holds for one compilation alone: None where it does so already. Before torch
+    2.13 Dynamo notes with the code, for all who compile it, that it makes no (more) programs of it; the answer that is
+    returned notes nothing, and has to be given at each frame."""
+    if made_program(answer) or not getattr(answer, "apply_to_code", False) or _isolates():
+        return None
+    return dataclasses.replace(answer, apply_to_code=False)
 
 
 def made_program(answer: Any) -> bool:

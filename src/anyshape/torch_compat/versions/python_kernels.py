@@ -3,6 +3,7 @@ something else than eager PyTorch does: inside of `eager_operators` they are set
 
     softshrink          torch's is differentiated step by step: 0 * inf is NaN where the operator's gradient is 0
     upsample_nearest    torch's takes other pixels where a factor is no whole number
+    fused attention     before 2.13, the sums of exponentials are said to be float32 where they are float64
 """
 from __future__ import annotations
 
@@ -87,12 +88,22 @@ def _not_of_nothing(torchs: Kernel) -> Kernel:
     return resize
 
 
+def _in_its_dtype(torchs: Kernel) -> Kernel:
+    """Attention: (result, logarithm of the sum of exponentials of each row); the latter of float64 is float64."""
+    def attention(query: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+        result, sums = torchs(query, *arguments, **keywords)
+        return result, sums.double() if query.dtype == torch.float64 else sums
+
+    return attention
+
+
 _RESIZING = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
              "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
              "upsample_bicubic2d", "upsample_trilinear3d")
 # operator -> the kernel in place of torch's
 _OURS: dict[Any, Callable[[Kernel], Kernel]] = {
     aten.softshrink.default: lambda torchs: _softshrink,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _in_its_dtype,
     **{getattr(getattr(aten, name), overload): _not_of_nothing
        for name in _RESIZING for overload in ("default", "vec")},
 }

@@ -13,6 +13,9 @@ its own backward be refused.
 
 A number that is drawn and not used moves the generator all the same. torch's dead code elimination takes it out, unless
 Inductor is asked for the random numbers of eager PyTorch.
+
+`aten._linalg_check_errors`, which raises where `linalg.inv` and others met a singular matrix, has no result. Before 2.13
+torch's dead code elimination takes it out, too.
 """
 from __future__ import annotations
 
@@ -28,6 +31,9 @@ from anyshape.torch_compat.versions.python_kernels import python_kernels
 ATTENTION = "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default"
 # namespaces of operators of which we know what they do
 OWN = frozenset(("aten", "prims", "anyshape", "anyshape_route"))
+EFFECTS = tuple(f"torch._higher_order_ops.effects.{name}" for name in (
+    "_get_effect", "_register_effectful_op", "_EffectType.ORDERED"))
+_CHECK = "aten::_linalg_check_errors"
 _EFFECTS = frozenset(("aten._assert_async.default", "aten._assert_async.msg", "aten._print.default"))
 
 
@@ -43,9 +49,9 @@ def has_effect(target: Any) -> bool:
 @contextlib.contextmanager
 def nothing_drawn_in_vain() -> Iterator[None]:
     """Inside, `aten.dropout` without training, or with a probability of 0, gives its operand, and the CPU's fused
-    attention is as any other operator; draws whose results nobody reads stay; as far as this torch lets it be set.
-    Other threads that compile wait, for this is every thread's."""
-    with compat.compile_lock(), _attention_drawing_nothing(), _draws_staying(), \
+    attention is as any other operator; draws whose results nobody reads stay, and so do checks; as far as this torch
+    lets it be set. Other threads that compile wait, for this is every thread's."""
+    with compat.compile_lock(), _attention_drawing_nothing(), _draws_staying(), _checks_staying(), \
             python_kernels({torch.ops.aten.dropout.default: _handing_on}):
         yield
 
@@ -70,6 +76,19 @@ def _draws_staying() -> Iterator[None]:
     config = compat.get("torch._inductor.config")
     with contextlib.nullcontext() if config is None else config.patch(fallback_random=True):
         yield
+
+
+@contextlib.contextmanager
+def _checks_staying() -> Iterator[None]:
+    effect_of, register, ordered = map(compat.get, EFFECTS)
+    if effect_of is None or register is None or ordered is None or effect_of(_CHECK) is not None:
+        yield
+        return
+    registered = register(_CHECK, ordered)
+    try:
+        yield
+    finally:
+        registered.destroy()
 
 
 def _handing_on(kernel: Callable[..., Any]) -> Callable[..., Any]:
