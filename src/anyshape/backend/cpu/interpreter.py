@@ -63,7 +63,7 @@ from anyshape.backend.cpu.native.compiler import (
 )
 from anyshape.backend.cpu.routines.attention import run_attention
 from anyshape.backend.cpu.routines.blas_gemm import address, entry_of, run_copy, run_matmul
-from anyshape.backend.cpu.routines.convolution import run_grouped_conv
+from anyshape.backend.cpu.routines.convolution import run_grouped_convs
 from anyshape.backend.cpu.routines.grouped_gemm import run_grouped
 from anyshape.backend.cpu.routines.offset_assignment import neighbours, search
 from anyshape.backend.cpu.routines.packed_gemm import run_packed
@@ -127,7 +127,9 @@ def run_plan(block: Block) -> int:
         elif op == GROUPED:
             run_grouped(block, GroupedStep(step))
         elif op == GROUPED_CONV:
-            run_grouped_conv(block, GroupedConvStep(step))
+            for _ in range(run_grouped_convs(block, GroupedConvStep(step)) - 1):
+                step = Step(step + 8 * length)
+                length = step.length
         elif op == TOPK:
             run_topk(block, TopkStep(step))
         elif op == ROUTE_PLAN:
