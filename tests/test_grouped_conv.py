@@ -141,3 +141,34 @@ def test_what_is_not_finite_is_as_by_definition(bad):
     ends = torch.tensor((1, 2, 3), dtype=torch.int32)
     with torch.no_grad():
         torch.testing.assert_close(fast(x, other, ends), net(x, other, ends), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+class Chain(nn.Module):
+    """Convolutions one after another over the same groups, with values that are read later, and other widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (4, 4, 4, 8, 4, 4, 6)
+        self.weights = nn.ParameterList(torch.randn(3, outs, ins, 3, 3) / 6 for ins, outs in zip(widths, widths[1:],
+                                                                                               strict=False))
+
+    def forward(self, x, ends):
+        kept = []
+        for number, weight in enumerate(self.weights):
+            found = convolved(x, weight, ends, None, (1, 1), (1, 1), (1, 1), 1)
+            kept.append(x)
+            x = found + kept[number - 1] if number and kept[number - 1].shape == found.shape else found.relu()
+        return x
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_chain_of_convolutions_goes_through_rows_together(threads):
+    """More rows than are done at a time; groups that end inside of those; rows of no group."""
+    torch.manual_seed(0)
+    net = Chain()
+    fast = anyshape.compile(net, threads=threads)
+    for count, ends in ((37, (5, 23, 36)), (64, (0, 64, 64)), (1, (0, 1, 1)), (3, (0, 0, 0)), (0, (0, 0, 0))):
+        x, marks = torch.randn(count, 4, 40, 40), torch.tensor(ends, dtype=torch.int32)
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x, marks), net(x, marks), rtol=1e-4, atol=1e-4)
+    assert "a native routine does it" in str(fast.explain())

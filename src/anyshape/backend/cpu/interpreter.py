@@ -65,7 +65,7 @@ from anyshape.backend.cpu.native.compiler import (
 )
 from anyshape.backend.cpu.routines.attention import run_attention
 from anyshape.backend.cpu.routines.blas_gemm import address, entry_of, run_copy, run_matmul
-from anyshape.backend.cpu.routines.convolution import run_direct_conv, run_grouped_conv
+from anyshape.backend.cpu.routines.convolution import run_direct_conv, run_grouped_convs
 from anyshape.backend.cpu.routines.grouped_gemm import run_grouped
 from anyshape.backend.cpu.routines.offset_assignment import neighbours, search
 from anyshape.backend.cpu.routines.packed_gemm import run_packed
@@ -129,7 +129,9 @@ def run_plan(block: Block) -> int:
         elif op == GROUPED:
             run_grouped(block, GroupedStep(step))
         elif op == GROUPED_CONV:
-            run_grouped_conv(block, GroupedConvStep(step))
+            for _ in range(run_grouped_convs(block, GroupedConvStep(step)) - 1):
+                step = Step(step + 8 * length)
+                length = step.length
         elif op == DIRECT_CONV:
             run_direct_conv(block, DirectConvStep(step))
         elif op == TOPK:

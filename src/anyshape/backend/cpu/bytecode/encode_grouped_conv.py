@@ -93,7 +93,8 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_i
         stride_y=stride[1], stride_x=stride[2], padding_z=padding[0], padding_y=padding[1], padding_x=padding[2],
         dilation_z=dilation[0], dilation_y=dilation[1], dilation_x=dilation[2], deep=deep, high=high, phase=phase,
         line=line, lanes=lanes, grain=grain, function=host.CONV, panels=panels, input=at_input,
-        input_bytes=input_bytes, scratch=scratch, **ways)
+        input_bytes=input_bytes, scratch=scratch,
+        near=max(1, target.HARDWARE.core_cache_bytes // (32 * (rows[1] * prod(size) + outs * prod(out)))), **ways)
     return tuple(words)
 
 

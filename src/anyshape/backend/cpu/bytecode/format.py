@@ -303,6 +303,7 @@ class GroupedConvStep(Step):
     panels: i64  # where in a thread's scratch, behind the offsets of the taps, the weights are; the input; its bytes
     input: i64
     input_bytes: i64
+    near: i64  # rows whose operands and results stay in a core's caches
     winograd: i64  # entry of the first routine of backend/cpu/microkernels/winograd_conv.py; 0: without it
     blocks: i64  # of channels of the result there
     flag: i64  # where in scratch: its flag, sums, transformed input and weights, biases

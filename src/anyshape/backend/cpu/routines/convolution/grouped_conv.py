@@ -12,7 +12,7 @@ fewer.
 """
 from __future__ import annotations
 
-from anyshape.backend.cpu.bytecode.format import PARALLEL_FLOPS, Block, GroupedConvStep
+from anyshape.backend.cpu.bytecode.format import Block, GroupedConvStep
 from anyshape.backend.cpu.native.compiler import (
     array_at,
     call_void,
@@ -22,23 +22,10 @@ from anyshape.backend.cpu.native.compiler import (
     load64,
     maximum,
     minimum,
-    new,
     store32,
 )
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.backend.cpu.routines.convolution.winograd import GroupedConvWork, transform_weights, winograd_row
-from anyshape.backend.cpu.routines.threads import parallel_for, share
-
-
-def run_grouped_conv(block: Block, step: GroupedConvStep) -> int:
-    """All groups, and zeros past the last one."""
-    data = new(GroupedConvWork)
-    data.functions = block.functions
-    data.block = block
-    data.step = step
-    work = step.size * step.outs * step.taps * step.area
-    threads = minimum(minimum(block.threads, step.size), work // PARALLEL_FLOPS)
-    return parallel_for(block, grouped_conv_range, data, threads)
 
 
 def group_end(block: Block, step: GroupedConvStep, group: int) -> int:
@@ -53,13 +40,10 @@ def group_end(block: Block, step: GroupedConvStep, group: int) -> int:
     return minimum(maximum(end, 0), step.size)
 
 
-def grouped_conv_range(data: GroupedConvWork, number: int, team: int) -> int:
-    """The equal part of the rows that is thread `number`'s of `team`."""
+def convolve_rows(data: GroupedConvWork, low: int, high: int, scratch: int) -> int:
+    """The rows low to high, of all groups; zeros past the last one. scratch: the thread's."""
     block = data.block
     step = data.step
-    low = share(step.size, number, team)
-    high = share(step.size, number + 1, team)
-    scratch = block.scratch + number * block.program.scratch
     place_taps(step, scratch)
     fill_zero(scratch + step.input, step.input_bytes)
     result = address(block, step.result)
