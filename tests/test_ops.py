@@ -440,8 +440,8 @@ def test_every_row_is_sampled() -> None:
     assert with_body == BODY_ROWS
     without = {name for name, row in OPS.items() if row.body is None}
     assert without == {"sum", "prod", "amax", "amin", "any", "all", *RUNNING, "matmul", "matmul_add", "convolution",
-                       "extern", "attention", "attention_backward", "grouped", "grouped_conv", "grouped_inner",
-                       *ROUTING, *SCATTERS}
+                       "direct_conv", "extern", "attention", "attention_backward", "grouped", "grouped_conv",
+                       "grouped_inner", *ROUTING, *SCATTERS}
 
 
 def test_every_scalar_operation_has_a_row() -> None:

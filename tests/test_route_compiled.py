@@ -284,6 +284,24 @@ def test_a_layer_is_few_steps():
     assert "route_plan" not in backward and "topk" not in backward and len(backward) <= 20
 
 
+def test_scores_are_gone_when_experts_run():
+    """The weight of a choice is taken where the choice is made, not where branches' results come together."""
+    gate, moe = nn.Linear(WIDTH, 64), route.Experts(64, WIDTH, 24)
+
+    def forward(x):
+        likely = torch.softmax(gate(x), -1)
+        ids = likely.argmax(-1)
+        return route.Router(lambda cells: route.Routes(ids, likely.gather(1, ids[:, None])[:, 0]), moe)(x)
+
+    fast, x = anyshape.compile(forward, strict=True), torch.randn(9, WIDTH)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), forward(x))
+    plan = fast.programs[0].compiled.plan
+    first = named(fast.programs[0]).index("grouped")
+    [scores] = [one for one in plan.buffers if one.name == "matmul"]
+    assert scores.last < first
+
+
 def named(program):
     return [getattr(step, "op", type(step).__name__.removesuffix("Step").lower())
             for step in program.compiled.plan.steps]

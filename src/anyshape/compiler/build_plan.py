@@ -362,6 +362,8 @@ class _Assembly:
 
     def library(self, node: Node) -> None:
         inputs = tuple(self.window(v) for v in node.values())
+        if node.op == "direct_conv":
+            inputs = (self.dense(inputs[0], node), *inputs[1:])
         outputs = tuple(self.define(v.name, v.tensor.dense()) for v in node.outputs)
         self.steps.append(LibraryStep(node.op, inputs, outputs, node.attrs, node.where, self.position))
 

@@ -5,6 +5,9 @@ and of groups of rows, with channels first, by the host's own routine:
         [E, O] -> [N, O, *T]: rows ends[e-1]:ends[e] by weight[e]; zero past the last end (ops/matmul.py); f32. With
         `added` the last operand is added to all that, with `relu` the result is the maximum with 0
 
+    direct_conv(x, w, ... | stride, padding, dilation)   `convolution` over two dims, in one group, f32, by the host's
+        own routine; `added` and `relu` as above
+
     attributes, one number per dim of S: stride, padding (zeros on either side), dilation; and groups
 The weights keep PyTorch's order; who runs the op may pack them. A third operand is a bias [O].
 """
@@ -52,6 +55,18 @@ def extent(size: Size, kernel: Size, stride: int, padding: int, dilation: int) -
     return floordiv(size + 2 * padding - dilation * (kernel - 1) - 1, stride) + 1
 
 
+def _infer_direct(name: str, inputs: Inputs, attrs: Attrs) -> Types:
+    more = inputs[2:]
+    addend = more[-1:] if attrs.get("added") else ()
+    types = _infer(name, (*inputs[:2], *more[:len(more) - len(addend)]), {**attrs, "groups": 1})
+    kinds = [tensor(name, inputs, position) for position in range(len(inputs))]
+    if kinds[0].rank != 4 or {kind.dtype for kind in kinds} != {"f32"}:
+        fail(name, f"operands are {', '.join(map(str, kinds))}", "give images of f32")
+    if attrs.get("added") and (not addend or kinds[-1].shape != types[0].shape):
+        fail(name, f"{kinds[-1]} is added to {types[0]}")
+    return types
+
+
 add_row("convolution", "extern", "x, w, ... | stride, padding, dilation, groups", _infer)
 
 
@@ -80,3 +95,5 @@ def _infer_grouped(name: str, inputs: Inputs, attrs: Attrs) -> Types:
 
 add_row("grouped_conv", "library", "rows, weight, ends, ... | stride, padding, dilation", _infer_grouped,
         optional=("added", "relu"))
+add_row("direct_conv", "library", "x, w, ... | stride, padding, dilation", _infer_direct, optional=("added", "relu"))
+CONVOLUTIONS = ("grouped_conv", "direct_conv")  # by the host's own routines

@@ -15,11 +15,10 @@ before:
 after:
     graph example(x: f32[b, 3, h, w], k: f32[8, 3, 3, 3], s: f32[8], l: f32[4, 8, 1, 1])
       permute_1 = permute(x | dims=[0, 2, 3, 1])          f32[b, h, w, 3]
-      convolution_1 = convolution(permute_1, k | stride=[1, 1], padding=[1, 1], dilation=[1, 1],
-        groups=1)                                         f32[b, h, w, 8]
+      direct_conv_1 = direct_conv(permute_1, k | stride=[1, 1], padding=[1, 1], dilation=[1, 1])  f32[b, h, w, 8]
       c = reshape(s | shape=[8, 1, 1])                    f32[8, 1, 1]
       reshape_1 = reshape(c | shape=[1, 1, 1, 8])         f32[1, 1, 1, 8]
-      mul_1 = mul(convolution_1, reshape_1)               f32[b, h, w, 8]
+      mul_1 = mul(direct_conv_1, reshape_1)               f32[b, h, w, 8]
       reshape_2 = reshape(mul_1 | shape=[b*h*w, 8])       f32[b*h*w, 8]
       reshape_3 = reshape(l | shape=[4, 8])               f32[4, 8]
       permute_2 = permute(reshape_3 | dims=[1, 0])        f32[8, 4]
@@ -52,6 +51,7 @@ from anyshape.sym.expr import Expr, ceildiv, product
 Dims = tuple[int, ...]
 _TARGET = "aten.convolution.default"
 _DTYPES = ("f32", "bf16")
+LARGEST = 4 << 20  # bytes of weights that the host's own routine takes: it brings them into panels in every call
 _TRAINED = RANKS  # of convolutions whose backward takes channels last too
 
 
@@ -61,7 +61,7 @@ def channels_last(graph: Graph, config: Config) -> Graph:
     calls = [call for node in graph.nodes if (call := _call(node)) is not None]
     if (not tape and not calls) or (graph.saved and any(len(call.stride) + 2 not in _TRAINED for call in calls)):
         return graph
-    sinking = _Sinking()
+    sinking = _Sinking(config.products != "library" and not (graph.saved or graph.restored))
     replay = Replay(graph, sinking.rewrite, sinking.follow)
     sinking.begin(replay, tape)
     turned = dce(replay.run(), config)
@@ -137,9 +137,10 @@ class _Sinking:
     """The rewrite. `turned` holds the values that a convolution's order of dims has reached; a permute of such a value
     sinks on. Any other permute stays where it is."""
 
-    def __init__(self) -> None:
+    def __init__(self, direct: bool) -> None:
         self.turned: set[str] = set()
         self.count = 0  # convolutions seen
+        self.direct = direct  # convolutions may be by the host's own routine
 
     def begin(self, replay: Replay, tape: Sequence[Value]) -> None:
         """Puts a permute in front of everything that reads one of these values of the tape."""
@@ -203,6 +204,9 @@ class _Sinking:
         if all(size == 1 for size in weights.tensor.shape[2:]) and not any(call.padding) and call.groups == 1:
             return self.back(replay, self.product(replay, last, weights, call), back)
         bias = () if call.bias is None else (call.bias,)
+        if self.direct and is_direct(node.output.tensor, weights.tensor, call.groups):
+            return self.make(replay, back, "direct_conv", last, weights, *bias, stride=call.stride,
+                             padding=call.padding, dilation=call.dilation)
         return self.make(replay, back, "convolution", last, weights, *bias, stride=call.stride, padding=call.padding,
                          dilation=call.dilation, groups=call.groups)
 
@@ -339,6 +343,13 @@ class _Sinking:
                 d for d in turned[0] if value.tensor.shape[d] != 1):
             return None
         return self.make(replay, turned[2], "reshape", value, shape=turned[1])
+
+
+def is_direct(result: TensorType, weights: TensorType, groups: int) -> bool:
+    """Does the host's own routine do a convolution? It does each one faster than a step of PyTorch's; what is limited
+    is the scratch that the weights take."""
+    size = weights.bytes
+    return result.rank == 4 and result.dtype == "f32" and groups == 1 and isinstance(size, int) and size <= LARGEST
 
 
 def _orders(rank: int) -> tuple[Dims, Dims]:

@@ -26,10 +26,12 @@ from anyshape.base.config import Config
 from anyshape.ir.graph import Graph, Node, Operand, Value
 from anyshape.passes.rewriter import Replay, replay
 
+CONVOLUTIONS = ("grouped_conv", "direct_conv")
+
 
 def conv_epilogue(graph: Graph, config: Config) -> Graph:
     """See the head of this file."""
-    if not any(node.op == "grouped_conv" for node in graph.nodes):
+    if not any(node.op in CONVOLUTIONS for node in graph.nodes):
         return graph
     for rule in (_added, _positive):
         graph = _with_rule(graph, rule)
@@ -48,7 +50,7 @@ def _with_rule(graph: Graph, rule: Any) -> Graph:
         if not isinstance(operand, Value) or reads[operand.name] != 1 or operand.name in roots:
             return None
         node = rewriting.producer(operand)
-        return node if node is not None and node.op == "grouped_conv" else None
+        return node if node is not None and node.op in CONVOLUTIONS else None
 
     def rewrite(rewriting: Replay, node: Node) -> Operand | None:
         if node.output.name in strided:
@@ -57,7 +59,7 @@ def _with_rule(graph: Graph, rule: Any) -> Graph:
         if found is None:
             return None
         product, more, attrs = found
-        return rewriting.op("grouped_conv", *product.inputs, *more, **{**dict(product.attrs), **attrs})
+        return rewriting.op(product.op, *product.inputs, *more, **{**dict(product.attrs), **attrs})
 
     return replay(graph, rewrite)
 

@@ -14,6 +14,7 @@ from anyshape.backend.cpu.bytecode.format import (
     BANDS,
     CALL,
     COPY,
+    DIRECT_CONV,
     END,
     GROUPED,
     GROUPED_CONV,
@@ -32,6 +33,7 @@ from anyshape.backend.cpu.bytecode.format import (
     AttentionStep,
     Block,
     CopyStep,
+    DirectConvStep,
     Functions,
     GroupedConvStep,
     GroupedStep,
@@ -63,7 +65,7 @@ from anyshape.backend.cpu.native.compiler import (
 )
 from anyshape.backend.cpu.routines.attention import run_attention
 from anyshape.backend.cpu.routines.blas_gemm import address, entry_of, run_copy, run_matmul
-from anyshape.backend.cpu.routines.convolution import run_grouped_convs
+from anyshape.backend.cpu.routines.convolution import run_direct_conv, run_grouped_convs
 from anyshape.backend.cpu.routines.grouped_gemm import run_grouped
 from anyshape.backend.cpu.routines.offset_assignment import neighbours, search
 from anyshape.backend.cpu.routines.packed_gemm import run_packed
@@ -130,6 +132,8 @@ def run_plan(block: Block) -> int:
             for _ in range(run_grouped_convs(block, GroupedConvStep(step)) - 1):
                 step = Step(step + 8 * length)
                 length = step.length
+        elif op == DIRECT_CONV:
+            run_direct_conv(block, DirectConvStep(step))
         elif op == TOPK:
             run_topk(block, TopkStep(step))
         elif op == ROUTE_PLAN:
@@ -239,6 +243,8 @@ def measure(program: Program, functions: Functions, workspace: Array[i64]) -> in
             scratch = maximum(scratch, GroupedStep(step).scratch)
         elif op == GROUPED_CONV:
             scratch = maximum(scratch, GroupedConvStep(step).scratch)
+        elif op == DIRECT_CONV:
+            scratch = maximum(scratch, DirectConvStep(step).scratch)
         elif op == ATTENTION:
             scratch = maximum(scratch, AttentionStep(step).scratch)
         step = KernelStep(following(step))

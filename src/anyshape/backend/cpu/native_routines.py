@@ -17,7 +17,16 @@ from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.llvm.jit import LoadedKernel, Routines
 from anyshape.backend.cpu.machine import target
 from anyshape.backend.cpu.machine.torch_libs import library
-from anyshape.backend.cpu.microkernels import digest, direct_conv, gemm, gemv, mt19937, softmax_rows, winograd_conv
+from anyshape.backend.cpu.microkernels import (
+    digest,
+    direct_conv,
+    direct_conv_last,
+    gemm,
+    gemv,
+    mt19937,
+    softmax_rows,
+    winograd_conv,
+)
 from anyshape.backend.cpu.routines import budget_search
 from anyshape.backend.interface import ObjectCache, PythonSteps
 
@@ -25,7 +34,9 @@ WORD = ctypes.c_int64
 # families of routines for products: the text of those of some dtypes, and all names in the order of the host's table
 FAMILIES = ((gemv.emit_thin, gemv.routines()), (gemm.emit_packed, gemm.routines()),
             (softmax_rows.emit_attention, softmax_rows.routines()),
-            (direct_conv.emit_conv, direct_conv.routines()), (winograd_conv.emit_winograd, winograd_conv.routines()))
+            (direct_conv.emit_conv, direct_conv.routines()),
+            (direct_conv_last.emit_conv_last, direct_conv_last.routines()),
+            (winograd_conv.emit_winograd, winograd_conv.routines()))
 _making = threading.Lock()
 _shared: dict[ObjectCache | None, NativeRoutines] = {}  # the first one, and the same for code that is kept elsewhere
 

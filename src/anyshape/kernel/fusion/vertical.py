@@ -10,7 +10,7 @@ with their reason and the bytes they would have saved, for `explain`.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from anyshape.ir.graph import Graph, Node, Value
 from anyshape.ir.op import row
@@ -23,6 +23,8 @@ from anyshape.kernel.fusion.topological_order import ordered
 from anyshape.kernel.lowering.group import NotLowerable
 from anyshape.kernel.schedule.hardware_params import HardwareParams
 from anyshape.sym.expr import Size, product
+
+SMALL_PART = 8  # so many times smaller than what it selects from is a small part
 
 
 def fuse(graph: Graph, required: Mapping[str, Value], layouts: Mapping[str, TensorType],
@@ -40,7 +42,7 @@ def fuse(graph: Graph, required: Mapping[str, Value], layouts: Mapping[str, Tens
     Raises NotFusable; the caller may try again with its values refused.
     """
     native = [fusable(node, refused) for node in graph.nodes]
-    search = _Search(Drafts(graph, layouts, hardware), required, limit, enabled)
+    search = _Search(Drafts(graph, layouts, hardware), required, limit, enabled, native)
     for position in range(len(graph.nodes) - 1, -1, -1):
         if native[position]:
             search.place(position, graph.nodes[position])
@@ -88,8 +90,10 @@ def _place(drafts: Drafts, draft: Draft) -> int:
 class _Search:
     """Finds the place of one equation after another."""
 
-    def __init__(self, drafts: Drafts, required: Mapping[str, Value], limit: int, enabled: bool) -> None:
+    def __init__(self, drafts: Drafts, required: Mapping[str, Value], limit: int, enabled: bool,
+                 native: Sequence[bool]) -> None:
         self.drafts = drafts
+        self.native = native
         self.required = required
         self.limit = limit
         self.enabled = enabled
@@ -107,12 +111,30 @@ class _Search:
             draft = Draft({}, {value.name: value}, space, scatters=True)
             self.drafts.add(self.drafts.start(draft), position, node)
             return
-        if not needed and self.absorbed(groups, position, node):
-            return
-        if self.enabled and self.join_as_root(groups, position, node):
-            return
+        if not self.ends_a_life(groups, position, node):
+            if not needed and self.absorbed(groups, position, node):
+                return
+            if self.enabled and self.join_as_root(groups, position, node):
+                return
         dims = _own_space(node) if row(node).kind == "reduce" else tuple((size, False) for size in value.tensor.shape)
         self.drafts.add(self.drafts.start(Draft({}, {value.name: value}, dims)), position, node)
+
+    def ends_a_life(self, groups: list[int], position: int, node: Node) -> bool:
+        """Does the node select a small part of a large value (a gather), which would be kept for it until a library or
+        extern call that comes later has run? Such as a gate's scores for the weights of the combine."""
+        if row(node).kind != "index" or not self.enabled:
+            return False
+        large = sum(self.hint(value.tensor.bytes) for value in node.values() if value.name in self.drafts.producers)
+        if SMALL_PART * self.hint(node.output.tensor.bytes) > large:
+            return False
+        read = {value.name for group in groups for one in self.drafts.groups[group].nodes.values()
+                for value in one.values()}
+        producers = [self.drafts.producers[name] for name in read if name in self.drafts.producers]
+        if not any(self.drafts.position[id(one)] > position and not self.native[self.drafts.position[id(one)]]
+                   for one in producers):
+            return False
+        self.drafts.refuse(node, "what it selects from would be kept until the kernel runs")
+        return True
 
     def absorbed(self, groups: list[int], position: int, node: Node) -> bool:
         """Can the value be left unstored? Then the node is now in every group that reads it."""

@@ -24,7 +24,13 @@ from anyshape.runtime.specialize.offload_schedule import Action
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
 from anyshape.runtime.specialize.specialization import Specialization, View
 from anyshape.runtime.torch_ops.extern_calls import results_of
-from anyshape.runtime.torch_ops.fallbacks import by_torch, grouped_by_torch, grouped_conv_by_torch, routing_by_torch
+from anyshape.runtime.torch_ops.fallbacks import (
+    by_torch,
+    direct_conv_by_torch,
+    grouped_by_torch,
+    grouped_conv_by_torch,
+    routing_by_torch,
+)
 from anyshape.runtime.torch_ops.reference_interpreter import Interpreter
 from anyshape.sym.expr import Expr, evaluate
 from anyshape.torch_compat import storage_id
@@ -120,6 +126,9 @@ class Call:
             elif isinstance(step, LibraryStep) and step.op == "grouped_conv":
                 operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
                 self.tensor(step.outputs[0], views[-1]).copy_(grouped_conv_by_torch(dict(step.attrs), operands))
+            elif isinstance(step, LibraryStep) and step.op == "direct_conv":
+                operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
+                self.tensor(step.outputs[0], views[-1]).copy_(direct_conv_by_torch(dict(step.attrs), operands))
             elif isinstance(step, LibraryStep) and step.op in ROUTING:
                 self._routing(step, views)
             elif isinstance(step, LibraryStep):

@@ -9,6 +9,7 @@ import torch
 
 from anyshape.base.errors import IndexRangeError
 from anyshape.ops.attention import FAR, OPERANDS, roles
+from anyshape.runtime.torch_ops.convolution import convolve
 
 
 def by_torch(op: str, attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -76,6 +77,16 @@ def grouped_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor
     result = rows.new_zeros(rows.shape[0], *parts[0][2].shape[1:]) if parts else rows.new_zeros(0)
     for begin, end, own in parts:
         result[begin:end] = own
+    if attrs.get("added"):
+        result = result + more[-1]
+    return result.relu() if attrs.get("relu") else result
+
+
+def direct_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The result of a step, by one convolution."""
+    x, weight, *more = operands
+    bias = more[:-1] if attrs.get("added") else more
+    result = convolve(x, weight, bias[0] if bias else None, attrs["stride"], attrs["padding"], attrs["dilation"], 1)
     if attrs.get("added"):
         result = result + more[-1]
     return result.relu() if attrs.get("relu") else result

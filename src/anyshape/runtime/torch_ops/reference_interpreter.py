@@ -21,7 +21,13 @@ from anyshape.ops.pointwise import OPERANDS, POINTWISE, applied
 from anyshape.ops.routing import ROUTING
 from anyshape.runtime.torch_ops.convolution import convolve
 from anyshape.runtime.torch_ops.extern_calls import call_extern, results_of
-from anyshape.runtime.torch_ops.fallbacks import by_torch, grouped_by_torch, grouped_conv_by_torch, routing_by_torch
+from anyshape.runtime.torch_ops.fallbacks import (
+    by_torch,
+    direct_conv_by_torch,
+    grouped_by_torch,
+    grouped_conv_by_torch,
+    routing_by_torch,
+)
 from anyshape.sym.expr import Expr, Size, evaluate, symbols_of
 from anyshape.torch_compat.dtypes import DTYPE_NAMES, HALVES, TORCH_DTYPES
 from anyshape.torch_compat.versions import api
@@ -286,6 +292,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "convolution": lambda a, x, w, b=None: convolve(x, w, b, a["stride"], a["padding"], a["dilation"], a["groups"]),
     "matmul_add": _matmul_add,
     "grouped_conv": lambda a, *x: grouped_conv_by_torch(a, x),
+    "direct_conv": lambda a, *x: direct_conv_by_torch(a, x),
     "grouped": lambda a, *x: grouped_by_torch("grouped", x),
     "grouped_inner": lambda a, *x: grouped_by_torch("grouped_inner", x),
     "attention": lambda a, *x: by_torch("attention", a, x),

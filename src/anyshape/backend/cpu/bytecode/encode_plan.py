@@ -15,6 +15,7 @@ from typing import Any
 from anyshape.backend.cpu.bytecode import encode_attention as attention
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec
+from anyshape.backend.cpu.bytecode.encode_direct_conv import DirectConvSpec, direct_conv_words
 from anyshape.backend.cpu.bytecode.encode_gemm import (
     Area,
     Ours,
@@ -33,6 +34,7 @@ from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
 from anyshape.ops.attention import OPERANDS, wide
+from anyshape.ops.convolution import CONVOLUTIONS
 from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.launch_groups import kernels_from
@@ -119,7 +121,7 @@ def _bands(ours: Ours, rows: int, columns: int, spec: _Spec, windows: tuple[Any,
     return [*_series(op=host.BANDS, length=host.SERIES_HEAD, number=spec.number, words=len(words)), *words]
 
 
-_AnySpec = _Spec | AttentionSpec | GroupedSpec | GroupedConvSpec | RoutingSpec
+_AnySpec = _Spec | AttentionSpec | GroupedSpec | GroupedConvSpec | DirectConvSpec | RoutingSpec
 
 
 def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
@@ -164,7 +166,7 @@ class PlanEncoder:
         return text, {"product": partial(_unplaced, ours), "matmul": _placed,
                       "scores": partial(attention.unplaced, ours), "attention": attention.placed,
                       "grouped": partial(grouped_words, ours), "routing": routing_words,
-                      "grouped_conv": grouped_conv_words, "copy": _copy,
+                      "grouped_conv": grouped_conv_words, "direct_conv": direct_conv_words, "copy": _copy,
                       "bands": partial(_bands, ours), "joined": joined, "series": series, "finished": finished,
                       "specs": self.specs}
 
@@ -212,14 +214,15 @@ class PlanEncoder:
             places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             spec = GroupedSpec(number, step.op, windows[0].type.dtype, places)
             return f"*grouped({self.spec(spec)}, {self.formulas.types(windows)})"
-        if step.op == "grouped_conv":
+        if step.op in CONVOLUTIONS:
             windows = (*step.inputs, *step.outputs)
             places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             attrs: dict[str, Any] = dict(step.attrs)
             settings = tuple(attrs[name] for name in ("stride", "padding", "dilation"))
-            name = self.spec(GroupedConvSpec(number, windows[0].type.dtype, places, settings,
-                                             bool(attrs.get("added")), bool(attrs.get("relu"))))
-            return f"*grouped_conv({name}, {self.formulas.types(windows)})"
+            made = GroupedConvSpec if step.op == "grouped_conv" else DirectConvSpec
+            name = self.spec(made(number, windows[0].type.dtype, places, settings, bool(attrs.get("added")),
+                                  bool(attrs.get("relu"))))
+            return f"*{step.op}({name}, {self.formulas.types(windows)})"
         if step.op in ROUTING:
             windows = (*step.inputs, *step.outputs)
             places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from anyshape.backend.cpu.microkernels import direct_conv, gemm, gemv, softmax_rows, winograd_conv
+from anyshape.backend.cpu.microkernels import direct_conv, direct_conv_last, gemm, gemv, softmax_rows, winograd_conv
 from anyshape.backend.cpu.native.compiler import Array, Inline, Nested, Struct, i64, words_of
 
 
@@ -314,6 +314,49 @@ class GroupedConvStep(Step):
     scratch: i64  # bytes of scratch per thread
 
 
+class DirectConvStep(Step):
+    """Convolutions with channels last (backend/cpu/routines/convolution/direct_conv.py), in two dims."""
+
+    x: Nested[Place]
+    weight: Nested[Place]
+    bias: Nested[Place]  # slot -1: none
+    addend: Nested[Place]  # of the size of the result; slot -1: none
+    result: Nested[Place]
+    least: i64  # the bits of what the result is at least
+    images: i64
+    channels: i64  # of the images, and of the result
+    outs: i64
+    taps: i64  # channels times places of the window
+    size_y: i64  # lines of an image
+    out_y: i64  # lines of the result, and positions of one
+    out_x: i64
+    kernel_y: i64
+    kernel_x: i64
+    stride_y: i64
+    stride_x: i64
+    padding_y: i64
+    padding_x: i64
+    dilation_y: i64
+    dilation_x: i64
+    wide: i64  # bytes of a line of an image, and of one with its padding
+    line: i64
+    lines: i64  # of the result in a band; how many bands an image has; lines of the image that a band's windows meet
+    bands: i64
+    band_lines: i64
+    padded: i64  # 0: tiles read the images themselves
+    weights_last: i64  # 1: the channels of a place of the window are neighbours; 0: the places of a channel
+    lanes: i64  # of a vector of f32
+    grain: i64  # positions of the smallest tile; others have two, three times as many
+    function: i64  # entry of the first routine of backend/cpu/microkernels/direct_conv_last.py
+    turn: i64  # entry of what turns squares (backend/cpu/microkernels/gemm.py)
+    panels: i64  # of two vectors of channels, and bytes of one
+    panel_bytes: i64
+    places: i64  # where in a thread's scratch, behind the offsets of the taps, those of positions are; weights; input
+    weights: i64
+    input: i64
+    scratch: i64  # bytes of scratch per thread
+
+
 OPERANDS = ("q", "k", "v", "mask", "sums", "result", "gradient", "products", "dq", "dk", "dv")
 (QUERY, KEY, VALUE, MASK, SUMS, RESULT, GRADIENT, PRODUCTS, DQUERY, DKEY, DVALUE) = range(len(OPERANDS))
 
@@ -409,7 +452,8 @@ THIN = words_of(Functions)  # the routines of backend/cpu/microkernels/gemv.py i
 PACKED = THIN + len(gemv.routines())  # those of backend/cpu/microkernels/gemm.py in theirs
 WEIGH = PACKED + len(gemm.routines())  # those of backend/cpu/microkernels/softmax_rows.py
 CONV = WEIGH + len(softmax_rows.routines())  # those of backend/cpu/microkernels/direct_conv.py
-WINOGRAD = CONV + len(direct_conv.routines())  # those of backend/cpu/microkernels/winograd_conv.py
+CONV_LAST = CONV + len(direct_conv.routines())  # those of backend/cpu/microkernels/direct_conv_last.py
+WINOGRAD = CONV_LAST + len(direct_conv_last.routines())  # those of backend/cpu/microkernels/winograd_conv.py
 KERNELS = WINOGRAD + len(winograd_conv.routines())
 
 MONOTONIC = 1  # the clock's number
@@ -432,9 +476,11 @@ TOPK = 11
 ROUTE_PLAN = 12
 SEGMENTS = 13
 GROUPED_CONV = 14  # convolutions of groups of rows
+DIRECT_CONV = 15  # convolutions with channels last
 
 SERIES_MORE = words_of(KernelState)  # words in front of a kernel's block
 
+WIDE_TILES = direct_conv_last.HIGHEST[2]
 F32 = 4  # bytes per element
 OVER_INNER = 1024  # elements of such a row, at most
 PACKED_PAD = 64  # bytes after a panel, which is written in whole vectors
@@ -462,7 +508,7 @@ FLAT = 4  # a thread has blocks of rows that are at most this many times as high
 # op -> the word of a step that says how much scratch a thread needs
 THREADS_SCRATCH = {KERNEL: KernelStep.index("scratch"), PRODUCT: PackedProduct.index("scratch"),
                    GROUPED: GroupedStep.index("scratch"), GROUPED_CONV: GroupedConvStep.index("scratch"),
-                   ATTENTION: AttentionStep.index("scratch")}
+                   DIRECT_CONV: DirectConvStep.index("scratch"), ATTENTION: AttentionStep.index("scratch")}
 PLAIN = 78  # "N" and "T", as the library wants to be told
 TURNED = 84
 

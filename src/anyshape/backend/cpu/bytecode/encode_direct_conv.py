@@ -1,0 +1,106 @@
+"""Bytecode encoder of direct convolutions, channels last, at given sizes: the words that the host reads
+(backend/cpu/routines/convolution/direct_conv.py), or PyTorch.
+
+    direct_conv(x [N, H, W, C], weight [O, C, KH, KW], bias [O])
+        -->  DIRECT_CONV, ..., slots and bytes, sizes, lines of a band, and where scratch is
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode.encode_gemm import PACKED, Shape, at_slots
+from anyshape.backend.cpu.bytecode.encode_grouped_conv import NOTHING
+from anyshape.backend.cpu.machine import target
+from anyshape.backend.cpu.microkernels import direct_conv
+from anyshape.backend.cpu.native.compiler import words_of
+from anyshape.base.align import align
+
+_words_of_step = host.DirectConvStep.encoder()
+_MARKS = tuple(map(host.DirectConvStep.index, ("x", "weight", "bias", "addend", "result")))
+BAND = 192 << 10  # bytes of a band's input, which stay in a near cache while the panels of weights go by
+POSITIONS = 1024  # of a band, at most: their offsets do, too
+
+
+@dataclass(frozen=True, slots=True)
+class DirectConvSpec:
+    """What does not depend on sizes in a step: (slot, bytes per element) of x, weight, perhaps bias and addend, and the
+    result; (stride, padding, dilation), two numbers each; whether there is an addend, and whether the result is the
+    maximum with 0."""
+
+    number: int
+    dtype: str
+    places: tuple[tuple[int, int], ...]
+    settings: tuple[tuple[int, ...], ...]
+    added: bool
+    relu: bool
+
+
+def direct_conv_words(spec: DirectConvSpec, windows: tuple[Any, ...]) -> list[int]:
+    """The words of a step; windows: (shape, strides, offset) of x, weight, perhaps bias and addend, and the result."""
+    types = tuple((shape, strides) for shape, strides, _ in windows)
+    words = _words(spec.settings, spec.added, spec.relu, types)
+    if words is None:
+        return [host.CALL, host.STEP_WORDS, spec.number]
+    return at_slots(words, _MARKS, spec.number, spec.places, windows)
+
+
+@lru_cache(maxsize=4096)
+def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool,
+           types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
+    """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
+    host does not take these strides or sizes."""
+    (x, _), (weight, weight_strides), (result, _) = *types[:2], types[-1]
+    if 0 in result:
+        return ()
+    if 0 in x or 0 in weight or any(not _lies(strides, _dense(shape), shape)
+                                    for shape, strides in (types[0], *types[2:])):
+        return None
+    outs, channels, kernel_y, kernel_x = weight
+    taps = channels * kernel_y * kernel_x
+    is_last = not _lies(weight_strides, _dense(weight), weight)
+    if is_last and not _lies(weight_strides, (taps, 1, kernel_x * channels, channels), weight):
+        return None
+    (stride_y, stride_x), (padding_y, padding_x), (dilation_y, dilation_x) = settings
+    images, size_y, size_x, _ = x
+    _, out_y, out_x, _ = result
+    lanes, grain = target.host().lanes, direct_conv.grain(target.host())
+    padded = padding_y > 0 or padding_x > 0
+    wide = 4 * channels * size_x
+    line = wide + 8 * channels * padding_x
+    reach = (kernel_y - 1) * dilation_y + 1
+    lines = max(1, min(out_y, (BAND // line - reach) // stride_y + 1, POSITIONS // out_x))
+    bands = -(-out_y // lines)
+    lines = -(-out_y // bands)  # bands of equal heights
+    band_lines = (lines - 1) * stride_y + reach
+    panels = -(-outs // (2 * lanes))
+    panel_bytes = 4 * (align(taps, lanes) + 1) * 2 * lanes
+    places = align(8 * taps, 64)
+    weights = align(places + 8 * (lines * out_x + 3 * grain), 64)
+    at_input = weights + panels * panel_bytes
+    scratch = at_input + (band_lines * line if padded else 0)
+    has_bias = len(types) == 4 + added
+    words = _words_of_step(
+        op=host.DIRECT_CONV, length=words_of(host.DirectConvStep), number=0, x=(0, 0), weight=(1, 0),
+        bias=(2 if has_bias else -1, 0), addend=(len(types) - 2 if added else -1, 0), result=(len(types) - 1, 0),
+        least=0 if relu else NOTHING, images=images, channels=channels, outs=outs, taps=taps, size_y=size_y,
+        out_y=out_y, out_x=out_x, kernel_y=kernel_y, kernel_x=kernel_x, stride_y=stride_y, stride_x=stride_x,
+        padding_y=padding_y, padding_x=padding_x, dilation_y=dilation_y, dilation_x=dilation_x, wide=wide, line=line,
+        lines=lines, bands=bands, band_lines=band_lines, padded=int(padded), weights_last=int(is_last), lanes=lanes,
+        grain=grain, function=host.CONV_LAST, turn=PACKED["f32"] + host.PACKED_TURN, panels=panels,
+        panel_bytes=panel_bytes, places=places, weights=weights, input=at_input, scratch=scratch)
+    return tuple(words)
+
+
+def _dense(shape: Shape) -> Shape:
+    steps = [1]
+    for size in shape[:0:-1]:
+        steps.insert(0, steps[0] * size)
+    return tuple(steps)
+
+
+def _lies(strides: Shape, wanted: Shape, shape: Shape) -> bool:
+    """Are these the strides, but for dims of size 1?"""
+    return all(have == want or size == 1 for have, want, size in zip(strides, wanted, shape, strict=True))
