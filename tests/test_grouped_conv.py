@@ -1,6 +1,8 @@
 """Grouped convolution, compiled: the native routine, its epilogues, its gradient by rows, and what PyTorch does."""
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -149,8 +151,7 @@ class Chain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         widths = (4, 4, 4, 8, 4, 4, 6)
-        self.weights = nn.ParameterList(torch.randn(3, outs, ins, 3, 3) / 6 for ins, outs in zip(widths, widths[1:],
-                                                                                               strict=False))
+        self.weights = nn.ParameterList(torch.randn(3, outs, ins, 3, 3) / 6 for ins, outs in pairwise(widths))
 
     def forward(self, x, ends):
         kept = []
