@@ -14,8 +14,8 @@ its own backward be refused.
 A number that is drawn and not used moves the generator all the same. torch's dead code elimination takes it out, unless
 Inductor is asked for the random numbers of eager PyTorch.
 
-`aten._linalg_check_errors`, which raises where `linalg.inv` and others met a singular matrix, has no result. Before 2.13
-torch's dead code elimination takes it out, too.
+`aten._linalg_check_errors`, which raises where `linalg.inv` and others met a singular matrix, has no result. Before
+2.13 torch's dead code elimination takes it out, too.
 """
 from __future__ import annotations
 
