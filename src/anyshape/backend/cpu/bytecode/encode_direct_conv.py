@@ -6,13 +6,12 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, dense, least
 from anyshape.backend.cpu.bytecode.encode_gemm import PACKED, Shape, at_slots
-from anyshape.backend.cpu.bytecode.encode_grouped_conv import NOTHING
 from anyshape.backend.cpu.machine import target
 from anyshape.backend.cpu.microkernels import direct_conv
 from anyshape.backend.cpu.native.compiler import words_of
@@ -24,21 +23,7 @@ BAND = 192 << 10  # bytes of a band's input, which stay in a near cache while th
 POSITIONS = 1024  # of a band, at most: their offsets do, too
 
 
-@dataclass(frozen=True, slots=True)
-class DirectConvSpec:
-    """What does not depend on sizes in a step: (slot, bytes per element) of x, weight, perhaps bias and addend, and the
-    result; (stride, padding, dilation), two numbers each; whether there is an addend, and whether the result is the
-    maximum with 0."""
-
-    number: int
-    dtype: str
-    places: tuple[tuple[int, int], ...]
-    settings: tuple[tuple[int, ...], ...]
-    added: bool
-    relu: bool
-
-
-def direct_conv_words(spec: DirectConvSpec, windows: tuple[Any, ...]) -> list[int]:
+def direct_conv_words(spec: ConvSpec, windows: tuple[Any, ...]) -> list[int]:
     """The words of a step; windows: (shape, strides, offset) of x, weight, perhaps bias and addend, and the result."""
     types = tuple((shape, strides) for shape, strides, _ in windows)
     words = _words(spec.settings, spec.added, spec.relu, types)
@@ -55,12 +40,12 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool,
     (x, _), (weight, weight_strides), (result, _) = *types[:2], types[-1]
     if 0 in result:
         return ()
-    if 0 in x or 0 in weight or any(not _lies(strides, _dense(shape), shape)
+    if 0 in x or 0 in weight or any(not _lies(strides, dense(shape), shape)
                                     for shape, strides in (types[0], *types[2:])):
         return None
     outs, channels, kernel_y, kernel_x = weight
     taps = channels * kernel_y * kernel_x
-    is_last = not _lies(weight_strides, _dense(weight), weight)
+    is_last = not _lies(weight_strides, dense(weight), weight)
     if is_last and not _lies(weight_strides, (taps, 1, kernel_x * channels, channels), weight):
         return None
     (stride_y, stride_x), (padding_y, padding_x), (dilation_y, dilation_x) = settings
@@ -85,7 +70,7 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool,
     words = _words_of_step(
         op=host.DIRECT_CONV, length=words_of(host.DirectConvStep), number=0, x=(0, 0), weight=(1, 0),
         bias=(2 if has_bias else -1, 0), addend=(len(types) - 2 if added else -1, 0), result=(len(types) - 1, 0),
-        least=0 if relu else NOTHING, images=images, channels=channels, outs=outs, taps=taps, size_y=size_y,
+        least=least(relu), images=images, channels=channels, outs=outs, taps=taps, size_y=size_y,
         out_y=out_y, out_x=out_x, kernel_y=kernel_y, kernel_x=kernel_x, stride_y=stride_y, stride_x=stride_x,
         padding_y=padding_y, padding_x=padding_x, dilation_y=dilation_y, dilation_x=dilation_x, wide=wide, line=line,
         lines=lines, bands=bands, band_lines=band_lines, padded=int(padded), weights_last=int(is_last), lanes=lanes,
@@ -93,12 +78,6 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool,
         panel_bytes=panel_bytes, places=places, weights=weights, input=at_input, scratch=scratch)
     return tuple(words)
 
-
-def _dense(shape: Shape) -> Shape:
-    steps = [1]
-    for size in shape[:0:-1]:
-        steps.insert(0, steps[0] * size)
-    return tuple(steps)
 
 
 def _lies(strides: Shape, wanted: Shape, shape: Shape) -> bool:

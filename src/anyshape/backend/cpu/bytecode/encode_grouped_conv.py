@@ -6,12 +6,12 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, dense, least
 from anyshape.backend.cpu.bytecode.encode_gemm import Shape, at_slots
 from anyshape.backend.cpu.machine import target
 from anyshape.backend.cpu.microkernels import direct_conv, winograd_conv
@@ -24,24 +24,9 @@ _MARKS = tuple(map(host.GroupedConvStep.index, ("rows", "weight", "ends", "bias"
 MOST = 4 << 20
 INPUT, RESULT = 60, 60  # operations of vectors that a channel's transform takes: of the input, of the result
 _PLACES = ("winograd", "blocks", "flag", "sums", "transformed", "factors", "biases", "scratch")
-NOTHING = 0xFF800000  # the bits of -infinity: every number is at least that
 
 
-@dataclass(frozen=True, slots=True)
-class GroupedConvSpec:
-    """What does not depend on sizes in a step: (slot, bytes per element) of rows, weight, ends, perhaps bias and
-    addend, and the result; (stride, padding, dilation), one number a dim each; whether there is an addend, and whether
-    the result is the maximum with 0."""
-
-    number: int
-    dtype: str
-    places: tuple[tuple[int, int], ...]
-    settings: tuple[tuple[int, ...], ...]
-    added: bool
-    relu: bool
-
-
-def grouped_conv_words(spec: GroupedConvSpec, windows: tuple[Any, ...]) -> list[int]:
+def grouped_conv_words(spec: ConvSpec, windows: tuple[Any, ...]) -> list[int]:
     """The words of a step; windows: (shape, strides, offset) of rows, weight, ends, perhaps bias and addend,
     and the result."""
     types = tuple((shape, strides) for shape, strides, _ in windows)
@@ -59,8 +44,8 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_i
     (rows, _), (weight, _), (ends, end_strides), (result, _) = *types[:3], types[-1]
     if 0 in result:
         return ()
-    dense = (*types[:2], *types[3:])
-    if 0 in rows or 0 in weight or any(strides != _dense(shape) for shape, strides in dense):
+    packed = (*types[:2], *types[3:])
+    if 0 in rows or 0 in weight or any(strides != dense(shape) for shape, strides in packed):
         return None
     missing = 3 - (len(rows) - 2)
     size, out, kernel = (_three(shape, missing) for shape in (rows[2:], result[2:], weight[3:]))
@@ -86,7 +71,7 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_i
     words = _words_of_step(
         op=host.GROUPED_CONV, length=words_of(host.GroupedConvStep), number=0, rows=(0, 0), weight=(1, 0),
         ends=(2, 0), bias=(3 if has_bias else -1, 0), addend=(len(types) - 2 if added else -1, 0),
-        result=(len(types) - 1, 0), least=0 if relu else NOTHING, end_item=end_item,
+        result=(len(types) - 1, 0), least=least(relu), end_item=end_item,
         end_step=end_item * end_strides[0], count=ends[0], size=rows[0], channels=channels, outs=outs, taps=taps,
         size_z=size[0], size_y=size[1], wide=size[2], volume=prod(size), out_z=out[0], out_y=out[1], out_x=out[2],
         area=prod(out), kernel_z=kernel[0], kernel_y=kernel[1], kernel_x=kernel[2], stride_z=stride[0],
@@ -122,7 +107,3 @@ def _winograd_places(first: int, channels: int, outs: int) -> dict[str, int]:
 
 def _three(sizes: Shape, missing: int) -> Shape:
     return (1,) * missing + tuple(sizes)
-
-
-def _dense(shape: Shape) -> Shape:
-    return tuple(prod(shape[dim + 1:]) for dim in range(len(shape)))

@@ -14,8 +14,9 @@ from typing import Any
 
 from anyshape.backend.cpu.bytecode import encode_attention as attention
 from anyshape.backend.cpu.bytecode import format as host
+from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec
 from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec
-from anyshape.backend.cpu.bytecode.encode_direct_conv import DirectConvSpec, direct_conv_words
+from anyshape.backend.cpu.bytecode.encode_direct_conv import direct_conv_words
 from anyshape.backend.cpu.bytecode.encode_gemm import (
     Area,
     Ours,
@@ -27,7 +28,7 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
     matmul_words,
     series,
 )
-from anyshape.backend.cpu.bytecode.encode_grouped_conv import GroupedConvSpec, grouped_conv_words
+from anyshape.backend.cpu.bytecode.encode_grouped_conv import grouped_conv_words
 from anyshape.backend.cpu.bytecode.encode_grouped_gemm import GroupedSpec, grouped_words
 from anyshape.backend.cpu.bytecode.encode_routing import RoutingSpec, routing_words
 from anyshape.backend.cpu.native.compiler import words_of
@@ -121,7 +122,7 @@ def _bands(ours: Ours, rows: int, columns: int, spec: _Spec, windows: tuple[Any,
     return [*_series(op=host.BANDS, length=host.SERIES_HEAD, number=spec.number, words=len(words)), *words]
 
 
-_AnySpec = _Spec | AttentionSpec | GroupedSpec | GroupedConvSpec | DirectConvSpec | RoutingSpec
+_AnySpec = _Spec | AttentionSpec | GroupedSpec | ConvSpec | RoutingSpec
 
 
 def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
@@ -219,9 +220,8 @@ class PlanEncoder:
             places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             attrs: dict[str, Any] = dict(step.attrs)
             settings = tuple(attrs[name] for name in ("stride", "padding", "dilation"))
-            made = GroupedConvSpec if step.op == "grouped_conv" else DirectConvSpec
-            name = self.spec(made(number, windows[0].type.dtype, places, settings, bool(attrs.get("added")),
-                                  bool(attrs.get("relu"))))
+            name = self.spec(ConvSpec(number, windows[0].type.dtype, places, settings, bool(attrs.get("added")),
+                                      bool(attrs.get("relu"))))
             return f"*{step.op}({name}, {self.formulas.types(windows)})"
         if step.op in ROUTING:
             windows = (*step.inputs, *step.outputs)

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
+from anyshape.backend.cpu.llvm.ir_builder import constant
 from anyshape.backend.cpu.machine.target import Machine
+from anyshape.backend.cpu.microkernels.routine import Routine, number
 
 HEIGHTS = 3  # numbers of channels that a panel may have: 3, 2, 1 times `grain`
 VECTORS = (1, 2)  # vectors of positions
@@ -52,117 +53,67 @@ def emit_conv(target: Machine, wanted: Collection[str] = DTYPES) -> str:
     declarations: dict[str, str] = {}
     for name in _TILES:
         height, vectors = map(int, name.split("_")[2:])
-        body = _Tile(target)
+        body = _Tile(target, ARGUMENTS)
         body.emit(grain(target) * (HEIGHTS - height), vectors)
         declarations |= body.code.declarations
-        arguments = ", ".join(f"i64 %{argument}" for argument in ARGUMENTS)
-        parts.append("\n".join([f"define void @{name}({arguments}) {{", *body.code.function_body(), "}"]))
-    place = _Tile(target)
+        parts.append(body.text(name))
+    place = _Tile(target, PLACE_ARGUMENTS)
     place.place()
     declarations |= place.code.declarations
-    arguments = ", ".join(f"i64 %{argument}" for argument in PLACE_ARGUMENTS)
-    parts.append("\n".join([f"define void @{PLACE}({arguments}) {{", *place.code.function_body(), "}"]))
+    parts.append(place.text(PLACE))
     return "\n\n".join([*parts, *declarations.values()]) + "\n"
 
 
-class _Tile:
+class _Tile(Routine):
     """One routine."""
-
-    def __init__(self, target: Machine) -> None:
-        self.code = Code(target)
-        self.lanes = target.lanes
-
-    def plus(self, a: Value, b: Value | int) -> Value:
-        return self.code.binary("add", a, b if isinstance(b, Value) else Value(str(b), "i64"))
-
-    def times(self, a: Value, b: int) -> Value:
-        return self.code.binary("mul", a, Value(str(b), "i64"))
-
-    def load(self, dtype: str, lanes: int, address: Value, alignment: int) -> Value:
-        return self.code.load(dtype, lanes, self.pointer(address), self.code.top, False, alignment)
-
-    def pointer(self, address: Value) -> Value:
-        return self.code.convert("inttoptr", address, "ptr")
 
     def place(self) -> None:
         """The routine that copies lines."""
         code, lanes = self.code, self.lanes
-        source, target, lines, count, step = (Value(f"%{name}", "i64") for name in PLACE_ARGUMENTS)
-        line = code.open_loop(Value("0", "i64"), lines, 1)
-        here = self.plus(source, code.binary("mul", line, self.times(count, 4)))
-        there = self.plus(target, code.binary("mul", line, step))
-        bulk = code.binary("and", count, Value(str(-lanes), "i64"))
-        at = self.times(code.open_loop(Value("0", "i64"), bulk, lanes), 4)
-        value = self.load("f32", lanes, self.plus(here, at), 4)
-        code.do(f"store {value.typed}, ptr {self.pointer(self.plus(there, at)).text}, align 4")
+        source, target, lines, count, step = self.given(*PLACE_ARGUMENTS)
+        line = self.loop(lines)
+        here = self.plus(source, self.times(line, self.times(count, 4)))
+        there = self.plus(target, self.times(line, step))
+        bulk = code.binary("and", count, number(-lanes))
+        at = self.times(code.open_loop(number(0), bulk, lanes), 4)
+        self.store_vector(self.load_vector(self.plus(here, at), None), self.plus(there, at), None)
         code.close_section()
         left = code.binary("sub", count, bulk)
-        code.open_if(code.compare("sgt", left, Value("0", "i64")))
+        code.open_if(code.compare("sgt", left, number(0)))
         mask, at = code.first_lanes(left, lanes), self.times(bulk, 4)
-        rest = code.masked("load", constant("f32", 0, lanes), self.pointer(self.plus(here, at)), mask, 4, code.top,
-                           False)
-        assert rest is not None
-        code.masked("store", rest, self.pointer(self.plus(there, at)), mask, 4, code.top, False)
+        self.store_vector(self.load_vector(self.plus(here, at), mask), self.plus(there, at), mask)
         code.close_section()
         code.close_section()
 
     def emit(self, height: int, vectors: int) -> None:
         code, lanes = self.code, self.lanes
-        x, offsets, taps, weights, result, step, channels, positions, addend, least = (
-            Value(f"%{name}", "i64") for name in ARGUMENTS)
+        x, offsets, taps, weights, result, step, channels, positions, _addend, _least = self.given(*ARGUMENTS)
         sums = [[code.slot(f"sum {i} {j}", "f32", lanes) for j in range(vectors)] for i in range(height)]
-
-        def get(slot: Value) -> Value:
-            return code.load("f32", lanes, slot, code.top, False)
-
-        def put(slot: Value, value: Value) -> None:
-            code.do(f"store {value.typed}, ptr {slot.text}")
-
         for i in range(height):
             bias = code.spread(self.load("f32", 0, self.plus(weights, 4 * i), 4), lanes)
             for j in range(vectors):
-                put(sums[i][j], bias)
-        tap = code.open_loop(Value("0", "i64"), taps, 1)
+                self.set(sums[i][j], bias)
+        tap = self.loop(taps)
         here = self.plus(x, self.load("i64", 0, self.plus(offsets, self.times(tap, 8)), 8))
-        line = [self.load("f32", lanes, self.plus(here, 4 * lanes * j), 4) for j in range(vectors)]
+        line = [self.load_vector(self.plus(here, 4 * lanes * j), None) for j in range(vectors)]
         own = self.plus(weights, self.times(self.plus(tap, 1), 4 * height))
         for i in range(height):
             factor = code.spread(self.load("f32", 0, self.plus(own, 4 * i), 4), lanes)
             for j in range(vectors):
-                put(sums[i][j], code.fma(factor, line[j], get(sums[i][j])))
+                self.set(sums[i][j], code.fma(factor, line[j], self.get(sums[i][j])))
         code.close_section()
-        rows = [self.plus(result, code.binary("mul", step, Value(str(i), "i64"))) for i in range(height)]
-        whole = code.binary("and", code.compare("sge", channels, Value(str(height), "i64")),
-                            code.compare("sge", positions, Value(str(lanes * vectors), "i64")))
-        adds = code.compare("ne", addend, Value("0", "i64"))
-        floor = code.spread(code.bits(code.convert("trunc", least, "i32"), "f32"), lanes)
+        places = [[self.plus(self.plus(result, self.times(step, i)), 4 * lanes * j) for j in range(vectors)]
+                  for i in range(height)]
+        whole = code.binary("and", code.compare("sge", channels, number(height)),
+                            code.compare("sge", positions, number(lanes * vectors)))
         masks = [code.first_lanes(self.plus(positions, -lanes * j), lanes) for j in range(vectors)]
-
-        def write(i: int, masked: bool) -> None:
-            places = [self.plus(rows[i], 4 * lanes * j) for j in range(vectors)]
-            code.open_if(adds)
-            for j in range(vectors):
-                pointer = self.pointer(self.plus(places[j], addend))
-                other = code.masked("load", constant("f32", 0, lanes), pointer, masks[j], 4, code.top, False) \
-                    if masked else code.load("f32", lanes, pointer, code.top, False, 4)
-                assert other is not None
-                put(sums[i][j], code.binary("fadd", get(sums[i][j]), other))
-            code.close_section()
-            for j in range(vectors):
-                found = get(sums[i][j])
-                found = code.select(code.compare("olt", found, floor), floor, found)  # a NaN stays one
-                if masked:
-                    code.masked("store", found, self.pointer(places[j]), masks[j], 4, code.top, False)
-                else:
-                    code.do(f"store {found.typed}, ptr {self.pointer(places[j]).text}, align 4")
-
         code.open_if(whole)
         for i in range(height):
-            write(i, False)
+            self.epilogue(sums[i], places[i], None)
         code.close_section()
-        code.open_if(code.compare("eq", code.convert("zext", whole, "i64"), Value("0", "i64")))
+        code.open_if(code.binary("xor", whole, constant("bool", True)))
         for i in range(height):
-            code.open_if(code.compare("slt", Value(str(i), "i64"), channels))
-            write(i, True)
+            code.open_if(code.compare("slt", number(i), channels))
+            self.epilogue(sums[i], places[i], masks)
             code.close_section()
         code.close_section()

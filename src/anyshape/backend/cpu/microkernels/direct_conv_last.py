@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
+from anyshape.backend.cpu.llvm.ir_builder import constant
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.direct_conv import DTYPES, HEIGHTS, VECTORS, grain
+from anyshape.backend.cpu.microkernels.routine import Routine, number
 
 ARGUMENTS = ("x", "offsets", "taps", "places", "weights", "result", "step", "positions", "channels", "addend", "least")
 # times `grain` positions at most, by vectors: registers hold the sums and a number of each position, for LLVM loads all
@@ -44,85 +45,42 @@ def emit_conv_last(target: Machine, wanted: Collection[str] = DTYPES) -> str:
         height, vectors = map(int, name.split("_")[3:])
         if HEIGHTS - height > HIGHEST[vectors]:
             continue
-        body = _Tile(target)
+        body = _Tile(target, ARGUMENTS)
         body.emit(grain(target) * (HEIGHTS - height), vectors)
         declarations |= body.code.declarations
-        arguments = ", ".join(f"i64 %{argument}" for argument in ARGUMENTS)
-        parts.append("\n".join([f"define void @{name}({arguments}) {{", *body.code.function_body(), "}"]))
+        parts.append(body.text(name))
     return "\n\n".join([*parts, *declarations.values()]) + "\n"
 
 
-class _Tile:
+class _Tile(Routine):
     """One routine."""
-
-    def __init__(self, target: Machine) -> None:
-        self.code = Code(target)
-        self.lanes = target.lanes
-
-    def plus(self, a: Value, b: Value | int) -> Value:
-        return self.code.binary("add", a, b if isinstance(b, Value) else Value(str(b), "i64"))
-
-    def times(self, a: Value, b: int) -> Value:
-        return self.code.binary("mul", a, Value(str(b), "i64"))
-
-    def load(self, dtype: str, lanes: int, address: Value, alignment: int) -> Value:
-        return self.code.load(dtype, lanes, self.pointer(address), self.code.top, False, alignment)
-
-    def pointer(self, address: Value) -> Value:
-        return self.code.convert("inttoptr", address, "ptr")
-
-    def get(self, slot: Value) -> Value:
-        return self.code.load("f32", self.lanes, slot, self.code.top, False)
-
-    def put(self, slot: Value, value: Value) -> None:
-        self.code.do(f"store {value.typed}, ptr {slot.text}")
 
     def emit(self, height: int, vectors: int) -> None:
         code, lanes = self.code, self.lanes
-        x, offsets, taps, places, weights, result, step, positions, channels, addend, least = (
-            Value(f"%{name}", "i64") for name in ARGUMENTS)
+        x, offsets, taps, places, weights, result, step, positions, channels, _addend, _least = self.given(*ARGUMENTS)
         sums = [[code.slot(f"sum {i} {j}", "f32", lanes) for j in range(vectors)] for i in range(height)]
         for j in range(vectors):
-            bias = self.load("f32", lanes, self.plus(weights, 4 * lanes * j), 4)
+            bias = self.load_vector(self.plus(weights, 4 * lanes * j), None)
             for i in range(height):
-                self.put(sums[i][j], bias)
+                self.set(sums[i][j], bias)
         starts = [self.plus(x, self.load("i64", 0, self.plus(places, 8 * i), 8)) for i in range(height)]
-        tap = code.open_loop(Value("0", "i64"), taps, 1)
+        tap = self.loop(taps)
         offset = self.load("i64", 0, self.plus(offsets, self.times(tap, 8)), 8)
         own = self.plus(weights, self.times(self.plus(tap, 1), 4 * lanes * vectors))
-        factors = [self.load("f32", lanes, self.plus(own, 4 * lanes * j), 4) for j in range(vectors)]
+        factors = [self.load_vector(self.plus(own, 4 * lanes * j), None) for j in range(vectors)]
         for i in range(height):
-            number = code.spread(self.load("f32", 0, self.plus(starts[i], offset), 4), lanes)
+            value = code.spread(self.load("f32", 0, self.plus(starts[i], offset), 4), lanes)
             for j in range(vectors):
-                self.put(sums[i][j], code.fma(number, factors[j], self.get(sums[i][j])))
+                self.set(sums[i][j], code.fma(value, factors[j], self.get(sums[i][j])))
         code.close_section()
-        adds = code.compare("ne", addend, Value("0", "i64"))
-        floor = code.spread(code.bits(code.convert("trunc", least, "i32"), "f32"), lanes)
+        written = [[self.plus(self.plus(result, self.times(step, i)), 4 * lanes * j) for j in range(vectors)]
+                   for i in range(height)]
         masks = [code.first_lanes(self.plus(channels, -lanes * j), lanes) for j in range(vectors)]
-        whole = code.compare("sge", channels, Value(str(lanes * vectors), "i64"))
-
-        def write(i: int, masked: bool) -> None:
-            row = self.plus(result, code.binary("mul", step, Value(str(i), "i64")))
-            for j in range(vectors):
-                place = self.plus(row, 4 * lanes * j)
-                code.open_if(adds)
-                pointer = self.pointer(self.plus(place, addend))
-                other = code.masked("load", constant("f32", 0, lanes), pointer, masks[j], 4, code.top, False) \
-                    if masked else code.load("f32", lanes, pointer, code.top, False, 4)
-                assert other is not None
-                self.put(sums[i][j], code.binary("fadd", self.get(sums[i][j]), other))
-                code.close_section()
-                found = self.get(sums[i][j])
-                found = code.select(code.compare("olt", found, floor), floor, found)  # a NaN stays one
-                if masked:
-                    code.masked("store", found, self.pointer(place), masks[j], 4, code.top, False)
-                else:
-                    code.do(f"store {found.typed}, ptr {self.pointer(place).text}, align 4")
-
-        for masked, test in ((False, whole), (True, code.binary("xor", whole, constant("bool", True)))):
+        whole = code.compare("sge", channels, number(lanes * vectors))
+        for own_masks, test in ((None, whole), (masks, code.binary("xor", whole, constant("bool", True)))):
             code.open_if(test)
             for i in range(height):
-                code.open_if(code.compare("slt", Value(str(i), "i64"), positions))
-                write(i, masked)
+                code.open_if(code.compare("slt", number(i), positions))
+                self.epilogue(sums[i], written[i], own_masks)
                 code.close_section()
             code.close_section()

@@ -41,6 +41,7 @@ from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
 from anyshape.backend.cpu.llvm.scalar_ops import from_memory
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.amx import GLOBALS, SIDE, begin, end, multiply, tiles
+from anyshape.backend.cpu.microkernels.routine import Routine, number
 
 DTYPES = ("bf16", "f16", "f32")
 CHAIN = 128  # terms that one sum of f32 takes before it is added to what there is: the errors of a sum grow with it
@@ -104,51 +105,22 @@ def emit_packed(target: Machine, wanted: Collection[str] = DTYPES) -> str:
         else:
             {"turn": body.turn, "along": body.along, "any": body.any, "finish": body.finish}[way]()
         declarations |= body.code.declarations
-        arguments = ", ".join(f"i64 %{argument}" for argument in ARGUMENTS[way])
-        parts.append("\n".join([f"define void @{name}({arguments}) {{", *body.code.function_body(), "}"]))
+        parts.append(body.text(name))
     return "\n\n".join([*([GLOBALS] if any("@tile_shapes" in part for part in parts) else []), *parts,
                         *declarations.values(),
                         *(["!0 = !{i32 1}"] if any("!nontemporal" in part for part in parts) else [])]) + "\n"
 
 
-class _Packed:
+class _Packed(Routine):
     """One routine."""
 
     def __init__(self, target: Machine, dtype: str, arguments: tuple[str, ...], wide: bool) -> None:
-        self.code = Code(target)
+        super().__init__(target, arguments)
         self.dtype = dtype
-        self.lanes = target.lanes
         self.pairs = pairs(target, dtype)
         self.wide = wide
         self.size = SIZE[dtype]
         self.item = 4 if wide else self.size  # bytes of an element of the source, or of the result
-        self.arguments = {name: Value(f"%{name}", "i64") for name in arguments}
-
-    # small helpers
-
-    def given(self, *names: str) -> list[Value]:
-        return [self.arguments[name] for name in names]
-
-    def pointer(self, address: Value) -> Value:
-        return self.code.convert("inttoptr", address, "ptr")
-
-    def plus(self, a: Value, b: Value | int) -> Value:
-        return self.code.binary("add", a, b if isinstance(b, Value) else number(b))
-
-    def times(self, a: Value, b: Value | int) -> Value:
-        return self.code.binary("mul", a, b if isinstance(b, Value) else number(b))
-
-    def load(self, dtype: str, lanes: int, address: Value, alignment: int) -> Value:
-        return self.code.load(dtype, lanes, self.pointer(address), self.code.top, False, alignment)
-
-    def store(self, value: Value, address: Value, alignment: int = 4) -> None:
-        self.code.do(f"store {value.typed}, ptr {self.pointer(address).text}, align {alignment}")
-
-    def get(self, slot: Value, dtype: str, lanes: int) -> Value:
-        return self.code.load(dtype, lanes, slot, self.code.top, False)
-
-    def set(self, slot: Value, value: Value) -> None:
-        self.code.do(f"store {value.typed}, ptr {slot.text}")
 
     # tiles
 
@@ -416,8 +388,3 @@ def _turned(code: Code, rows: list[Value]) -> list[Value]:
                          max(a.level, b.level))
                 for a, b in zip(rows[:lanes // 2], rows[lanes // 2:], strict=True) for order in orders]
     return rows
-
-
-def number(value: int) -> Value:
-    """An i64 literal."""
-    return constant("i64", value)

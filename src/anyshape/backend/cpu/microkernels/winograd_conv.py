@@ -28,8 +28,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from anyshape.backend.cpu.llvm.ir_builder import Code, Value, constant
+from anyshape.backend.cpu.llvm.ir_builder import Value, constant
 from anyshape.backend.cpu.machine.target import Machine
+from anyshape.backend.cpu.microkernels.routine import Routine, number
 
 DTYPES = ("f32",)
 POINTS = 4  # of a tile along a line, and across lines
@@ -58,10 +59,10 @@ def emit_winograd(target: Machine, wanted: Collection[str] = DTYPES) -> str:
     parts: list[str] = []
     declarations: dict[str, str] = {}
     for name, arguments in ARGUMENTS.items():
-        emit: dict[str, Callable[[_Routine], None]] = {
-            "winograd_weights": _Routine.weights, "winograd_input": _Routine.inputs,
-            "winograd_write": _Routine.write}
-        routine = _Routine(target, arguments)
+        emit: dict[str, Callable[[_Winograd], None]] = {
+            "winograd_weights": _Winograd.weights, "winograd_input": _Winograd.inputs,
+            "winograd_write": _Winograd.write}
+        routine = _Winograd(target, arguments)
         if name in emit:
             emit[name](routine)
         elif int(name.split("_")[1]) <= most(target):
@@ -69,39 +70,12 @@ def emit_winograd(target: Machine, wanted: Collection[str] = DTYPES) -> str:
         else:
             continue
         declarations |= routine.code.declarations
-        parts.append("\n".join([f"define void @{name}({', '.join(f'i64 %{one}' for one in arguments)}) {{",
-                                *routine.code.function_body(), "}"]))
+        parts.append(routine.text(name))
     return "\n\n".join([*parts, *declarations.values()]) + "\n"
 
 
-class _Routine:
-    """One routine under construction."""
-
-    def __init__(self, target: Machine, arguments: list[str]) -> None:
-        self.code = Code(target)
-        self.lanes = target.lanes
-        self.given = {name: Value(f"%{name}", "i64") for name in arguments}
-
-    def plus(self, a: Value, b: Value | int) -> Value:
-        return self.code.binary("add", a, b if isinstance(b, Value) else Value(str(b), "i64"))
-
-    def times(self, a: Value, b: Value | int) -> Value:
-        return self.code.binary("mul", a, b if isinstance(b, Value) else Value(str(b), "i64"))
-
-    def pointer(self, address: Value) -> Value:
-        return self.code.convert("inttoptr", address, "ptr")
-
-    def load(self, address: Value, lanes: int) -> Value:
-        return self.code.load("f32", lanes, self.pointer(address), self.code.top, False, 4)
-
-    def store(self, value: Value, address: Value) -> None:
-        self.code.do(f"store {value.typed}, ptr {self.pointer(address).text}, align 4")
-
-    def get(self, slot: Value) -> Value:
-        return self.code.load("f32", self.lanes, slot, self.code.top, False)
-
-    def put(self, slot: Value, value: Value) -> None:
-        self.code.do(f"store {value.typed}, ptr {slot.text}")
+class _Winograd(Routine):
+    """One routine."""
 
     def add(self, a: Value, b: Value) -> Value:
         return self.code.binary("fadd", a, b)
@@ -109,17 +83,14 @@ class _Routine:
     def less(self, a: Value, b: Value) -> Value:
         return self.code.binary("fsub", a, b)
 
-    def loop(self, stop: Value | int) -> Value:
-        return self.code.open_loop(Value("0", "i64"), stop if isinstance(stop, Value) else Value(str(stop), "i64"), 1)
-
     # G g G^T
 
     def weights(self) -> None:
         """See the head of this file."""
-        weight, channels, target, step, far = self.given.values()
+        weight, channels, target, step, far = self.arguments.values()
         channel = self.loop(channels)
         here = self.plus(weight, self.times(channel, 36))
-        lines = [[self.load(self.plus(here, 4 * (3 * y + x)), 0) for x in range(3)] for y in range(3)]
+        lines = [[self.load("f32", 0, self.plus(here, 4 * (3 * y + x)), 4) for x in range(3)] for y in range(3)]
         across = [self.points(*(line[x] for line in lines)) for x in range(3)]
         for i in range(POINTS):
             for j, value in enumerate(self.points(*(across[x][i] for x in range(3)))):
@@ -137,11 +108,11 @@ class _Routine:
 
     def inputs(self) -> None:
         """See the head of this file."""
-        x, line, plane, channels, target = self.given.values()
+        x, line, plane, channels, target = self.arguments.values()
         code, lanes = self.code, self.lanes
         channel = self.loop(channels)
         here = self.plus(x, self.times(channel, plane))
-        lines = [[self.load(self.plus(self.plus(here, self.times(line, y)), 4 * lanes * part), lanes)
+        lines = [[self.load_vector(self.plus(self.plus(here, self.times(line, y)), 4 * lanes * part), None)
                   for part in range(3)] for y in range(POINTS)]
         across = [self.differences(*(one[part] for one in lines)) for part in range(3)]
         for i in range(POINTS):
@@ -160,34 +131,34 @@ class _Routine:
 
     def block(self, height: int) -> None:
         """See the head of this file."""
-        given, code, lanes = self.given, self.code, self.lanes
+        given, code, lanes = self.arguments, self.code, self.lanes
         sums = [[code.slot(f"sum {i} {k}", "f32", lanes) for k in range(height)] for i in range(POINTS)]
         for row in sums:
             for slot in row:
-                self.put(slot, constant("f32", 0, lanes))
+                self.set(slot, constant("f32", 0, lanes))
         channel = self.loop(given["channels"])
         place = self.times(channel, POINTS)
         own, line = (self.plus(given[name], self.times(place, size))
                      for name, size in (("weights", 4 * height), ("inputs", 4 * lanes)))
         for i in range(POINTS):
-            value = self.load(self.plus(line, 4 * lanes * i), lanes)
+            value = self.load_vector(self.plus(line, 4 * lanes * i), None)
             for k in range(height):
-                factor = code.spread(self.load(self.plus(own, 4 * (height * i + k)), 0), lanes)
-                self.put(sums[i][k], code.fma(factor, value, self.get(sums[i][k])))
+                factor = code.spread(self.load("f32", 0, self.plus(own, 4 * (height * i + k)), 4), lanes)
+                self.set(sums[i][k], code.fma(factor, value, self.get(sums[i][k])))
         code.close_section()
         for k in range(height):
-            for number, value in enumerate(self.results(*(self.get(sums[i][k]) for i in range(POINTS)))):
-                self.store(value, self.plus(self.plus(given["sums"], self.times(given["far"], number)), 4 * lanes * k))
+            for turn, value in enumerate(self.results(*(self.get(sums[i][k]) for i in range(POINTS)))):
+                self.store(value, self.plus(self.plus(given["sums"], self.times(given["far"], turn)), 4 * lanes * k))
 
     def results(self, a: Value, b: Value, c: Value, d: Value) -> tuple[Value, Value]:
         return self.add(self.add(a, b), c), self.less(self.less(b, c), d)
 
     def write(self) -> None:
         """See the head of this file."""
-        given, code, lanes = self.given, self.code, self.lanes
+        given, code, lanes = self.arguments, self.code, self.lanes
         wrong = code.slot("wrong", "f32", lanes)
-        self.put(wrong, constant("f32", 0, lanes))
-        whole = code.compare("sge", given["positions"], Value(str(2 * lanes), "i64"))
+        self.set(wrong, constant("f32", 0, lanes))
+        whole = code.compare("sge", given["positions"], number(2 * lanes))
         for masked in (False, True):
             code.open_if(code.binary("xor", whole, constant("bool", masked)))
             self.write_channels(masked, wrong)
@@ -198,18 +169,18 @@ class _Routine:
         code.close_section()
 
     def write_channels(self, masked: bool, wrong: Value) -> None:
-        given, code, lanes = self.given, self.code, self.lanes
+        given, code, lanes = self.arguments, self.code, self.lanes
         k = self.loop(given["outs"])
-        bias = code.spread(self.load(self.plus(given["biases"], self.times(k, 4)), 0), lanes)
+        bias = code.spread(self.load("f32", 0, self.plus(given["biases"], self.times(k, 4)), 4), lanes)
         row = self.plus(given["result"], self.times(k, given["step"]))
-        number = code.open_loop(Value("0", "i64"), given["lines"], 1)
+        line = self.loop(given["lines"])
         each = self.times(given["outs"], 4 * lanes)
-        at = self.plus(self.plus(given["sums"], self.times(each, number)), self.times(k, 4 * lanes))
-        parts = self.results(*(self.load(self.plus(at, self.times(each, 2 * j)), lanes) for j in range(POINTS)))
+        at = self.plus(self.plus(given["sums"], self.times(each, line)), self.times(k, 4 * lanes))
+        parts = self.results(*(self.load_vector(self.plus(at, self.times(each, 2 * j)), None) for j in range(POINTS)))
         for part in parts:  # a product of something that is not finite with 0 is NaN
-            self.put(wrong, code.fma(part, constant("f32", 0, lanes), self.get(wrong)))
+            self.set(wrong, code.fma(part, constant("f32", 0, lanes), self.get(wrong)))
         both = [self.add(part, bias) for part in parts]
-        place = self.plus(row, self.times(number, given["line"]))
+        place = self.plus(row, self.times(line, given["line"]))
         for half in range(2):
             picks = [start + k // 2 + k % 2 * lanes for start in (half * lanes // 2,) for k in range(lanes)]
             self.write_vector(code.merge(both[0], both[1], picks), self.plus(place, 4 * lanes * half),
@@ -219,21 +190,6 @@ class _Routine:
 
     def write_vector(self, value: Value, place: Value, positions: Value | None) -> None:
         """A vector of neighbouring results, of which `positions` are written, or all."""
-        given, code, lanes = self.given, self.code, self.lanes
-        floor = code.spread(code.bits(code.convert("trunc", given["least"], "i32"), "f32"), lanes)
-        mask = code.first_lanes(positions, lanes) if positions is not None else None
-        slot = code.slot("written", "f32", lanes)
-        self.put(slot, value)
-        code.open_if(code.compare("ne", given["addend"], Value("0", "i64")))
-        there = self.plus(place, given["addend"])
-        other = self.load(there, lanes) if mask is None else code.masked(
-            "load", constant("f32", 0, lanes), self.pointer(there), mask, 4, code.top, False)
-        assert other is not None
-        self.put(slot, self.add(self.get(slot), other))
-        code.close_section()
-        found = self.get(slot)
-        found = code.select(code.compare("olt", found, floor), floor, found)  # a NaN stays one
-        if mask is None:
-            self.store(found, place)
-        else:
-            code.masked("store", found, self.pointer(place), mask, 4, code.top, False)
+        slot = self.code.slot("written", "f32", self.lanes)
+        self.set(slot, value)
+        self.epilogue([slot], [place], None if positions is None else [self.code.first_lanes(positions, self.lanes)])

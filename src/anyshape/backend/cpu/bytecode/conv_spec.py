@@ -1,0 +1,35 @@
+"""Convolution steps as their bytecode encoders get them: what a step is without its sizes, and dense strides."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from anyshape.backend.cpu.bytecode.encode_gemm import Shape
+
+NOTHING = 0xFF800000  # the bits of -infinity: every number is at least that
+
+
+@dataclass(frozen=True, slots=True)
+class ConvSpec:
+    """What does not depend on sizes in a step.
+
+    places: (slot, bytes per element) of its operands in order, an addend last, and of the result. settings: (stride,
+    padding, dilation), one number a dim each. added: there is an addend. relu: the result is the maximum with 0.
+    """
+
+    number: int
+    dtype: str
+    places: tuple[tuple[int, int], ...]
+    settings: tuple[tuple[int, ...], ...]
+    added: bool
+    relu: bool
+
+
+def least(relu: bool) -> int:
+    """The bits of what a result is at least."""
+    return 0 if relu else NOTHING
+
+
+def dense(shape: Shape) -> Shape:
+    """The strides of a dense tensor."""
+    return tuple(prod(shape[dim + 1:]) for dim in range(len(shape)))
