@@ -97,7 +97,7 @@ def test_reasons_against():
 
 
 def test_what_is_slower_is_not_taken(monkeypatch):
-    monkeypatch.setattr(fuse, "measure", lambda *_: fuse.Times(1.0, 1.2, 0.0, [[2.0, 1.0]], [[2.0, 1.2]], [], ()))
+    monkeypatch.setattr(fuse, "measure", lambda *_: {"split": [[2.0, 1.0]], "stacked": [[2.0, 1.2]], "padded": [], "unpadded": ""})
     (decision,) = planned(Model([mlp(), mlp()]), [[1, 1]]).decisions
     assert not decision.applied and decision.gain < 1 and "1000.00 ms branch by branch" in decision.why
 

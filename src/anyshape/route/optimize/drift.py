@@ -31,12 +31,12 @@ class DriftPolicy:
     daemon thread looks; without, `Watched.look` must be called.
     """
 
-    seconds: float = 0.15
-    least_calls: int = 16
+    seconds: float = 0.1
+    least_calls: int = 8
     patience: int = 2
     regret: float = 0.10
     quantile: float = 0.999
-    rounds: int = 16
+    rounds: int = 8
     margin: float = 0.02
     thread: bool = True
 
@@ -132,14 +132,27 @@ def cost(plan: Planned, profile: Profile) -> float:
                for one in plan.decisions if one.optimisation in known)
 
 
-def regret(plan: Planned, best: Planned, profile: Profile) -> float:
-    """By how much the plan is more expensive than the best one under these loads; 0 where no cost is known.
+def adapted(plan: Planned, profile: Profile) -> tuple[Decision, ...]:
+    """The decisions for other loads, by what was measured when they were first made: no model is run.
 
-    Each is compared with the general path by its own measurements: those of the best plan are made now, beside calls
-    that run, and those of the plan were made before.
+    Optimisations that know their cost decide again (`adapt`). Those of all others stay, whether they still pay or not:
+    their guards hold for every load, and speculation judges itself by its own calls. What another optimisation has
+    taken since stays with that one.
     """
-    costs = [cost(one, profile) for one in (plan, plan.refused(), best, best.refused())]
-    return costs[0] / costs[1] * costs[3] / costs[2] - 1 if min(costs) > 0 else 0.0
+    known = {one.NAME: one for one in plan.passes if hasattr(one, "adapt")}
+    taken = {(one.router, one.optimisation) for one in plan.decisions if one.applied}
+    found = []
+    for one in plan.decisions:
+        new = known[one.optimisation].adapt(one, profile) if one.optimisation in known else one  # type: ignore[attr-defined]
+        others = any(router == one.router and name != one.optimisation for router, name in taken)
+        found.append(one if new.applied and not one.applied and others else new)
+    return tuple(found)
+
+
+def regret(plan: Planned, best: Planned, profile: Profile) -> float:
+    """By how much the plan is more expensive than the best one under these loads; 0 where no cost is known."""
+    costs = cost(plan, profile), cost(best, profile)
+    return costs[0] / costs[1] - 1 if min(costs) > 0 else 0.0
 
 
 def together(windows: Iterable[Profile]) -> Profile:
