@@ -8,7 +8,7 @@ the best plan for the loads of the window, less one. Loads that change without r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from anyshape.route.optimize.decision import Decision, Optimisation
 from anyshape.route.profile.profile import Profile, RouterProfile
 
 Floats = NDArray[np.float64]
+ENOUGH = 512  # calls from which a gate learns no more
 LEAST_DIVERGENCE, LEAST_SIZE = 1e-4, 0.05  # what is noise whatever the profile says: bits; a logarithm of cells
 
 
@@ -80,6 +81,15 @@ class Gate:
         self.profile, self.quantile, self.draws = profile, quantile, draws
         self.known: dict[tuple[str, int], Limits] = {}
 
+    def learned(self, window: Profile) -> Gate:
+        """The gate of one window more, which passed as noise; this one where the profile has enough calls. So a gate
+        that was made of few calls is soon calibrated, and does not follow loads that change slowly."""
+        if min((one.calls for one in self.profile.records.values()), default=0) >= ENOUGH:
+            return self
+        both = self.profile.merge(window)
+        records = {name: replace(one, decided=()) for name, one in both.records.items()}
+        return Gate(Profile(both.model, records), self.quantile, self.draws)
+
     def limits(self, name: str, calls: int) -> Limits:
         """From blocks of consecutive calls of the profile's sample. Windows longer than a quarter of it are judged by
         blocks of a quarter, which vary more."""
@@ -88,13 +98,14 @@ class Gate:
             self.known[name, length] = self._calibrated(self.profile.of(name), length)
         return self.known[name, length]
 
-    def _calibrated(self, record: RouterProfile, length: int) -> Limits:
+    def _calibrated(self, record: RouterProfile, length: Any) -> Limits:
         samples = len(record.loads)
         sums = np.concatenate([np.zeros((1, record.branches)), np.concatenate([record.loads] * 2).cumsum(0)])
         sizes = np.concatenate([[0.0], np.concatenate([record.cells] * 2).cumsum()])
         begin = np.arange(samples)
         if samples > self.draws:
             begin = np.random.default_rng(0).integers(0, samples, self.draws)
+        length = length + begin % min(2, samples - length + 1)  # odd and even: loads may come in turns
         found = divergence(shares(sums[begin + length] - sums[begin]), shares(record.totals))
         apart = np.abs(np.log1p((sizes[begin + length] - sizes[begin]) / length) - np.log1p(record.cells.mean()))
         return Limits(max(float(np.quantile(found, self.quantile)), LEAST_DIVERGENCE),

@@ -239,9 +239,11 @@ class Watched(nn.Module):
         why = self.gate.passed(window)
         self.windows = [*self.windows, window][-self.policy.patience:] if why else []
         if len(self.windows) >= self.policy.patience:
-            self._replan(together(self.windows), why)
-        else:
-            self._run(self.state.way, example_wanted=bool(why))
+            self._replan(together(self.windows[1:] or self.windows), why)  # loads changed within the first one
+            return
+        if not why:
+            self.gate = self.gate.learned(window)
+        self._run(self.state.way, example_wanted=bool(why))
 
     def _run(self, way: Way, example_wanted: bool = False) -> None:
         """A way serves calls from now."""
