@@ -150,11 +150,11 @@ def adapted(plan: Planned, profile: Profile) -> tuple[Decision, ...]:
     their guards hold for every load, and speculation judges itself by its own calls. What another optimisation has
     taken since stays with that one.
     """
-    known = {one.NAME: one for one in plan.passes if hasattr(one, "adapt")}
+    known: dict[str, Any] = {one.NAME: one for one in plan.passes if hasattr(one, "adapt")}
     taken = {(one.router, one.optimisation) for one in plan.decisions if one.applied}
     found = []
     for one in plan.decisions:
-        new = known[one.optimisation].adapt(one, profile) if one.optimisation in known else one  # type: ignore[attr-defined]
+        new = known[one.optimisation].adapt(one, profile) if one.optimisation in known else one
         others = any(router == one.router and name != one.optimisation for router, name in taken)
         found.append(one if new.applied and not one.applied and others else new)
     return tuple(found)

@@ -9,7 +9,8 @@ branch by branch, as a stack, and at a few capacities. It is done where it was t
 decision as points: for other loads it is made again from these (`adapt`), in milliseconds, and nothing is measured
 beside calls that run. Without a compiler the batched form often is the fastest, for small branches; a compiled program
 runs ragged products, for which padding is only work, so there it is no candidate.
-No cell is dropped: a load beyond all capacities takes the stack. Parameters are copied: the stack has its own.
+No cell is dropped: a load beyond all capacities takes the stack, as does one of so few rows that padding costs more.
+Parameters are copied: the stack has its own.
 
 The optimisation is that of Brainstorm (OSDI'23, section 4.1), which tunes a kernel for each of three percentiles.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -89,37 +91,48 @@ def _propose(context: Context, name: str, router: Router, cells: tuple[Tensor, .
 def adapt(decision: Decision, profile: Profile) -> Decision:
     """The decision for other loads, by the times that were measured when it was first made; a refusal that measured
     nothing stays."""
-    loads = profile.loads(decision.router)
-    return _decided(decision.router, decision.options, loads) if len(loads) and "split" in decision.options else decision
+    loads, options = profile.loads(decision.router), decision.options
+    return _decided(decision.router, options, loads) if len(loads) and "split" in options else decision
 
 
 def _decided(name: str, measured: Mapping[str, Any], loads: Loads) -> Decision:
     """The fastest way for these loads."""
     split, stacked = _seconds(measured, "split", loads), _seconds(measured, "stacked", loads)
     words = f"{measured['kind']}; {1e3 * split:.2f} ms branch by branch, {1e3 * stacked:.2f} ms as a stack"
-    capacities, best = (), stacked
+    capacities: tuple[int, ...] = ()
+    least_rows: list[int] = []
+    best = stacked
     if measured["padded"]:
         busiest = np.maximum(loads.max(1), 1)
         general = {int(load): _seconds(measured, "stacked", loads[busiest == load]) for load in np.unique(busiest)}
-        capacities = choose(busiest.tolist(), piecewise(measured["padded"]), PRICE * stacked, general.__getitem__)
-        best = _seconds(measured, "stacked", loads, capacities)
+        padded, plain = piecewise(measured["padded"]), piecewise(measured["stacked"])
+        capacities = choose(busiest.tolist(), padded, PRICE * stacked, general.__getitem__)
+        least_rows = [bisect_left(range(loads.shape[1] * one + 1), padded(one), key=plain) for one in capacities]
+        best = _seconds(measured, "stacked", loads, capacities, least_rows)
         words += f", {1e3 * best:.2f} ms padded to {', '.join(map(str, capacities))}" if capacities else \
             ", no capacity pays"
     else:
         words += f"; padding is no candidate {measured['unpadded']}"
     gain = split / max(best, 1e-9)
-    guard = "a branch has no more cells than the largest capacity, else the stack runs without padding" \
+    guard = "a branch has no more cells than the largest capacity, and all have at least " \
+        f"{', '.join(map(str, least_rows))}, else the stack runs without padding" \
         if capacities else "none: every load runs"
-    return Decision(name, NAME, gain >= MARGIN, words, gain, guard, {**measured, "capacities": list(capacities)})
+    options = {**measured, "capacities": list(capacities), "least_rows": least_rows}
+    return Decision(name, NAME, gain >= MARGIN, words, gain, guard, options)
 
 
-def _seconds(measured: Mapping[str, Any], way: str, loads: Loads, capacities: Sequence[int] = ()) -> float:
-    """Seconds of a call in the mean over these loads, padded where a capacity holds the busiest branch, else by `way`."""
+def _seconds(measured: Mapping[str, Any], way: str, loads: Loads, capacities: Sequence[int] = (),
+             least_rows: Sequence[int] = ()) -> float:
+    """Seconds of a call in the mean over these loads, padded where BucketedBranches pads, else by `way`."""
     by_rows = piecewise(measured[way])
-    padded = piecewise(measured["padded"]) if capacities else by_rows
-    fitting = [min((one for one in capacities if one >= own.max()), default=0) for own in loads]
-    return statistics.fmean(padded(capacity) if capacity else by_rows(int(own.sum()))
-                            for own, capacity in zip(loads, fitting, strict=True))
+    padded = {one: piecewise(measured["padded"])(one) for one in capacities}
+    total = 0.0
+    for own in loads:
+        rows, busiest = int(own.sum()), int(own.max())
+        capacity, least = next(((one, few) for one, few in zip(capacities, least_rows, strict=True) if one >= busiest),
+                               (0, 0))
+        total += padded[capacity] if capacity and rows >= least else by_rows(rows)
+    return total / len(loads)
 
 
 def cost(decision: Decision, profile: Profile) -> float:
@@ -127,7 +140,7 @@ def cost(decision: Decision, profile: Profile) -> float:
     options, loads = decision.options, profile.loads(decision.router)
     if not len(loads) or "split" not in options:
         return 0.0
-    return _seconds(options, "stacked", loads, options["capacities"]) if decision.applied else \
+    return _seconds(options, "stacked", loads, options["capacities"], options["least_rows"]) if decision.applied else \
         _seconds(options, "split", loads)
 
 
@@ -161,8 +174,11 @@ class _Calls(nn.Module):
 
 def measure(branches: Sequence[nn.Module], fused: nn.Module, cells: tuple[Tensor, ...], loads: Loads,
             compile: Compile | None) -> dict[str, Any]:
-    """Least seconds of calls that take turns, as points by way: split, stacked: [rows in all, seconds], branch by branch
-    and of the stack; padded: [capacity, seconds], none where padding is no candidate, for the reason `unpadded`."""
+    """Least seconds of calls that take turns, as points by way.
+
+    split, stacked: [rows in all, seconds], branch by branch and of the stack. padded: [capacity, seconds], none where
+    padding is no candidate, for the reason `unpadded`.
+    """
     chosen = _timed_loads(loads)
     rows, busiest = [int(own.sum()) for own in chosen], [max(int(own.max()), 1) for own in chosen]
     unpadded = "in a compiled program, whose products are ragged" if compile is not None else \
@@ -232,6 +248,6 @@ def apply(model: nn.Module, decision: Decision, compile: Compile | None = None) 
     device = next((tensor.device for tensor in router.branches.parameters()), None)
     fused = build(list(router.branches), options["classes"], tuple(cell.to(device) for cell in cells))
     if options["capacities"]:
-        fused = BucketedBranches(fused, options["capacities"])  # type: ignore[arg-type]
+        fused = BucketedBranches(fused, options["capacities"], options["least_rows"])  # type: ignore[arg-type]
     router.branches, router.grouped = fused, True
     return model

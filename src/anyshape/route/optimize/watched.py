@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anyshape.base.errors import AnyShapeError
 from anyshape.route.optimize.drift import DriftPolicy, Gate, cost, regret, together
 from anyshape.route.profile.profile import Profile
 from anyshape.route.profile.tally import Tally
@@ -262,8 +263,8 @@ class Watched(nn.Module):
             return
         try:
             ways = self._built(present, best, loads, why)
-        except Exception as error:  # calls go on as before, whatever a compiler or an optimisation raises
-            self._settle_for(present, loads, "no new plan", f"{why}; {type(error).__name__}: {error}")
+        except (AnyShapeError, RuntimeError) as error:
+            self._settle_for(present, loads, "no new plan", f"{why}; {error}")
             return
         self.windows, self.example = [], None
         self.state = _State(self.state.way, Trial(ways, loads, why, times=tuple([] for _ in ways)))
@@ -321,12 +322,14 @@ def _loop(watched: weakref.ref[Watched], stopped: threading.Event) -> None:
         own = watched()
         if own is None:
             return
+        looked = False
         try:
             own.look()
-        except Exception as error:
-            own.close()
-            own._note("nothing is watched any more", f"{type(error).__name__}: {error}")
-            raise
+            looked = True
+        finally:
+            if not looked:
+                own.close()
+                own._note("nothing is watched any more", "the thread has met an error, which threading.excepthook told")
         del own
 
 
