@@ -70,10 +70,12 @@ class Capacities:
     slower: float = 1.0
 
     def propose(self, context):
-        loads = context.profile.loads("router")
-        found, counts = np.unique(loads, return_counts=True)
+        return [self.adapt(None, context.profile)]
+
+    def adapt(self, decision, profile):
+        found, counts = np.unique(profile.loads("router"), return_counts=True)
         chosen = sorted(found[np.argsort(-counts)][:2].tolist())
-        return [route.Decision("router", self.NAME, True, f"capacities {chosen}", options={"capacities": chosen})]
+        return route.Decision("router", self.NAME, True, f"capacities {chosen}", options={"capacities": chosen})
 
     def apply(self, model, decision, compile):
         capacities = decision.options["capacities"]
@@ -142,7 +144,7 @@ def test_drift_brings_a_new_plan(monkeypatch):
 def test_a_new_plan_that_is_slower_is_given_up(monkeypatch):
     model, plan, fast = make(monkeypatch, slower=8.0)
     serve(model, fast, (8, 8), 100)
-    assert [one.what for one in fast.history][:2] == ["the general path is in force", "reverted to the way before"]
+    assert [one.what for one in fast.history][:2] == ["the general path is in force"] * 2
     assert fast.path == "general"
     serve(model, fast, (4, 27), 100)  # and the old loads bring the old plan back
     assert fast.path == "plan" and fast.plan.decisions == plan.decisions
@@ -160,6 +162,62 @@ def test_drift_is_met_by_a_thread_within_a_second_of_calls(monkeypatch):
     assert fast.path == "plan" and CLOCK() - began < 1
     best = serve(model, fast, (8, 8), 20, look=False)
     assert best == pytest.approx(seconds(8, (8,)) * 2)
+
+
+def test_a_plan_that_cannot_be_built_is_reported_and_calls_go_on(monkeypatch):
+    _, _, fast = make(monkeypatch)
+    present = fast.present
+
+    def refuse(*_):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(Capacities, "apply", refuse)
+    model = fast.model
+    serve(model, fast, (8, 8), 60)
+    assert fast.history[-1].what == "no new plan" and "no such thing" in fast.history[-1].why
+    assert fast.present is present and fast.example is None and len(fast.ways) <= 2
+
+
+def test_an_error_in_the_thread_is_told_and_ends_the_watch(monkeypatch):
+    _, _, fast = make(monkeypatch, DriftPolicy())
+    told = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+
+    def refuse(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Gate, "passed", refuse)
+    deadline = time.time() + 10
+    while not fast.history and time.time() < deadline:
+        serve(fast.model, fast, (8, 8), 1, look=False)
+        CLOCK.now += 0.01
+        time.sleep(0.001)
+    assert [one.what for one in fast.history] == ["nothing is watched any more"]
+    while not told and time.time() < deadline:
+        time.sleep(0.01)
+    assert told[0].exc_type is ZeroDivisionError and fast.stopped.is_set()
+    serve(fast.model, fast, (8, 8), 4)
+
+
+def test_what_others_decided_stays_when_loads_change(monkeypatch):
+    model, plan, _ = make(monkeypatch)
+    other = route.Decision("router", "sink", True, "another has the router")
+    refused = replace(plan.decisions[0], applied=False)
+    present = profile_of_loads(model, {"router": [[8, 8]]})
+    assert replace(plan, decisions=(refused, other)).for_loads(present).decisions == (refused, other)
+    new, same = replace(plan, decisions=(plan.decisions[0], other)).for_loads(present).decisions
+    assert same is other and new.options["capacities"] == [8]
+
+
+def test_a_gate_of_few_calls_learns_from_windows_that_are_noise():
+    model = Model()
+    few = profile_of_loads(model, {"router": [[4, 27], [27, 4]] * 4})
+    gate = Gate(few, 0.999)
+    window = profile_of_loads(model, {"router": [[4, 27], [27, 4]] * 8})
+    for _ in range(100):
+        gate = gate.learned(window)
+    assert 512 <= gate.profile.of("router").calls < 512 + 16
+    assert not gate.passed(profile_of_loads(model, {"router": [[4, 27]] + [[27, 4], [4, 27]] * 4}))  # an odd number
 
 
 def test_fallback_is_the_general_path(monkeypatch):
@@ -214,7 +272,7 @@ def test_divergence_is_that_of_jensen_and_shannon():
 def test_regret_is_the_cost_over_that_of_the_best_plan(monkeypatch):
     model, plan, _ = make(monkeypatch)
     present = profile_of_loads(model, {"router": [[8, 8]]})
-    best = plan.for_loads(model, present)
+    best = plan.for_loads(present)
     assert regret(plan, best, present) == pytest.approx(27 / 8 - 1)
     assert regret(plan.refused(), best, present) == pytest.approx(2 - 1)
     assert regret(best, best, present) == 0

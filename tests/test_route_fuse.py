@@ -97,9 +97,42 @@ def test_reasons_against():
 
 
 def test_what_is_slower_is_not_taken(monkeypatch):
-    monkeypatch.setattr(fuse, "measure", lambda *_: fuse.Times(1.0, 1.2, 0.0, [[2.0, 1.0]], [[2.0, 1.2]], [], ()))
+    times = {"split": [[2.0, 1.0]], "stacked": [[2.0, 1.2]], "padded": [], "unpadded": ""}
+    monkeypatch.setattr(fuse, "measure", lambda *_: times)
     (decision,) = planned(Model([mlp(), mlp()]), [[1, 1]]).decisions
     assert not decision.applied and decision.gain < 1 and "1000.00 ms branch by branch" in decision.why
+
+
+def test_a_decision_for_other_loads_is_made_of_its_times(monkeypatch):
+    """Padded to c: c ms. Branch by branch: 40 ms and one for each row; the stack: 50 and one for each row."""
+    times = {"split": [[1, 0.041], [100, 0.14]], "stacked": [[1, 0.051], [100, 0.15]],
+             "padded": [[1, 0.001], [200, 0.2]], "unpadded": ""}
+    monkeypatch.setattr(fuse, "measure", lambda *_: times)
+    model = Model([mlp(), mlp()]).eval()
+    plan = planned(model, [[4, 27], [27, 4]])
+    assert plan.decisions[0].applied and plan.decisions[0].options["capacities"] == [27]
+    monkeypatch.setattr(fuse, "measure", None)
+    for loads, applied, chosen in (([8, 8], True, [8]), ([200, 0], True, [200]), ([2000, 0], False, [2000])):
+        profile = profile_of_loads(model, {"moe": np.array([loads])})
+        (decision,) = plan.for_loads(profile).decisions
+        assert (decision.applied, decision.options["capacities"]) == (applied, chosen), loads
+        (again,) = plan.for_loads(profile).for_loads(plan.profile).decisions
+        assert again == plan.decisions[0]
+    x, ids = torch.randn(40, 4), torch.arange(40) % 2
+    torch.testing.assert_close(plan.specialized(model)(x, ids), model(x, ids))
+
+
+def test_calls_of_few_rows_are_not_padded(monkeypatch):
+    branches = [mlp().eval() for _ in range(3)]
+    stacked = route.stack(branches, torch.randn(1, 4))
+    apart, padded = Model(branches), Model(BucketedBranches(stacked, (2, 5), (0, 6)))
+    batched, run = [], stacked.run_batched
+    monkeypatch.setattr(stacked, "run_batched", lambda rows: batched.append(rows[0].shape[1]) or run(rows))
+    for ids, capacity in (([0], [2]), ([0, 0, 0, 1, 1], []), ([0, 0, 0, 1, 1, 2], [5])):
+        batched.clear()
+        x, chosen = torch.randn(len(ids), 4), torch.tensor(ids)
+        torch.testing.assert_close(padded(x, chosen), apart(x, chosen))
+        assert batched == capacity, ids
 
 
 def test_a_compiled_plan_has_no_padding():

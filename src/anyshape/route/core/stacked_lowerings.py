@@ -28,15 +28,18 @@ class BucketedBranches(nn.Module):
 
     Args:
         capacities: rows of a branch, at least 1, in ascending order.
+        least_rows: for each capacity, rows of all branches from which padding to it pays; calls with less run the stack
+            as it is. 0 for each where left out.
     """
 
-    def __init__(self, stack: StackedBranches, capacities: Sequence[int]) -> None:
+    def __init__(self, stack: StackedBranches, capacities: Sequence[int], least_rows: Sequence[int] = ()) -> None:
         super().__init__()
         if not capacities or list(capacities) != sorted(set(capacities)) or capacities[0] < 1:
             raise InputError(f"capacities {list(capacities)!r:.80} are no capacities",
                              why="they are whole numbers of at least 1, each larger than the one before",
                              do="see route.optimize")
         self.stack, self.capacities = stack, tuple(int(one) for one in capacities)
+        self.least_rows = tuple(least_rows) or (0,) * len(self.capacities)
         self.branch_count = stack.branch_count
 
     def forward(self, *operands: Tensor) -> Any:
@@ -46,8 +49,9 @@ class BucketedBranches(nn.Module):
             return self.stack(*operands)
         counts = torch.diff(ends, prepend=ends.new_zeros(1))
         busiest, total = (int(number) for number in (counts.max(), ends[-1]))
-        capacity = next((one for one in self.capacities if one >= busiest), 0)
-        if not capacity or not total:
+        capacity, least = next((one for one in zip(self.capacities, self.least_rows, strict=True) if one[0] >= busiest),
+                               (0, 0))
+        if not capacity or total < max(least, 1):
             return self.stack(*operands)
         branch = torch.repeat_interleave(torch.arange(self.branch_count, device=ends.device), counts, output_size=total)
         places = torch.arange(total, device=ends.device) + branch * capacity - (ends - counts)[branch]

@@ -10,7 +10,10 @@ and, where the same model runs faster or slower as loads change,
 
     def cost(decision: Decision, profile: Profile) -> float: ...   # expected seconds of a call under these loads;
                                                                     # of one that is refused: of the general path
+    def adapt(decision: Decision, profile: Profile) -> Decision: ...  # the decision for these loads, by what `options`
+                                                                      # holds; runs no model: calls are served meanwhile
 
+Only `fuse` has these two. What the others decide stays when loads change; each call is checked all the same.
 `apply` is given a copy of the model's modules that shares its parameters and buffers (`shared_copy`), may change it in
 place, and returns it, or a module around it. What it puts there checks its guard in each call and falls back by itself.
 """

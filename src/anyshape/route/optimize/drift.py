@@ -8,7 +8,7 @@ the best plan for the loads of the window, less one. Loads that change without r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from anyshape.route.optimize.decision import Decision, Optimisation
 from anyshape.route.profile.profile import Profile, RouterProfile
 
 Floats = NDArray[np.float64]
+ENOUGH = 512  # calls from which a gate learns no more
 LEAST_DIVERGENCE, LEAST_SIZE = 1e-4, 0.05  # what is noise whatever the profile says: bits; a logarithm of cells
 
 
@@ -31,12 +32,12 @@ class DriftPolicy:
     daemon thread looks; without, `Watched.look` must be called.
     """
 
-    seconds: float = 0.15
-    least_calls: int = 16
+    seconds: float = 0.1
+    least_calls: int = 8
     patience: int = 2
     regret: float = 0.10
     quantile: float = 0.999
-    rounds: int = 16
+    rounds: int = 8
     margin: float = 0.02
     thread: bool = True
 
@@ -80,6 +81,15 @@ class Gate:
         self.profile, self.quantile, self.draws = profile, quantile, draws
         self.known: dict[tuple[str, int], Limits] = {}
 
+    def learned(self, window: Profile) -> Gate:
+        """The gate of one window more, which passed as noise; this one where the profile has enough calls. So a gate
+        that was made of few calls is soon calibrated, and does not follow loads that change slowly."""
+        if min((one.calls for one in self.profile.records.values()), default=0) >= ENOUGH:
+            return self
+        both = self.profile.merge(window)
+        records = {name: replace(one, decided=()) for name, one in both.records.items()}
+        return Gate(Profile(both.model, records), self.quantile, self.draws)
+
     def limits(self, name: str, calls: int) -> Limits:
         """From blocks of consecutive calls of the profile's sample. Windows longer than a quarter of it are judged by
         blocks of a quarter, which vary more."""
@@ -88,13 +98,14 @@ class Gate:
             self.known[name, length] = self._calibrated(self.profile.of(name), length)
         return self.known[name, length]
 
-    def _calibrated(self, record: RouterProfile, length: int) -> Limits:
+    def _calibrated(self, record: RouterProfile, length: Any) -> Limits:
         samples = len(record.loads)
         sums = np.concatenate([np.zeros((1, record.branches)), np.concatenate([record.loads] * 2).cumsum(0)])
         sizes = np.concatenate([[0.0], np.concatenate([record.cells] * 2).cumsum()])
         begin = np.arange(samples)
         if samples > self.draws:
             begin = np.random.default_rng(0).integers(0, samples, self.draws)
+        length = length + begin % min(2, samples - length + 1)  # odd and even: loads may come in turns
         found = divergence(shares(sums[begin + length] - sums[begin]), shares(record.totals))
         apart = np.abs(np.log1p((sizes[begin + length] - sizes[begin]) / length) - np.log1p(record.cells.mean()))
         return Limits(max(float(np.quantile(found, self.quantile)), LEAST_DIVERGENCE),
@@ -132,14 +143,27 @@ def cost(plan: Planned, profile: Profile) -> float:
                for one in plan.decisions if one.optimisation in known)
 
 
-def regret(plan: Planned, best: Planned, profile: Profile) -> float:
-    """By how much the plan is more expensive than the best one under these loads; 0 where no cost is known.
+def adapted(plan: Planned, profile: Profile) -> tuple[Decision, ...]:
+    """The decisions for other loads, by what was measured when they were first made: no model is run.
 
-    Each is compared with the general path by its own measurements: those of the best plan are made now, beside calls
-    that run, and those of the plan were made before.
+    Optimisations that know their cost decide again (`adapt`). Those of all others stay, whether they still pay or not:
+    their guards hold for every load, and speculation judges itself by its own calls. What another optimisation has
+    taken since stays with that one.
     """
-    costs = [cost(one, profile) for one in (plan, plan.refused(), best, best.refused())]
-    return costs[0] / costs[1] * costs[3] / costs[2] - 1 if min(costs) > 0 else 0.0
+    known: dict[str, Any] = {one.NAME: one for one in plan.passes if hasattr(one, "adapt")}
+    taken = {(one.router, one.optimisation) for one in plan.decisions if one.applied}
+    found = []
+    for one in plan.decisions:
+        new = known[one.optimisation].adapt(one, profile) if one.optimisation in known else one
+        others = any(router == one.router and name != one.optimisation for router, name in taken)
+        found.append(one if new.applied and not one.applied and others else new)
+    return tuple(found)
+
+
+def regret(plan: Planned, best: Planned, profile: Profile) -> float:
+    """By how much the plan is more expensive than the best one under these loads; 0 where no cost is known."""
+    costs = cost(plan, profile), cost(best, profile)
+    return costs[0] / costs[1] - 1 if min(costs) > 0 else 0.0
 
 
 def together(windows: Iterable[Profile]) -> Profile:

@@ -15,7 +15,7 @@ from anyshape.base.config import bytes_of
 from anyshape.base.errors import InputError
 from anyshape.route.optimize import constant_routes, dead_branches, fuse, place, preload, sink, speculate
 from anyshape.route.optimize.decision import Compile, Context, Decision, FlowSource, Optimisation, shared_copy
-from anyshape.route.optimize.drift import DriftPolicy, cost
+from anyshape.route.optimize.drift import DriftPolicy, adapted, cost
 from anyshape.route.optimize.watched import Watched
 from anyshape.route.profile.profile import Profile, ProfileView
 from anyshape.route.report import collect, write_report
@@ -75,10 +75,9 @@ class Plan:
         """The plan that takes none of its decisions: the general path."""
         return replace(self, decisions=tuple(replace(one, applied=False) for one in self.decisions))
 
-    def for_loads(self, model: nn.Module, profile: Profile) -> Plan:
-        """The plan for other loads of the same model."""
-        return propose(Context(model, profile, FlowSource(model, self.example), self.memory_limit, self.compile),
-                       self.passes)
+    def for_loads(self, profile: Profile) -> Plan:
+        """The plan for other loads of the same model, without running it (drift.adapted)."""
+        return replace(self, profile=profile, decisions=adapted(self, profile))
 
     def specialized(self, model: nn.Module) -> nn.Module:
         """`apply` without the watch for drift. A part that an optimisation has compiled says so by an attribute

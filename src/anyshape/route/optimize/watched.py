@@ -4,8 +4,10 @@
 
 A *way* is a module and the plan that it runs: the present plan, a new one, or the general path, which has no plan.
 Calls read one reference to the way in force; it is replaced in one step, so that each call runs one way from beginning
-to end. What is kept is measured: in a trial the ways take turns at serving calls, and the fastest by the median stays.
-So a new plan that is slower is given up, and a plan that has become slower than the general path is left for it.
+to end. The thread times nothing: the new plan follows from times that the old one holds (drift.adapted). What is kept
+is measured on calls that are served: in a trial the ways take turns at them, and the fastest by the median stays. So a
+new plan that is slower is given up, and a plan that has become slower than the general path is left for it; while a
+plan is built, by its expected cost already.
 """
 from __future__ import annotations
 
@@ -22,13 +24,14 @@ import torch
 from torch import nn
 
 from anyshape.base.errors import AnyShapeError
-from anyshape.route.optimize.drift import DriftPolicy, Gate, regret, together
+from anyshape.route.optimize.drift import DriftPolicy, Gate, cost, regret, together
 from anyshape.route.profile.profile import Profile
 from anyshape.route.profile.tally import Tally
 from anyshape.route.profile.watch import Watch
 
 WARM = 1  # calls of each way in a trial that are not timed
-TICK = 0.05  # seconds between two looks
+LONGEST_WAIT = 10.0  # seconds for a thread that is building when the interpreter ends
+TICK = 0.02  # seconds between two looks
 clock = time.perf_counter
 
 
@@ -44,9 +47,12 @@ class Way:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """Ways that take turns, the present one first. times: seconds of calls, by way."""
+    """Ways that take turns, the present one first; the loads they are tried for, and why. times: seconds of calls, by
+    way."""
 
     ways: tuple[Way, ...]
+    loads: Profile
+    why: str
     turns: itertools.count[int] = field(default_factory=itertools.count)
     times: tuple[list[float], ...] = ()
 
@@ -60,15 +66,6 @@ class Trial:
         if turn >= WARM * len(self.ways):
             self.times[number].append(clock() - began)
         return found
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Pending:
-    """A plan that is to be tried, the loads it is for, and why."""
-
-    plan: Any
-    loads: Profile
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +98,6 @@ class Watched(nn.Module):
         self.gate, self.window_began = Gate(plan.profile, policy.quantile), self.began
         self.windows: list[Profile] = []
         self.example: Any = None
-        self.pending: _Pending | None = None  # what a trial is for
         self.last_plan = plan
         self.look_lock, self.stopped = threading.Lock(), threading.Event()
         tensor = next(iter(model.parameters()), None)
@@ -110,8 +106,10 @@ class Watched(nn.Module):
         self.ways: list[Way] = []
         self.state = _State(self._way("plan", plan))
         if policy.thread:
-            threading.Thread(target=_loop, args=(weakref.ref(self), self.stopped), name="anyshape-drift",
-                             daemon=True).start()
+            thread = threading.Thread(target=_loop, args=(weakref.ref(self), self.stopped), name="anyshape-drift",
+                                      daemon=True)
+            weakref.finalize(self, _end, thread, self.stopped)  # when nobody has it any more, or the interpreter ends
+            thread.start()
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         state: _State = self.state
@@ -182,7 +180,7 @@ class Watched(nn.Module):
         return way
 
     def _general(self) -> Way:
-        return next((way for way in self.ways if way.plan is None), None) or self._way("general", None)
+        return next((way for way in self.ways if _is_general(way)), None) or self._way("general", None)
 
     def _warm(self, way: Way) -> None:
         """Runs a way once, off the path, so that what it compiles is compiled; not in training, where calls have
@@ -197,9 +195,9 @@ class Watched(nn.Module):
         self.state = _State(chosen)
         self.last_plan = chosen.plan or self.last_plan
         for way in self.ways:
-            if way is not chosen and way.plan is not None:
+            if way is not chosen and not _is_general(way):
                 way.watch.stop()
-        self.ways = [way for way in self.ways if way is chosen or way.plan is None]
+        self.ways = [way for way in self.ways if way is chosen or _is_general(way)]
 
     def _note(self, what: str, why: str) -> None:
         self.history = (*self.history, Event(clock() - self.began, what, why))
@@ -241,79 +239,76 @@ class Watched(nn.Module):
     def _judge(self, window: Profile) -> None:
         why = self.gate.passed(window)
         self.windows = [*self.windows, window][-self.policy.patience:] if why else []
+        if len(self.windows) >= self.policy.patience:
+            self._replan(together(self.windows[1:] or self.windows), why)  # loads changed within the first one
+            return
         if not why:
-            self.state = _State(self.state.way)
-        elif len(self.windows) < self.policy.patience:
-            self.state = _State(self.state.way, example_wanted=True)
-        else:
-            self._replan(together(self.windows), why)
+            self.gate = self.gate.learned(window)
+        self._run(self.state.way, example_wanted=bool(why))
+
+    def _run(self, way: Way, example_wanted: bool = False) -> None:
+        """A way serves calls from now."""
+        self.state = _State(way, example_wanted=example_wanted)
+        if not example_wanted:
+            self.example = None
 
     def _replan(self, loads: Profile, why: str) -> None:
-        """The best plan for the loads; where the present way loses against it, a trial of the general path, which may
-        run while the new plan is built."""
+        """The best plan for the loads, where the present way loses against it, is built and tried."""
         present = self.state.way
-        plan = present.plan or self.last_plan.refused()
-        self.windows = []
-        try:
-            best = plan.for_loads(self.model, loads)
-            lost = regret(plan, best, loads)
-            if lost <= self.policy.regret:
-                self._settle_for(loads, "loads have changed, the plan stays", f"{why}; regret {lost:.1%}")
-                return
-            general = self._general()
-            self._warm(general)
-        except (AnyShapeError, RuntimeError) as error:
-            self._settle_for(loads, "no new plan", f"{why}; {error}")
+        general, best = self.last_plan.refused(), self.last_plan.for_loads(loads)
+        lost = regret(present.plan or general, best, loads)
+        why = f"{why}; regret {lost:.1%}"
+        if lost <= self.policy.regret:
+            self._settle_for(present, loads, "loads have changed, the plan stays", why)
             return
-        self.pending = _Pending(best, loads, f"{why}; regret {lost:.1%}")
-        if present is general:
-            self._build()
+        try:
+            ways = self._built(present, best, loads, why)
+        except (AnyShapeError, RuntimeError) as error:
+            self._settle_for(present, loads, "no new plan", f"{why}; {error}")
+            return
+        self.windows, self.example = [], None
+        self.state = _State(self.state.way, Trial(ways, loads, why, times=tuple([] for _ in ways)))
+
+    def _built(self, present: Way, best: Any, loads: Profile, why: str) -> tuple[Way, ...]:
+        """The ways to try, warm. Where the present one is expected to be slower than the general path, that one serves
+        while the new plan is built."""
+        ways = [present, self._general()]
+        if present is ways[1]:
+            del ways[1]
         else:
-            self._try((present, general))
+            self._warm(ways[1])
+            costs = [cost(one, loads) for one in (present.plan, best.refused())]
+            if costs[0] > costs[1]:
+                self.state = _State(ways[1])
+                self._note("the general path is in force", f"{why}; a plan is built meanwhile; {costs[1] * 1e3:.3g} ms "
+                                                           f"are expected for {costs[0] * 1e3:.3g}")
+        if best.applied:
+            ways.append(self._way("plan", best))
+            self._warm(ways[-1])
+        return tuple(ways)
 
-    def _build(self) -> None:
-        """The new plan, built and warmed while the present way runs, is tried against it."""
-        assert self.pending is not None
-        try:
-            way = self._way("plan", self.pending.plan)
-            self._warm(way)
-        except (AnyShapeError, RuntimeError) as error:
-            self._settle_for(self.pending.loads, "no new plan", f"{self.pending.why}; {error}")
-            return
-        self._try((self.state.way, way))
-
-    def _try(self, ways: tuple[Way, ...]) -> None:
-        self.state = _State(ways[0], Trial(ways, times=tuple([] for _ in ways)))
-
-    def _settle_for(self, loads: Profile, what: str, why: str) -> None:
-        """These loads are the ones to watch from now."""
-        self.gate, self.pending = Gate(loads, self.policy.quantile), None
-        self.state = _State(self.state.way)
+    def _settle_for(self, way: Way, loads: Profile, what: str, why: str) -> None:
+        """This way is in force, and these loads are the ones to watch from now."""
+        self._adopt(way)
+        self.gate, self.windows, self.example = Gate(loads, self.policy.quantile), [], None
         self._begin_window()
         self._note(what, why)
 
     def _conclude(self, trial: Trial) -> None:
-        """The fastest way of the trial is in force; the present one where it is nearly as fast."""
-        assert self.pending is not None
+        """The fastest way of the trial is in force; the one before it where that is nearly as fast."""
         medians = [statistics.median(list(times)) for times in trial.times]
-        faster = medians[1] < (1 - self.policy.margin) * medians[0]
-        measured = ", ".join(f"{_role(way, place)} {seconds * 1e3:.3g} ms"
-                             for place, (way, seconds) in enumerate(zip(trial.ways, medians, strict=True)))
-        why = f"{self.pending.why}; medians: {measured}"
-        chosen = trial.ways[int(faster)]
-        self.state = _State(chosen)
-        if trial.ways[1].plan is None:
-            if faster:
-                self._note("the general path is in force", why)
-            self._build()
-            return
-        self._adopt(chosen)
-        what = "the new plan is in force" if faster else "reverted to the way before"
-        self._settle_for(self.pending.loads, what, why)
+        best = medians.index(min(medians))
+        if medians[best] >= (1 - self.policy.margin) * medians[0]:
+            best = 0
+        names = ["the way before" if place == 0 else "the general path" if _is_general(way) else "the new plan"
+                 for place, way in enumerate(trial.ways)]
+        measured = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in zip(names, medians, strict=True))
+        self._settle_for(trial.ways[best], trial.loads, f"{names[best]} is in force",
+                         f"{trial.why}; medians: {measured}")
 
 
-def _role(way: Way, place: int) -> str:
-    return "general path" if way.plan is None else "new plan" if place else "present plan"
+def _is_general(way: Way) -> bool:
+    return way.plan is None or not way.plan.applied
 
 
 def _nothing() -> None:
@@ -321,10 +316,25 @@ def _nothing() -> None:
 
 
 def _loop(watched: weakref.ref[Watched], stopped: threading.Event) -> None:
-    """The thread: it ends with `close`, or when nobody has the module any more."""
+    """The thread: it ends with `close`, or when nobody has the module any more. What it does not foresee ends the
+    watch, and is reported by threading.excepthook and in the history."""
     while not stopped.wait(TICK):
         own = watched()
         if own is None:
             return
-        own.look()
+        looked = False
+        try:
+            own.look()
+            looked = True
+        finally:
+            if not looked:
+                own.close()
+                own._note("nothing is watched any more", "the thread has met an error, which threading.excepthook told")
         del own
+
+
+def _end(thread: threading.Thread, stopped: threading.Event) -> None:
+    """The thread has ended: none is inside PyTorch while the interpreter ends."""
+    stopped.set()
+    if thread.is_alive() and thread is not threading.current_thread():
+        thread.join(LONGEST_WAIT)
