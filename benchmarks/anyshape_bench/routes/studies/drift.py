@@ -1,7 +1,8 @@
 """Drift of loads (Brainstorm, section 8): a plan tuned for 4 and 27 patches a branch, when each gets 8.
 
 Branches are small convolutional networks over patches, as in LiveSR, in eager PyTorch, where a plan may pad to
-capacities. Compared are the plan that watches, the general path, and a plan newly tuned for the new loads.
+capacities. Compared are the plan that watches, the general path, and a plan newly tuned for the new loads. Patches are
+of two sizes: padding 4 and 27 to 27 pays for small ones, and hardly for the larger ones, whose plan is a near thing.
 """
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from anyshape import route
 from anyshape_bench.measure.statistics import median
 from anyshape_bench.routes.case import Study
 
-BRANCHES, CHANNELS, PATCH, DEPTH = 8, 8, 8, 4  # at 16x16 padding to 27 hardly pays: no plan to drift from
+BRANCHES, CHANNELS, PATCHES, DEPTH = 8, 8, (8, 16), 4
 TUNED, DRIFTED = (4, 27), (8, 8)  # patches of each branch, in turns
 SECONDS, ALLOWED = 3.0, 1.0  # of calls after the drift, of which so many are allowed to settle
 
@@ -30,14 +31,14 @@ def model_of() -> nn.Module:
     return route.Router(lambda cells, ids: ids, [network() for _ in range(BRANCHES)], name="patches").eval()
 
 
-def batches(counts: Sequence[int], number: int) -> list[tuple[Tensor, Tensor]]:
+def batches(counts: Sequence[int], patch: int, number: int) -> list[tuple[Tensor, Tensor]]:
     """Calls in which branches have these numbers of patches in turns, shuffled."""
     found = []
     for call in range(number):
         loads = [counts[(branch + call) % len(counts)] for branch in range(BRANCHES)]
         ids = torch.repeat_interleave(torch.arange(BRANCHES), torch.tensor(loads))
         ids = ids[torch.randperm(len(ids))]
-        found.append((torch.randn(len(ids), CHANNELS, PATCH, PATCH), ids))
+        found.append((torch.randn(len(ids), CHANNELS, patch, patch), ids))
     return found
 
 
@@ -55,18 +56,24 @@ def timed(call: Callable[..., object], batch: tuple[Tensor, Tensor]) -> float:
 
 
 def measure(quick: bool) -> dict[str, float]:
+    """What `drift` says of each size of a patch, with it behind the name; and the least of both."""
+    found = {patch: drift(patch, SECONDS / 2 if quick else SECONDS) for patch in PATCHES}
+    each = {f"{name}_{patch}": value for patch, one in found.items() for name, value in one.items()}
+    return each | {name: min(one[name] for one in found.values()) for name in ("least_ratio", "after_one_second")}
+
+
+def drift(patch: int, seconds: float) -> dict[str, float]:
     """Numbers by name: before, how many times as fast as the general path the plan is at the loads that it is for;
     least_ratio, the least of that in any half second after the drift; after_one_second, the speed of the newly tuned
     plan that is reached from one second on; events, of the watch."""
     model = model_of()
-    known, new = batches(TUNED, 40), batches(DRIFTED, 40)
+    known, new = batches(TUNED, patch, 40), batches(DRIFTED, patch, 40)
     with torch.no_grad():
         watched = plan_for(model, known).apply(model)
         tuned = plan_for(model, new).apply(model, drift=None)
         before = [(timed(model, batch), timed(watched, batch)) for batch in known[:10] + known]
         windows: dict[int, list[tuple[float, float, float]]] = {}
         begin = time.perf_counter()
-        seconds = SECONDS / 2 if quick else SECONDS
         while (passed := time.perf_counter() - begin) < seconds:
             batch = new[len(windows) % len(new)]
             windows.setdefault(int(2 * passed), []).append(
