@@ -10,6 +10,7 @@ import pytest
 from anyshape_bench.experiments.ablation.experiment import Ablation
 from anyshape_bench.experiments.memory_budget.experiment import MemoryBudget
 from anyshape_bench.experiments.planning.experiment import Planning
+from anyshape_bench.experiments.routes.experiment import RoutingNetworks
 from anyshape_bench.experiments.speed.experiment import Speed
 from anyshape_bench.experiments.train_step.experiment import TrainSteps
 from anyshape_bench.harness.experiment import Experiment
@@ -21,6 +22,7 @@ STORED = DOCS / "results"
 PAGES: dict[str, Experiment[Any]] = {
     "benchmarks": Speed(), "benchmarks-bfloat16": Speed(), "benchmarks-padded": Speed(),
     "benchmarks-memory": MemoryBudget(), "benchmarks-plan": Planning(), "benchmarks-step": TrainSteps(),
+    "benchmarks-routes": RoutingNetworks(),
     "techniques": Ablation()}
 
 

@@ -1,8 +1,8 @@
 """The routing experiment, `anyshape bench routes`: dynamic networks against plain loops, Inductor, padding, grouped_mm.
 
     anyshape bench routes --quick
-    anyshape bench routes --only switch,mixtral --threads 2 --out docs/results/routes
-    anyshape bench routes --show docs/results/routes --write-document docs/benchmarks-routes.md
+    anyshape bench routes --only switch,mixtral --threads 2 --out docs/results/benchmarks-routes
+    anyshape bench routes --show docs/results/benchmarks-routes --write-document docs/benchmarks-routes.md
 
 One process per case and round measures all ways in turn and compares their results, others count the memory of one
 way each. Runs add up in a folder.
