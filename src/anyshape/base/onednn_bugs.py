@@ -106,8 +106,8 @@ FAULTS = (
     Fault("check of singular matrices", DYNAMO, "2.12", "dead code elimination takes out `_linalg_check_errors`: a "
           "singular matrix is not refused", "`torch_compat/versions/side_effects.py` says that it has an effect",
           mended="2.13"),
-    Fault("dtype of attention's sums", TAKEN_APART, "2.12", "the rule for `_scaled_dot_product_flash_attention_for_cpu` "
-          "has sums of float32 where those of float64 are float64",
+    Fault("dtype of attention's sums", TAKEN_APART, "2.12", "the rule for "
+          "`_scaled_dot_product_flash_attention_for_cpu` has sums of float32 where those of float64 are float64",
           "`torch_compat/versions/python_kernels.py` has a rule", mended="2.13"),
     Fault("frac of -0.0", TAKEN_APART, "2.12", "`frac(-0.0)` is -0.0, where the operator gives 0.0",
           f"{_TABLE}: stays whole", mended="2.13"),

@@ -349,32 +349,6 @@ def has_size_0(x: torch.Tensor) -> bool:
     return any(type(size) is int and size == 0 for size in x.shape)
 
 
-def channels_last_format(x: torch.Tensor) -> torch.memory_format | None:
-    """The memory format of a traced tensor [N, C, *S] of 4 or 5 dims that is known to lie as [N, *S, C] and not as
-    [N, C, *S], None for others; asks for no guard."""
-    if x.dim() not in (4, 5):
-        return None
-    in_order = tuple(range(x.dim()))
-    last = (0, *in_order[2:], 1)
-    if _lies_in(x, in_order) or not _lies_in(x, last):
-        return None
-    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-
-
-def _lies_in(x: torch.Tensor, order: tuple[int, ...]) -> bool:
-    """Whether the dims of a traced tensor are known to lie densely in this order, the last one innermost; dims of size
-    1 do not count."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true
-    step: Any = 1
-    for dim in reversed(order):
-        size = x.shape[dim]
-        if type(size) is not int or size != 1:
-            if not statically_known_true(x.stride(dim) == step):
-                return False
-            step = step * size
-    return True
-
-
 def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two traced tensors are known to have one shape; asks for no guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
