@@ -14,6 +14,7 @@ from torch import nn
 import anyshape
 from anyshape.backend.cpu.bytecode.encode_gemm import native
 from anyshape.backend.cpu.llvm import jit
+from anyshape.backend.cpu.machine.target import host
 from anyshape.backend.cpu.microkernels import softmax_rows
 from anyshape.backend.cpu.target import CpuTarget
 from anyshape.base.config import Config
@@ -110,14 +111,14 @@ def check_half(fast, function, operands, *more) -> None:
         assert ours.stride() == theirs.stride() or not ours.numel()
 
 
-half_here = pytest.mark.skipif(not native("bf16"), reason="half precision is PyTorch's on this processor")
+half_here = pytest.mark.skipif(not native("bf16", host()), reason="half precision is PyTorch's on this processor")
 
 
 @half_here
 @pytest.mark.parametrize("future", [False, True], ids=["all", "causal"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
 def test_half_precision(dtype, future):
-    if not native({torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]):
+    if not native({torch.bfloat16: "bf16", torch.float16: "f16"}[dtype], host()):
         pytest.skip("PyTorch's on this processor")
     torch.manual_seed(0)
     fast = anyshape.compile(attend, strict=True)

@@ -63,7 +63,7 @@ bounding.main()
 """
 
 
-@pytest.mark.skipif(not encode_gemm.native("bf16"), reason="this processor's products are PyTorch's")
+@pytest.mark.skipif(not encode_gemm.native("bf16", limits.host()), reason="this processor's products are PyTorch's")
 def test_a_worker_that_leaves_its_scratch_dies():
     done = worker(0, 8, 64, "products", code=SHORT)
     assert done.returncode < 0 and "DONE" not in done.stdout
@@ -92,14 +92,10 @@ def packed_end(size: int, count: int, top: int, least: int, lanes: int) -> int:
 
 
 @pytest.fixture(params=WIDTHS.values(), ids=WIDTHS)
-def target(request, monkeypatch):
+def target(request):
     width, features = request.param
     vectors = {64: ("avx512f", "avx512bw", "avx512vl", "avx2"), 32: ("avx2",), 16: ()}[width]
-    found = limits.target_of("x86_64-unknown-linux-gnu", "znver4", frozenset((*features, *vectors, "fma")))
-    monkeypatch.setattr(limits, "host", lambda: found)
-    encode_attention._words.cache_clear()
-    yield found
-    encode_attention._words.cache_clear()
+    return limits.target_of("x86_64-unknown-linux-gnu", "znver4", frozenset((*features, *vectors, "fma")))
 
 
 sizes = st.one_of(st.integers(1, 40), st.integers(1, 5000), st.integers(1, 200_000))
@@ -117,7 +113,7 @@ def test_scratch_of_products(target, dtype):
         a = encode_gemm.Matrix(0, 0, item, rows, inner, inner, 1, ())
         b = encode_gemm.Matrix(1, 0, item, inner, columns, columns, 1, ())
         c = encode_gemm.Matrix(2, 0, item, rows, columns, columns, 1, ())
-        step = encode_gemm.by_panels(0, dtype, a, b, c, columns, 1.0, 0.0, {
+        step = encode_gemm.by_panels(target, 0, dtype, a, b, c, columns, 1.0, 0.0, {
             "a": (1, 0), "b": (0, 0), "c": (2, 0), "bias": (-1, 0), "bias_row": 0, "bias_column": 0, "batches": 1,
             "rank": 0})
         assert len(step) == host.MATMUL_DIMS
@@ -161,8 +157,8 @@ def test_scratch_of_attention(target, dtype, backward):
         q, k, sums = dense(1, 2, rows, depth), dense(1, 2, columns, depth), dense(1, 2, rows)
         result, keys = dense(1, rows, 2, depth), dense(1, columns, 2, depth)
         types = (q, q, k, k, sums, sums, result, keys, keys) if backward else (q, k, k, result, sums)
-        step = encode_attention._words(True, "attention_backward" if backward else "attention", dtype, causal, None,
-                                types)
+        step = encode_attention._words(target, True, "attention_backward" if backward else "attention", dtype,
+                                       causal, None, types)
         assert step is not None
         of = {name: step[field.at] for name, field in host.AttentionStep.fields.items()}
         tile, row = of["tile"], of["step"]

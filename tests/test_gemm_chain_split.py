@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import anyshape
 from anyshape.backend.cpu.bytecode.encode_gemm import native
+from anyshape.backend.cpu.machine.target import host
 from anyshape.plan.ir.program import LibraryStep
 from comparing import differs
 from roads import compilation_of, compiled
@@ -128,7 +129,7 @@ def test_training_keeps_the_wide_value_and_gives_gradients() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.skipif(
-    not native("bf16"), reason="half precision is PyTorch's on this processor"))], ids=str)
+    not native("bf16", host()), reason="half precision is PyTorch's on this processor"))], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_writes_over_its_queries(dtype: torch.dtype, causal: bool) -> None:
     weights = [drawn(64, 64, dtype=dtype) for _ in range(4)]

@@ -9,13 +9,14 @@ import torch
 
 import anyshape
 from anyshape.backend.cpu.bytecode import encode_grouped_gemm
-from anyshape.backend.cpu.bytecode.encode_gemm import native
+from anyshape.backend.cpu.bytecode.encode_gemm import Fixed, native
+from anyshape.backend.cpu.machine.target import host
 from anyshape.frontend.aten.table import BY_SCHEMA
 from anyshape.runtime.torch_ops.reference_interpreter import OWN
 
 BOUNDS = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 NAMES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
-DTYPES = [dtype for dtype in BOUNDS if native(NAMES[dtype])]
+DTYPES = [dtype for dtype in BOUNDS if native(NAMES[dtype], host())]
 # rows, inner, columns, groups
 SIZES = [(64, 256, 512, 8), (131, 67, 33, 5), (1, 256, 96, 3), (500, 130, 70, 3), (40, 128, 1, 2), (40, 1, 64, 2),
          (9, 64, 5, 4), (300, 800, 70, 2), (29, 900, 300, 1), (0, 256, 512, 8), (7, 0, 64, 2)]
@@ -154,4 +155,4 @@ def test_strides_that_the_host_does_not_take_are_pytorchs(fallback: Any) -> None
         ends = torch.tensor([3, 20, 30], dtype=torch.int32)
         close(fast(x, weights, ends), product(x.double(), weights.double(), ends), BOUNDS[dtype])
     types = (((30, 20), (80, 2)), ((3, 20, 17), (2040, 102, 3)), ((3,), (1,)), ((30, 17), (17, 1)))
-    assert encode_grouped_gemm._words(lambda _: True, "grouped", "f64", 4, types) is None
+    assert encode_grouped_gemm._words(Fixed(host(), True), "grouped", "f64", 4, types) is None

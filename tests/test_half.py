@@ -33,7 +33,7 @@ dtypes = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
 
 def native() -> bool:
     """Whether this machine's products are the host's own."""
-    return all(encode_gemm.native(dtype) for dtype in HALF)
+    return all(encode_gemm.native(dtype, host()) for dtype in HALF)
 
 
 only_native = pytest.mark.skipif(not native(), reason="this processor's products are PyTorch's")
@@ -164,7 +164,7 @@ def test_sums_that_wait_for_the_next_block_have_room(columns, dtype):
     b = encode_gemm.Area(1, 0, size, (inner, columns), (columns, 1))
     c = encode_gemm.Area(2, 0, size, (rows, columns), (columns, 1))
     program = encode_gemm.matmul_words(0, "bf16" if dtype is torch.bfloat16 else "f16", a, b, c, None, 1.0, 0.0,
-                                 lambda _: True)
+                                       encode_gemm.Fixed(host(), True))
     if program[0] == format.PRODUCT:
         of = {name: program[format.PackedProduct.index(name)] for name in ("lanes", "deep", "rows", "scratch")}
         lanes = 2 * of["lanes"]

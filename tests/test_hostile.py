@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import anyshape
 from anyshape import torch_compat
+from anyshape.backend.cpu.machine.target import host
 from anyshape.base.errors import AnyShapeError
 
 
@@ -88,7 +89,7 @@ def test_which_routine_multiplies_does_not_hang_on_the_name_of_the_processor(mon
 
     x, w = torch.randn(64, 256), torch.randn(256, 128)
     for gain, op in ((3.0, format.PRODUCT), (0.3, format.MATMUL)):
-        kept = Measurements(DiskCache(str(tmp_path / str(gain))), autotune.machine_key())
+        kept = Measurements(DiskCache(str(tmp_path / str(gain))), autotune.machine_key(host()))
         monkeypatch.setattr(autotune, "measured", lambda *_, gain=gain: gain)
         monkeypatch.setattr(autotune, "_measurements", lambda _, kept=kept: kept)
         target_of.cache_clear()

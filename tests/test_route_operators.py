@@ -103,3 +103,17 @@ def test_rows_of_dropped_choices_are_nothing(name):
     rows[ends[-1]:] = torch.nan
     poisoned[tail[name]] = rows
     torch.testing.assert_close(operator(*poisoned), operator(*arguments), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_gradient_of_a_weight_is_laid_out_as_the_weight_lies(turned):
+    """Else autograd copies it for its parameter, in every step."""
+    rows, ends = torch.randn(7, 5, dtype=torch.float64), torch.tensor([3, 3, 7])
+    weight = torch.randn((3, 4, 5) if turned else (3, 5, 4), dtype=torch.float64, requires_grad=True)
+
+    def product(weight: torch.Tensor) -> torch.Tensor:
+        return ops.grouped_linear(rows, weight.transpose(1, 2) if turned else weight, ends, None)
+
+    found, = torch.autograd.grad(product(weight).square().sum(), weight)
+    assert found.is_contiguous()
+    assert gradcheck(product, weight) and gradgradcheck(product, weight)

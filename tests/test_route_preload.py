@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -158,6 +159,21 @@ def test_pages_that_two_branches_share_are_counted_once_and_kept():
             for one in wanted:
                 data = memory.views(one)[0]
                 assert data[0] == data[size - 1] == one + 1 and data.tobytes() == bytes([one + 1]) * size
+
+
+@pytest.mark.parametrize("size", [1, PAGE - 1, PAGE, PAGE + 100, 3 * PAGE + 7])
+def test_what_a_change_would_hold_is_counted_before_it_is_made(size):
+    count, rest = 9, 9 * size + 50  # two tensors, sliced by branch; the second begins inside a page
+    branches = [BranchBytes(f"branch {one}", ((one * size, size), (rest + one * 40, 40))) for one in range(count)]
+    memory, draw = HostMemory(rest + 40 * count, branches), random.Random(size)
+    held = set[int]()
+    for _ in range(60):
+        leave = [one for one in held if draw.random() < 0.4]
+        enter = [one for one in range(count) if one not in held and draw.random() < 0.4]
+        told = memory.excess(leave, enter, 10_000)
+        memory.replace(leave, enter)
+        held = held - {*leave} | {*enter}
+        assert memory.held == told + 10_000 == memory.least(sorted(held))
 
 
 def test_what_is_likely_next_is_read_ahead_and_then_hit():

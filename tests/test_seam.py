@@ -36,6 +36,13 @@ def test_nothing_outside_imports_a_backend() -> None:
     assert not found
 
 
+def test_the_processor_is_asked_for_where_a_target_is_made() -> None:
+    """What encodes, compiles and measures is given the machine: code for another one is made in the same process."""
+    asked = {name_of(path): len(re.findall(r"(?<!def )(?<![\w.])host\(\)", path.read_text()))
+             for path in FILES if name_of(path).startswith(("backend/", "tools/", "runtime/", "compiler/"))}
+    assert {name: count for name, count in asked.items() if count} == {"backend/cpu/native_routines.py": 1}
+
+
 def test_it_runs(second: None) -> None:
     fast = anyshape.compile(lambda x, y: (torch.softmax(x @ y, -1), x.sort()[0]), strict=True)
     for rows in (5, 1, 0, 33):

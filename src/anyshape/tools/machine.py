@@ -6,8 +6,8 @@ import argparse
 import torch
 
 from anyshape.backend.cpu.autotune import KINDS
-from anyshape.backend.cpu.bytecode.encode_gemm import does
-from anyshape.backend.cpu.machine import target as limits
+from anyshape.backend.cpu.bytecode.encode_gemm import Fixed, does
+from anyshape.backend.cpu.machine.target import model
 from anyshape.backend.cpu.target import target_of
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
@@ -20,13 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    config, target = Config.make(), limits.host()
+    config = Config.make()
     tune = target_of(cache_of(config), config.products_mode).autotune
-    print(f"{limits.model()} ({target.cpu}), vectors of {target.vector_bytes} bytes, torch {torch.__version__}; "
+    machine = tune.machine
+    print(f"{model()} ({machine.cpu}), vectors of {machine.vector_bytes} bytes, torch {torch.__version__}; "
           f"products={config.products!r}, calibrate={config.calibrate}")
     print(f"{'products':<20}{'by':<10}ours over the library")
     for kind, one in KINDS.items():
-        if not does(one.dtype, lambda _: True):
+        if not does(one.dtype, Fixed(machine, True)):
             print(f"{kind:<20}{'PyTorch':<10}-")
             continue
         if arguments.again:

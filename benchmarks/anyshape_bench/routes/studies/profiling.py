@@ -34,8 +34,8 @@ def measure(quick: bool) -> dict[str, float]:
     fast = anyshape.compile(model)
     batch = torch.randn(*BATCH, WIDTH)
     with torch.no_grad():
-        interval = measure_overhead(model, lambda: fast(batch), blocks=10 if quick else 60,
-                                    seconds=0.05 if quick else 0.2).overhead
+        interval = measure_overhead(model, lambda: fast(batch), blocks=10 if quick else 200,
+                                    seconds=0.05 if quick else 0.1).overhead
     assert interval is not None
     least, middle, most = interval
     return {"overhead": middle, "overhead_low": least, "overhead_high": most}

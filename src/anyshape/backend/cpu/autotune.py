@@ -34,13 +34,13 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
     MANY,
     THIN_ONES,
     Area,
+    Fixed,
     does,
     matmul_words,
 )
 from anyshape.backend.cpu.bytecode.encode_gemm import native as suits
 from anyshape.backend.cpu.llvm import half_precision
-from anyshape.backend.cpu.machine import target as limits
-from anyshape.backend.cpu.machine.target import Machine
+from anyshape.backend.cpu.machine.target import Machine, model
 from anyshape.backend.cpu.machine.torch_libs import alone, library
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
 from anyshape.backend.measurements import Measurements
@@ -78,7 +78,7 @@ def usual(kind: str, target: Machine) -> bool:
     has its best code for processors of its maker, and ours are made for vectors of 64 bytes: 108 against 91 GFLOP/s on
     a core of Zen 4, 260 against 120 on Zen 5."""
     if kind in half_precision.DTYPES:
-        return suits(kind)
+        return suits(kind, target)
     if kind == THIN_ONES:
         return True
     return target.vector_bytes == 64 and target.has("sse4a")  # which only processors of AMD have
@@ -93,6 +93,7 @@ class Autotune:
 
     def __init__(self, native: NativeRoutines, measurements: Measurements, mode: str) -> None:
         self.native = native
+        self.machine = native.machine
         self.measurements = measurements
         self.mode = mode
         self.decided: dict[str, bool] = {}
@@ -107,7 +108,7 @@ class Autotune:
     def _decide(self, kind: str) -> bool:
         if self.mode in ("own", "library"):
             return self.mode == "own"
-        default = usual(kind, limits.host())
+        default = usual(kind, self.machine)
         gain = self.gain(kind) if self.mode == "measured" else None
         if gain is None:
             return default
@@ -132,7 +133,7 @@ class Autotune:
 
     def gain(self, kind: str) -> float | None:
         """How many times as fast as the library our routines are, as measured; None: there is only one of them."""
-        if not (does(KINDS[kind].dtype, lambda _: True) and library().sgemm):
+        if not (does(KINDS[kind].dtype, Fixed(self.machine, True)) and library().sgemm):
             return None
         return self.measurements.get(_name(kind), lambda: measured(self.native, kind))
 
@@ -178,7 +179,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def _run_of(native: NativeRoutines, kind: str, own: bool) -> Callable[[], object]:
     """A product of a kind by one of its routines: activations by a weight as nn.Linear has it."""
-    one = KINDS[kind]
+    one, fixed = KINDS[kind], Fixed(native.machine, own)
     batch, rows, inner, columns = one.sizes
     dtype = TORCH_DTYPES[one.dtype]
     if kind == ATTENTION:
@@ -187,7 +188,7 @@ def _run_of(native: NativeRoutines, kind: str, own: bool) -> Callable[[], object
         tensors = [q, k, v, torch.empty(result, dtype=dtype), torch.empty(1, batch, rows, dtype=dtype)]
         places = tuple((slot, size_of(one.dtype)) for slot in range(1, 1 + len(tensors)))
         windows = tuple((tuple(t.shape), t.stride(), 0) for t in tensors)
-        words = attention_words(lambda _: own, AttentionSpec(0, "attention", one.dtype, True, None, places), windows)
+        words = attention_words(fixed, AttentionSpec(0, "attention", one.dtype, True, None, places), windows)
         return _native(native, words, tensors, one.dtype)
     x, w = torch.ones(batch, rows, inner, dtype=dtype), torch.ones(batch, columns, inner, dtype=dtype).mT
     y = torch.empty(batch, rows, columns, dtype=dtype)
@@ -196,7 +197,7 @@ def _run_of(native: NativeRoutines, kind: str, own: bool) -> Callable[[], object
     tensors = [x, w, y]
     item = size_of(one.dtype)
     left, right, into = (Area(slot, 0, item, tuple(t.shape), t.stride()) for slot, t in enumerate(tensors, 1))
-    found = matmul_words(0, one.dtype, left, right, into, None, 1.0, 0.0, lambda _: own)
+    found = matmul_words(0, one.dtype, left, right, into, None, 1.0, 0.0, fixed)
     assert found, kind
     return _native(native, found, tensors, one.dtype)
 
@@ -220,9 +221,9 @@ def _native(native: NativeRoutines, words: Sequence[int], tensors: list[torch.Te
     return lambda: (native.run_plan(block.buffer_info()[0]), alive)
 
 
-def machine_key() -> str:
+def machine_key(machine: Machine) -> str:
     """What a measurement of this machine depends on, beside what was measured."""
-    return f"{limits.model()}, {os.cpu_count()} cores, {limits.host().key} torch {torch.__version__}"
+    return f"{model()}, {os.cpu_count()} cores, {machine.key} torch {torch.__version__}"
 
 
 def autotune_of(native: NativeRoutines, mode: str) -> Autotune:
@@ -232,4 +233,4 @@ def autotune_of(native: NativeRoutines, mode: str) -> Autotune:
 
 @lru_cache(maxsize=8)
 def _measurements(native: NativeRoutines) -> Measurements:
-    return Measurements(native.cache, machine_key())
+    return Measurements(native.cache, machine_key(native.machine))

@@ -15,7 +15,7 @@ from anyshape.backend.cpu.bytecode import format
 from anyshape.backend.cpu.interpreter import emit_host
 from anyshape.backend.cpu.llvm import jit
 from anyshape.backend.cpu.llvm.jit import LoadedKernel, Routines
-from anyshape.backend.cpu.machine import target
+from anyshape.backend.cpu.machine.target import Machine, host
 from anyshape.backend.cpu.machine.torch_libs import library
 from anyshape.backend.cpu.microkernels import (
     digest,
@@ -45,14 +45,16 @@ class NativeRoutines:
     """See the head of this file.
 
     Args:
+        machine: for which they are compiled.
         cache: where object code is kept; None: it is compiled (a quarter of a second, and as much again for the
             products of a dtype, when a program first has one).
     """
 
-    def __init__(self, cache: ObjectCache | None = None) -> None:
+    def __init__(self, machine: Machine, cache: ObjectCache | None = None) -> None:
+        self.machine = machine
         self.cache = cache
         names = "run_plan", "measure", "search", "neighbours"
-        self.native = jit.load(emit_host(), names, target.host(), cache)
+        self.native = jit.load(emit_host(), names, machine, cache)
         address = self.native.address
         self.run_plan = ctypes.CFUNCTYPE(WORD, ctypes.c_void_p)(address["run_plan"])
         self.measure = ctypes.CFUNCTYPE(WORD, *[ctypes.c_void_p] * 3)(address["measure"])
@@ -80,9 +82,13 @@ class NativeRoutines:
         """Addresses of the routines for products of a dtype, which are compiled when they are first asked for."""
         with self.lock:
             if dtype not in self.products:
-                self.products[dtype] = [_loaded(emit(target.host(), (dtype,)), names, self.cache)
-                                        for emit, names in FAMILIES]
+                self.products[dtype] = [self._loaded(emit(self.machine, (dtype,)), names) for emit, names in FAMILIES]
             return {name: address for loaded in self.products[dtype] for name, address in loaded.address.items()}
+
+    def _loaded(self, text: str, names: list[str]) -> Routines:
+        """The module of `text`, with those of the routines `names` that it has."""
+        found = [name for name in names if f"@{name}(" in text]
+        return jit.load(text, found, self.machine, self.cache) if found else Routines({}, None)
 
     def functions(self, kernels: Sequence[LoadedKernel], dtypes: Iterable[str]) -> ctypes.Array[WORD]:
         """The table of addresses that a program's words refer to; see backend/cpu/interpreter.py.
@@ -134,14 +140,14 @@ class NativeRoutines:
         """The search under a limit, compiled when it is first needed."""
         with self.lock:
             if not self._searches:
-                self._searches.append(_BudgetSearch(self.cache))
+                self._searches.append(_BudgetSearch(self.machine, self.cache))
             return self._searches[0]
 
     # --- bytes and bits
 
     @cached_property
     def _digest(self) -> tuple[Any, Routines]:
-        loaded = jit.load(digest.emit_digest(), ("digest",), target.host(), self.cache)
+        loaded = jit.load(digest.emit_digest(), ("digest",), self.machine, self.cache)
         return ctypes.CFUNCTYPE(None, *[WORD] * 3)(loaded.address["digest"]), loaded
 
     def digest(self, address: int, bytes_: int) -> int:
@@ -152,7 +158,7 @@ class NativeRoutines:
 
     @cached_property
     def _twister(self) -> tuple[Any, Routines]:
-        loaded = jit.load(mt19937.emit_twister(target.host()), ("draw",), target.host(), self.cache)
+        loaded = jit.load(mt19937.emit_twister(self.machine), ("draw",), self.machine, self.cache)
         return ctypes.CFUNCTYPE(None, *[WORD] * 4)(loaded.address["draw"]), loaded
 
     def draw(self, state: int, result: int, count: int, limit: int) -> None:
@@ -167,8 +173,8 @@ class _BudgetSearch:
     """The native loop of a search for what to recompute or to offload; both take a frame
     (backend/cpu/bytecode/budget_frame.py)."""
 
-    def __init__(self, cache: ObjectCache | None) -> None:
-        self.native = jit.load(budget_search.emit_search(), ("begin", "advance"), target.host(), cache)
+    def __init__(self, machine: Machine, cache: ObjectCache | None) -> None:
+        self.native = jit.load(budget_search.emit_search(), ("begin", "advance"), machine, cache)
         routine = ctypes.CFUNCTYPE(WORD, WORD)
         self.begin, self.advance = routine(self.native.address["begin"]), routine(self.native.address["advance"])
 
@@ -177,7 +183,7 @@ def routines_of(cache: ObjectCache | None) -> NativeRoutines:
     """The process's routines, for programs whose object code is kept in `cache` (None: nowhere)."""
     with _making:
         if cache not in _shared:
-            _shared[cache] = next(iter(_shared.values())).kept_in(cache) if _shared else NativeRoutines(cache)
+            _shared[cache] = next(iter(_shared.values())).kept_in(cache) if _shared else NativeRoutines(host(), cache)
         return _shared[cache]
 
 
@@ -191,9 +197,3 @@ def first_routines(cache: Callable[[], ObjectCache | None]) -> NativeRoutines:
 
 def _address(words: array[int]) -> int:
     return words.buffer_info()[0]
-
-
-def _loaded(text: str, names: list[str], cache: ObjectCache | None) -> Routines:
-    """The module of `text`, with those of the routines `names` that it has."""
-    found = [name for name in names if f"@{name}(" in text]
-    return jit.load(text, found, target.host(), cache) if found else Routines({}, None)

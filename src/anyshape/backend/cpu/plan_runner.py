@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anyshape.backend.cpu.bytecode import format as host
-from anyshape.backend.cpu.bytecode.encode_gemm import Ours, may_pack_over
+from anyshape.backend.cpu.bytecode.encode_gemm import Products, may_pack_over
 from anyshape.backend.cpu.bytecode.encode_plan import NO_REGIME, encode
 from anyshape.backend.cpu.llvm.jit import LoadedKernel
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
@@ -39,15 +39,15 @@ class CpuPlanRunner:
 
     Args:
         plan: allocated. kernels: what its regimes name, in any order.
-        ours: which products our routines do (backend/cpu/autotune.py).
+        products: which our routines do (backend/cpu/autotune.py).
     """
 
-    def __init__(self, plan: Plan, kernels: Sequence[LoadedKernel], native: NativeRoutines, ours: Ours) -> None:
+    def __init__(self, plan: Plan, kernels: Sequence[LoadedKernel], native: NativeRoutines, products: Products) -> None:
         self.plan = plan
         self.kernels = tuple(kernels)
         self.native = native
         entries = {kernel.name: host.KERNELS + 4 * i for i, kernel in enumerate(kernels)}
-        self.sizes, dtypes = encode(plan, entries, ours)
+        self.sizes, dtypes = encode(plan, entries, products)
         self.functions = native.functions(kernels, dtypes)
         slots = self.sizes.slots
         self.workspace = host.SLOTS + len(slots)

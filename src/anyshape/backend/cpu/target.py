@@ -9,7 +9,7 @@ from anyshape.backend.cpu.bytecode.encode_gemm import native, takes_any_strides
 from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.llvm.jit import LoadedKernel, build
 from anyshape.backend.cpu.llvm.scalar_ops import unsupported
-from anyshape.backend.cpu.machine.target import HARDWARE, Machine, host
+from anyshape.backend.cpu.machine.target import HARDWARE, Machine
 from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
 from anyshape.backend.cpu.plan_runner import CpuPlanRunner
 from anyshape.backend.interface import ObjectCache
@@ -34,7 +34,7 @@ class CpuTarget:
         self.machine = machine
         self.native = native
         self.autotune = autotune
-        self.machine_key = machine_key()
+        self.machine_key = machine_key(machine)
 
     @property
     def unsupported(self) -> frozenset[str]:
@@ -51,11 +51,11 @@ class CpuTarget:
 
     def multiplies(self, dtype: str) -> bool:
         """See `Target`."""
-        return native(dtype)
+        return native(dtype, self.machine)
 
     def multiplies_any_strides(self, dtype: str) -> bool:
         """See `Target`."""
-        return takes_any_strides(dtype, self.autotune.ours)
+        return takes_any_strides(dtype, self.autotune)
 
     def products_in_words(self, dtype: str) -> str:
         """See `Target`."""
@@ -67,11 +67,11 @@ class CpuTarget:
 
     def runner(self, plan: Plan, kernels: Sequence[LoadedKernel]) -> CpuPlanRunner:
         """See `Target`."""
-        return CpuPlanRunner(plan, kernels, self.native, self.autotune.ours)
+        return CpuPlanRunner(plan, kernels, self.native, self.autotune)
 
 
 @lru_cache(maxsize=16)
 def target_of(cache: ObjectCache | None, products: str) -> CpuTarget:
     """The processor that this process runs on, one object per cache and mode (backend/cpu/autotune.py)."""
     native_routines = routines_of(cache)
-    return CpuTarget(host(), native_routines, autotune_of(native_routines, products))
+    return CpuTarget(native_routines.machine, native_routines, autotune_of(native_routines, products))

@@ -68,7 +68,7 @@ def explain(name: str, compilation: Compilation, sizes: Mapping[str, Any],
 def _routers(target: Any) -> tuple[RouterNote, ...]:
     """The routers of a model; of a function none are known."""
     found = routers_of(target) if isinstance(target, nn.Module) else {}
-    return tuple(RouterNote(name, one.branch_count, "grouped" if one.grouped else "split",
+    return tuple(RouterNote(name, one.branch_count, one.way,
                             getattr(one.router_fn, "__name__", type(one.router_fn).__name__), one.combine, one.drop,
                             one.recorder is not None) for name, one in found.items())
 

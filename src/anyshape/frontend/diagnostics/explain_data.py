@@ -122,8 +122,8 @@ class AttentionUse:
 
 @dataclass(frozen=True, slots=True)
 class RouterNote:
-    """A router of a dynamic network. way: grouped (one module over all branches' rows) or split (a module for each);
-    recorded: whether a profile is being recorded now."""
+    """A router of a dynamic network. way: grouped (one module over all branches' rows), branch by branch (a stack
+    without a grouped form, and why), or split (a module for each); recorded: whether a profile is recorded now."""
 
     name: str
     branches: int

@@ -284,8 +284,15 @@ def _linear_backward(ctx: Any, grad: Tensor) -> Any:
     rows, weight, ends = ctx.saved_tensors
     to_rows, to_weight, _, to_bias = ctx.needs_input_grad
     return (grouped_linear(grad, weight.transpose(1, 2), ends, None) if to_rows else None,
-            grouped_weight_grad(rows, grad, ends) if to_weight else None, None,
+            _weight_grad(rows, weight, grad, ends) if to_weight else None, None,
             grouped_sum(grad, ends) if ctx.has_bias and to_bias else None)
+
+
+def _weight_grad(rows: Tensor, weight: Tensor, grad: Tensor, ends: Tensor) -> Tensor:
+    """[E, K, M], laid out as the weight is: else autograd copies it for a parameter [E, M, K] that is read turned."""
+    if weight.stride(1) == 1:
+        return grouped_weight_grad(grad, rows, ends).transpose(1, 2)
+    return grouped_weight_grad(rows, grad, ends)
 
 
 _differentiate("grouped_linear", _linear_backward, _setup_linear)

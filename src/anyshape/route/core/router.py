@@ -110,9 +110,13 @@ class Router(nn.Module):
             found = torch.where(alive, found, cells.to(found.dtype))
         return found
 
+    @property
+    def way(self) -> str:
+        """How its branches run: "grouped" is all in one, "split" each by itself."""
+        return getattr(self.branches, "way", "grouped") if self.grouped else "split"
+
     def extra_repr(self) -> str:
-        way = "grouped" if self.grouped else "split"
-        return f"{self.branch_count} branches, {way}, combine={self.combine!r}, drop={self.drop!r}"
+        return f"{self.branch_count} branches, {self.way}, combine={self.combine!r}, drop={self.drop!r}"
 
 
 def run_split(branches: Iterable[Callable[..., Any]], rows: list[Tensor], ends: Tensor) -> Any:

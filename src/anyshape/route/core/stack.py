@@ -114,6 +114,14 @@ class StackedBranches(nn.Module):
                 return body
         return None
 
+    @property
+    def way(self) -> str:
+        """How rows run in this mode: "grouped", or "branch by branch" and why."""
+        if any(body.training == self.training for body in self._bodies):
+            return "grouped"
+        reasons = dict.fromkeys(why for (_, training), why in self._refused.items() if training == self.training)
+        return f"branch by branch: {'; '.join(reasons) or 'no call outside of a trace has given it rows'}"
+
     def why_not(self, rows: tuple[Tensor, ...]) -> str:
         """Why such rows have no grouped form in this mode; "" where they have one, or it was not tried."""
         return self._refused.get((cells_of(rows), self.training), "")

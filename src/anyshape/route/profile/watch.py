@@ -107,11 +107,11 @@ def _loop(watch: weakref.ref[Watch], stopped: threading.Event) -> None:
         now, used = time.perf_counter(), time.thread_time()
         own.share = (used - spent) / max(now - began, 1e-9)
         began, spent = now, used
-        if own.share > own.budget / 2:
+        if own.share > own.budget / 4:  # what it takes of a core, all threads of a parallel step wait for
             if wait >= MOST_WAIT:
                 own.sample_half()
             wait = min(wait * 2, MOST_WAIT)
-        elif full or own.share < own.budget / 8:
+        elif full or own.share < own.budget / 16:
             wait = max(wait / 2, LEAST_WAIT)
         del own
 

@@ -66,9 +66,9 @@ class HostMemory:
         for spans in self.spans:
             for span in spans:
                 sharers[slice(*span)] += 1
-        self.sizes = np.array([sum(end - begin for begin, end in spans) * PAGE for spans in self.spans], np.int64)
-        self.private = np.array([all((sharers[slice(*span)] == 1).all() for span in spans)
-                                 for spans in self.spans], bool)
+        # pages that only this branch touches, and the few at borders that others touch as well
+        self.own = [sum(int((sharers[slice(*span)] == 1).sum()) for span in spans) for spans in self.spans]
+        self.shared = [_shared(spans, sharers) for spans in self.spans]
         self.libc = _libc()
 
     @property
@@ -84,22 +84,20 @@ class HostMemory:
         return flat.as_strided(list(shape), list(stride))
 
     def least(self, branches: Sequence[int]) -> int:
-        if self.private[list(branches)].all():
-            return int(self.sizes[list(branches)].sum())
-        return len(_pages(self.spans[one] for one in branches)) * PAGE
+        shared = set[int]().union(*(self.shared[one] for one in branches))
+        return (sum(self.own[one] for one in branches) + len(shared)) * PAGE
 
     def excess(self, leave: Sequence[int], enter: Sequence[int], limit: int) -> int:
-        if self.private[[*leave, *enter]].all():
-            return self.held - int(self.sizes[list(leave)].sum()) + int(self.sizes[list(enter)].sum()) - limit
-        changed = _pages(self.spans[one] for one in (*leave, *enter))
-        after = self.holders[changed].copy()
-        before = int((after > 0).sum())
+        after = self.pages - sum(self.own[one] for one in leave) + sum(self.own[one] for one in enter)
+        changed: dict[int, int] = {}  # how many branches more hold a shared page
         for way, branches in ((-1, leave), (1, enter)):
             for one in branches:
-                for begin, end in self.spans[one]:
-                    first = int(np.searchsorted(changed, begin))
-                    after[first:first + end - begin] += way
-        return (self.pages - before + int((after > 0).sum())) * PAGE - limit
+                for page in self.shared[one]:
+                    changed[page] = changed.get(page, 0) + way
+        for page, more in changed.items():
+            before = int(self.holders[page])
+            after += (before + more > 0) - (before > 0)
+        return after * PAGE - limit
 
     def replace(self, leave: Sequence[int], enter: Sequence[int]) -> None:
         wanting = [span for one in enter for span in self.spans[one] if not self.holders[slice(*span)].any()]
@@ -170,10 +168,9 @@ def _spans(branch: BranchBytes) -> tuple[Span, ...]:
     return tuple(found)
 
 
-def _pages(branches: Iterator[tuple[Span, ...]] | Sequence[tuple[Span, ...]]) -> np.ndarray:
-    """All pages of some branches, in order."""
-    spans = [np.arange(*span) for one in branches for span in one]
-    return np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
+def _shared(spans: Sequence[Span], sharers: np.ndarray) -> tuple[int, ...]:
+    """The pages of a branch that others touch, too."""
+    return tuple(int(page) + span[0] for span in spans for page in np.flatnonzero(sharers[slice(*span)] > 1))
 
 
 def _free_runs(holders: np.ndarray, span: Span) -> Iterator[Span]:

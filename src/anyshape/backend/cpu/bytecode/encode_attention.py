@@ -13,14 +13,14 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
     OUR_ROWS,
     PACKED,
     THIN,
-    Ours,
+    Products,
     Shape,
     at_slots,
     bits,
     native,
 )
 from anyshape.backend.cpu.llvm import half_precision
-from anyshape.backend.cpu.machine import target as limits
+from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels import gemm, gemv, softmax_rows
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.align import align
@@ -56,14 +56,14 @@ class AttentionSpec:
     places: tuple[tuple[int, int], ...]
 
 
-def attention_words(ours: Ours, spec: AttentionSpec, windows: tuple[Any, ...]) -> list[int]:
+def attention_words(products: Products, spec: AttentionSpec, windows: tuple[Any, ...]) -> list[int]:
     """The words of a step; windows: (shape, strides, offset) of operands and results, in the order of the plan."""
-    return placed(unplaced(ours, spec, windows), spec, windows)
+    return placed(unplaced(products, spec, windows), spec, windows)
 
 
-def unplaced(ours: Ours, spec: AttentionSpec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
+def unplaced(products: Products, spec: AttentionSpec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
     """What the words of a step have in common with those of others that have equal windows, in other slots."""
-    return _words(ours(ATTENTION), spec.op, spec.dtype, spec.causal, spec.scale,
+    return _words(products.machine, products.ours(ATTENTION), spec.op, spec.dtype, spec.causal, spec.scale,
                   tuple([(shape, strides) for shape, strides, _ in windows]))
 
 
@@ -75,11 +75,11 @@ def placed(words: tuple[int, ...] | None, spec: AttentionSpec, windows: tuple[An
 
 
 @lru_cache(maxsize=4096)
-def _words(by_panels: bool, op: str, dtype: str, causal: bool, scale: float | None,
+def _words(machine: Machine, by_panels: bool, op: str, dtype: str, causal: bool, scale: float | None,
            types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; None when the host cannot take these strides.
     by_panels: products of f32 are made from packed panels, not by the library."""
-    if not native(dtype):
+    if not native(dtype, machine):
         return None
     windows = dict(zip(roles(op, len(types)), enumerate(types), strict=True))
     batch, heads, rows, depth = windows["q"][1][0]
@@ -101,7 +101,7 @@ def _words(by_panels: bool, op: str, dtype: str, causal: bool, scale: float | No
     tile = min(most, SCORES // (item * max(columns, 1)), columns // CAUSAL_TILES if causal else most)
     tile = max(tile, FEWEST)
     if half:  # whole panels
-        tile = align(tile, 3 * gemm.grain(limits.host(), dtype))
+        tile = align(tile, 3 * gemm.grain(machine, dtype))
     tile = max(min(tile, rows), 1)
     # rows of scores begin at different places of the cache's lines
     step = align(columns * item, 64)
@@ -110,7 +110,7 @@ def _words(by_panels: bool, op: str, dtype: str, causal: bool, scale: float | No
     dot, spread = (THIN[gemv.routine(way, dtype, rows)] if few else 0 for way in ("dot", "spread"))
     factor = depth**-0.5 if scale is None else scale
     weigh = host.WEIGH + softmax_rows.routines().index(f"{'unweigh' if backward else 'weigh'}_{wide(dtype)}")
-    scratch, panels = _panels(dtype, backward, tile, step, columns, depth) if half \
+    scratch, panels = _panels(machine, dtype, backward, tile, step, columns, depth) if half \
         else (tile * step * (1 + backward), dict.fromkeys((*_VECTORS, *_PARTS), 0))
     return tuple(_attention(
         op=host.ATTENTION, length=words_of(host.AttentionStep), number=0, product=product, weigh=weigh,
@@ -119,11 +119,10 @@ def _words(by_panels: bool, op: str, dtype: str, causal: bool, scale: float | No
         tile=tile, step=step, scratch=scratch, dot=dot, spread=spread, **panels, operands=operands))
 
 
-def _panels(dtype: str, backward: bool, tile: int, step: int, columns: int,
+def _panels(machine: Machine, dtype: str, backward: bool, tile: int, step: int, columns: int,
             depth: int) -> tuple[int, dict[str, int]]:
     """What half precision needs: bytes of scratch per thread, and the fields that only it has."""
-    target = limits.host()
-    lanes, grain, per_word = target.lanes, gemm.grain(target, dtype), half_precision.per_word(target, dtype)
+    lanes, grain, per_word = machine.lanes, gemm.grain(machine, dtype), half_precision.per_word(machine, dtype)
 
     def panels(size: int, count: int, top: int, least: int) -> int:
         """Bytes of panels of `size` lanes by `count` elements."""

@@ -12,7 +12,7 @@ from typing import Any
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, dense, least
 from anyshape.backend.cpu.bytecode.encode_gemm import PACKED, Shape, at_slots
-from anyshape.backend.cpu.machine import target
+from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels import direct_conv
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.align import align
@@ -23,17 +23,17 @@ BAND = 192 << 10  # bytes of a band's input, which stay in a near cache while th
 POSITIONS = 1024  # of a band, at most: their offsets do, too
 
 
-def direct_conv_words(spec: ConvSpec, windows: tuple[Any, ...]) -> list[int]:
+def direct_conv_words(machine: Machine, spec: ConvSpec, windows: tuple[Any, ...]) -> list[int]:
     """The words of a step; windows: (shape, strides, offset) of x, weight, perhaps bias and addend, and the result."""
     types = tuple((shape, strides) for shape, strides, _ in windows)
-    words = _words(spec.settings, spec.added, spec.relu, types)
+    words = _words(machine, spec.settings, spec.added, spec.relu, types)
     if words is None:
         return [host.CALL, host.STEP_WORDS, spec.number]
     return at_slots(words, _MARKS, spec.number, spec.places, windows)
 
 
 @lru_cache(maxsize=4096)
-def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool,
+def _words(machine: Machine, settings: tuple[tuple[int, ...], ...], added: bool, relu: bool,
            types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
     host does not take these strides or sizes."""
@@ -51,7 +51,7 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool,
     (stride_y, stride_x), (padding_y, padding_x), (dilation_y, dilation_x) = settings
     images, size_y, size_x, _ = x
     _, out_y, out_x, _ = result
-    lanes, grain = target.host().lanes, direct_conv.grain(target.host())
+    lanes, grain = machine.lanes, direct_conv.grain(machine)
     padded = padding_y > 0 or padding_x > 0
     wide = 4 * channels * size_x
     line = wide + 8 * channels * padding_x

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.llvm import half_precision
-from anyshape.backend.cpu.machine import target as limits
+from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.machine.torch_libs import library
 from anyshape.backend.cpu.microkernels import gemm, gemv
 from anyshape.backend.cpu.microkernels.amx import tiles
@@ -73,7 +73,29 @@ TILE_UNITS = {"bf16": "amx-bf16", "f16": "amx-fp16"}
 FULL, FEW, MANY, THIN_ONES, ATTENTION = "f32", "few rows", "small matrices", "vectors", "attention"
 OUR_ROWS, OUR_COLUMNS, OUR_INNER, FEW_ROWS = 12, 64, 128, 32
 MANY_SIDE, MANY_INNER, MANY_BYTES = 24, 32, 2 << 20
-Ours = Callable[[str], bool]  # whether our routines do such products
+
+
+class Products(Protocol):
+    """Which products our routines do on a machine, and which the library's (backend/cpu/autotune.py). Hashable."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def machine(self) -> Machine: ...
+
+    def ours(self, kind: str) -> bool:
+        """Whether our routines do those of a kind."""
+
+
+class Fixed(NamedTuple):
+    """The same answer for all products."""
+
+    machine: Machine
+    own: bool
+
+    def ours(self, kind: str) -> bool:
+        return self.own
+
 
 
 def at_slots(words: Sequence[int], marks: Iterable[int], number: int, places: Sequence[tuple[int, int]],
@@ -94,9 +116,9 @@ def at_slots(words: Sequence[int], marks: Iterable[int], number: int, places: Se
 
 
 def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area | None, alpha: float,
-                 beta: float, ours: Ours) -> list[int] | None:
+                 beta: float, products: Products) -> list[int] | None:
     """c = alpha * (a @ b) + beta * bias, batched over leading dims; [] when there is nothing to compute."""
-    if not does(dtype, ours):
+    if not does(dtype, products):
         return None
     if 0 in c.shape:
         return []
@@ -114,25 +136,26 @@ def matmul_words(number: int, dtype: str, a: Area, b: Area, c: Area, bias: Area 
     if bias is not None:
         spread = _broadcast(bias.shape, bias.strides, c.shape)
         addend = _matrix(bias, c.shape, spread, one_row, one_column, batch)
-    return _words(number, dtype, left, right, result, addend, batch, alpha, beta, ours)
+    return _words(number, dtype, left, right, result, addend, batch, alpha, beta, products)
 
 
-def native(dtype: str) -> bool:
+def native(dtype: str, machine: Machine) -> bool:
     """Whether the host's routines for this dtype suit the processor, by its features."""
     if dtype in LIBRARY:
         return has_products()
-    target = limits.host()
-    return dtype in half_precision.dtypes(target) and (tiles(target, dtype) or not target.has(TILE_UNITS[dtype]))
+    return dtype in half_precision.dtypes(machine) and (tiles(machine, dtype) or not machine.has(TILE_UNITS[dtype]))
 
 
-def does(dtype: str, ours: Ours) -> bool:
+def does(dtype: str, products: Products) -> bool:
     """Whether the host does products of this dtype."""
-    return native(dtype) if dtype in LIBRARY else dtype in half_precision.dtypes(limits.host()) and ours(dtype)
+    if dtype in LIBRARY:
+        return has_products()
+    return dtype in half_precision.dtypes(products.machine) and products.ours(dtype)
 
 
-def takes_any_strides(dtype: str, ours: Ours) -> bool:
+def takes_any_strides(dtype: str, products: Products) -> bool:
     """Whether the host does products of this dtype whatever the strides of the operands."""
-    return dtype != "f64" and does(dtype, ours)
+    return dtype != "f64" and does(dtype, products)
 
 
 def has_products() -> bool:
@@ -171,7 +194,7 @@ def _ordered(matrix: Matrix) -> tuple[str, int] | None:
 
 
 def _words(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, bias: Matrix | None, batch: Shape,
-           alpha: float, beta: float, ours: Ours) -> list[int] | None:
+           alpha: float, beta: float, products: Products) -> list[int] | None:
     order = _ordered(c)
     if order is None:
         return None
@@ -205,17 +228,17 @@ def _words(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, bias: Matri
     places = {"a": (b.slot, b.bytes), "b": (a.slot, a.bytes), "c": (c.slot, c.bytes), "bias": place[:2],
               "bias_row": place[2], "bias_column": place[3], "batches": batches, "rank": len(dims)}
     thin = thin_words(dtype, item, a, b, c)
-    if thin[0] and dtype in LIBRARY and not ours(THIN_ONES):
+    if thin[0] and dtype in LIBRARY and not products.ours(THIN_ONES):
         thin = (0,) * len(thin)
     words = None
     plain = dtype != "f64" and a.columns > 0 and alpha == 1 and (not bias or beta == 1)  # what panels can do in f32
-    if dtype in LIBRARY and not (plain and not thin[0] and ours_do(ours, c.rows, c.columns, a.columns, batches)):
+    if dtype in LIBRARY and not (plain and not thin[0] and ours_do(products, c.rows, c.columns, a.columns, batches)):
         words = by_library(number, dtype, a, b, c, c_order[1], alpha, beta, places, thin)
     elif thin[0]:
         words = by_vectors(number, c.columns, rows, a.columns, c_order[1], bits(alpha, "f"), bits(beta, "f"), item,
                            places, thin)
     if words is None and (plain or dtype not in LIBRARY):
-        words = by_panels(number, dtype, a, b, c, c_order[1], alpha, beta, places)
+        words = by_panels(products.machine, number, dtype, a, b, c, c_order[1], alpha, beta, places)
     if words is None:
         return None
     for size, a_step, b_step, c_step, bias_step in dims:
@@ -224,13 +247,13 @@ def _words(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, bias: Matri
     return words
 
 
-def ours_do(ours: Ours, rows: int, columns: int, inner: int, batches: int) -> bool:
+def ours_do(products: Products, rows: int, columns: int, inner: int, batches: int) -> bool:
     """Whether our own routine does a product of f32."""
     if rows >= OUR_ROWS and columns >= OUR_COLUMNS and inner >= OUR_INNER:
-        return ours(FULL if rows >= FEW_ROWS else FEW)
+        return products.ours(FULL if rows >= FEW_ROWS else FEW)
     moved = host.F32 * batches * (rows * inner + inner * columns + rows * columns)
     many = batches > 1 and min(rows, columns) >= MANY_SIDE and inner >= MANY_INNER and moved >= MANY_BYTES
-    return many and ours(MANY)
+    return many and products.ours(MANY)
 
 
 def by_library(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float, beta: float,
@@ -260,15 +283,15 @@ def by_vectors(number: int, m: int, n: int, k: int, leading: int, alpha: int, be
 
 
 @lru_cache(maxsize=16)
-def _panels(target: limits.Machine, dtype: str) -> tuple[int, int, int, bool]:
+def _panels(machine: Machine, dtype: str) -> tuple[int, int, int, bool]:
     """Lanes of a vector, rows of the smallest panel, elements in a word, and whether whole tiles are multiplied."""
-    return (target.lanes, gemm.grain(target, dtype), half_precision.per_word(target, dtype), tiles(target, dtype))
+    return (machine.lanes, gemm.grain(machine, dtype), half_precision.per_word(machine, dtype), tiles(machine, dtype))
 
 
-def by_panels(number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float, beta: float,
-               places: Places) -> list[int]:
+def by_panels(machine: Machine, number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float,
+              beta: float, places: Places) -> list[int]:
     """The words of a product by packed panels (backend/cpu/routines/packed_gemm.py) but for its batch dims."""
-    lanes, grain, per_word, is_tiles = _panels(limits.host(), dtype)
+    lanes, grain, per_word, is_tiles = _panels(machine, dtype)
     # a block of rows, and of columns, is whole panels; a block of k is whole vectors of words
     inner = max(-(-a.columns // per_word), 1)
     high, wide = 3 * grain, 2 * lanes

@@ -13,7 +13,7 @@ from typing import Any
 from anyshape.backend.cpu.bytecode import format as host
 from anyshape.backend.cpu.bytecode.conv_spec import ConvSpec, dense, least
 from anyshape.backend.cpu.bytecode.encode_gemm import Shape, at_slots
-from anyshape.backend.cpu.machine import target
+from anyshape.backend.cpu.machine.target import HARDWARE, Machine
 from anyshape.backend.cpu.microkernels import direct_conv, winograd_conv
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.align import align
@@ -26,18 +26,18 @@ INPUT, RESULT = 60, 60  # operations of vectors that a channel's transform takes
 _PLACES = ("winograd", "blocks", "flag", "sums", "transformed", "factors", "biases", "scratch")
 
 
-def grouped_conv_words(spec: ConvSpec, windows: tuple[Any, ...]) -> list[int]:
+def grouped_conv_words(machine: Machine, spec: ConvSpec, windows: tuple[Any, ...]) -> list[int]:
     """The words of a step; windows: (shape, strides, offset) of rows, weight, ends, perhaps bias and addend,
     and the result."""
     types = tuple((shape, strides) for shape, strides, _ in windows)
-    words = _words(spec.settings, spec.added, spec.relu, spec.places[2][1], types)
+    words = _words(machine, spec.settings, spec.added, spec.relu, spec.places[2][1], types)
     if words is None:
         return [host.CALL, host.STEP_WORDS, spec.number]
     return at_slots(words, _MARKS, spec.number, spec.places, windows)
 
 
 @lru_cache(maxsize=4096)
-def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_item: int,
+def _words(machine: Machine, settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_item: int,
            types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
     host does not take these strides or sizes."""
@@ -50,7 +50,7 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_i
     missing = 3 - (len(rows) - 2)
     size, out, kernel = (_three(shape, missing) for shape in (rows[2:], result[2:], weight[3:]))
     stride, padding, dilation = ((fill,) * missing + own for fill, own in zip((1, 0, 1), settings, strict=True))
-    lanes, grain = target.host().lanes, direct_conv.grain(target.host())
+    lanes, grain = machine.lanes, direct_conv.grain(machine)
     channels, outs, taps = rows[1], weight[1], rows[1] * prod(kernel)
     # along a line: the positions of a phase that whole vectors of results read, and those of the row
     phase = max(align(out[2], lanes) + (kernel[2] - 1) * dilation[2] // stride[2] + 1,
@@ -59,11 +59,11 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_i
     panels = align(8 * taps, 64)
     at_input = align(panels + 4 * (taps + 1) * align(outs, grain), 64)
     input_bytes = channels * deep * high * line + 4 * 2 * lanes
-    by_winograd = _wins(kernel, stride, dilation, channels, outs, out)
+    by_winograd = _wins(machine.lanes, kernel, stride, dilation, channels, outs, out)
     ways: dict[str, int] = dict.fromkeys(_PLACES, 0)
     if by_winograd:
         input_bytes += 2 * line + 4 * 3 * lanes
-        ways = _winograd_places(align(at_input + input_bytes, 64), channels, outs)
+        ways = _winograd_places(machine, align(at_input + input_bytes, 64), channels, outs)
     scratch = ways.pop("scratch") or at_input + input_bytes
     if scratch > MOST:
         return None
@@ -79,23 +79,22 @@ def _words(settings: tuple[tuple[int, ...], ...], added: bool, relu: bool, end_i
         dilation_z=dilation[0], dilation_y=dilation[1], dilation_x=dilation[2], deep=deep, high=high, phase=phase,
         line=line, lanes=lanes, grain=grain, function=host.CONV, panels=panels, input=at_input,
         input_bytes=input_bytes, scratch=scratch,
-        near=max(1, target.HARDWARE.core_cache_bytes // (32 * (rows[1] * prod(size) + outs * prod(out)))), **ways)
+        near=max(1, HARDWARE.core_cache_bytes // (32 * (rows[1] * prod(size) + outs * prod(out)))), **ways)
     return tuple(words)
 
 
-def _wins(kernel: Shape, stride: Shape, dilation: Shape, channels: int, outs: int, out: Shape) -> bool:
+def _wins(lanes: int, kernel: Shape, stride: Shape, dilation: Shape, channels: int, outs: int, out: Shape) -> bool:
     """Whether Winograd's algorithm takes this convolution, in fewer operations of vectors."""
     if kernel != (1, 3, 3) or (stride, dilation) != ((1, 1, 1), (1, 1, 1)) or out[0] != 1:
         return False
-    lanes = target.host().lanes
     strips = (out[1] + 1) // 2 * -(-out[2] // (2 * lanes))
     products = strips * (16 * channels * outs + INPUT * channels + RESULT * outs)
     return products < out[1] * -(-out[2] // lanes) * 9 * channels * outs
 
 
-def _winograd_places(first: int, channels: int, outs: int) -> dict[str, int]:
+def _winograd_places(machine: Machine, first: int, channels: int, outs: int) -> dict[str, int]:
     """The words for Winograd's algorithm, whose scratch begins at `first`."""
-    vector, most = 4 * target.host().lanes, winograd_conv.most(target.host())
+    vector, most = 4 * machine.lanes, winograd_conv.most(machine)
     sizes = {"flag": 8, "sums": 8 * outs * vector, "transformed": 16 * channels * vector,
              "factors": 16 * channels * outs * 4, "biases": 4 * outs}
     found = {"winograd": host.WINOGRAD, "blocks": -(-outs // most)}

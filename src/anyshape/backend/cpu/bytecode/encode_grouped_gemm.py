@@ -22,7 +22,7 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
     OUR_INNER,
     OUR_ROWS,
     Matrix,
-    Ours,
+    Products,
     Shape,
     at_slots,
     bits,
@@ -32,7 +32,6 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
     native,
     thin_words,
 )
-from anyshape.backend.cpu.machine import target
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.ir.types import size_of
 
@@ -52,21 +51,21 @@ class GroupedSpec:
     places: tuple[tuple[int, int], ...]
 
 
-def grouped_words(ours: Ours, spec: GroupedSpec, windows: tuple[Any, ...]) -> list[int]:
+def grouped_words(products: Products, spec: GroupedSpec, windows: tuple[Any, ...]) -> list[int]:
     """The words of a step; windows: (shape, strides, offset) of x, y, ends and the result."""
-    words = _words(ours, spec.op, spec.dtype, spec.places[2][1], tuple([(shape, strides)
-                                                                        for shape, strides, _ in windows]))
+    words = _words(products, spec.op, spec.dtype, spec.places[2][1],
+                   tuple([(shape, strides) for shape, strides, _ in windows]))
     if words is None:
         return [host.CALL, host.STEP_WORDS, spec.number]
     return at_slots(words, _MARKS, spec.number, spec.places, windows)
 
 
 @lru_cache(maxsize=4096)
-def _words(ours: Ours, op: str, dtype: str, end_item: int,
+def _words(products: Products, op: str, dtype: str, end_item: int,
            types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
     host cannot take these strides."""
-    if not native(dtype):
+    if not native(dtype, products.machine):
         return None
     (x_shape, x_strides), (_, y_strides), (ends, end_strides), (shape, strides) = types
     if 0 in shape:
@@ -85,7 +84,7 @@ def _words(ours: Ours, op: str, dtype: str, end_item: int,
     places = {"a": (b.slot, 0), "b": (a.slot, 0), "c": (c.slot, 0), "bias": (-1, 0), "bias_row": 0, "bias_column": 0,
               "batches": 1, "rank": 0}
     library = by_library(0, dtype, a, b, c, leading, one, 0.0, places, (0,) * 9) if dtype in LIBRARY else None
-    panels = by_panels(0, dtype, a, b, c, leading, one, one, places) if dtype != "f64" else None
+    panels = by_panels(products.machine, 0, dtype, a, b, c, leading, one, one, places) if dtype != "f64" else None
     few: list[tuple[int, ...]] = []
     while not inner and len(few) < host.GROUPED_FEW:
         count = len(few) + 1
@@ -100,12 +99,12 @@ def _words(ours: Ours, op: str, dtype: str, end_item: int,
     if panels is None and library is None:
         return None
     by_us = panels is not None and (library is None or (columns >= OUR_COLUMNS and (
-        rows >= OUR_ROWS if inner else depth >= OUR_INNER) and ours(FULL)))
+        rows >= OUR_ROWS if inner else depth >= OUR_INNER) and products.ours(FULL)))
     scratch = panels[_SCRATCH] if by_us and panels is not None else 0
     x_group, x_row = (0, x_strides[1]) if inner else (0, x_strides[0])
     y_group, y_row = (0, y_strides[0]) if inner else (y_strides[0], 0)
     result_group, result_row = (strides[0], 0) if inner else (0, strides[0])
-    wide = 2 * target.host().lanes
+    wide = 2 * products.machine.lanes
     words = _grouped(
         op=host.GROUPED, length=words_of(host.GroupedStep), number=0, ends=(2, 0), end_item=end_item,
         end_step=end_strides[0] * end_item, count=ends[0], size=size,

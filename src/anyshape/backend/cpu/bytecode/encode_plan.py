@@ -19,7 +19,7 @@ from anyshape.backend.cpu.bytecode.encode_attention import AttentionSpec
 from anyshape.backend.cpu.bytecode.encode_direct_conv import direct_conv_words
 from anyshape.backend.cpu.bytecode.encode_gemm import (
     Area,
-    Ours,
+    Products,
     Shape,
     at_slots,
     copy_words,
@@ -71,13 +71,13 @@ def _areas(spec: _Spec, windows: tuple[Any, ...]) -> list[Area]:
             for (slot, item), (shape, strides, offset) in zip(spec.places, windows, strict=True)]
 
 
-def _matmul(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
-    return _placed(_unplaced(ours, spec, windows), spec, windows)
+def _matmul(products: Products, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
+    return _placed(_unplaced(products, spec, windows), spec, windows)
 
 
-def _unplaced(ours: Ours, spec: _Spec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
+def _unplaced(products: Products, spec: _Spec, windows: tuple[Any, ...]) -> tuple[int, ...] | None:
     """What the words of a product have in common with those of others that have equal windows, in other slots."""
-    return _product(ours, spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
+    return _product(products, spec.dtype, spec.alpha, spec.beta, tuple([item for _, item in spec.places]),
                     tuple([(shape, strides) for shape, strides, _ in windows]))
 
 
@@ -88,17 +88,17 @@ def _placed(words: tuple[int, ...] | None, spec: _Spec, windows: tuple[Any, ...]
 
 
 @lru_cache(maxsize=4096)
-def _product(ours: Ours, dtype: str, alpha: float, beta: float, items: tuple[int, ...],
+def _product(products: Products, dtype: str, alpha: float, beta: float, items: tuple[int, ...],
              types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words of a product of windows at such sizes and strides; slots are positions among the windows. Layers that
     repeat ask for the same ones."""
     a, b, c, *rest = (Area(position, 0, item, *kind) for position, (item, kind) in enumerate(zip(items, types,
                                                                                                   strict=True)))
-    words = matmul_words(0, dtype, a, b, c, rest[0] if rest else None, alpha, beta, ours)
+    words = matmul_words(0, dtype, a, b, c, rest[0] if rest else None, alpha, beta, products)
     return None if words is None else tuple(words)
 
 
-def _bands(ours: Ours, rows: int, columns: int, spec: _Spec, windows: tuple[Any, ...], kernel: list[int],
+def _bands(products: Products, rows: int, columns: int, spec: _Spec, windows: tuple[Any, ...], kernel: list[int],
            steps: tuple[int, ...]) -> list[int]:
     """The words of a product and of a flat kernel that reads its result, for so many rows after the others. kernel: its
     words for all of them. steps: per param, how many bytes it goes on from row to row."""
@@ -108,7 +108,7 @@ def _bands(ours: Ours, rows: int, columns: int, spec: _Spec, windows: tuple[Any,
     words: list[int] = []
     for row in range(0, shape[0], rows):
         count = min(rows, shape[0] - row)
-        product = _matmul(ours, spec, (((count, shape[1]), strides, first + row * strides[0]), other,
+        product = _matmul(products, spec, (((count, shape[1]), strides, first + row * strides[0]), other,
                                  ((count, columns), own, start)))
         if product[0] not in (host.MATMUL, host.PRODUCT):
             raise VerifyError(f"step {spec.number} is a product that the host does not have",
@@ -130,10 +130,10 @@ def _copy(spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
     return copy_words(spec.number, source, target)
 
 
-def encode(plan: Plan, kernels: Mapping[str, int], ours: Ours) -> tuple[SizeFunction, tuple[str, ...]]:
+def encode(plan: Plan, kernels: Mapping[str, int], products: Products) -> tuple[SizeFunction, tuple[str, ...]]:
     """The size function of an allocated plan, with the words of its steps, and the dtypes of its products, those of
     attention and of its scores included. Arguments as of `PlanEncoder`."""
-    encoder = PlanEncoder(plan, kernels, ours)
+    encoder = PlanEncoder(plan, kernels, products)
     return size_function(plan, encoder), encoder.dtypes
 
 
@@ -142,13 +142,13 @@ class PlanEncoder:
 
     Args:
         kernels: name -> its entry in the table of functions.
-        ours: which products our routines do (backend/cpu/bytecode/encode_gemm.py).
+        products: which our routines do, and on which machine (backend/cpu/bytecode/encode_gemm.py).
     """
 
-    def __init__(self, plan: Plan, kernels: Mapping[str, int], ours: Ours) -> None:
+    def __init__(self, plan: Plan, kernels: Mapping[str, int], products: Products) -> None:
         self.plan = plan
         self.kernels = kernels
-        self.ours = ours
+        self.products = products
         self.specs: list[_AnySpec] = []
         self.wide: list[str] = []  # dtypes of attention's scores
 
@@ -163,12 +163,13 @@ class PlanEncoder:
         self.formulas = formulas
         self.slots = formulas.slots
         text = "[" + ", ".join(filter(None, self.steps())) + "]"
-        ours = self.ours
-        return text, {"product": partial(_unplaced, ours), "matmul": _placed,
-                      "scores": partial(attention.unplaced, ours), "attention": attention.placed,
-                      "grouped": partial(grouped_words, ours), "routing": routing_words,
-                      "grouped_conv": grouped_conv_words, "direct_conv": direct_conv_words, "copy": _copy,
-                      "bands": partial(_bands, ours), "joined": joined, "series": series, "finished": finished,
+        products, machine = self.products, self.products.machine
+        return text, {"product": partial(_unplaced, products), "matmul": _placed,
+                      "scores": partial(attention.unplaced, products), "attention": attention.placed,
+                      "grouped": partial(grouped_words, products), "routing": routing_words,
+                      "grouped_conv": partial(grouped_conv_words, machine),
+                      "direct_conv": partial(direct_conv_words, machine), "copy": _copy,
+                      "bands": partial(_bands, products), "joined": joined, "series": series, "finished": finished,
                       "specs": self.specs}
 
     def steps(self) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import llvmlite.binding as llvm
 
-from anyshape.backend.cpu.machine.target import Machine, host
+from anyshape.backend.cpu.machine.target import Machine, initialise
 from anyshape.backend.interface import ObjectCache
 from anyshape.base.errors import VerifyError
 
@@ -60,7 +60,7 @@ class _Worker(threading.local):
 
     def machine(self, target: Machine) -> llvm.TargetMachine:
         if target not in self.machines:
-            host()  # initialises LLVM
+            initialise()
             maker = llvm.Target.from_triple(target.triple)
             self.machines[target] = maker.create_target_machine(
                 cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="small", jit=True)
@@ -84,7 +84,7 @@ class _Loader:
             library.export_symbol(name)
         with self.lock:
             if self.linker is None:
-                host()
+                initialise()
                 # JITLink places all sections of an object in one piece of memory. The older linker takes a piece for
                 # each: code and its constants may then be more than 2 GB apart, where other things lie between, and
                 # an offset that does not fit ends the process

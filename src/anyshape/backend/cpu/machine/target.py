@@ -100,10 +100,15 @@ def model() -> str:
 
 
 @lru_cache(maxsize=1)
-def host() -> Machine:
-    """The machine that this process runs on."""
+def initialise() -> None:
+    """Has LLVM make code for this kind of processor."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+
+
+@lru_cache(maxsize=1)
+def host() -> Machine:
+    """The machine that this process runs on: asked where a target is made, and handed on from there."""
     features = frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
     if not _may_use_tiles(features):
         features = frozenset(name for name in features if not name.startswith("amx"))
