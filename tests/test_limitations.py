@@ -288,3 +288,15 @@ def test_what_is_compiled_again_is_traced_again() -> None:
         anyshape.reset_stats()
         anyshape.compile(model)(torch.ones(2, 3))
         assert anyshape.stats()["programs"] == 1
+
+
+@pytest.mark.parametrize(("function", "x"), [
+    (torch.nn.functional.rrelu, torch.randn(3, 5, 4).mT),
+    (lambda x: torch.nn.functional.max_pool1d(x, 2), torch.randn(2, 6, 4).mT),
+    (lambda x: torch.nn.functional.conv3d(x, torch.ones(5, 4, 2, 2, 2)),
+     torch.randn(2, 4, 4, 6, 5).to(memory_format=torch.channels_last_3d)),
+], ids=["rrelu", "max_pool1d", "conv3d"])
+def test_results_that_lie_otherwise_than_eager_s(function, x):
+    found, wanted = anyshape.compile(lambda x: function(x), strict=True)(x), function(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert found.stride() != wanted.stride()
