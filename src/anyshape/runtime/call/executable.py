@@ -256,6 +256,9 @@ class Executable:
         if scratch <= record.spare:
             temporary = pool.take(record.temporary)
             spare = lower + record.spare_at
+        elif record.reused_output < 0:
+            temporary = pool.take(record.temporary + scratch)
+            spare = temporary.address + record.temporary
         else:
             temporary, spare, _own = self._above(record, scratch)
         try:
