@@ -1,6 +1,6 @@
 """The call path: how many functions a reader follows through a warm call, and down the road of a first call.
 
-Counted by `sys.setprofile`, in functions and files of src/anyshape; generated code belongs to the file that generates it.
+Counted by `sys.setprofile`, in functions and files of src/anyshape; generated code belongs to the file that makes it.
 The numbers are limits that may fall, and may rise only with a reason. They are what is reached, not what was asked for:
 both paths are longer than the design wants them (docs/limitations.md, open work).
 """
@@ -9,16 +9,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from counting import Function, entered
 
 import anyshape
+from counting import Function, entered
 
 WARM = (18, 8)  # functions, files. Asked for: (15, 8)
 ROAD = (53, 27)  # the same on the road of a first call. Asked for: (45, 25), which is not reached
 # The floors of the road (ARCHITECTURE.md), each by the function that one enters it by. A first call enters over a
 # thousand functions, for a compiler has many passes; nobody follows these. What a reader follows is the way from the
 # entrance to each floor: the functions on the stack there, and this is what is counted. It leaves out helpers that have
-# returned by then, so the number is a lower bound, and not to be compared with the 70 in 39 that were once counted by hand.
+# returned by then, so the number is a lower bound, and not to be compared with the 70 in 39 that were once counted by
+# hand.
 FLOORS = (
     ("frontend/importer/fx_to_graph.py", "to_graph"),
     ("passes/driver/pipeline.py", "run"),
