@@ -160,6 +160,72 @@ def test_the_same_seed_gives_the_random_numbers_of_eager_pytorch() -> None:
         assert torch.equal(torch.get_rng_state(), state)
 
 
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "turned round": lambda x: x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0),
+}
+DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout in place": lambda x: nn.functional.dropout(x * 2, 0.4, inplace=True),
+    "alpha dropout": lambda x: nn.functional.alpha_dropout(x, 0.4, True),
+    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(0.4),
+    "bernoulli_ by a tensor": lambda x: torch.empty_like(x).bernoulli_(x.sigmoid()),
+    "bernoulli of bools": lambda x: torch.bernoulli(x > 0, 0.4),
+    "uniform_": lambda x: (x * 2).uniform_(),
+    "normal_": lambda x: torch.empty_like(x).normal_(),
+    "exponential_": lambda x: torch.empty_like(x).exponential_(),
+    "rand_like": lambda x: torch.rand_like(x * 2),
+    "randn_like of a part": lambda x: torch.randn_like(x[:, :, 1:]),
+    "uniform_ and a sum": lambda x: (x * 2).uniform_().cumsum(0)[-1].sum(0),
+    "multinomial": lambda x: torch.multinomial(x[0, 0].abs() * 2, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_numbers_are_drawn_in_the_order_of_memory_as_eager_pytorch_draws_them(name: str) -> None:
+    draw = DRAWS[name]
+    for lay in LAYOUTS.values():
+        fast = anyshape.compile(lambda x: draw(x), strict=True, defer=False)
+        for shape in ((2, 4, 6, 8), (3, 2, 5, 4)):
+            x = lay(torch.randn(shape))
+            torch.manual_seed(1)
+            wanted, state = draw(x), torch.get_rng_state()
+            torch.manual_seed(1)
+            found = fast(x)
+            torch.testing.assert_close(found, wanted)
+            assert found.stride() == wanted.stride() and torch.equal(torch.get_rng_state(), state)
+
+
+LAID_OUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "batch_norm": lambda x: nn.functional.batch_norm(x, None, None, training=True),
+    "convolution and norm": nn.Sequential(nn.Conv2d(4, 5, 3), nn.ReLU(), nn.BatchNorm2d(5)).eval(),
+    "group_norm": lambda x: nn.functional.group_norm(x, 2),
+    "reflection": lambda x: nn.functional.pad(x, (1, 2, 1, 0), mode="reflect"),
+    "replication": lambda x: nn.functional.pad(x, (1, 2, 1, 0), mode="replicate"),
+    "roll": lambda x: x.roll(1, 2) * 2,
+    "roll of all": lambda x: x.roll(3),
+    "poisson": lambda x: torch.poisson(x.abs()),
+    "normal": lambda x: torch.normal(x, x.abs()),
+    "max_unpool2d": lambda x: nn.functional.max_unpool2d(*nn.functional.max_pool2d(x, 2, return_indices=True), 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["at first", "later"])
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_results_lie_in_memory_as_eager_pytorch_lays_them_out(name: str, first: bool) -> None:
+    """Whether the first call has channels last, or a later one."""
+    function = LAID_OUT[name]
+    fast = anyshape.compile(lambda x: function(x), strict=True, defer=False)
+    for lay in (*(() if first else (torch.clone,)), *LAYOUTS.values()):
+        x = lay(torch.randn(2, 4, 6, 8))
+        torch.manual_seed(1)
+        wanted = function(x)
+        torch.manual_seed(1)
+        found = fast(x)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        assert found.stride() == wanted.stride()
+
+
 def test_a_torch_without_a_private_name_is_told_and_gives_the_same_numbers() -> None:
     """A later torch may lack what is not public: calls are slower then, or run as PyTorch, and one warning says it."""
     model, x = nn.Linear(6, 3), torch.randn(4, 6)

@@ -3,12 +3,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import threading
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import anyshape
 from anyshape import route
@@ -304,3 +307,61 @@ def test_it_says_how_its_rows_run():
     mixing = route.Router(first[0].router_fn, route.stack([nn.Sequential(nn.BatchNorm1d(4)) for _ in range(COUNT)]))
     mixing(torch.randn(5, 4))
     assert "branch by branch: " in repr(mixing) and "no call" not in repr(mixing)
+
+
+class Centred(nn.Module):
+    """Mixes cells, so there is no grouped form."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, rows):
+        return self.inner(rows) - rows.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("kind", [Centred, lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU())], ids=["apart", "grouped"])
+def test_threads_that_call_one_stack_do_not_see_each_other_s_branches(kind):
+    stacked = route.stack([kind() for _ in range(3)]).eval().requires_grad_(False)
+    router = route.Router(lambda cells, ids: ids, stacked)
+    calls = [(torch.randn(12, 8), torch.randint(0, 3, (12,))) for _ in range(4)]
+    wanted = [sum(torch.where((ids == branch)[:, None], torch.zeros(12, 8).index_put(
+        ((ids == branch).nonzero()[:, 0],), stacked.branch(branch)(cells[ids == branch])), 0.0) for branch in range(3))
+        for cells, ids in calls]
+    wrong = []
+
+    def work():
+        for _ in range(20):
+            for (cells, ids), expected in zip(calls, wanted, strict=True):
+                try:
+                    torch.testing.assert_close(router(cells, ids), expected)
+                except Exception as error:
+                    wrong.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
+
+
+def test_a_capture_within_a_checkpoint_saves_nothing_there():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.norm = nn.Linear(8, 4), nn.LayerNorm(8)
+            self.moe = route.Router(route.top_k(self.gate, k=2), route.stack(
+                nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8)) for _ in range(4)))
+
+        def forward(self, x):
+            return x + self.moe(self.norm(x))
+
+    layer, cells = Layer(), torch.randn(6, 8)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), list(layer.parameters())) for y in (
+        checkpoint(layer, cells, use_reentrant=False), layer(cells))))

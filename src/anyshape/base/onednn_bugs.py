@@ -29,6 +29,7 @@ class Fault:
             is done.
         checked: the check passes while the bug is there, and fails where it is gone: then the workaround can go.
             Others say in `fixed` how to see that.
+        mended: the first version without it; the workaround goes with the last version before that.
     """
     name: str
     where: str
@@ -37,6 +38,7 @@ class Fault:
     workaround: str = ""
     fixed: str = ""
     checked: bool = True
+    mended: str = ""
 
 
 DYNAMO, TAKEN_APART, EAGER, ONEDNN, LLVM = "Dynamo", "decompositions", "eager PyTorch", "oneDNN", "LLVM"
@@ -93,6 +95,22 @@ FAULTS = (
     Fault("layout of logsigmoid", TAKEN_APART, "2.13", "a result lies as its operand does", f"{_TABLE}; {_RULES}"),
     Fault("channels last", TAKEN_APART, "2.13", "`channel_shuffle` and `max_unpool2d` of channels last are in order",
           f"{_TABLE}; {_RULES}"),
+    Fault("dtypes of indices", TAKEN_APART, "2.12", "rules for shapes take indices of dtypes that `index_select`, "
+          "`index_add`, `index_copy`, `index_fill` and `index_put` refuse", _RULES),
+    Fault("dtypes of an embedding's indices", TAKEN_APART, "2.12", "the rule for shapes takes indices of dtypes that "
+          "`embedding` refuses", _RULES, mended="2.13"),
+    Fault("largest of nothing", TAKEN_APART, "2.12", "rules for shapes of `max` and `min` have a result for a dim "
+          "without elements, which the operators refuse", _RULES),
+    Fault("nearest pixels of an empty batch", TAKEN_APART, "2.12", "the rule for the shape of `upsample_nearest` takes "
+          "a product of sizes for a truth value, and refuses an empty batch", _RULES),
+    Fault("check of singular matrices", DYNAMO, "2.12", "dead code elimination takes out `_linalg_check_errors`: a "
+          "singular matrix is not refused", "`torch_compat/versions/side_effects.py` says that it has an effect",
+          mended="2.13"),
+    Fault("dtype of attention's sums", TAKEN_APART, "2.12", "the rule for "
+          "`_scaled_dot_product_flash_attention_for_cpu` has sums of float32 where those of float64 are float64",
+          "`torch_compat/versions/python_kernels.py` has a rule", mended="2.13"),
+    Fault("frac of -0.0", TAKEN_APART, "2.12", "`frac(-0.0)` is -0.0, where the operator gives 0.0",
+          f"{_TABLE}: stays whole", mended="2.13"),
     Fault("bags of bfloat16", TAKEN_APART, "2.13", "the rule for the shape of `_embedding_bag`'s second result is not "
           "what the operator gives for bfloat16", _TABLE),
     Fault("gelu of infinity", EAGER, "2.13", "`gelu(inf)` is NaN in dense vectors, inf elsewhere", "inf everywhere"),

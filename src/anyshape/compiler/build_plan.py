@@ -256,11 +256,13 @@ def _operands(node: Node) -> list[tuple[Value, tuple[Size, ...] | None]]:
 
 
 def _any_strides(node: Node) -> bool:
-    """PyTorch's own operators take any strides; a custom one, or one whose result is a view, gets dense operands."""
+    """PyTorch's own operators take any strides; a custom one, or one whose result is a view, gets dense operands, and
+    so does one with an effect: numbers are drawn in the order of memory."""
     target = node.attr("target")
     assert isinstance(target, str)
     name = target.removeprefix("aten.")
-    return target.startswith("aten.") and not name.startswith(("view", "as_strided", "_unsafe_view", "unfold"))
+    views = name.startswith(("view", "as_strided", "_unsafe_view", "unfold"))
+    return target.startswith("aten.") and not node.attr("effect") and not views
 
 
 def assemble(graph: Graph, fusion: Fusion, store: Storage, versions: Mapping[int, Versions]) -> Plan:

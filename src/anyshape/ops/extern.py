@@ -5,7 +5,7 @@ attributes:
     template  (("args", t, ...), ("kwargs", (name, t), ...)), the call's arguments, with t one of
               ("operand", i) | ("list", t, ...) | ("none",) | ("int", n) | ("float", x) | ("bool", b) | ("str", s) |
               ("complex", x, y) | ("dtype", "f32") | ("device", "cpu") | ("layout", "strided") |
-              ("memory_format", "contiguous_format")
+              ("memory_format", "contiguous_format") | ("permuted", i, *dims), operand i permuted
     effect    its place, from 1, among the calls that do more than give their results (draw random numbers, or do what
               is not known): these are never merged, dropped or reordered; 0 or False: it is none of them
     strides   optional, of a custom operator: per operand, the strides that it had in the trace, None where it was dense
@@ -31,6 +31,12 @@ def _check_entry(name: str, entry: Attr, operands: int) -> None:
     if tag == "list":
         for item in entry[1:]:
             _check_entry(name, item, operands)
+        return
+    if tag == "permuted":
+        numbers = [one for one in entry[1:] if isinstance(one, int)]
+        if len(numbers) != len(entry) - 1 or not 0 <= numbers[0] < operands or sorted(numbers[1:]) != list(
+                range(len(numbers) - 1)):
+            fail(name, f"the template entry {entry!r} is no permuted operand")
         return
     if tag == "complex" and [type(part) for part in entry[1:]] == [float, float]:
         return

@@ -140,6 +140,8 @@ TRACING = {
     "torch._decomp.decompositions": Name("resizing to the nearest pixel", "some pixels are others than in eager"),
     "torch._decomp.get_decompositions": Name("operators that are taken apart", "they run as PyTorch"),
     "torch._decomp.core_aten_decompositions": Name("operators that are taken apart", "the table of torch.export"),
+    "torch._C.DispatchKey.Autograd": Name("numbers drawn in place", "those drawn into permuted tensors are others than "
+                                                                    "eager PyTorch's"),
     f"{AOT}runtime_wrappers._FirstInvocationContext": Name("first calls of complex operators", "they are as others",
                                                               quiet=True),
     **{f"torch._higher_order_ops.effects.{name}": Name(

@@ -4,17 +4,13 @@
 """
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
 from anyshape.frontend.aten.table import Decline, Translator, is_float, translates, wide
-from anyshape.frontend.symbols.node_metadata import Trace
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
-from anyshape.sym.expr import Size
-from anyshape.sym.index_arithmetic import dense_strides
 from anyshape.torch_compat import aten
 
 
@@ -232,17 +228,6 @@ def glu(t: Translator, x: Value, dim: int = -1) -> Value:
     return t.op("mul", a, t.op("sigmoid", b))
 
 
-def _memory_order(strides: tuple[Size, ...] | None, shape: tuple[Size, ...]) -> tuple[int, ...]:
-    """The dims as they lie in memory, the outermost first; None: they are dense in their own order."""
-    if strides is None:
-        return tuple(range(len(shape)))
-    for order in itertools.permutations(range(len(shape))):
-        dense = dense_strides(tuple(shape[d] for d in order))
-        if all(strides[d] == step or shape[d] == 1 for d, step in zip(order, dense, strict=True)):
-            return order
-    raise Decline("elements that are not dense in memory")
-
-
 @translates(aten.native_dropout_backward.default)
 def dropout_backward(t: Translator, grad: Value, mask: Value, scale: Any) -> Value:
     return t.pointwise("mul", t.pointwise("mul", grad, mask), scale)
@@ -250,17 +235,14 @@ def dropout_backward(t: Translator, grad: Value, mask: Value, scale: Any) -> Val
 
 @translates(aten.bernoulli.p)
 def drawn_mask(t: Translator, x: Value, share: Any, generator: Any = None) -> Value:
-    """The mask of a dropout (frontend/aten/decompositions.py), drawn as eager PyTorch draws it: in the order in which
-    the operand's elements lie in memory. Nothing else of the operand counts."""
+    """The mask of a dropout (frontend/aten/decompositions.py), drawn in the order of indices. Nothing but the shape of
+    the operand counts."""
     if t.out.dtype != "bool" or generator is not None or not isinstance(share, float) or not 0.0 < share < 1.0:
         raise Decline("random numbers")
-    assert t.node is not None
-    traced: Any = t.node.args[0]
-    order = _memory_order(Trace(t.sizes).strides(traced.meta["val"], t.out.shape), t.out.shape)
-    shape = tuple(t.out.shape[d] for d in order)
+    shape = t.out.shape
     sizes = tuple(dict.fromkeys(size for size in shape if not isinstance(size, int)))
     entries = tuple(("int", size) if isinstance(size, int) else ("operand", sizes.index(size)) for size in shape)
     (drawn,) = t.builder.multi(
         "extern", *sizes, name="mask", types=(TensorType("bool", shape, None, x.tensor.device),),
         target="draws.bernoulli", template=(("args", ("list", *entries), ("float", share)), ("kwargs",)), effect=True)
-    return t.permute(drawn, [order.index(d) for d in range(len(order))])
+    return drawn

@@ -13,6 +13,7 @@ from anyshape.torch_compat import OpOverload, aten, is_there
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
 from anyshape.torch_compat.tracing import settings
 from anyshape.torch_compat.versions import api
+from anyshape.torch_compat.versions.memory_order import channels_last_format, drawn_in_memory_order
 
 # Taken apart although torch.export keeps them: pointwise work and reductions that fuse with their neighbours.
 ALSO = (
@@ -114,7 +115,9 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
     if not x.dtype.is_floating_point or train is False:
         return NotImplemented
     kept = 1.0 - p
-    mask = aten.bernoulli.p(aten.empty_like(x, dtype=torch.bool), kept)  # which lies in memory as x does
+    mask = drawn_in_memory_order(aten.empty_like(x, dtype=torch.bool), kept)
+    if mask is None:
+        return NotImplemented
     scale = round_to(1.0 / kept if kept else 0.0, DTYPE_NAMES[x.dtype])  # of that dtype, as the operator has it
     return aten.mul.Tensor(aten.mul.Tensor(x, mask), scale), mask
 
@@ -188,11 +191,21 @@ def _laid_out_as_images(torchs: Callable[..., Any]) -> Callable[..., Any]:
     def forward(x: torch.Tensor, *rest: Any, **more: Any) -> Any:
         found = torchs(x, *rest, **more)
         first, *others = found if isinstance(found, tuple) else (found,)
-        last = settings.channels_last_format(x)
+        last = channels_last_format(x)
         first = first.contiguous() if last is None else first.contiguous(memory_format=last)
         return (first, *others) if isinstance(found, tuple) else first
 
     return forward
+
+
+def _rolled(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Over no dims the elements roll in order, and lie so."""
+    as_images = _laid_out_as_images(torchs)
+
+    def roll(x: torch.Tensor, shifts: Any, dims: Any = ()) -> Any:
+        return as_images(x, shifts, dims) if dims else torchs(x, shifts, dims).contiguous()
+
+    return roll
 
 
 _BATCH_NORMS = (
@@ -209,6 +222,9 @@ LAYOUTS: dict[Any, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     aten.channel_shuffle.default: _laid_out_as_images,
     aten.log_sigmoid_forward.default: _laid_out_in_order,
     aten.max_unpool2d.default: _laid_out_as_images,
+    aten.roll.default: _rolled,
+    **{getattr(aten, name).default: _laid_out_as_images for name in (
+        "native_group_norm", "reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d")},
 }
 
 # operator -> torch's decomposition of it -> ours

@@ -5,6 +5,9 @@
                   ("kwargs",)))
 
 The results are the tensors that the op returns, lists and tuples flattened, anything else left out.
+
+Random numbers that are drawn in the order of memory (`DRAWN_IN_MEMORY_ORDER`) need an operand that lies as the traced
+one: a permute makes it dense, and the template's entry ("permuted", place, dims) turns it back for the call.
 """
 from __future__ import annotations
 
@@ -21,7 +24,13 @@ from anyshape.ir.types import TensorType
 from anyshape.sym.expr import Expr, Size
 from anyshape.torch_compat import OpOverload, operator_name
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
+from anyshape.torch_compat.versions.memory_order import memory_order
 from anyshape.torch_compat.versions.side_effects import has_effect
+
+# what `x.uniform_()` and others become in a graph, and what draws into a tensor like the operand
+DRAWN_IN_MEMORY_ORDER = frozenset((
+    "uniform", "normal_functional", "exponential", "cauchy", "geometric", "log_normal", "random", "rand_like",
+    "randn_like", "randint_like", "multinomial"))
 
 
 def extern(builder: Builder, node: Node, target: OpOverload, given: tuple[Any, ...],
@@ -59,6 +68,15 @@ def extern(builder: Builder, node: Node, target: OpOverload, given: tuple[Any, .
         return _leaf(node, value)
 
     arguments = tuple(entry(x) for x in given)
+    if operands and layouts[0] is not None and _drawn_in_memory_order(target):
+        lies = given[0].meta["val"]
+        order = memory_order(node.meta["val"] if operator_name(target).endswith("_like") else lies)
+        if order is None:
+            raise _cannot(node, "an operand of these strides")
+        first = operands[0]
+        assert isinstance(first, Value)
+        operands[0] = builder.op("permute", first, dims=order)
+        arguments = (("permuted", 0, *(order.index(d) for d in range(len(order)))), *arguments[1:])
     keywords = tuple((key, entry(x)) for key, x in node.kwargs.items())
     flat = [kind for kind in (types if isinstance(types, tuple) else (types,)) if isinstance(kind, TensorType)]
     custom = not str(target).startswith("aten.") and any(layouts)
@@ -69,6 +87,11 @@ def extern(builder: Builder, node: Node, target: OpOverload, given: tuple[Any, .
     if isinstance(types, tuple):
         return tuple(next(results) if isinstance(kind, TensorType) else kind for kind in types)
     return next(results, None)
+
+
+def _drawn_in_memory_order(target: OpOverload) -> bool:
+    name = operator_name(target)
+    return name in DRAWN_IN_MEMORY_ORDER or str(target) == "aten.bernoulli.Tensor"
 
 
 def _leaf(node: Node, value: Any) -> tuple[Attr, ...]:

@@ -46,6 +46,16 @@ def _like_the_input(new_size: Unknown, grad: torch.Tensor, x: torch.Tensor, *res
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
+def _in_order(new_size: Unknown, x: torch.Tensor, *rest: Any, **more: Any) -> Any:
+    """Laid out in order whatever the strides of the operands, where torch's own rule keeps these."""
+    shapes = [one.shape for one in (x, *rest) if isinstance(one, torch.Tensor)]
+    return x.new_empty(torch.broadcast_shapes(*shapes))
+
+
+def _rrelu(new_size: Unknown, x: torch.Tensor, *rest: Any, **more: Any) -> Any:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _masked_select(new_size: Unknown, x: torch.Tensor, mask: torch.Tensor) -> Any:
     """torch's own makes a new size for each call; here the same mask always selects as many, as in x[mask]."""
     if not settings.same_shape(x, mask):
@@ -167,6 +177,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.Tensor: _like_the_input,
     aten.fractional_max_pool3d_backward.default: _like_the_input,
     aten.masked_select.default: _masked_select,
+    **dict.fromkeys((aten.poisson.default, aten._standard_gamma.default, aten.normal.Tensor_Tensor), _in_order),
+    **dict.fromkeys((aten.rrelu.default, aten.rrelu_with_noise.default), _rrelu),
     **_index_rules(),
 }
 

@@ -39,6 +39,8 @@ TRAINING = 5  # the place of its argument that says so
 TAKES_ANY = ("anyshape_route.split_rows.default", "anyshape_route.split_like.default",
              "anyshape_route.merge_rows.default")
 CTC = (torch.ctc_loss, torch.nn.functional.ctc_loss)
+# parts of the names of what draws random numbers, in the order of memory: there the strides of every value count
+DRAW_NAMES = ("rand", "dropout", "bernoulli", "normal", "uniform", "exponential", "cauchy", "geometric", "multinomial")
 FORESEEN = 6  # different sizes up to which patterns are judged before a call has them
 COMBINED = 3  # sizes up to which that is done for all combinations
 JUDGED = 2 ** COMBINED - 1  # patterns that are judged so at most: each runs the graph on shapes
@@ -196,6 +198,11 @@ class Coverage:
         """The trace took two sizes as equal, in broadcasting, and here one of them is 1; nothing has run yet."""
         self.covered[pattern] = False
         self.compilation.record("trace", "sizes that the general program takes as equal", error.why)
+
+
+def _may_draw(node: Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return node.op in ("call_function", "call_method") and any(part in name for part in DRAW_NAMES)
 
 
 def _size_texts(examples: Sequence[Any], symbolic: Sequence[int], texts: Sequence[str]) -> dict[Any, str]:
@@ -416,6 +423,7 @@ class Compare:
         self.sizes = sizes
         self.shapes = shapes
         self.strides = strides
+        self.draws = strides and any(_may_draw(node) for node in gm.graph.nodes)
         self.unknown = shape_propagation.unknown_results()
         self.returned = set(gm.graph.output_node().all_input_nodes)
         self.entered: list[Any] = []
@@ -503,7 +511,7 @@ class Compare:
             shape = [self.sizes.number(size) for size in expected.shape]
             if shape != list(found.shape):
                 raise Differs(f"{node.name} has shape {list(found.shape)}, the general program gives {shape}")
-            if self.strides and node in self.returned:
+            if self.strides and (self.draws or node in self.returned):
                 self._compare_strides(node, expected, found)
         elif isinstance(expected, (torch.SymInt, int)):
             if self.sizes.number(expected) != found:

@@ -8,7 +8,9 @@ there is no grouped form for what a call is given, it runs branch by branch.
 """
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +23,8 @@ from anyshape.route.core.stack_body import Body, Cells, capture, cells_of
 from anyshape.route.core.stack_rules import Refused
 
 PROBES = 2  # random rows of each branch
+# a call with other parameters puts these into the module meanwhile, and a capture changes settings of every thread
+_ONE_AT_A_TIME = threading.RLock()
 _OF_MODULES = frozenset(vars(nn.Module()))  # what every module has
 
 
@@ -129,7 +133,8 @@ class StackedBranches(nn.Module):
     def run_branch(self, branch: int, rows: tuple[Tensor, ...]) -> Any:
         """One branch, on its own rows."""
         own = {name: tensor[branch] for name, tensor in self.tensors().items()}
-        return torch.func.functional_call(self._template[0], own, rows)
+        with _alone():
+            return torch.func.functional_call(self._template[0], own, rows)
 
     def run_batched(self, rows: tuple[Tensor, ...]) -> Any:
         """All branches at once, on rows [branches, n, *cell], as many of each: [branches, n, *out]."""
@@ -138,7 +143,8 @@ class StackedBranches(nn.Module):
         def one(own: dict[str, Tensor], *given: Tensor) -> Any:
             return torch.func.functional_call(template, own, given)
 
-        return torch.vmap(one)(self.tensors(), *rows)
+        with _alone():
+            return torch.vmap(one)(self.tensors(), *rows)
 
     def pads(self, rows: tuple[Tensor, ...]) -> bool:
         """Whether rows that are there for padding change nothing in others: the body has a grouped form in which cells
@@ -152,15 +158,17 @@ class StackedBranches(nn.Module):
         Raises:
             Refused: there is none, or it gives other values.
         """
-        known = self._fitting(rows)
-        if known is not None:
-            return known
-        rows = tuple(row.detach() for row in rows)
-        body = capture(self.branch(0), tuple(_random(row, 1) for row in rows))
-        if not body.draws:
-            self._compare(body, rows, reference)
-        self._bodies.append(body)
-        return body
+        # what is saved here is nothing of the call that captures: a checkpoint around it is not told
+        with _alone(), torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+            known = self._fitting(rows)
+            if known is not None:
+                return known
+            rows = tuple(row.detach() for row in rows)
+            body = capture(self.branch(0), tuple(_random(row, 1) for row in rows))
+            if not body.draws:
+                self._compare(body, rows, reference)
+            self._bodies.append(body)
+            return body
 
     def _compare(self, body: Body, rows: tuple[Tensor, ...],
                  reference: Callable[[int, tuple[Tensor, ...]], Any]) -> None:
@@ -242,6 +250,15 @@ class StackedBranches(nn.Module):
     def extra_repr(self) -> str:
         cells = "; ".join(" ".join(f"{dtype} {shape}" for shape, dtype in body.cells) for body in self._bodies)
         return f"{self.branch_count} of {type(self._template[0]).__name__}, captured for cells of {cells or 'no shape'}"
+
+
+def _alone() -> contextlib.AbstractContextManager[Any]:
+    """Other threads wait meanwhile; nothing in a trace, of which PyTorch has one at a time."""
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else _ONE_AT_A_TIME
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class _Branch:

@@ -149,6 +149,8 @@ def compile_extern(target: str, template: Attr) -> Callable[[Sequence[Any]], Any
         tag = entry[0]
         if tag == "operand":
             return f"operands[{int(entry[1])}]"
+        if tag == "permuted":
+            return f"operands[{int(entry[1])}].permute({[int(d) for d in entry[2:]]})"
         if tag == "list":
             return "[" + ", ".join(source(item) for item in entry[1:]) + "]"
         if tag == "none":

@@ -349,14 +349,6 @@ def has_size_0(x: torch.Tensor) -> bool:
     return any(type(size) is int and size == 0 for size in x.shape)
 
 
-def channels_last_format(x: torch.Tensor) -> torch.memory_format | None:
-    """The memory format of a traced tensor [N, C, *S] of 4 or 5 dims whose channels are known to lie side by side, None
-    for others; asks for no guard."""
-    if x.dim() not in (4, 5) or type(x.stride(1)) is not int or x.stride(1) != 1 or type(x.stride(-1)) is int:
-        return None
-    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-
-
 def same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two traced tensors are known to have one shape; asks for no guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true

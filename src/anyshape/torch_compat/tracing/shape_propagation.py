@@ -57,6 +57,8 @@ _OPERATORS = frozenset((
 _MAKERS = frozenset((torch.arange, torch.zeros, torch.ones, torch.full, torch.empty))
 ANYWHERE = _OPERATORS | frozenset(getattr(room, name) for room in (torch, functional, get("torch._C._nn"))
                                   for name in ANYWHERE_NAMES if callable(getattr(room, name, None)))
+# Functions that lay results out otherwise on "meta", but for operands that are contiguous.
+LAID_OUT_NAMES = frozenset(("batch_norm", "group_norm", "pad", "roll"))
 META = torch.device("meta")
 DISABLE, OUTSIDE = "torch._C._DisableTorchDispatch", "torch.utils._python_dispatch._disable_current_modes"
 
@@ -127,8 +129,7 @@ class Shapes:
 
     def _found(self, function: Any, arguments: Sequence[Any], keywords: dict[str, Any],
                operands: list[Any]) -> tuple[Any, list[Any]]:
-        if (function in ANYWHERE_NAMES if isinstance(function, str) else _is_anywhere(function)) \
-                and not torch.is_autocast_enabled("cpu"):
+        if _is_anywhere(function, operands) and not torch.is_autocast_enabled("cpu"):
             here, named = (pytree.tree_map_only(torch.device, lambda _: META, part) for part in (arguments, keywords))
             if function in _MAKERS or "device" in named:
                 named = {**named, "device": META}
@@ -209,9 +210,12 @@ def _made(form: Any) -> Any:
     return torch.empty_strided(sizes, strides, dtype=dtype, device=META)
 
 
-def _is_anywhere(function: Any) -> bool:
+def _is_anywhere(function: Any, operands: Sequence[Any]) -> bool:
+    name = function if isinstance(function, str) else getattr(function, "__name__", "")
+    if name in LAID_OUT_NAMES and not all(one.is_contiguous() for one in operands):
+        return False
     try:
-        return function in ANYWHERE
+        return function in (ANYWHERE_NAMES if isinstance(function, str) else ANYWHERE)
     except TypeError:  # it has no hash
         return False
 

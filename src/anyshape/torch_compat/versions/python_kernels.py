@@ -4,6 +4,7 @@ something else than eager PyTorch does: inside of `eager_operators` they are set
     softshrink          torch's is differentiated step by step: 0 * inf is NaN where the operator's gradient is 0
     upsample_nearest    torch's takes other pixels where a factor is no whole number
     fused attention     before 2.13, the sums of exponentials are said to be float32 where they are float64
+    bernoulli_          draws in the order of memory; as a function, which it becomes in a graph, in that of indices
 """
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from anyshape import torch_compat as compat
+from anyshape.torch_compat.versions.memory_order import drawn_in_memory_order
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
@@ -97,6 +99,11 @@ def _in_its_dtype(torchs: Kernel) -> Kernel:
     return attention
 
 
+def _bernoulli_(x: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> torch.Tensor:
+    mask = drawn_in_memory_order(x.detach(), p, generator)
+    return x.copy_(aten.bernoulli.p(x.detach(), p, generator=generator) if mask is None else mask)
+
+
 _RESIZING = ("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
              "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
              "upsample_bicubic2d", "upsample_trilinear3d")
@@ -107,6 +114,9 @@ _OURS: dict[Any, Callable[[Kernel], Kernel]] = {
     **{getattr(getattr(aten, name), overload): _not_of_nothing
        for name in _RESIZING for overload in ("default", "vec")},
 }
+# operator that has no such kernel -> ours
+_MORE: dict[Any, Kernel] = {aten.bernoulli_.float: _bernoulli_}
+_BEFORE_GRADIENTS = "torch._C.DispatchKey.Autograd"  # where they are looked for
 
 
 @contextlib.contextmanager
@@ -114,7 +124,7 @@ def eager_operators() -> Iterator[None]:
     """See the head of this file. Other threads that compile wait, for this is every thread's."""
     decompositions = compat.get("torch._decomp.decompositions")
     torchs = getattr(decompositions, _POSITIONS, None)
-    with compat.compile_lock(), python_kernels(_OURS):
+    with compat.compile_lock(), python_kernels(_OURS, _MORE):
         if torchs is not None:
             setattr(decompositions, _POSITIONS, nearest_positions)
         try:
@@ -125,12 +135,17 @@ def eager_operators() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def python_kernels(changes: Mapping[Any, Callable[[Kernel], Kernel]]) -> Iterator[None]:
-    """Inside, the Python kernels of each operator are what its function makes of them, if this torch has such."""
-    found = [(op, *compat.python_kernels(op)) for op in changes] if compat.has(*compat.PYTHON_KERNELS) else []
+def python_kernels(changes: Mapping[Any, Callable[[Kernel], Kernel]],
+                   more: Mapping[Any, Kernel] | None = None) -> Iterator[None]:
+    """Inside, the Python kernels of each operator are what its function makes of them, and others have those of `more`,
+    if this torch has such."""
+    more, place = more or {}, compat.get(_BEFORE_GRADIENTS)
+    ops = [*changes, *(more if place is not None else ())] if compat.has(*compat.PYTHON_KERNELS) else []
+    found = [(op, *compat.python_kernels(op)) for op in ops]
     before = [(kernels, chosen, dict(kernels)) for _, kernels, chosen in found]
     for op, kernels, chosen in found:
-        kernels.update({key: changes[op](kernel) for key, kernel in kernels.items()})
+        kernels.update({place: more[op]} if op in more else {
+            key: changes[op](kernel) for key, kernel in kernels.items()})
         chosen.clear()
     try:
         yield
