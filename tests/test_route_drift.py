@@ -188,7 +188,8 @@ def slow(model):
 
 def test_a_trial_keeps_a_plan_only_for_more_than_noise():
     def trial(plan, general):
-        ways = (watched.Way("plan", SimpleNamespace(applied=(1,)), None, None), watched.Way("general", None, None, None))
+        ways = (watched.Way("plan", SimpleNamespace(applied=(1,)), None, None),
+                watched.Way("general", None, None, None))
         return watched.Trial(ways, None, "", times=(plan, general)).fastest(0.02, 8)
 
     noise = [0.1, -0.1, 0.2, -0.2, 0.05, -0.05, 0.15, -0.15]

@@ -250,6 +250,7 @@ class StackedBranches(nn.Module):
                 tensor.shape, device="meta") if tensor.is_floating_point() else tensor)
             self._bodies.clear()
             self._refused.clear()
+            self._traced_apart.modes.clear()
         return self
 
     def extra_repr(self) -> str:

@@ -309,7 +309,7 @@ class Watched(nn.Module):
                 self.left = None
                 return
         self._run(self.state.way, example_wanted=bool(why) or self._opens())
-        if why and self.last_plan.compile is None:  # what has to be compiled waits until it is clear
+        if why and (self.last_plan.compile is None or any(map(_is_general, self.ways))):  # else it must be compiled
             self._leave(window, why)
 
     def _costlier(self, way: Way, loads: Profile) -> str:
