@@ -295,6 +295,20 @@ def test_grouped_convolution(space, kernel, settings):
     assert gradgradcheck(run, (rows, weight, bias), fast_mode=True)
 
 
+def test_it_says_how_its_rows_run():
+    branches = [nn.Linear(4, 4) for _ in range(COUNT)]
+    first = nn.Sequential(route.Router(lambda x: torch.zeros(x.shape[0], 1, dtype=torch.int64), route.stack(branches)))
+    assert "branch by branch: no call outside of a trace" in repr(first)
+    fast = anyshape.compile(first)
+    fast(torch.randn(5, 4))
+    assert [one.way.partition(":")[0] for one in fast.explain().routers] == ["branch by branch"]
+    first(torch.randn(5, 4))
+    assert "grouped" in repr(first) and "branch by branch" not in repr(first)
+    mixing = route.Router(first[0].router_fn, route.stack([nn.Sequential(nn.BatchNorm1d(4)) for _ in range(COUNT)]))
+    mixing(torch.randn(5, 4))
+    assert "branch by branch: " in repr(mixing) and "no call" not in repr(mixing)
+
+
 class Centred(nn.Module):
     """Mixes cells, so there is no grouped form."""
 
@@ -351,17 +365,3 @@ def test_a_capture_within_a_checkpoint_saves_nothing_there():
     layer, cells = Layer(), torch.randn(6, 8)
     torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), list(layer.parameters())) for y in (
         checkpoint(layer, cells, use_reentrant=False), layer(cells))))
-
-
-def test_it_says_how_its_rows_run():
-    branches = [nn.Linear(4, 4) for _ in range(COUNT)]
-    first = nn.Sequential(route.Router(lambda x: torch.zeros(x.shape[0], 1, dtype=torch.int64), route.stack(branches)))
-    assert "branch by branch: no call outside of a trace" in repr(first)
-    fast = anyshape.compile(first)
-    fast(torch.randn(5, 4))
-    assert [one.way.partition(":")[0] for one in fast.explain().routers] == ["branch by branch"]
-    first(torch.randn(5, 4))
-    assert "grouped" in repr(first) and "branch by branch" not in repr(first)
-    mixing = route.Router(first[0].router_fn, route.stack([nn.Sequential(nn.BatchNorm1d(4)) for _ in range(COUNT)]))
-    mixing(torch.randn(5, 4))
-    assert "branch by branch: " in repr(mixing) and "no call" not in repr(mixing)
