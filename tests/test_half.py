@@ -31,6 +31,16 @@ EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of one rounding
 dtypes = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
 
 
+def in_pairs(**quick: tuple[int, ...]) -> pytest.MarkDecorator:
+    """A dtype and a number of threads: the threads given for a dtype's name, and the other pairs by `-m full`. The
+    dtype chooses the routine, the threads share out what it is called for."""
+    every = sorted({threads for some in quick.values() for threads in some})
+    return pytest.mark.parametrize(("dtype", "threads"), [
+        pytest.param(HALF[name], threads, id=f"{threads}-{name}",
+                     marks=() if threads in some else pytest.mark.full)
+        for name, some in quick.items() for threads in every])
+
+
 def native() -> bool:
     """Whether this machine's products are the host's own."""
     return all(encode_gemm.native(dtype, host()) for dtype in HALF)
@@ -79,8 +89,7 @@ def test_products_of_every_layout(dtype, left, right):
     assert inside(fast) == []
 
 
-@dtypes
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@in_pairs(bf16=(1, 5), f16=(2,))
 def test_threads_share_out_panels(dtype, threads):
     before = torch.get_num_threads()
     fast = anyshape.compile(torch.matmul)
@@ -95,8 +104,7 @@ def test_threads_share_out_panels(dtype, threads):
         torch.set_num_threads(before)
 
 
-@dtypes
-@pytest.mark.parametrize("threads", [1, 3])
+@in_pairs(bf16=(3,), f16=(1,))
 def test_large_results(dtype, threads):
     """Which whole tiles write past the caches: with rows that begin at lines, and not; over what is added."""
     before = torch.get_num_threads()
