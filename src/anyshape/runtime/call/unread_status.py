@@ -1,7 +1,7 @@
 """Asynchronous errors: runs that were issued to a stream and whose status nobody has read yet.
 
-Such a call returns before it is known whether a check failed (an index out of range, a whole number divided by 0).
-The error is raised by the next call of a program of the device, before that reads its arguments, or by `settle` with
+Such a call returns before it is known whether a check failed (an index out of range, a whole number divided by 0). The
+error is raised by the next call of a program of the device, before that reads its arguments, or by `settle` with
 `wait`. It names the step that failed. A run leaves the list only when its end is known, and each failed run raises
 once.
 """

@@ -2,8 +2,8 @@
 last.
 
 A call gives its blocks back when its work is issued, long before that is done. On the same stream the next call may
-have them at once: its work runs behind. Another stream gets a block only when the mark that was set as it was given
-back has been passed:
+have them at once: its work runs behind. Another stream gets a block only when the mark has been passed that was set as
+the block was given back:
 
     stream 1   take A   work on A   give A, mark m   take A   ...     at once
     stream 2                                         take B   ...     m is not passed: memory of its own
