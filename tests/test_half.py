@@ -294,7 +294,7 @@ def test_operands_and_results_in_f32(dtype):
             torch.testing.assert_close(one, other, rtol=close, atol=close * (1 + k) ** 0.5)
             assert torch.equal(one, one.to(dtype).to(one.dtype))
     if native():
-        assert not any(record.payload.calls for record in compiled.executable.records.values())
+        assert not any(record.payload.calls for record in compiled.executable.specializations.values())
 
 
 @only_native
@@ -308,14 +308,14 @@ def test_products_stay_in_the_host():
         x = torch.randn(rows, 64).bfloat16()
         fast(x, w, c)
     run = program.executable
-    assert all(not record.payload.calls for record in run.records.values())
+    assert all(not record.payload.calls for record in run.specializations.values())
 
     # the thread's scratch does not grow with the matrices
     fast = anyshape.compile(torch.matmul)
     for m, k, n in ((1000, 300, 1000), (1000, 1400, 1000), (1000, 5000, 1000)):
         x, y = laid((m, k), "dense", torch.bfloat16), laid((k, n), "dense", torch.bfloat16)
         check(fast(x, y), x, y, x.double() @ y.double())
-    scratch = [record.scratch for program in fast.programs for record in program.executable.records.values()]
+    scratch = [record.scratch for program in fast.programs for record in program.executable.specializations.values()]
     assert 0 < max(scratch) < (2e6 if tiles(host(), "bf16") else 1.2e6)
 
 
@@ -334,7 +334,7 @@ def test_without_products_of_its_own_the_host_calls_pytorch(dtype):
     with torch.autocast("cpu", dtype=dtype):
         found = linear(x, w)
     check(found, x.to(dtype), w.T.to(dtype), x.to(dtype).double() @ w.T.to(dtype).double())
-    records = [record for p in (*fast.programs, *linear.programs) for record in p.executable.records.values()]
+    records = [record for p in (*fast.programs, *linear.programs) for record in p.executable.specializations.values()]
     assert any(record.payload.calls for record in records)
 
 

@@ -96,7 +96,7 @@ def test_which_routine_multiplies_does_not_hang_on_the_name_of_the_processor(mon
         try:
             fast = anyshape.compile(torch.matmul, strict=True, calibrate=True)
             torch.testing.assert_close(fast(x, w), x @ w)
-            (record,) = fast.programs[0].executable.records.values()
+            (record,) = fast.programs[0].executable.specializations.values()
             assert record.payload.words[record.payload.words[format.HEAD_FIRST]] == op
         finally:
             target_of.cache_clear()

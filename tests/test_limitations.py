@@ -261,7 +261,7 @@ def test_biases_are_cast_by_kernels_under_autocast() -> None:
 def test_strided_products_of_double_precision_are_steps_by_pytorch() -> None:
     fast = anyshape.compile(torch.matmul)
     fast(torch.randn(8, 6, dtype=torch.float64)[:, ::2], torch.randn(6, 9, dtype=torch.float64)[::2])
-    (record,) = fast.programs[0].executable.records.values()
+    (record,) = fast.programs[0].executable.specializations.values()
     assert record.payload.words[record.payload.words[bytecode.HEAD_FIRST]] == bytecode.CALL
 
 

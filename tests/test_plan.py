@@ -244,7 +244,7 @@ def placed_apart(problem, assignment, values):
 
 
 def test_both_engines_solve_one_problem_and_only_one_of_them_at_every_size():
-    """docs/adr/027-places-by-formula-and-number.md: one layout holds for all sizes; at given ones the search is lower."""
+    """docs/adr/027-places-by-formula-and-number.md: formulas hold at all sizes, a search is lower at one."""
     facts = Facts(ranges=(("b", 0, None), ("s", 0, None)))
     lower = 0
     for seed in range(20):

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_drift_brings_a_new_plan(monkeypatch):
     before = serve(model, fast, (8, 8), 8)
     serve(model, fast, (8, 8), 60)
     assert [one.what for one in fast.history] == ["the general path is in force", "the new plan is in force"]
-    assert "regret" in fast.history[0].why and "ms" in fast.history[1].why
+    assert "expected" in fast.history[0].why and "regret" in fast.history[1].why and "ms" in fast.history[1].why
     assert 8 in fast.plan.decisions[0].options["capacities"] and fast.path == "plan"
     assert before >= serve(model, fast, (8, 8), 20) * 2
     count = len(fast.history)
@@ -164,6 +165,62 @@ def test_drift_is_met_by_a_thread_within_a_second_of_calls(monkeypatch):
     assert best == pytest.approx(seconds(8, (8,)) * 2)
 
 
+def test_a_plan_that_does_not_beat_the_general_path_is_given_up_in_the_first_calls(monkeypatch):
+    """Its expected cost says that it does: the calls decide."""
+    model, plan, _ = make(monkeypatch)
+    monkeypatch.setattr(Capacities, "apply", lambda self, own, decision, compile: slow(own))
+    fast = plan.apply(model, MANUAL)
+    serve(model, fast, (4, 27), 4)
+    assert not fast.state.example_wanted and fast.history == ()  # in training nothing is tried
+    fast.eval()
+    serve(model, fast, (4, 27), 40)
+    assert fast.path == "general" and [one.what for one in fast.history] == ["the general path is in force"]
+    assert "the first calls; medians" in fast.history[0].why
+    kept = plan.apply(model, replace(MANUAL, opening=False))
+    serve(model, kept, (4, 27), 40)
+    assert kept.path == "plan" and kept.history == ()
+
+
+def slow(model):
+    model.router.branches = nn.ModuleList([Padded(one.branch, (), 1.01) for one in model.router.branches])
+    return model
+
+
+def test_a_trial_keeps_a_plan_only_for_more_than_noise():
+    def trial(plan, general):
+        ways = (watched.Way("plan", SimpleNamespace(applied=(1,)), None, None),
+                watched.Way("general", None, None, None))
+        return watched.Trial(ways, None, "", times=(plan, general)).fastest(0.02, 8)
+
+    noise = [0.1, -0.1, 0.2, -0.2, 0.05, -0.05, 0.15, -0.15]
+    steady, loud = [1.0] * 8, [1 + one for one in noise]
+    assert trial([0.9] * 8, steady) == 0 and trial([0.99] * 8, steady) == 1 and trial([1.1] * 8, steady) == 1
+    assert trial([0.9] * 7, steady) is None  # too few
+    assert trial([one - 0.05 for one in loud], loud) is None  # not to be told, so that it goes on
+    assert trial(loud * 4, loud * 4) == 1
+    assert trial([one - 0.5 for one in loud], loud) == 0
+
+
+def test_turns_are_shared_whatever_the_period_of_the_loads():
+    calls = []
+    ways = tuple(watched.Way(name, None, lambda number, name=name: calls.append((name, number % 2)), None)
+                 for name in ("one", "other"))
+    trial = watched.Trial(ways, None, "", times=([], []))
+    for number in range(64):
+        trial.call((number,), {}, lambda: None)
+    assert len(trial.times[0]) == len(trial.times[1]) == 31
+    assert all(8 <= calls.count((name, odd)) <= 24 for name in ("one", "other") for odd in (0, 1))
+
+
+def test_the_general_path_serves_from_the_first_window_in_which_it_is_expected_to_be_faster(monkeypatch):
+    model, plan, fast = make(monkeypatch, replace(MANUAL, patience=3))
+    serve(model, fast, (4, 27), 40)
+    serve(model, fast, (8, 8), 10)
+    assert fast.path == "general" and len(fast.history) == 1
+    serve(model, fast, (4, 27), 20)  # it was noise
+    assert fast.plan is plan and fast.history[-1].why == "loads are as expected again"
+
+
 def test_a_plan_that_cannot_be_built_is_reported_and_calls_go_on(monkeypatch):
     _, _, fast = make(monkeypatch)
     present = fast.present
@@ -173,9 +230,11 @@ def test_a_plan_that_cannot_be_built_is_reported_and_calls_go_on(monkeypatch):
 
     monkeypatch.setattr(Capacities, "apply", refuse)
     model = fast.model
+    serve(model, fast, (4, 27), 20)
     serve(model, fast, (8, 8), 60)
     assert fast.history[-1].what == "no new plan" and "no such thing" in fast.history[-1].why
-    assert fast.present is present and fast.example is None and len(fast.ways) <= 2
+    assert fast.path == "general" and fast.present is not present  # which is expected to be faster than the plan
+    assert fast.example is None and len(fast.ways) <= 2
 
 
 def test_an_error_in_the_thread_is_told_and_ends_the_watch(monkeypatch):

@@ -229,6 +229,28 @@ def test_explain_knows_routers():
     assert "routers" in text and "recorded" in text
 
 
+@torch.no_grad()
+def test_explain_says_how_a_stack_ran():
+    """A program that was traced before a call gave it such rows runs branch by branch, whatever came later."""
+    def routed():
+        return route.Router(lambda cells, ids: ids, route.stack([nn.Linear(4, 4) for _ in range(3)])).eval()
+
+    def ways(fast):
+        return [one.way for one in fast.explain().routers]
+
+    model, x, ids = routed(), torch.randn(5, 4), torch.tensor([0, 1, 1, 2, 0])
+    fast = anyshape.compile(model)
+    fast(x, ids)
+    assert ways(fast)[0].startswith("branch by branch")
+    model(x, ids)  # captures
+    assert ways(fast)[0].startswith("grouped; branch by branch where traced")
+    model = routed()
+    model(x, ids)
+    fast = anyshape.compile(model)
+    fast(x, ids)
+    assert ways(fast) == ["grouped"]
+
+
 @pytest.mark.parametrize("stacked", [True, False])
 def test_all_optimisations_and_the_watch_by_default(stacked):
     """What the README shows: no argument left away, none added."""

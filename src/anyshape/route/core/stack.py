@@ -81,6 +81,7 @@ class StackedBranches(nn.Module):
         self.training = modules[0].training
         self._bodies: list[Body] = []
         self._refused: dict[Any, str] = {}
+        self._traced_apart = _TracedApart()
         for name, parameter in modules[0].named_parameters():
             every = torch.stack([branch.get_parameter(name).detach() for branch in modules])
             _holder(self.stacked, name).register_parameter(
@@ -103,6 +104,8 @@ class StackedBranches(nn.Module):
             except Refused as refusal:
                 self._refused[cells_of(rows), self.training] = str(refusal)
         if body is None:
+            if torch.compiler.is_compiling():
+                _tell_apart(self._traced_apart, self.training)
             own = [_Branch(self, number) for number in range(self.branch_count)]
             return run_split(own, list(rows), ends)
         tensors = self.tensors()
@@ -116,9 +119,11 @@ class StackedBranches(nn.Module):
 
     @property
     def way(self) -> str:
-        """How rows run in this mode: "grouped", or "branch by branch" and why."""
+        """How rows run in this mode: "grouped", or "branch by branch" and why; of a program that was traced with other
+        rows than those that have a grouped form, both."""
         if any(body.training == self.training for body in self._bodies):
-            return "grouped"
+            return "grouped; branch by branch where traced before a call outside of a trace gave it such rows" \
+                if self.training in self._traced_apart.modes else "grouped"
         reasons = dict.fromkeys(why for (_, training), why in self._refused.items() if training == self.training)
         return f"branch by branch: {'; '.join(reasons) or 'no call outside of a trace has given it rows'}"
 
@@ -245,6 +250,7 @@ class StackedBranches(nn.Module):
                 tensor.shape, device="meta") if tensor.is_floating_point() else tensor)
             self._bodies.clear()
             self._refused.clear()
+            self._traced_apart.modes.clear()
         return self
 
     def extra_repr(self) -> str:
@@ -259,6 +265,25 @@ def _alone() -> contextlib.AbstractContextManager[Any]:
 
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
+
+
+class _TracedApart:
+    """In which modes a trace has run a stack branch by branch; a copy or a pickle begins anew, its programs do, too."""
+
+    def __init__(self) -> None:
+        self.modes: set[bool] = set()
+
+    def __deepcopy__(self, _: Any) -> _TracedApart:
+        return _TracedApart()
+
+    def __reduce__(self) -> Any:
+        return _TracedApart, ()
+
+
+@torch.compiler.assume_constant_result
+def _tell_apart(told: _TracedApart, training: bool) -> None:
+    """Called when a trace is made, not by the program: Dynamo takes it for a constant."""
+    told.modes.add(training)
 
 
 class _Branch:

@@ -28,8 +28,9 @@ class DriftPolicy:
 
     seconds, least_calls: a window is over after so long, when it has so many calls. patience: windows in a row that
     must pass the gate. regret: from which on a new plan is made. quantile: of the gate. rounds: timed calls of each way
-    in a trial; the ways take turns. margin: share of time that a way must save to replace the present one. thread: a
-    daemon thread looks; without, `Watched.look` must be called.
+    in a trial, at least; the ways take turns. margin: share of time that a way must save to replace the present one.
+    opening: the first calls are a trial of the plan against the general path, which is compiled beside them where the
+    plan compiles. thread: a daemon thread looks; without, `Watched.look` must be called.
     """
 
     seconds: float = 0.1
@@ -39,6 +40,7 @@ class DriftPolicy:
     quantile: float = 0.999
     rounds: int = 8
     margin: float = 0.02
+    opening: bool = True
     thread: bool = True
 
 

@@ -102,7 +102,7 @@ class Executable:
         self.layout = self.runner.sizes
         known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
         self.binder = Binder(plan, self.layout.symbols, known, self.specializer.names)
-        self.records: dict[Any, Specialization] = {}
+        self.specializations: dict[Any, Specialization] = {}
         self.lock = threading.Lock()
         self.enter = make_enter(plan, self.layout.slots, self.binder.strided)
         windows = [plan.outputs[buffer.index] for buffer in self.specializer.outputs]
@@ -135,7 +135,7 @@ class Executable:
         """
         if self.takes_tape:
             return self._backward(args)
-        record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit)
+        record, inputs, pointers, undo = self.enter(args, self.specializations, self._slow, self._fit)
         if record.is_other is not self.specializer.is_other:
             return self._in_other_order(args)
         args.clear()
@@ -169,7 +169,7 @@ class Executable:
         values = tape.open()
         origin = tape.owner.record if tape_memory is not None else tuple(
             (v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
-        record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit, values, origin)
+        record, inputs, pointers, undo = self.enter(args, self.specializations, self._slow, self._fit, values, origin)
         args.clear()
         private = None
         keeps = not tape.once and api.keeps_graph()
@@ -256,6 +256,9 @@ class Executable:
         if scratch <= record.spare:
             temporary = pool.take(record.temporary)
             spare = lower + record.spare_at
+        elif record.reused_output < 0:
+            temporary = pool.take(record.temporary + scratch)
+            spare = temporary.address + record.temporary
         else:
             temporary, spare, _own = self._above(record, scratch)
         try:
@@ -397,7 +400,7 @@ class Executable:
             taken = dict(self.places)
             rest = [a for i, a in enumerate(arguments) if i not in taken] if taken else arguments
             key, same = self.enter.key(rest, *((values, origin) if taken else ()))  # type: ignore[attr-defined]
-            record = self.records.get(key)
+            record = self.specializations.get(key)
             if record is not None:
                 return record, tuple(arguments)
         symbols = self.binder.bind(arguments, known, same)
@@ -414,9 +417,9 @@ class Executable:
 
     def _remember(self, key: Any, record: Specialization) -> None:
         with self.lock:
-            while len(self.records) >= RECORDS:
-                self.records.pop(next(iter(self.records)))
-            self.records[key] = record
+            while len(self.specializations) >= RECORDS:
+                self.specializations.pop(next(iter(self.specializations)))
+            self.specializations[key] = record
 
     def _tensor(self, kind: TensorType | str, argument: Any) -> Any:
         """A Python number where the program has a scalar tensor becomes one."""
