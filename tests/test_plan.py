@@ -4,12 +4,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-import sys
 
 import numpy as np
 import pytest
 
 from anyshape.backend.targets import usual_target
+from anyshape.base.align import align
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import TensorType
 from anyshape.kernel.loop_ir.aliasing import overwritable
@@ -21,8 +21,9 @@ from anyshape.plan.ir.liveness import LiveRanges, live_bytes, peak_bytes
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, Plan, Window, touched
 from anyshape.plan.ir.show import show
 from anyshape.plan.memory.inplace_reuse import written_over
+from anyshape.plan.memory.offset_problem import OffsetAssignment, OffsetProblem
 from anyshape.plan.memory.output_as_scratch import alias_buffers
-from anyshape.plan.memory.symbolic_allocator import allocate
+from anyshape.plan.memory.symbolic_allocator import allocate, assign_for_all_sizes
 from anyshape.plan.verify import judge, lower_bound
 from anyshape.runtime.context.process_context import shared_context
 from anyshape.runtime.memory.offset_assignment import assign_offsets
@@ -223,11 +224,46 @@ def test_places_are_the_same_where_only_what_is_alive_together_is_looked_at(long
         lives = [(first, first + random_.choice((0, 1, 2, longest))) for first in random_.choices(range(200), k=300)]
         items = np.array([(0, 0, 200, 0), *((64 * random_.randint(0, 9), *life, 0) for life in lives)], np.int64)
         items[:3, 3], items[:3, 0] = (0, 640, 1920), 576
-        places = [assign_offsets(shared_context().host, one, 3, 4096, 8192, sys.maxsize, few) for few in (0, len(items))
-                  for one in (items, [tuple(item) for item in items.tolist()])]
+        places = [assign_offsets(shared_context().host, OffsetProblem(one, 3, 4096), 8192, few=few)
+                  for few in (0, len(items)) for one in (items, [tuple(item) for item in items.tolist()])]
         assert all(one == places[0] for one in places)
         found += len(set(places[0][1])) > 3
     assert found == 20
+
+
+def placed_apart(problem, assignment, values):
+    """Whether no two items that are live together share a byte, and none crosses the wall."""
+    top, offsets = (assignment.top, assignment.offsets) if isinstance(assignment, OffsetAssignment) else assignment
+    places = [item[3] for item in problem.items[:problem.fixed]] + offsets
+    items = [(evaluate(offset, values), evaluate(size, values), first, last)
+             for (size, first, last, _), offset in zip(problem.items, places, strict=True)]
+    wall = evaluate(problem.wall, values)
+    return all(at + size <= evaluate(top, values) and not at < wall < at + size for at, size, _, _ in items) and all(
+        at + size <= other or other + length <= at or last < begin or end < first
+        for (at, size, first, last), (other, length, begin, end) in itertools.combinations(items, 2))
+
+
+def test_both_engines_solve_one_problem_and_only_one_of_them_at_every_size():
+    """docs/adr/027-places-by-formula-and-number.md: formulas hold at all sizes, a search is lower at one."""
+    facts = Facts(ranges=(("b", 0, None), ("s", 0, None)))
+    lower = 0
+    for seed in range(20):
+        random_ = random.Random(seed)
+        lives = [(first, first + random_.randint(0, 4)) for first in random_.choices(range(20), k=30)]
+        items = [(align(random_.choice(SIZES)), *life, 0) for life in lives]
+        problem = OffsetProblem([(align(4 * b * s), 0, 9, 0), *items], 1, align(4 * b * s))
+        symbolic = assign_for_all_sizes(problem, facts)
+        for values in SHAPES[1:]:
+            numbers = [(evaluate(size, values), first, last, 0) for size, first, last, _ in problem.items]
+            numbers = OffsetProblem(numbers, 1, evaluate(problem.wall, values))
+            bound = numbers.bound(25)
+            found = assign_offsets(shared_context().host, numbers, bound)
+            assert placed_apart(problem, symbolic, values) and placed_apart(numbers, found, values)
+            # the engine for all sizes takes numbers, too: they are formulas without symbols
+            assert placed_apart(numbers, assign_for_all_sizes(numbers, facts), values)
+            assert bound <= found[0] and bound <= evaluate(symbolic.top, values)
+            lower += found[0] < evaluate(symbolic.top, values)
+    assert lower > 40
 
 
 def test_text(golden):

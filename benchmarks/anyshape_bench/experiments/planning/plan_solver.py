@@ -6,15 +6,14 @@ planner for a whole train step in numbers, which benchmarks compare with others.
 """
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from anyshape.base.align import align
-from anyshape.plan.ir.liveness import peak_bytes
+from anyshape.plan.memory.offset_problem import OffsetProblem
 from anyshape.plan.schedule.beam_search import Problem
 from anyshape.plan.schedule.divide_and_conquer import order_by_parts
 from anyshape.runtime.context.process_context import Context
-from anyshape.runtime.memory.offset_assignment import LiveRange, assign_offsets
+from anyshape.runtime.memory.offset_assignment import assign_offsets
 from anyshape_bench.experiments.planning.problem_text import ALIGNMENT, Solution
 
 
@@ -26,8 +25,8 @@ def solve(problem: Problem, context: Context) -> Solution:
 def placed(problem: Problem, order: Sequence[int], context: Context) -> Solution:
     """The solution with that order, and the layout that is best for it."""
     items = lives(problem, order)
-    bound = peak_bytes([one for one, _ in items], len(order))
-    top, places = assign_offsets(context.host, [(*one, 0) for one, _ in items], 0, 0, bound, sys.maxsize)
+    offset_problem = OffsetProblem([(*one, 0) for one, _ in items])
+    top, places = assign_offsets(context.host, offset_problem, offset_problem.bound(len(order)))
     offsets = [-1] * len(problem.sizes)
     for (_, values), place in zip(items, places, strict=True):
         for value in values:
@@ -35,7 +34,8 @@ def placed(problem: Problem, order: Sequence[int], context: Context) -> Solution
     return Solution(tuple(order), tuple(offsets), top)
 
 
-def lives(problem: Problem, order: Sequence[int], aligned: int = ALIGNMENT) -> list[tuple[LiveRange, list[int]]]:
+def lives(problem: Problem, order: Sequence[int],
+          aligned: int = ALIGNMENT) -> list[tuple[tuple[int, int, int], list[int]]]:
     """Pieces of memory in that order: bytes (rounded up to `aligned`), first and last step, and the values that lie
     there one after another, each made over the one before."""
     first: dict[int, int] = {}

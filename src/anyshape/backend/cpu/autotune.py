@@ -48,7 +48,6 @@ from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
-MODES = ("measured", "own", "library", "usual")
 TURNS, CLEAR = 6, 3.0  # of each routine; the first one finds caches and pages cold. Enough is a ratio as clear as that
 
 
@@ -88,7 +87,8 @@ class Autotune:
     """Says which routine does a product. Threads may share one.
 
     Args:
-        mode: one of MODES: the faster one, our own ones wherever there are any, the library's, or the `usual` ones.
+        mode: "measured", "own", "library" or "usual": the faster one, our own ones wherever there are any, the
+            library's, or the `usual` ones.
     """
 
     def __init__(self, native: NativeRoutines, measurements: Measurements, mode: str) -> None:

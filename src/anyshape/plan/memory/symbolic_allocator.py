@@ -50,7 +50,8 @@ from anyshape.base.align import align
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.context import DEFAULTS, PlanContext
 from anyshape.plan.ir.liveness import kept_regions, tape_entry
-from anyshape.plan.ir.program import Buffer, Plan
+from anyshape.plan.ir.program import Plan
+from anyshape.plan.memory.offset_problem import Item, OffsetAssignment, OffsetProblem
 from anyshape.sym.expr import Size, maximum
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_at_most
@@ -61,11 +62,11 @@ class _Slot:
     size: Size
     hint: int
     lives: list[tuple[int, int]]
-    members: list[str]
+    members: list[int]  # numbers of items
     offset: Size | None = None  # of a fixed place in the kept block, which cannot grow
 
-    def free(self, buffer: Buffer) -> bool:
-        return all(last < buffer.first or buffer.last < first for first, last in self.lives)
+    def free(self, first: int, last: int) -> bool:
+        return all(end < first or last < begin for begin, end in self.lives)
 
 
 def allocate(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
@@ -78,54 +79,63 @@ def allocate(plan: Plan, context: PlanContext = DEFAULTS) -> Plan:
     """
     forward = context.forward
     end = len(plan.steps)
-    saved = [b for b in plan.buffers if b.is_saved]
     offsets: dict[str, Size] = {}
-    slots: list[_Slot] = []
+    items: list[Item] = []
     kept: Size = 0
-    for buffer in saved:
+    for buffer in [b for b in plan.buffers if b.is_saved]:
         offsets[buffer.name] = kept
-        slots.append(_Slot(buffer.bytes, plan.facts.hint(buffer.bytes), [(buffer.first, end)], [], kept))
+        items.append((buffer.bytes, buffer.first, end, kept))
         kept = kept + align(buffer.bytes)
     if forward is not None:
-        assert not saved, "a backward program saves nothing"
+        assert not items, "a backward program saves nothing"
         offsets.update(tape_offsets(plan, forward))
         kept = forward.kept
-        for region in kept_regions(plan, forward):
-            slots.append(_Slot(region.bytes, plan.facts.hint(region.bytes), [(0, region.last)], [], region.offset))
-    prover = _Prover(plan.facts)
-    moving = [b for b in plan.buffers if b.is_temp]
-    moving.sort(key=lambda b: (-plan.facts.hint(b.bytes), b.first - b.last, b.first, b.name))
-    for buffer in moving:
-        _assign(buffer, slots, prover)
-    top = kept
+        items += [(region.bytes, 0, region.last, region.offset) for region in kept_regions(plan, forward)]
+    fixed = len(items)
+    moving = sorted([b for b in plan.buffers if b.is_temp], key=lambda b: b.name)
+    items += [(b.bytes, b.first, b.last, 0) for b in moving]
+    top, found = assign_for_all_sizes(OffsetProblem(items, fixed, kept), plan.facts)
+    offsets.update(zip([b.name for b in moving], found, strict=True))
+    places = tuple((b.name, offsets[b.name]) for b in plan.buffers if b.name in offsets)
+    return dataclasses.replace(plan, offsets=places, arena=top, kept=kept)
+
+
+def assign_for_all_sizes(problem: OffsetProblem, facts: Facts) -> OffsetAssignment:
+    """Offsets that are valid wherever `facts` hold. What lies above the wall is in slots, one after another."""
+    items, fixed = problem.items, problem.fixed
+    slots = [_Slot(size, facts.hint(size), [(first, last)], [], offset) for size, first, last, offset in items[:fixed]]
+    prover = _Prover(facts)
+    moving = [(number, *items[number][:3]) for number in range(fixed, len(items))]
+    moving.sort(key=lambda one: (-facts.hint(one[1]), one[2] - one[3], one[2], one[0]))
+    for number, size, first, last in moving:
+        slot = _slot_of(size, [slot for slot in slots if slot.free(first, last)], slots, prover)
+        slot.lives.append((first, last))
+        slot.members.append(number)
+    offsets: dict[int, Size] = {}
+    top = problem.wall
     for slot in slots:
         start = slot.offset
         if start is None:
             start = top
             top = top + align(slot.size)
-        for name in slot.members:
-            offsets[name] = start
-    places = tuple((b.name, offsets[b.name]) for b in plan.buffers if b.name in offsets)
-    return dataclasses.replace(plan, offsets=places, arena=top, kept=kept)
+        offsets.update(dict.fromkeys(slot.members, start))
+    return OffsetAssignment(top, [offsets[number] for number in range(fixed, len(items))])
 
 
-def _assign(buffer: Buffer, slots: list[_Slot], prover: _Prover) -> None:
-    """Puts `buffer` into the best of `slots`, or a new one."""
-    free = [slot for slot in slots if slot.free(buffer)]
-    holding = [slot for slot in free if prover.at_most(buffer.bytes, slot.size)]
+def _slot_of(size: Size, free: list[_Slot], slots: list[_Slot], prover: _Prover) -> _Slot:
+    """The best of the `free` ones for so many bytes, grown where it has to, or a new one of `slots`."""
+    holding = [slot for slot in free if prover.at_most(size, slot.size)]
     growing = [slot for slot in free if slot.offset is None]
     if holding:
         # a place in the kept block costs nothing; among the others the smallest
-        slot = min(holding, key=lambda s: (s.offset is None, s.hint))
-    elif growing:
+        return min(holding, key=lambda s: (s.offset is None, s.hint))
+    if growing:
         slot = min(growing, key=lambda s: s.hint)
-        slot.size = maximum(slot.size, buffer.bytes)
-        slot.hint = max(slot.hint, prover.facts.hint(buffer.bytes))
-    else:
-        slot = _Slot(buffer.bytes, prover.facts.hint(buffer.bytes), [], [])
-        slots.append(slot)
-    slot.lives.append((buffer.first, buffer.last))
-    slot.members.append(buffer.name)
+        slot.size = maximum(slot.size, size)
+        slot.hint = max(slot.hint, prover.facts.hint(size))
+        return slot
+    slots.append(_Slot(size, prover.facts.hint(size), [], []))
+    return slots[-1]
 
 
 class _Prover:

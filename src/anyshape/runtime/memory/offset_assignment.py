@@ -1,14 +1,15 @@
-"""Offset assignment: places of buffers at given sizes, by the host's own search
-(backend/cpu/routines/offset_assignment.py)."""
+"""Offset assignment at given sizes: the engine for problems of numbers (plan/memory/offset_problem.py), by the host's
+own search (backend/cpu/routines/offset_assignment.py)."""
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from anyshape.backend.interface import HostRoutines
+from anyshape.plan.memory.offset_problem import OffsetProblem
 
 GOOD_ENOUGH = 1.02  # a layout within this factor of the bound is not improved
 
@@ -36,14 +37,15 @@ class ArenaLayout:
     middle: int = 0
 
 
-Item = tuple[int, int, int, int]  # bytes, first, last, offset
-LiveRange = tuple[int, int, int]  # bytes, first, last
 FEW = 128  # items among which those that are alive with one are found by looking at all
 
 
-def assign_offsets(host: HostRoutines, items: Sequence[Item] | np.ndarray, fixed: int, wall: int, bound: int, top: int,
+def assign_offsets(host: HostRoutines, problem: OffsetProblem, bound: int, top: int = sys.maxsize,
                    few: int = FEW) -> tuple[int, list[int]]:
-    """The lowest top of some ways to place the items from `fixed` on, and their offsets; none below `top`."""
+    """An `OffsetAssignment` in numbers: the lowest top of some ways to place the items, and their offsets; no offsets
+    where none is below `top`. bound: as of `OffsetProblem.bound`; a top close to it is not improved."""
+    items, fixed, wall = problem.items, problem.fixed, problem.wall
+    assert isinstance(wall, int)
     count = len(items)
     if count == 0:
         return min(top, wall), []

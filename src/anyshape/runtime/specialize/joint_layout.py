@@ -18,6 +18,7 @@ import numpy as np
 
 from anyshape.base.align import align
 from anyshape.plan.ir.liveness import arena_ranges
+from anyshape.plan.memory.offset_problem import OffsetProblem
 from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, assign_offsets
 from anyshape.runtime.memory.size_vectors import LiveBytes, SizeTable
 from anyshape.runtime.specialize.specialization import Specializer
@@ -89,7 +90,7 @@ class JointLayout:
             return forward, backward
         sizes = align(self.sizes(values))
         items = np.column_stack((sizes, self.lives, np.zeros(len(sizes), np.int64)))
-        top, offsets = assign_offsets(self.forward.host, items, 0, 0, bound, most)
+        top, offsets = assign_offsets(self.forward.host, OffsetProblem(items), bound, most)
         if top > WORTH * most:
             return forward, backward
         moved, kept = len(self.forward.moving), len(self.backward.regions)

@@ -17,7 +17,6 @@ The top of a backward's upper block is one piece of memory after another where t
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +29,7 @@ from anyshape.plan.ir.home import External, Recomputed
 from anyshape.plan.ir.liveness import LiveRanges, Region, first_writes, saved_external, tape_entry
 from anyshape.plan.ir.program import ExternStep, MemoryStep, Plan, step_writes, touched
 from anyshape.plan.ir.size_function import SizeFunction
+from anyshape.plan.memory.offset_problem import OffsetProblem
 from anyshape.runtime.memory.offset_assignment import ArenaLayout, assign_offsets
 from anyshape.runtime.memory.pools import PAGE
 from anyshape.runtime.memory.size_vectors import SizeTable
@@ -372,8 +372,9 @@ class SavedLayout:
         free[len(moving):, 1] = [one.back for one in back]
         free[len(moving):, 2] = lasts[returned]
         items = np.concatenate((fixed, free))
-        bound = max(LiveRanges(items[:, 1:3], len(self.plan.steps)).peak(items[:, 0]), border)
-        top, placed = assign_offsets(self.host, items, len(fixed), border, bound, sys.maxsize)
+        problem = OffsetProblem(items, len(fixed), border)
+        bound = problem.bound(len(self.plan.steps))
+        top, placed = assign_offsets(self.host, problem, bound)
         layout = ArenaLayout([], border, max(top, border), bound, starts=starts if policy.apart else [], moving=moving,
                         placed=placed)
         if policy.apart and self.forward is not None:
@@ -416,17 +417,16 @@ class SavedLayout:
         below[len(items) - back:] = True
         below[0] = True  # the chunks
         fixed = items[below]
-        bound = max(LiveRanges(fixed[:, 1:3], end).peak(fixed[:, 0]), border)
-        middle, placed = assign_offsets(self.host, fixed, 1, border, bound, sys.maxsize)
+        problem = OffsetProblem(fixed, 1, border)
+        middle, placed = assign_offsets(self.host, problem, problem.bound(end))
         middle = max(middle, border)
         fixed[1:, 3] = placed
         items[below] = fixed
         sizes: list[int] = []
         for phase in range(1, len(phases)):
             own = ~below & (number == phase)
-            some = np.concatenate((fixed, items[own]))
-            bound = max(LiveRanges(some[:, 1:3], end).peak(some[:, 0]), middle)
-            top, placed = assign_offsets(self.host, some, len(fixed), middle, bound, sys.maxsize)
+            problem = OffsetProblem(np.concatenate((fixed, items[own])), len(fixed), middle)
+            top, placed = assign_offsets(self.host, problem, problem.bound(end))
             offsets = np.array(placed, np.int64)
             items[own, 3] = np.where(offsets >= middle, offsets + sum(sizes), offsets)
             sizes.append(max(top - middle, 0))

@@ -31,8 +31,9 @@ from anyshape.ir.types import size_of
 from anyshape.plan.ir.home import Input, Restored
 from anyshape.plan.ir.liveness import kept_regions, peak_bytes
 from anyshape.plan.ir.program import Buffer, MemoryStep, Plan, Window
+from anyshape.plan.memory.offset_problem import Item, OffsetProblem
 from anyshape.runtime.memory import huge_pages
-from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, Item, LiveRange, assign_offsets
+from anyshape.runtime.memory.offset_assignment import GOOD_ENOUGH, ArenaLayout, assign_offsets
 from anyshape.runtime.memory.size_vectors import SizeTable
 from anyshape.runtime.specialize.offload_schedule import Action, actions
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavedLayout, SavePolicy
@@ -355,24 +356,27 @@ class Specializer:
     def _own(self, padded: list[int], offsets: list[int], kept: int, arena: int,
              values: dict[str, int]) -> tuple[ArenaLayout, list[Item]]:
         """The better of the plan's layout and one made for these sizes, and what lies there."""
-        items = [(padded[i], *self.lives[i], offsets[i]) for i in self.saved]
+        items: list[Item] = [(padded[i], *self.lives[i], offsets[i]) for i in self.saved]
         regions = iter(self.keeps.region_sizes(values))
         for region, size, offset in zip(self.regions, regions, regions, strict=True):
             if region.last >= 0:
                 items.append((align(size), 0, region.last, offset))
         fixed = len(items)
         items += [(padded[i], *self.lives[i], 0) for i in self.moving]
-        return self._improved(items, fixed, ArenaLayout(offsets, kept, arena, max(self._live(items), kept))), items
+        problem = OffsetProblem(items, fixed, kept)
+        bound = problem.bound(len(self.plan.steps))
+        return self._improved(problem, ArenaLayout(offsets, kept, arena, bound)), items
 
     def _inside(self, items: list[Item], border: int, first: int) -> ArenaLayout:
         """What fits in the memory of the result, which is first written in step `first`; low there, so that scratch
         has room above it, or anywhere if that takes less arena."""
         # what the result itself takes, from its first step on, is fixed at the bottom of its memory
         taken = (border, first, len(self.plan.steps), 0)
-        bound = self._live([taken, *items])
-        low = align(int(self._live([one for one in items if one[2] < first]) * ROOMY))
+        end = len(self.plan.steps)
+        bound = OffsetProblem([taken, *items], 1, border).bound(end)
+        low = align(int(OffsetProblem([one for one in items if one[2] < first]).bound(end) * ROOMY))
         for above in ([(border - low, 0, first - 1, low)] if low < border else [], []):
-            layout = self._improved([taken, *above, *items], 1 + len(above),
+            layout = self._improved(OffsetProblem([taken, *above, *items], 1 + len(above), border),
                                     ArenaLayout([0] * len(self.lives), border, sys.maxsize, bound, "output"))
             if not above or layout.top <= GOOD_ENOUGH * bound:
                 break
@@ -385,11 +389,12 @@ class Specializer:
         if not early:
             return None
         late = [i for i in self.moving if self.lives[i][1] >= self.taken]
-        layout = ArenaLayout([0] * len(padded), 0, 0, self._live([(padded[i], *self.lives[i], 0) for i in self.moving]),
-                         "early")
-        for part in (early, late):
-            items = [(padded[i], *self.lives[i], 0) for i in part]
-            top, places = assign_offsets(self.host, items, 0, 0, self._live(items), sys.maxsize) if part else (0, [])
+        end = len(self.plan.steps)
+        whole, *parts = (OffsetProblem([(padded[i], *self.lives[i], 0) for i in part])
+                         for part in (self.moving, early, late))
+        layout = ArenaLayout([0] * len(padded), 0, 0, whole.bound(end), "early")
+        for part, problem in zip((early, late), parts, strict=True):
+            top, places = assign_offsets(self.host, problem, problem.bound(end))
             for i, offset in zip(part, places, strict=True):
                 layout.offsets[i] = layout.top + offset
             layout.border, layout.top = layout.top, layout.top + top
@@ -403,10 +408,7 @@ class Specializer:
         used = align(max(ends, default=0))
         return used, place.border - used
 
-    def _live(self, items: Sequence[Item]) -> int:
-        return peak_bytes([item[:3] for item in items], len(self.plan.steps))
-
-    def _peak(self, values: dict[str, int], blocks: list[LiveRange], taken: int) -> int:
+    def _peak(self, values: dict[str, int], blocks: list[tuple[int, int, int]], taken: int) -> int:
         """The most bytes of results, tensors of PyTorch and `blocks` at one step; the reused output is
         there from step `taken` on."""
         end = len(self.plan.steps)
@@ -416,10 +418,10 @@ class Specializer:
         lives += [(evaluate(b.bytes, values), b.first, b.last) for b in self.beside]
         return peak_bytes(lives, end)
 
-    def _improved(self, items: list[Item], fixed: int, found: ArenaLayout) -> ArenaLayout:
+    def _improved(self, problem: OffsetProblem, found: ArenaLayout) -> ArenaLayout:
         """`found`, with the moving buffers placed for these sizes if that is lower."""
         if found.top > GOOD_ENOUGH * found.bound and self.moving:
-            found.top, places = assign_offsets(self.host, items, fixed, found.border, found.bound, found.top)
+            found.top, places = assign_offsets(self.host, problem, found.bound, found.top)
             for i, offset in enumerate(places):
                 found.offsets[self.moving[i]] = offset
         return found

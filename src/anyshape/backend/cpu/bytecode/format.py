@@ -445,7 +445,6 @@ HEAD_FIRST, HEAD_SCRATCH, HEAD_WORKSPACE = map(Program.index, ("first", "scratch
 MATMUL_A, MATMUL_B, MATMUL_C, MATMUL_BIAS = map(ProductStep.index, ("a", "b", "c", "bias"))
 SGEMM, DGEMM, SGEMM_BATCH, DGEMM_BATCH = map(Functions.index, ("sgemm", "dgemm", "sgemm_batch", "dgemm_batch"))
 STEP_DONE = -1
-HEAD = Program.encoder()
 ALONG_ROWS, ALONG_TERMS = ProductStep.index("n"), ProductStep.index("k")
 GROUPED_FEW = GroupedStep.fields["thin"].words
 GROUPED_READ = 8  # rows whose product takes as long as reading a matrix of weights
