@@ -51,7 +51,7 @@ def limit_of(run):
 
 def sizes(run, x):
     """The forward's symbols at an input that it has met."""
-    return next(dict(record.values) for record in limit_of(run).program.records.values()
+    return next(dict(record.values) for record in limit_of(run).program.specializations.values()
                 if any(view and view[0] == tuple(x.shape) for view in record.inputs))
 
 

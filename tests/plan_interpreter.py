@@ -41,6 +41,7 @@ class Frame:
     scratch: int
     status: Any
     step: int = -1
+    over: bool = True  # False: it is on a stream
 
 
 class Runner:
@@ -114,6 +115,9 @@ class Runner:
             steps.error = error
             return CALLBACK_FAILED, times
         return DONE, times
+
+    def ended(self, frame: Frame, wait: bool) -> int:
+        return CHECK_FAILED if frame.status[0] else DONE
 
     def failure(self, frame: Frame) -> tuple[int, int]:
         return frame.step, frame.status[0]

@@ -416,5 +416,5 @@ def test_a_mask_that_lies_in_another_order_is_stored_for_the_host() -> None:
         index = torch.randint(0, 9, (m, m))
         torch.testing.assert_close(fast(q, k, v, index), f(q, k, v, index))
     records = [record for program in fast._anyshape.compilation.programs
-               for record in program.compiled.executable.records.values()]
+               for record in program.compiled.executable.specializations.values()]
     assert records and not any(record.payload.calls for record in records)

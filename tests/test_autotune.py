@@ -43,7 +43,7 @@ def tune(folder: Path | None, mode: str = "measured") -> Autotune:
 
 
 def ops_of(fast) -> set[int]:
-    record, = fast.programs[0].executable.records.values()
+    record, = fast.programs[0].executable.specializations.values()
     found, at = set(), record.payload.words[host.HEAD_FIRST]
     while record.payload.words[at] != host.END:
         found.add(record.payload.words[at])

@@ -119,7 +119,7 @@ def test_bags_are_summed_where_they_belong():
     executable = fast.programs[0].executable
     assert [type(step) for step in executable.plan.steps] == [KernelStep] * MANY
     assert not any(buffer.is_temp for buffer in executable.plan.buffers)
-    assert {record.arena for record in executable.records.values()} == {0}
+    assert {record.arena for record in executable.specializations.values()} == {0}
 
 
 def graph(*lines: str) -> str:

@@ -374,8 +374,8 @@ def test_a_train_step_and_a_limit_take_channels_last() -> None:
         loss_of(theirs, x).backward()
         second.step()
         limit = limit_of(step)
-        dropped += [len(record.policy.dropped) for record in limit.program.records.values()]
-        values = dict(next(iter(limit.program.records.values())).values)
+        dropped += [len(record.policy.dropped) for record in limit.program.specializations.values()]
+        values = dict(next(iter(limit.program.specializations.values())).values)
         least = limit.least(values)
         assert least < 0.9 * limit.needed(values, SAVE_ALL)
         limit.move(least)  # the next step at these sizes drops what it can

@@ -15,6 +15,8 @@ from anyshape.frontend.capture import frame_callback
 from anyshape.frontend.capture.dynamo_backend import FallbackWarning
 from anyshape.plan.ir.program import ExternStep
 
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+
 
 @pytest.fixture(autouse=True)
 def _fresh():
@@ -277,17 +279,20 @@ def test_nothing_is_found_in_nothing():
 
 
 # of gelsd: test_least_squares_without_residuals
-@pytest.mark.parametrize("driver", [None, "gels", pytest.param("gelsd", marks=pytest.mark.full)])
-def test_least_squares(driver):
+@pytest.mark.parametrize(("driver", "every"), [  # every shape with the usual driver, a batch of each with another
+    (None, True), ("gels", False), *(pytest.param(name, True, marks=pytest.mark.full) for name in ("gels", "gelsd"))])
+def test_least_squares(driver, every):
     def function(a, b):
         solution, residuals, rank, values = torch.linalg.lstsq(a * 2, b, driver=driver)
         return solution.sum() * 3 + residuals.square().sum() + rank.sum() + values.detach().sum()
     fast = anyshape.compile(function)
     for rows, columns, count in ((5, 3, 2), (3, 5, 4), (6, 4, 2)):
-        for batch in ((), (2,)):
+        for batch in ((), (2,)) if every else ((2,),):
             a, b = torch.randn(*batch, rows, columns), torch.randn(*batch, rows, count)
             agree(function, fast, a.double(), b.double())
     assert {stage for _, stage in fallbacks(fast)} <= {"split"}
+    if not every:
+        return
     for shape, other in (((2, 5, 3), (2, 5)), ((5, 3), (5,)), ((2, 5, 3), (1, 5, 4)), ((6, 3), (6, 1))):
         agree(function, fast, torch.randn(shape).double(), torch.randn(other).double())
 
@@ -510,11 +515,12 @@ def test_bags_of_one_length(mode):
     * (x.t() @ x)[tuple(torch.triu_indices(x.shape[1], x.shape[1], 1))],
 ], ids=["remainder", "absolute", "least", "spectrum", "half", "element", "linspace", "pools", "whole", "diagonal",
         "triangles"])
-def test_numbers_made_of_sizes(function):
+def test_numbers_made_of_sizes(function, request):
     fast = anyshape.compile(function)
     for shape in ((3, 17), (2, 5), (5, 2), (1, 6), (4, 40)):
         agree(function, fast, torch.randn(shape))
-    assert fast._anyshape.compilation.graphs == 1
+    by_parity = VERSION < (2, 13) and request.node.callspec.id == "pools"  # docs/limitations.md, Platforms
+    assert fast._anyshape.compilation.graphs <= (2 if by_parity else 1)
     assert not fallbacks(fast)
 
 

@@ -116,3 +116,96 @@ def test_the_library_does_it_where_that_is_asked() -> None:
     with torch.no_grad():
         torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
     assert "direct_conv" not in steps(fast)
+
+
+class Normed(nn.Module):
+    """Two convolutions; behind the second batch norm, perhaps a residual, and ReLU."""
+
+    def __init__(self, outs: int, bias: bool, affine: bool, residual: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(outs, outs, 3, padding=1)
+        self.conv = nn.Conv2d(outs, outs, 3, padding=1, bias=bias)
+        self.norm = nn.BatchNorm2d(outs, affine=affine).eval()
+        self.residual = residual
+        new_numbers(self.norm)
+
+    def forward(self, x):
+        x = self.first(x)
+        y = self.norm(self.conv(x))
+        return (y + x if self.residual else y).relu()
+
+
+def new_numbers(norm: nn.BatchNorm2d) -> None:
+    with torch.no_grad():
+        norm.running_mean.normal_(0, 2)
+        norm.running_var.uniform_(0.2, 3)
+        for parameter in norm.parameters():
+            parameter.normal_()
+
+
+@pytest.mark.parametrize("outs", [20, 70])
+@pytest.mark.parametrize("form", list(itertools.product((False, True), repeat=3)), ids=str)
+def test_batch_norm_is_part_of_the_convolution(outs, form) -> None:
+    """Also after its numbers have changed."""
+    torch.manual_seed(0)
+    net = Normed(outs, *form).eval()
+    fast = anyshape.compile(net, strict=True)
+    with torch.no_grad():
+        for count, space in ((2, (9, 11)), (1, (17, 6)), (0, (5, 5))):
+            x = torch.randn(count, outs, *space)
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+            new_numbers(net.norm)
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+    assert steps(fast) == ["direct_conv"] * 2 and len(fast.programs) == 1
+    _, conv = (step for step in fast.programs[0].executable.plan.steps if isinstance(step, LibraryStep))
+    assert {"scaled", "relu"} <= dict(conv.attrs).keys() and ("added" in dict(conv.attrs)) == form[2]
+
+
+class Chain(nn.Module):
+    """Two convolutions and numbers of channels, one after another, by `kinds`; `twice`: what they begin with is read
+    again behind them."""
+
+    def __init__(self, kinds: str, twice: bool = False) -> None:
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Conv2d(6, 20, 3))
+        self.kinds, self.twice = kinds, twice
+        self.numbers = nn.ParameterList(torch.randn(20, 1, 1) for _ in kinds)
+
+    def forward(self, x):
+        first = y = self.conv(x)
+        for kind, number in zip(self.kinds, self.numbers, strict=True):
+            y = {"+": y + number, "-": y - number, "*": y * number, "~": number - y}[kind]
+        return y + first if self.twice else y.relu()
+
+
+@pytest.mark.parametrize("kinds", ["*", "-", "~", "*-+", "-**+", "*+*+", "*~"])
+@pytest.mark.parametrize("twice", [False, True])
+def test_chains_of_numbers_of_channels(kinds, twice) -> None:
+    torch.manual_seed(0)
+    net, x = Chain(kinds, twice), torch.randn(2, 3, 12, 9)
+    fast = anyshape.compile(net, strict=True)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
+    assert steps(fast) == ["direct_conv"] * 2
+
+
+def test_numbers_that_are_none_with_batch_norm() -> None:
+    torch.manual_seed(0)
+    net = Normed(18, False, True, False).eval()
+    fast = anyshape.compile(net, strict=True)
+    x = torch.randn(2, 18, 12, 12)
+    x[0, 1, 3, 4], x[1, 0, 11, 11] = torch.nan, torch.inf
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_pytorch_runs_a_step_with_factors_where_the_host_does_not() -> None:
+    """Weights whose strides the host does not take."""
+    torch.manual_seed(0)
+    net = Normed(8, True, True, True).eval()
+    fast = anyshape.compile(net, strict=True)
+    x = torch.randn(2, 8, 7, 6)
+    with torch.no_grad():
+        for change in (lambda w: w, lambda w: w.mT.contiguous().mT, lambda w: w.repeat(2, 1, 1, 1)[::2]):
+            net.conv.weight.data = change(net.conv.weight.data)
+            torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)

@@ -74,7 +74,7 @@ def test_to_the_bit_as_one_after_the_other(by, function, dtype):
 def ops_of(fast, *arguments):
     """The host's steps of the last call, those of a series one by one after its head."""
     fast(*arguments)
-    *_, record = fast.programs[-1].compiled.executable.records.values()
+    *_, record = fast.programs[-1].compiled.executable.specializations.values()
     found, at = [], record.payload.words[format.HEAD_FIRST]
     while record.payload.words[at] != format.END:
         found.append(record.payload.words[at])

@@ -875,6 +875,18 @@ def test_small_sizes_are_checked_once_per_pattern_and_ones_beforehand(monkeypatc
     for shape in [(3, 4), (5, 1), (1, 4)]:
         torch.testing.assert_close(fast(x := torch.randn(shape)), x.squeeze(0) + 1)
     assert calls == [(1, 4)]
+    calls.clear()
+    windows = anyshape.compile(lambda x: x.reshape(x.shape[0], x.shape[1] // 4, 4, x.shape[2] // 2, 2).sum((2, 4)))
+    for shape in [(3, 12, 8), (3, 4, 8), (5, 8, 2), (5, 4, 2), (1, 4, 6), (1, 4, 2)]:  # one window, by its pixels
+        x = torch.randn(shape)
+        torch.testing.assert_close(windows(x), x.unflatten(2, (-1, 2)).unflatten(1, (-1, 4)).sum((2, 4)))
+    assert not calls
+    pairs = anyshape.compile(lambda x: (x.reshape(x.shape[0] // 2, 2).squeeze(0) + 1, None)[0])  # foreseen to differ
+    for shape in [(8,), (2,), (6,)]:
+        x = torch.randn(shape)
+        torch.testing.assert_close(pairs(x), x.reshape(-1, 2).squeeze(0) + 1)
+    assert calls == [(2,)]
+    assert "squeeze has shape [2]" in pairs.explain().to_dict()["fallbacks"][0]["reason"]
     assert "squeeze has shape [4]" in fast.explain().to_dict()["fallbacks"][0]["reason"]
 
 

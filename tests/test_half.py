@@ -31,6 +31,16 @@ EPSILON = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of one rounding
 dtypes = pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
 
 
+def in_pairs(**quick: tuple[int, ...]) -> pytest.MarkDecorator:
+    """A dtype and a number of threads: the threads given for a dtype's name, and the other pairs by `-m full`. The
+    dtype chooses the routine, the threads share out what it is called for."""
+    every = sorted({threads for some in quick.values() for threads in some})
+    return pytest.mark.parametrize(("dtype", "threads"), [
+        pytest.param(HALF[name], threads, id=f"{threads}-{name}",
+                     marks=() if threads in some else pytest.mark.full)
+        for name, some in quick.items() for threads in every])
+
+
 def native() -> bool:
     """Whether this machine's products are the host's own."""
     return all(encode_gemm.native(dtype, host()) for dtype in HALF)
@@ -79,8 +89,7 @@ def test_products_of_every_layout(dtype, left, right):
     assert inside(fast) == []
 
 
-@dtypes
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@in_pairs(bf16=(1, 5), f16=(2,))
 def test_threads_share_out_panels(dtype, threads):
     before = torch.get_num_threads()
     fast = anyshape.compile(torch.matmul)
@@ -95,8 +104,7 @@ def test_threads_share_out_panels(dtype, threads):
         torch.set_num_threads(before)
 
 
-@dtypes
-@pytest.mark.parametrize("threads", [1, 3])
+@in_pairs(bf16=(3,), f16=(1,))
 def test_large_results(dtype, threads):
     """Which whole tiles write past the caches: with rows that begin at lines, and not; over what is added."""
     before = torch.get_num_threads()
@@ -294,7 +302,7 @@ def test_operands_and_results_in_f32(dtype):
             torch.testing.assert_close(one, other, rtol=close, atol=close * (1 + k) ** 0.5)
             assert torch.equal(one, one.to(dtype).to(one.dtype))
     if native():
-        assert not any(record.payload.calls for record in compiled.executable.records.values())
+        assert not any(record.payload.calls for record in compiled.executable.specializations.values())
 
 
 @only_native
@@ -308,14 +316,14 @@ def test_products_stay_in_the_host():
         x = torch.randn(rows, 64).bfloat16()
         fast(x, w, c)
     run = program.executable
-    assert all(not record.payload.calls for record in run.records.values())
+    assert all(not record.payload.calls for record in run.specializations.values())
 
     # the thread's scratch does not grow with the matrices
     fast = anyshape.compile(torch.matmul)
     for m, k, n in ((1000, 300, 1000), (1000, 1400, 1000), (1000, 5000, 1000)):
         x, y = laid((m, k), "dense", torch.bfloat16), laid((k, n), "dense", torch.bfloat16)
         check(fast(x, y), x, y, x.double() @ y.double())
-    scratch = [record.scratch for program in fast.programs for record in program.executable.records.values()]
+    scratch = [record.scratch for program in fast.programs for record in program.executable.specializations.values()]
     assert 0 < max(scratch) < (2e6 if tiles(host(), "bf16") else 1.2e6)
 
 
@@ -334,7 +342,7 @@ def test_without_products_of_its_own_the_host_calls_pytorch(dtype):
     with torch.autocast("cpu", dtype=dtype):
         found = linear(x, w)
     check(found, x.to(dtype), w.T.to(dtype), x.to(dtype).double() @ w.T.to(dtype).double())
-    records = [record for p in (*fast.programs, *linear.programs) for record in p.executable.records.values()]
+    records = [record for p in (*fast.programs, *linear.programs) for record in p.executable.specializations.values()]
     assert any(record.payload.calls for record in records)
 
 

@@ -96,7 +96,7 @@ def test_which_routine_multiplies_does_not_hang_on_the_name_of_the_processor(mon
         try:
             fast = anyshape.compile(torch.matmul, strict=True, calibrate=True)
             torch.testing.assert_close(fast(x, w), x @ w)
-            (record,) = fast.programs[0].executable.records.values()
+            (record,) = fast.programs[0].executable.specializations.values()
             assert record.payload.words[record.payload.words[format.HEAD_FIRST]] == op
         finally:
             target_of.cache_clear()
@@ -176,6 +176,7 @@ DRAWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "exponential_": lambda x: torch.empty_like(x).exponential_(),
     "rand_like": lambda x: torch.rand_like(x * 2),
     "randn_like of a part": lambda x: torch.randn_like(x[:, :, 1:]),
+    "uniform_ of a part": lambda x: x.clone()[:, 1:].mT.uniform_(),
     "uniform_ and a sum": lambda x: (x * 2).uniform_().cumsum(0)[-1].sum(0),
     "multinomial": lambda x: torch.multinomial(x[0, 0].abs() * 2, 1),
 }  # fmt: skip

@@ -47,6 +47,13 @@ PRIVATE, PATCHING, MEASURING = "torch_compat", "run/torch_", "tools/"
 ASKED_FOR = ("_growth_tracker", "_lazy_init_scale_growth_tracker", "_opt_called", "_post_accumulate_grad_hooks",
              "_scale")
 LONGEST = 60  # lines of a function
+FACE = 8  # names that a package's `__init__` gives to others
+# package: why its face is wider
+WIDE_FACES = {
+    "route": "a library for users, who write `from anyshape import route`: cells, routers and plans are one name each",
+    "ops": "a name for each kind of ops: importing them all fills the op table",
+    "torch_compat": "every file that touches a private name of torch asks by these, as `compat.get(...)`",
+}
 # (file, function) that is longer; it waits for the rewrite of how a call reaches native code
 LONG_FUNCTIONS = (("runtime/call/executable.py", "_run"),)
 
@@ -259,6 +266,22 @@ def test_a_file_says_what_it_is_for_in_readable_lines(path: Path) -> None:
     assert not lines or ast.get_docstring(tree(path)), f"{name_of(path)} does not say what it is for"
     wide = [number for number, line in enumerate(lines, 1) if len(line) > 120]
     assert not wide, f"{name_of(path)}: lines {wide} are wider than 120 columns"
+
+
+def face(path: Path) -> list[str]:
+    """The names that a package gives to others: its `__all__`, else the public functions and classes that its
+    `__init__` defines. What it imports for itself is no part of its face."""
+    for node in tree(path).body:
+        if isinstance(node, ast.Assign) and any(ast.unparse(one) == "__all__" for one in node.targets):
+            return list(ast.literal_eval(node.value))
+    return [node.name for node in tree(path).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            and not node.name.startswith("_")]
+
+
+def test_a_package_has_a_face_of_few_names() -> None:
+    faces = {package(module_of(path)): face(path) for path in FILES if path.name == "__init__.py"}
+    wide = {name: len(names) for name, names in faces.items() if len(names) > FACE}
+    assert wide.keys() == WIDE_FACES.keys(), f"faces of more than {FACE} names: {wide}"
 
 
 @each_file

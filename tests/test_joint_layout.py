@@ -48,7 +48,7 @@ def stepped(model: nn.Module, **options: Any) -> anyshape.TrainStep:
 def records(step: anyshape.TrainStep) -> list[Any]:
     """Of a shape just met, the forward's executable and record and the backward's."""
     found = [one.executable for one in step.programs]
-    return [(one, [*one.records.values()][-1]) for one in found]
+    return [(one, [*one.specializations.values()][-1]) for one in found]
 
 
 @pytest.mark.unguarded

@@ -54,7 +54,7 @@ def test_the_host_gets_one_step(dtype):
     x, a, b, c = (torch.randn(*shape).to(dtype) for shape in ((96, 512), (512, 128), (64, 512), (512, 100)))
     fast(x, a, b, c)
     executable = fast.programs[0].compiled.executable
-    (record,) = executable.records.values()
+    (record,) = executable.specializations.values()
     ops, at = [], record.payload.words[format.HEAD_FIRST]
     while record.payload.words[at] != format.END:  # the head of a series, then what is in it
         ops.append((record.payload.words[at], record.payload.words[at + 1] // format.MATMUL_DIMS))

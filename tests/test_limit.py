@@ -138,7 +138,7 @@ def test_what_fits_is_left_alone(without):
     module, run = without
     x = torch.randn(60, 32)
     step(run, module, x)
-    record = next(iter(limit_of(run).program.records.values()))
+    record = next(iter(limit_of(run).program.specializations.values()))
     assert record.policy == SAVE_ALL and not record.chunks
     plain = anyshape.compile(net(), strict=True)
     step(plain, net(), x)
@@ -158,7 +158,7 @@ def test_tapes_in_flight_share_the_limit(without):
     module.zero_grad(set_to_none=True)
     with counted() as most:
         first, second = (other(x.clone().requires_grad_()).square().mean() for _ in range(2))
-        assert any(key[-1].dropped for key in limit_of(other).program.specializer.records)  # of the second one
+        assert any(key[-1].dropped for key in limit_of(other).program.specializer.specializations)  # of the second one
         second.backward()
         once = [p.grad.clone() for p in module.parameters()]
         first.backward()
@@ -199,7 +199,7 @@ def test_a_language_model_trains_within_its_limit():
     run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
     wanted = {length: train(run, length) for length in (64, 1, 37)}
     limit = limit_of(run)
-    record = max(limit.program.records.values(), key=lambda one: one.kept)
+    record = max(limit.program.specializations.values(), key=lambda one: one.kept)
     tradeoff = list(limit.tradeoff(record.values))
     least = limit.needed(record.values, SavePolicy(tradeoff[-1].dropped, apart=True))
     assert least < 0.75 * limit.needed(record.values, SAVE_ALL)

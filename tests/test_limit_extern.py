@@ -211,7 +211,7 @@ def test_what_is_counted_is_what_was_predicted(trained):
                 assert same(step(run, module, x), wanted)
             assert most[0] == needed
             assert "computed again" in str(run.memory(**values))
-            for record in limit.program.records.values():
+            for record in limit.program.specializations.values():
                 dropped |= record.policy.dropped
                 phases.add(limit.backward.specializer.made(limit.later(values), record.policy).phases)
     assert phases != {()}  # some of these backwards ran in phases
@@ -357,7 +357,7 @@ def test_of_a_dropout_the_mask_is_kept():
     x = torch.randn(50, 16)
     step(run, module, x)
     forward = next(p.executable if hasattr(p, "executable") else p for p in run.programs if "forward" in p.name)
-    [record] = forward.records.values()
+    [record] = forward.specializations.values()
     wide = 50 * 64
     assert record.outside == wide  # a byte an element
     assert record.kept == 4 * wide  # what goes into the activation; its result and the dropout's are made again
@@ -400,7 +400,7 @@ def step():
 
 step()
 limit = limit_of(run)
-bytes_ = limit.least(dict(next(iter(limit.program.records.values())).values))
+bytes_ = limit.least(dict(next(iter(limit.program.specializations.values())).values))
 limit.move(bytes_)
 for _ in range(3):
     step()

@@ -64,7 +64,7 @@ def move(run, bytes_: int) -> None:
 
 def met(run, x: torch.Tensor) -> list[tuple[Any, dict[str, int]]]:
     """The limits of the forwards that have met an input, and its sizes; before somebody moves them."""
-    return [(limit, dict(record.values)) for limit in limits(run) for record in limit.program.records.values()
+    return [(limit, dict(record.values)) for limit in limits(run) for record in limit.program.specializations.values()
             if any(view and view[0] == tuple(x.shape) for view in record.inputs)]
 
 

@@ -55,7 +55,7 @@ def images(count: int) -> Tensor:
 
 
 def last(program: Executable) -> Any:
-    return list(program.records.values())[-1]
+    return list(program.specializations.values())[-1]
 
 
 @pytest.mark.unguarded
@@ -69,10 +69,10 @@ def test_a_train_step_takes_the_order_that_needs_less_at_its_sizes() -> None:
             assert torch.equal(mine, its)
     forward, backward = (one.executable for one in step.programs)
     assert forward.other is not None and backward.other is not None
-    assert [record.is_other for record in forward.records.values()] == [True, False, True, False]
+    assert [record.is_other for record in forward.specializations.values()] == [True, False, True, False]
     for program, is_other in ((backward, False), (backward.other, True)):
-        assert [record.is_other for record in program.records.values()] == [is_other, is_other]
-    assert len({record.kept for record in forward.records.values()}) == 4
+        assert [record.is_other for record in program.specializations.values()] == [is_other, is_other]
+    assert len({record.kept for record in forward.specializations.values()}) == 4
     for count in (LITTLE, MUCH):
         [needs], [before] = ([curve.needed for curve in one.memory(arguments_0=(count, 3, 12, 12)).curves]
                              for one in (step, plain))
@@ -159,6 +159,6 @@ def test_so_does_a_program_without_a_backward_also_in_threads() -> None:
             thread.join()
     assert not failures
     program = compilation_of(run).programs[0].executable
-    taken = {view[0][0]: record.is_other for record in program.records.values() for view in record.inputs
+    taken = {view[0][0]: record.is_other for record in program.specializations.values() for view in record.inputs
              if view is not None and view[0][1:] == (16,)}
     assert taken[256] and taken[64] and not taken[1024] and not taken[4096]

@@ -50,7 +50,7 @@ def test_the_arena_is_in_the_result_where_it_fits() -> None:
         assert not differs(fast(x, y), two_lengths(x, y)), (s, t)
         (program,) = compilation_of(fast).programs[-1:]
         run = program.compiled.executable
-        record = list(run.records.values())[-1]
+        record = list(run.specializations.values())[-1]
         assert (record.reused_output >= 0, record.given >= 0) == (room, given), (s, t)
         judge(run.plan, record.values, record.offsets, record.kept + record.temporary, record.kept)
         assert counted_peak(run.ran(record).plan, record) == record.arena == run.specializer.arena(record.values)
@@ -69,7 +69,7 @@ def test_the_lower_block_is_gone_when_the_result_is_taken() -> None:
     wanted = two_lengths(x, y)
     assert not differs(fast(x, y), wanted)
     run = compilation_of(fast).programs[-1].compiled.executable
-    (record,) = run.records.values()
+    (record,) = run.specializations.values()
     assert record.given >= 0
     pool, allocate, held = run.context.kept, run.calls.allocate, []
 
@@ -100,7 +100,7 @@ def test_an_arena_without_all_sizes_is_not_known() -> None:
     given = (*drawn(500, 400), torch.randn(3001))
     assert not differs(fast(*given), step(*given))
     run = compilation_of(fast).programs[0].compiled.executable
-    (record,) = run.records.values()
+    (record,) = run.specializations.values()
     assert run.specializer.arena(record.values) == record.arena
     assert 3001 in record.values.values()
     for name, value in record.values.items():
@@ -114,8 +114,8 @@ def test_a_program_without_calls_of_pytorch() -> None:
         x, y = drawn(s, t)
         assert not differs(fast(x, y), all_native(x, y)), (s, t)
     run = compilation_of(fast).programs[0].compiled.executable
-    assert [record.reused_output for record in run.records.values()] == [-1, 0, 0]
-    assert not any(record.payload.calls for record in run.records.values())
+    assert [record.reused_output for record in run.specializations.values()] == [-1, 0, 0]
+    assert not any(record.payload.calls for record in run.specializations.values())
 
 
 def test_what_is_written_of_the_arena_is_counted() -> None:
@@ -156,7 +156,7 @@ def test_training_keeps_its_blocks() -> None:
     two_lengths(p, q).sin().mean().backward()
     assert not differs(x.grad, p.grad) and not differs(y.grad, q.grad)
     assert all(record.reused_output < 0 for program in compilation_of(fast).programs
-               for record in program.compiled.executable.records.values())
+               for record in program.compiled.executable.specializations.values())
 
 
 # --- scratch, and products that pack their rows over themselves
@@ -207,7 +207,7 @@ def test_products_pack_their_rows_over_themselves(calls: bool, monkeypatch: pyte
                 wanted = step(x, v, w)
                 assert not differs(fast(x, v, w), wanted), (rows, inner, columns)
                 run = compilation_of(fast).programs[-1].compiled.executable
-                record = list(run.records.values())[-1]
+                record = list(run.specializations.values())[-1]
                 assert record.scratch > 0 and (record.reused_output >= 0 or (calls and record.given >= 0))
                 if host.PRODUCT not in ops_of(record)[:-1]:
                     continue  # by PyTorch on this processor
@@ -234,5 +234,5 @@ def test_rows_that_are_read_again_are_not_packed_over(monkeypatch: pytest.Monkey
     for one, other in zip(fast(x, v, w), step(x, v, w), strict=True):
         assert not differs(one, other)
     run = compilation_of(fast).programs[-1].compiled.executable
-    (record,) = run.records.values()
+    (record,) = run.specializations.values()
     assert record.reused_output >= 0 and record.spare == 0 and host.OVER not in ops_of(record)

@@ -46,7 +46,7 @@ def test_the_host_gets_one_step():
     x, y = torch.randn(60, 70), torch.randn(60, 70)
     fast(x, y)
     executable = fast.programs[0].compiled.executable
-    (record,) = executable.records.values()
+    (record,) = executable.specializations.values()
     at = record.payload.words[record.payload.words[format.HEAD_FIRST]:].tolist()
     length = format.SERIES_HEAD + at[format.SERIES_WORDS]
     assert at[0] == format.SERIES and at[length] == format.END

@@ -283,7 +283,7 @@ def stored(tmp_path_factory):
     fast = anyshape.compile(model, memory_limit=NO_LIMIT, memory_store=folder, strict=True)
     fast(x).square().mean().backward()
     program = fast.programs[0].executable
-    values = next(iter(program.records.values())).values
+    values = next(iter(program.specializations.values())).values
     program.limit.move(program.limit.needed(values, SAVE_ALL) // 2)
     return fast, data_of(fast, 1, x=(8, 160, 32))
 

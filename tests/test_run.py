@@ -490,10 +490,10 @@ def test_the_arena_does_not_grow_with_the_number_of_shapes():
     for _ in range(700):
         rows, columns = torch.randint(0, 40, (2,), generator=generator).tolist()
         run([torch.zeros(rows, columns), torch.zeros(columns)])
-    largest = max(record.arena for record in run.records.values())
+    largest = max(record.arena for record in run.specializations.values())
     assert len(context.temporary.free) == 1
     assert context.temporary.held <= -(-max(largest, 2 * 39 * 39 * 4 + 128) // 4096) * 4096
-    assert len(run.records) <= 512
+    assert len(run.specializations) <= 512
 
 
 @pytest.mark.unguarded

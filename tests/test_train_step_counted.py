@@ -53,19 +53,19 @@ def test_a_step_takes_what_was_predicted_and_a_refused_one_changes_nothing() -> 
     assert len(limits) == 2
     free = []
     for limit in limits:
-        [record] = limit.program.records.values()
+        [record] = limit.program.specializations.values()
         free.append(limit.needed(record.values, record.policy))
-    leasts = [limit.least(dict(next(iter(limit.program.records.values())).values)) for limit in limits]
+    leasts = [limit.least(dict(next(iter(limit.program.specializations.values())).values)) for limit in limits]
     assert all(least < 0.7 * need for least, need in zip(leasts, free, strict=True))
     for bytes_ in (NO_LIMIT, int(0.8 * max(free)), max(leasts)):
         for limit in limits:
             limit.move(bytes_)
         for number in range(BATCHES):
             limit = limits[number == BATCHES - 1]
-            limit.program.records.clear()
+            limit.program.specializations.clear()
             with counted() as most:
                 step(batch(150))
-            [record] = limit.program.records.values()
+            [record] = limit.program.specializations.values()
             need = limit.needed(record.values, record.policy)
             assert need <= bytes_ and bool(record.policy.dropped) == (bytes_ < free[number == BATCHES - 1])
             assert need - 64 <= most[0] <= need, (bytes_, number)

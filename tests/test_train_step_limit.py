@@ -99,7 +99,7 @@ def test_the_same_numbers_under_a_limit(kind: type[torch.nn.Module]) -> None:
     for one, other in zip(model.state_dict().values(), free.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     limit = next(p.executable.limit for p in step.programs if p.executable.limit is not None)
-    assert any(record.policy.dropped for record in limit.program.records.values())
+    assert any(record.policy.dropped for record in limit.program.specializations.values())
 
 
 def bounds(kind: type[torch.nn.Module], x: Tensor) -> tuple[int, int]:
@@ -110,7 +110,7 @@ def bounds_of(step: anyshape.TrainStep, x: Tensor) -> tuple[int, int]:
     """What a step takes with everything kept, and the least limit that works."""
     step(x)
     limit = next(one.executable.limit for one in step.programs if one.executable.limit is not None)
-    record = next(iter(limit.program.records.values()))
+    record = next(iter(limit.program.specializations.values()))
     return limit.needed(record.values, record.policy), limit.least(record.values)
 
 
@@ -269,7 +269,7 @@ def test_a_step_whose_gradients_would_have_to_live_runs_twice() -> None:
     step = clipped(1000)
     least = refused(step, given[0])
     one_run = limits_of(plain)[-1]
-    known = one_run.least(dict(next(iter(one_run.program.records.values())).values))
+    known = one_run.least(dict(next(iter(one_run.program.specializations.values())).values))
     assert least < 0.7 * known
     move(step, least - 1)
     assert refused(step, given[0]) == least
@@ -309,6 +309,6 @@ def test_gradients_die_with_updates_of_several_kernels() -> None:
                                strict=True)
     step(torch.randn(4, 64))
     [limit] = limits_of(step)
-    [record] = limit.program.records.values()
+    [record] = limit.program.specializations.values()
     gradients = 4 * sum(p.numel() for p in model.parameters())
     assert limit.needed(record.values, record.policy) < 0.75 * gradients

@@ -180,5 +180,5 @@ def test_attention_in_checkpointed_layers(whole: bool) -> None:
         for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(mine, its, rtol=1e-4, atol=1e-5)
     assert [program.name for program in fast.programs] == ["0.forward", "0.backward"]
-    kept = max(record.kept for record in fast.programs[0].compiled.executable.records.values())
+    kept = max(record.kept for record in fast.programs[0].compiled.executable.specializations.values())
     assert kept <= 6 * 4 * 300 * 16 * 4 + 65536  # what goes into each layer, and nothing from inside

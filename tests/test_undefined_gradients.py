@@ -162,7 +162,7 @@ def test_a_limit_holds_from_the_first_step_on() -> None:
     run = anyshape.compile(module, memory_limit=NO_LIMIT, strict=True)
     run(tokens)
     limit = limit_of(run)
-    values = next(iter(limit.program.records.values())).values
+    values = next(iter(limit.program.specializations.values())).values
     with under(run, limit.least(values)):
         assert peak(module, lambda: gradients(run, module, tokens)) <= limit.bytes + SMALL
 
@@ -178,13 +178,13 @@ def test_limits_hold(make: Callable[[], nn.Module], given: torch.Tensor, disable
     reference = gradients(run, module, given)
     limit = limit_of(run)
     assert bool(limit.zeros) == (make is Beside)
-    values = next(iter(limit.program.records.values())).values
+    values = next(iter(limit.program.specializations.values())).values
     least, most = limit.least(values), limit.needed(values, SAVE_ALL)
     assert least < most
     for bytes_ in (most, (least + most) // 2, least):
         with under(run, bytes_):
             run(given)
-            needed = limit.needed(values, next(iter(limit.program.records.values())).policy)
+            needed = limit.needed(values, next(iter(limit.program.specializations.values())).policy)
             found: list[torch.Tensor] = []
             taken = peak(module, lambda into=found: into.extend(gradients(run, module, given)))
             assert same(found, reference)
@@ -206,9 +206,9 @@ def test_any_backward_runs_on_any_tape(limited: tuple[Language, Callable], loss:
     tokens = tokens_of()
     usual, wanted = gradients(run, module, tokens), gradients(run, module, tokens, loss)
     limit = limit_of(run)
-    with under(run, limit.least(next(iter(limit.program.records.values())).values)):
+    with under(run, limit.least(next(iter(limit.program.specializations.values())).values)):
         assert same(gradients(run, module, tokens, loss), wanted)
-        assert next(iter(limit.program.records.values())).policy.dropped
+        assert next(iter(limit.program.specializations.values())).policy.dropped
         assert same(gradients(run, module, tokens), usual)
         outputs = run(tokens)
         parameters = list(module.parameters())
@@ -228,11 +228,11 @@ def test_values_that_were_moved_out_come_back(tmp_path: Path) -> None:
     run = anyshape.compile(module, memory_limit=NO_LIMIT, memory_store=str(tmp_path), strict=True)
     wanted = gradients(run, module, tokens)
     limit = limit_of(run)
-    values = next(iter(limit.program.records.values())).values
+    values = next(iter(limit.program.specializations.values())).values
     with under(run, limit.least(values)):
         assert same(gradients(run, module, tokens), wanted)
         assert same(gradients(run, module, tokens, _sum), gradients(run, module, tokens, _sum))
-        assert next(iter(limit.program.records.values())).policy.moved
+        assert next(iter(limit.program.specializations.values())).policy.moved
 
 
 def test_who_watches_a_backward_sees_it(limited: tuple[Language, Callable]) -> None:

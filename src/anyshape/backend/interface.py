@@ -3,6 +3,7 @@
     Target       a device as a value: what it supports, which library it has for an operation
     its compile  loop programs -> kernels, which nobody else looks into
     PlanRunner   runs one plan: specialise it to sizes (an opaque payload), make the frame of a call, run it
+    Streams      a device's queues of work, where a call returns before its work is done
 
 A compilation carries a target (backend/targets.py); nothing outside of `backend` asks what it is.
 """
@@ -19,8 +20,8 @@ from anyshape.plan.ir.program import Plan
 from anyshape.plan.ir.size_function import SizeFunction
 
 # how the run of a plan ends: well; a step's check failed; Python failed at a step; an input with elements has no
-# address
-DONE, CHECK_FAILED, CALLBACK_FAILED, NO_MEMORY = range(4)
+# address; or it is on its stream, and how it ends is not known yet
+DONE, CHECK_FAILED, CALLBACK_FAILED, NO_MEMORY, ISSUED = range(5)
 
 
 class ObjectCache(Protocol):
@@ -119,13 +120,54 @@ class PlanRunner(Protocol):
         """Tells where a buffer is, before the first step that touches it."""
 
     def run(self, frame: Any, steps: PythonSteps | None = None) -> int:
-        """Runs a frame, once; one of DONE, CHECK_FAILED, CALLBACK_FAILED, NO_MEMORY. `steps`: does what Python does."""
+        """Runs a frame, once, on the calling thread's current stream. `steps`: does what Python does.
+
+        Returns DONE, CHECK_FAILED, CALLBACK_FAILED or NO_MEMORY; of a device with streams also ISSUED: the work is on
+        the stream, and of how it ends only DONE and CHECK_FAILED are open. The frame is kept until `ended` says which.
+        Steps behind a check that failed write nothing, in either case.
+        """
+
+    def ended(self, frame: Any, wait: bool) -> int:
+        """How an ISSUED run ended: DONE or CHECK_FAILED; ISSUED while that is open. `wait`: until it is known. May be
+        asked more than once, from any thread."""
 
     def timed(self, payload: Any, frame: Any, steps: PythonSteps | None = None) -> tuple[int, list[tuple[int, float]]]:
         """`run` of a frame of `payload`, and (step, seconds) of what ran; a group of steps is one."""
 
     def failure(self, frame: Any) -> tuple[int, int]:
         """After a run that did not end well: its step, and the position in `checks` from 1 on of what failed there."""
+
+
+class Streams(Protocol):
+    """The streams of one device: queues of work, each in order, several side by side. Marks are points of a queue
+    (CUDA's events). All methods but `synchronize` return at once, and may be called from any thread."""
+
+    def current(self) -> int:
+        """The stream that the calling thread's work goes to."""
+
+    def allocate(self, bytes_: int, stream: int) -> Any:
+        """A tensor of bytes for work on a stream, aligned as the target wants it. When nobody has it any more, its
+        memory is used anew only behind the work so far of this stream and of those that `uses` named, as torch's
+        caching allocators do.
+
+        Raises:
+            RuntimeError: there is not enough memory.
+        """
+
+    def uses(self, memory: Any, stream: int) -> None:
+        """Another stream works on what `allocate` returned (torch's `Tensor.record_stream`)."""
+
+    def mark(self, stream: int) -> Any:
+        """A mark behind everything that is on the stream now."""
+
+    def passed(self, mark: Any) -> bool:
+        """Whether everything before the mark is done."""
+
+    def wait(self, stream: int, mark: Any) -> None:
+        """What comes to the stream from now on runs behind the mark. The host does not wait."""
+
+    def synchronize(self, stream: int) -> None:
+        """Returns when everything on the stream is done."""
 
 
 class HostRoutines(Protocol):
@@ -156,10 +198,11 @@ class Target(Protocol):
     """A device that programs are compiled for, as a value.
 
     device: torch's word for it. machine_key: everything that its speed depends on.
-    hardware: what fusions and schedules are chosen by.
+    hardware: what fusions and schedules are chosen by. streams: None where a run has ended when it returns.
     """
 
     device: str
+    streams: Streams | None
     hardware: HardwareParams
     machine_key: str
 

@@ -28,8 +28,8 @@ from anyshape.base.errors import AnyShapeError, ConfigError, InputError, Unsuppo
 from anyshape.frontend.capture import export
 from anyshape.frontend.capture.background_compile import Beside
 from anyshape.frontend.capture.dynamo_backend import NOT_WITH_THIS, WITH, compile_fx
-from anyshape.frontend.capture.fast_dispatch import MISS, FastDispatch, watched
-from anyshape.frontend.capture.frame_callback import NESTED, Tracing, check_nested, has_nested
+from anyshape.frontend.capture.fast_dispatch import MISS, FastDispatch, has_nested
+from anyshape.frontend.capture.frame_callback import NESTED, Tracing, check_nested
 from anyshape.frontend.capture.lazy_recompile import Deferral, Deferred
 from anyshape.frontend.capture.small_size_guard import checked_program
 from anyshape.frontend.diagnostics.explain import explain
@@ -166,7 +166,7 @@ class CompiledCallable:
             return self.target(*arguments, **keywords)  # part of another program
         if self.uncompiled[0]:
             return self._as_pytorch(*self.uncompiled, arguments, keywords)
-        if watched():
+        if internals.watched():
             return self._as_pytorch(*watchers(), arguments, keywords)
         # Dynamo's guards ask nested tensors for strides, which ends the process
         if has_nested(arguments) or (keywords and has_nested(keywords.values())):

@@ -6,7 +6,8 @@ and of groups of rows, with channels first, by the host's own routine:
         `added` the last operand is added to all that, with `relu` the result is the maximum with 0
 
     direct_conv(x, w, ... | stride, padding, dilation)   `convolution` over two dims, in one group, f32, by the host's
-        own routine; `added` and `relu` as above
+        own routine; `added` and `relu` as above. Behind a bias stand with `scaled` factors [O] of channels, by which
+        the sums and their bias are multiplied, and with `shifted` as well what is added to the products
 
     attributes, one number per dim of S: stride, padding (zeros on either side), dilation; and groups
 The weights keep PyTorch's order; who runs the op may pack them. A third operand is a bias [O].
@@ -56,14 +57,16 @@ def extent(size: Size, kernel: Size, stride: int, padding: int, dilation: int) -
 
 
 def _infer_direct(name: str, inputs: Inputs, attrs: Attrs) -> Types:
-    more = inputs[2:]
-    addend = more[-1:] if attrs.get("added") else ()
-    types = _infer(name, (*inputs[:2], *more[:len(more) - len(addend)]), {**attrs, "groups": 1})
+    if attrs.get("shifted") and not attrs.get("scaled"):
+        fail(name, "it is shifted and not scaled", "give a bias")
+    behind = sum(bool(attrs.get(key)) for key in ("scaled", "shifted", "added"))
+    types = _infer(name, inputs[:max(2, len(inputs) - behind)], {**attrs, "groups": 1})
     kinds = [tensor(name, inputs, position) for position in range(len(inputs))]
     if kinds[0].rank != 4 or {kind.dtype for kind in kinds} != {"f32"}:
         fail(name, f"operands are {', '.join(map(str, kinds))}", "give images of f32")
-    if attrs.get("added") and (not addend or kinds[-1].shape != types[0].shape):
-        fail(name, f"{kinds[-1]} is added to {types[0]}")
+    wanted = [types[0].shape[-1:]] * (behind - bool(attrs.get("added"))) + [types[0].shape] * bool(attrs.get("added"))
+    if len(inputs) - behind < 2 or any(kind.shape != shape for kind, shape in zip(kinds[-behind:], wanted) if behind):
+        fail(name, f"{', '.join(map(str, kinds[2:]))} are no factors, shifts or addend of {types[0]}")
     return types
 
 
@@ -95,5 +98,6 @@ def _infer_grouped(name: str, inputs: Inputs, attrs: Attrs) -> Types:
 
 add_row("grouped_conv", "library", "rows, weight, ends, ... | stride, padding, dilation", _infer_grouped,
         optional=("added", "relu"))
-add_row("direct_conv", "library", "x, w, ... | stride, padding, dilation", _infer_direct, optional=("added", "relu"))
+add_row("direct_conv", "library", "x, w, ... | stride, padding, dilation", _infer_direct,
+        optional=("added", "relu", "scaled", "shifted"))
 CONVOLUTIONS = ("grouped_conv", "direct_conv")  # by the host's own routines

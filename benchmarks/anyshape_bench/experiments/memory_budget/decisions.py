@@ -107,8 +107,8 @@ def _forget(limit: MemoryBudget) -> None:
     limit.forget()
     for program in (limit.program, limit.backward):
         if program is not None:
-            program.records.clear()
-            program.specializer.records.clear()
+            program.specializations.clear()
+            program.specializer.specializations.clear()
             program.specializer.latest = None
 
 

@@ -84,13 +84,13 @@ class Switch:
 
 def record_of(limit: MemoryBudget) -> Specialization:
     """That of the call that ran last."""
-    return list(limit.program.records.values())[-1]
+    return list(limit.program.specializations.values())[-1]
 
 
 def need(switch: Switch, step: Train, inputs: Inputs) -> tuple[int, dict[MemoryBudget, dict[str, int]]]:
     """What the programs of a step take by their records, at most, and the sizes of each."""
     for limit in switch.limits():
-        limit.program.records.clear()
+        limit.program.specializations.clear()
     step(inputs)
     return needed(switch)
 
@@ -99,7 +99,7 @@ def needed(switch: Switch) -> tuple[int, dict[MemoryBudget, dict[str, int]]]:
     """The same of the step that ran last, where no record was there before."""
     ran = {}
     for limit in switch.limits():
-        if limit.program.records:
+        if limit.program.specializations:
             record = record_of(limit)
             other = limit.program.ran(record).limit
             ran[other if isinstance(other, MemoryBudget) else limit] = record

@@ -14,7 +14,7 @@ from anyshape.backend.cpu.bytecode.encode_plan import NO_REGIME, encode
 from anyshape.backend.cpu.llvm.jit import LoadedKernel
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
 from anyshape.backend.cpu.step_timer import clock_of, durations
-from anyshape.backend.interface import Placement, PythonSteps
+from anyshape.backend.interface import CHECK_FAILED, DONE, Placement, PythonSteps
 from anyshape.base.errors import VerifyError
 from anyshape.plan.ir.program import KernelStep, Plan, parts_of
 
@@ -127,6 +127,10 @@ class CpuPlanRunner:
         clock = clock_of(self.plan, payload.actions)
         frame[host.TIMES] = clock.buffer_info()[0]
         return self.run(frame, steps), durations(clock, len(self.plan.steps))
+
+    def ended(self, frame: array[int], wait: bool) -> int:
+        """See `PlanRunner`. No run outlasts `run`."""
+        return CHECK_FAILED if frame[host.STATUS] else DONE
 
     def failure(self, frame: array[int]) -> tuple[int, int]:
         """See `PlanRunner`."""

@@ -12,7 +12,7 @@ from anyshape.backend.cpu.llvm.scalar_ops import unsupported
 from anyshape.backend.cpu.machine.target import HARDWARE, Machine
 from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
 from anyshape.backend.cpu.plan_runner import CpuPlanRunner
-from anyshape.backend.interface import ObjectCache
+from anyshape.backend.interface import ObjectCache, Streams
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
 
@@ -28,6 +28,7 @@ class CpuTarget:
     """
 
     device = "cpu"
+    streams: Streams | None = None
     hardware = HARDWARE
 
     def __init__(self, machine: Machine, native: NativeRoutines, autotune: Autotune) -> None:

@@ -159,15 +159,7 @@ class _Inference:
 
 def flat_program(program: Boxed, hints: list[tuple[int, set[int]]]) -> Callable[..., Any]:
     """`program` over flat inputs, its outputs marked with `hints`. Its `boxed` takes a list, as `program` does."""
-    hint = internals.hint_dynamic
-
-    def hinted(inputs: list[Any]) -> list[Any]:
-        outputs = program(inputs)
-        for index, dims in hints:
-            hint(outputs[index], dims)
-        return outputs
-
-    boxed = hinted if hints else program
+    boxed = internals.marking_dynamic(program, hints) if hints else program
 
     def run(*inputs: Any) -> list[Any]:
         return boxed(list(inputs))

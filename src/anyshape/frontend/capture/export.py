@@ -15,7 +15,6 @@ from anyshape.base.config import Config
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.aten import decompositions
 from anyshape.frontend.capture.dynamo_backend import compile_or_interpret
-from anyshape.frontend.capture.fast_dispatch import watched
 from anyshape.frontend.diagnostics.explain import explain
 from anyshape.frontend.diagnostics.explain_text import Explanation
 from anyshape.frontend.diagnostics.memory import memory
@@ -26,6 +25,7 @@ from anyshape.frontend.programs.eager_fallback import note, refuse, watchers
 from anyshape.frontend.programs.session import Boxed, Compilation, ProgramRequest
 from anyshape.runtime.context.process_context import context_underway
 from anyshape.torch_compat import tree as pytree
+from anyshape.torch_compat.dynamo import internals
 
 STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
@@ -139,7 +139,7 @@ class ExportedCallable:
                              why=f"expected {self.in_spec}, got {found}",
                              do="pass the same number of arguments, lists and dicts as at export")
         self._check(flat)
-        if watched():  # whoever watches operators wants to see them
+        if internals.watched():  # whoever watches operators wants to see them
             reason, do = watchers()
             if reason:
                 refuse(self.compilation.config, reason, do)

@@ -15,32 +15,31 @@ import inspect
 import itertools
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
-from anyshape.torch_compat import need
 from anyshape.torch_compat.dynamo import internals
 from anyshape.torch_compat.dynamo.copied_target import MODULE_CALL, CopiedTarget
-from anyshape.torch_compat.tracing import settings
-from anyshape.torch_compat.versions import api
 
 MISS = object()
 MOST_PROGRAMS = 8  # guards are tried one after another
 _numbers = itertools.count()
-_dispatch_modes = api.dispatch_modes
-_in_transform = settings.in_transform
-_forward_hooks = need("torch.nn.modules.module._global_forward_hooks")
-_forward_pre_hooks = need("torch.nn.modules.module._global_forward_pre_hooks")
-_backward_hooks = need("torch.nn.modules.module._global_backward_hooks")
-_backward_pre_hooks = need("torch.nn.modules.module._global_backward_pre_hooks")
 
 
-def watched() -> bool:
-    """Does somebody watch every operator (a TorchDispatchMode, a transform), or every module (a global hook)?"""
-    return bool(_dispatch_modes() or _in_transform() or _forward_hooks or _forward_pre_hooks or _backward_hooks
-                or _backward_pre_hooks)
+def has_nested(values: Iterable[Any]) -> bool:
+    """Whether there is a nested tensor, in lists and dictionaries too. Asked at every call: 0.15 us for a tensor."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.is_nested:
+                return True
+        elif isinstance(value, (list, tuple)):
+            if value and has_nested(value):
+                return True
+        elif isinstance(value, dict) and value and has_nested(value.values()):
+            return True
+    return False
 
 
 class FastDispatch:

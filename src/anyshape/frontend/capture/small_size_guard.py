@@ -14,8 +14,9 @@ A whole program refuses such a call itself. Of a part between graph breaks, Dyna
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, product
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ CTC = (torch.ctc_loss, torch.nn.functional.ctc_loss)
 DRAW_NAMES = ("rand", "dropout", "bernoulli", "normal", "uniform", "exponential", "cauchy", "geometric", "multinomial")
 FORESEEN = 6  # different sizes up to which patterns are judged before a call has them
 COMBINED = 3  # sizes up to which that is done for all combinations
+JUDGED = 2 ** COMBINED - 1  # patterns that are judged so at most: each runs the graph on shapes
 
 
 def checked_program(gm: GraphModule, program: Callable[..., Any], compilation: Compilation) -> Callable[..., Any]:
@@ -283,8 +285,9 @@ class PredictedShapes:
     def foreseen(self, sizes: Sequence[Any]) -> dict[tuple[int, ...], bool]:
         """Patterns with more sizes of 1 than the first call had, for which all comes out as predicted, so that the
         first call that has one need not wait for the answer: all combinations where there are few, else one size at a
-        time. Where there are many sizes, those that were equal in the first call change together. What the trace's
-        guards refuse never comes here. Other answers are left to `differs`, which says them in the words of the call.
+        time. Where there are many sizes, those that were equal in the first call change together. After sizes of 1 of
+        inputs come those inside (one window of several pixels), JUDGED patterns in all. What the trace's guards refuse
+        never comes here. Other answers are left to `differs`, which says them in the words of the call.
         """
         patterns: dict[tuple[int, ...], bool] = {}
         hints = settings.hints(self.placeholders)
@@ -294,15 +297,17 @@ class PredictedShapes:
                      for one in sorted({hint for hint in hints.values() if hint >= SMALL})]
         if self.switches or len(alike) > FORESEEN or not all(size.free_symbols <= hints.keys() for size in sizes):
             return patterns
-        for together in range(1, 1 + (len(alike) if len(alike) <= COMBINED else 1)):
-            for chosen in combinations(alike, together):
-                symbols = {**hints, **{symbol: 1 for part in chosen for symbol in part}}
-                try:
-                    pattern = tuple(min(int(size.xreplace(symbols)), SMALL) for size in sizes)
-                except ZeroDivisionError:  # what the program itself does with such sizes is for the call to say
-                    continue
-                if pattern not in patterns and settings.admitted(self.placeholders, symbols) \
-                        and not self._run(symbols, self.placeholders, False):
+        seen = {_pattern(sizes, hints)}
+        for symbols in _smaller(alike, sizes, hints):
+            if len(seen) > JUDGED:
+                break
+            try:
+                pattern = _pattern(sizes, symbols)
+            except ZeroDivisionError:  # what the program itself does with such sizes is for the call to say
+                continue
+            if pattern not in seen and settings.admitted(self.placeholders, symbols):
+                seen.add(pattern)
+                if not self._run(symbols, self.placeholders, False):
                     patterns[pattern] = True
         return patterns
 
@@ -337,6 +342,33 @@ class PredictedShapes:
                 if expression.is_Symbol and symbols.setdefault(expression, int(found)) != int(found):
                     return None
         return symbols
+
+
+def _pattern(sizes: Sequence[Any], symbols: Mapping[Any, int]) -> tuple[int, ...]:
+    return tuple(min(int(size.xreplace(symbols)), SMALL) for size in sizes)
+
+
+def _smaller(alike: Sequence[Sequence[Any]], sizes: Sequence[Any], hints: Mapping[Any, int]
+             ) -> Iterator[dict[Any, int]]:
+    """Values of the symbols with some of the groups `alike` smaller than their `hints`: first those that are 1, then
+    also those at which one of `sizes` is 1 that is computed from a symbol of the group."""
+    inner = [sorted({value for size in sizes for symbol in group if size.free_symbols == {symbol}
+                     if (value := _least(size, symbol, hints[symbol])) is not None} - {1}) for group in alike]
+    for within in (False, any(inner)):
+        for together in range(1, 1 + (len(alike) if len(alike) <= COMBINED else 1)):
+            for chosen in combinations(range(len(alike)), together):
+                for values in product(*([1, *inner[index]] if within else [1] for index in chosen)):
+                    yield {**hints, **{symbol: value for index, value in zip(chosen, values, strict=True)
+                                       for symbol in alike[index]}}
+
+
+def _least(size: Any, symbol: Any, most: int) -> int | None:
+    """The least value of the symbol, below `most`, at which the size is 1, if it grows with the symbol."""
+    try:
+        found = bisect_left(range(1, most), 1, key=lambda value: int(size.xreplace({symbol: value}))) + 1
+        return found if found < most and size.xreplace({symbol: found}) == 1 else None
+    except ZeroDivisionError:
+        return None
 
 
 def _sharing(values: Mapping[Node, Any]) -> dict[Node, frozenset[Node]]:

@@ -1,8 +1,8 @@
 """Expert placement: which device has which branch; problem, judge and solver, EPLB and contiguous to compare."""
 from anyshape.route.placement.baselines import contiguous, eplb
-from anyshape.route.placement.judge import Cost, check, cost
+from anyshape.route.placement.judge import check, cost
 from anyshape.route.placement.problem import Placement, PlacementProblem
 from anyshape.route.placement.solver import solve
 from anyshape.route.placement.traces import Trace
 
-__all__ = ["Cost", "Placement", "PlacementProblem", "Trace", "check", "contiguous", "cost", "eplb", "solve"]
+__all__ = ["Placement", "PlacementProblem", "Trace", "check", "contiguous", "cost", "eplb", "solve"]

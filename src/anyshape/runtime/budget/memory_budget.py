@@ -124,7 +124,7 @@ class MemoryBudget:
         self.learnt.clear()
         self.settled.clear()
         with self.program.lock:
-            self.program.records.clear()
+            self.program.specializations.clear()
 
     def forget(self) -> None:
         """Forgets what is known of sizes."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from anyshape.backend.interface import CALLBACK_FAILED, CHECK_FAILED, DONE, NO_MEMORY, Kernel, Target
+from anyshape.backend.interface import CALLBACK_FAILED, DONE, ISSUED, NO_MEMORY, Kernel, Target
 from anyshape.backend.targets import usual_target
 from anyshape.base import counters
 from anyshape.base.errors import InputError, VerifyError
@@ -23,11 +23,13 @@ from anyshape.plan.ir.program import Plan, Window
 from anyshape.runtime.call.call_frame import Call, restrided
 from anyshape.runtime.call.dispatch_codegen import make_enter
 from anyshape.runtime.call.extern_table import Calls
+from anyshape.runtime.call.unread_status import UnreadRun, failure, note, settle
 from anyshape.runtime.context.process_context import Context, shared_context
 from anyshape.runtime.memory.huge_pages import prefer_large
 from anyshape.runtime.memory.pools import Block, BudgetPolicy, PhasedBlock, SegmentedBlock, TapeMemory
+from anyshape.runtime.memory.stream_pools import follow
 from anyshape.runtime.memory.tape import Tape
-from anyshape.runtime.specialize.shape_binding import Binder, failed_check
+from anyshape.runtime.specialize.shape_binding import Binder
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
 from anyshape.runtime.specialize.tensor_kinds import refused, without_memory
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
@@ -94,7 +96,8 @@ class Executable:
         self.name = plan.name
         self.kernels = list(kernels)
         self.target = usual_target() if target is None else target
-        self.context = shared_context() if context is None else context
+        self.context = (shared_context() if context is None else context).on(self.target)
+        self.streams = self.target.streams
         self.threads = threads
         self.specializer = specializer or Specializer(plan, self.target.runner(plan, self.kernels), self.context.host,
                                                       forward)
@@ -102,7 +105,7 @@ class Executable:
         self.layout = self.runner.sizes
         known = frozenset(n for n in self.layout.symbols) if forward is not None else frozenset()
         self.binder = Binder(plan, self.layout.symbols, known, self.specializer.names)
-        self.records: dict[Any, Specialization] = {}
+        self.specializations: dict[Any, Specialization] = {}
         self.lock = threading.Lock()
         self.enter = make_enter(plan, self.layout.slots, self.binder.strided)
         windows = [plan.outputs[buffer.index] for buffer in self.specializer.outputs]
@@ -131,11 +134,14 @@ class Executable:
 
         Raises:
             InputError: an argument does not fit. IndexRangeError: an index of a gather is out of range.
-            DivisionError: a whole number is divided by 0.
+            DivisionError: a whole number is divided by 0. On a device with streams either may come from an earlier
+                call; nothing has run then, and `args` are as they were.
         """
+        if self.context.unread:
+            settle(self.context.unread)
         if self.takes_tape:
             return self._backward(args)
-        record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit)
+        record, inputs, pointers, undo = self.enter(args, self.specializations, self._slow, self._fit)
         if record.is_other is not self.specializer.is_other:
             return self._in_other_order(args)
         args.clear()
@@ -169,8 +175,10 @@ class Executable:
         values = tape.open()
         origin = tape.owner.record if tape_memory is not None else tuple(
             (v.shape, v.stride()) if isinstance(v, torch.Tensor) else v for v in values)
-        record, inputs, pointers, undo = self.enter(args, self.records, self._slow, self._fit, values, origin)
+        record, inputs, pointers, undo = self.enter(args, self.specializations, self._slow, self._fit, values, origin)
         args.clear()
+        if self.streams is not None and tape_memory is not None:
+            follow(tape_memory.block, self.streams.current())
         private = None
         keeps = not tape.once and api.keeps_graph()
         if tape_memory is not None and record.kept != tape_memory.record.kept:
@@ -256,6 +264,9 @@ class Executable:
         if scratch <= record.spare:
             temporary = pool.take(record.temporary)
             spare = lower + record.spare_at
+        elif record.reused_output < 0:
+            temporary = pool.take(record.temporary + scratch)
+            spare = temporary.address + record.temporary
         else:
             temporary, spare, _own = self._above(record, scratch)
         try:
@@ -265,7 +276,7 @@ class Executable:
                 runner.bind(frame, slot, kept.addresses[chunk] + byte)
             code = runner.run(frame)
             if code != DONE:
-                self._raise(code, frame, None, inputs)
+                self._not_done(code, frame, None, inputs)
             if self.plain:
                 return outputs
             call = Call(self.calls, record, inputs, outputs, kept, temporary, None, runner, frame)
@@ -327,7 +338,7 @@ class Executable:
                 code, times = runner.timed(record.payload, frame, call)
                 self.profiles.append((record, times))
             if code != DONE:
-                self._raise(code, frame, call, inputs)
+                self._not_done(code, frame, call, inputs)
             for given, used in undo:
                 given.copy_(used)
             if self.plain and record.exact:
@@ -366,17 +377,16 @@ class Executable:
         own = pool.fresh(scratch)
         return pool.take(record.temporary), own.address, own
 
-    def _raise(self, code: int, frame: Any, call: Call | None, inputs: list[Any]) -> None:
-        """Turns the end of a run into an exception."""
+    def _not_done(self, code: int, frame: Any, call: Call | None, inputs: list[Any]) -> None:
+        """Turns the end of a run into an exception; one that has not ended is remembered."""
+        if code == ISSUED:
+            note(self.context.unread, UnreadRun(self.name, self.plan, self.runner, frame))
+            return
         if code == CALLBACK_FAILED and call is not None:
             raise call.error or KeyboardInterrupt("while PyTorch was about to do a step")
-        number, status = self.runner.failure(frame)
-        step = self.plan.steps[number]
-        if code == CHECK_FAILED:
-            raise failed_check(self.name, step, status)
         if code == NO_MEMORY:
             raise without_memory(self.plan, inputs)
-        raise VerifyError(f"step {number} of {self.name} failed with code {code}", where=step.where)
+        raise failure(self.name, self.plan, self.runner, frame, code)
 
     def _slow(self, args: list[Any], values: Sequence[Any] = (), origin: Any = None
               ) -> tuple[Specialization, tuple[Any, ...]]:
@@ -397,7 +407,7 @@ class Executable:
             taken = dict(self.places)
             rest = [a for i, a in enumerate(arguments) if i not in taken] if taken else arguments
             key, same = self.enter.key(rest, *((values, origin) if taken else ()))  # type: ignore[attr-defined]
-            record = self.records.get(key)
+            record = self.specializations.get(key)
             if record is not None:
                 return record, tuple(arguments)
         symbols = self.binder.bind(arguments, known, same)
@@ -414,9 +424,9 @@ class Executable:
 
     def _remember(self, key: Any, record: Specialization) -> None:
         with self.lock:
-            while len(self.records) >= RECORDS:
-                self.records.pop(next(iter(self.records)))
-            self.records[key] = record
+            while len(self.specializations) >= RECORDS:
+                self.specializations.pop(next(iter(self.specializations)))
+            self.specializations[key] = record
 
     def _tensor(self, kind: TensorType | str, argument: Any) -> Any:
         """A Python number where the program has a scalar tensor becomes one."""

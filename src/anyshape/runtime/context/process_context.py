@@ -2,10 +2,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Iterator
+from typing import Any
 
-from anyshape.backend.interface import HostRoutines
+from anyshape.backend.interface import HostRoutines, Streams, Target
 from anyshape.backend.targets import host_routines, target_of
 from anyshape.base.config import Config
 from anyshape.runtime.memory import huge_pages
@@ -13,6 +15,7 @@ from anyshape.runtime.memory.idle_release import IdleRelease
 from anyshape.runtime.memory.offload_store import Stores
 from anyshape.runtime.memory.packed_weights import PackedWeights
 from anyshape.runtime.memory.pools import Pool
+from anyshape.runtime.memory.stream_pools import StreamPool
 
 _making = threading.Lock()
 _shared: list[Context] = []
@@ -32,11 +35,29 @@ class Context:
         self.stores = Stores()
         self.packed = PackedWeights(host.digest)
         self.idle = IdleRelease((self.temporary, self.kept), self.release)
+        self.unread: list[Any] = []  # runs that have not ended (runtime/call/unread_status.py); the CPU has none
+        self.devices: dict[Streams, Context] = {}
+
+    def on(self, target: Target) -> Context:
+        """What programs of a target share: of one without streams this, else the same with pools of its own, by
+        stream, and runs of its own that have not ended."""
+        streams = target.streams
+        if streams is None:
+            return self
+        with _making:
+            if streams not in self.devices:
+                own = copy.copy(self)
+                own.temporary, own.kept = StreamPool(streams), StreamPool(streams)
+                own.idle = IdleRelease((own.temporary, own.kept), own.release)
+                own.unread, own.devices = [], {}
+                self.devices[streams] = own
+            return self.devices[streams]
 
     def release(self) -> int:
         """Gives back what no call is using: free blocks, reordered weights. Returns the bytes. Safe at any time, from
         any thread: calls that run keep what they have, and later ones take it anew."""
-        return self.temporary.release_idle() + self.kept.release_idle() + self.packed.release()
+        found = self.temporary.release_idle() + self.kept.release_idle() + self.packed.release()
+        return found + sum(one.release() for one in [*self.devices.values()])
 
 
 def release() -> int:

@@ -193,7 +193,7 @@ class Pool:
     def _new(self, bytes_: int) -> Block:
         size = whole(bytes_)
         try:
-            block = Block(size, self._gone)
+            block = self._made(size)
         except RuntimeError as error:
             self.release_idle()
             raise AnyShapeError(f"there is no memory for an arena of {size} bytes", why=str(error).split("\n")[0],
@@ -206,6 +206,10 @@ class Pool:
         counters.arena_changed(size)
         self.grown()
         return block
+
+    def _made(self, size: int) -> Block:
+        """A block of whole pages; RuntimeError: there is no memory."""
+        return Block(size, self._gone)
 
     def _dismantle(self, block: Block) -> DetachedPages | None:
         """Takes a block out of the free ones, if it is there still, and its pages out of the block."""

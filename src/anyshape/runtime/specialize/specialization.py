@@ -141,7 +141,7 @@ class Specializer:
         self.keeps = SavedLayout(plan, forward, layout, host, self.lives, self.moving, self.saved, self.regions,
                                  chunks)
         self.beside = [b for b in plan.buffers if b.is_external]
-        self.records: dict[Any, Specialization] = {}
+        self.specializations: dict[Any, Specialization] = {}
         self.sizes = SizeTable([b.bytes for b in homes.values()], f"values of {plan.name}")
         self.offsets: SizeTable | None = None  # the plan's, kept and arena, made when a limit asks
         self.laid: dict[Any, ArenaLayout] = {}
@@ -161,7 +161,7 @@ class Specializer:
     def with_joint_layout(self, joined: JointPlacement) -> Specializer:
         """The same plan as half of a whole step. It has made nothing yet."""
         found = copy.copy(self)
-        found.joined, found.lock, found.records, found.laid = joined, threading.Lock(), {}, {}
+        found.joined, found.lock, found.specializations, found.laid = joined, threading.Lock(), {}, {}
         return found
 
     def made(self, values: dict[str, int], policy: SavePolicy = SAVE_ALL) -> Specialization:
@@ -169,13 +169,13 @@ class Specializer:
         as of `make`."""
         key = *[values.get(name) for name in self.layout.symbols], policy
         with self.lock:
-            record = self.records.get(key)
+            record = self.specializations.get(key)
         if record is None:
             record = self.make(values, policy)
             with self.lock:
-                while len(self.records) >= REMEMBERED:
-                    self.records.pop(next(iter(self.records)))
-                self.records[key] = record
+                while len(self.specializations) >= REMEMBERED:
+                    self.specializations.pop(next(iter(self.specializations)))
+                self.specializations[key] = record
         return record
 
     def places(self, values: dict[str, int], policy: SavePolicy) -> ArenaLayout:

@@ -85,10 +85,12 @@ def grouped_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor
 def direct_conv_by_torch(attrs: dict[str, Any], operands: Sequence[torch.Tensor]) -> torch.Tensor:
     """The result of a step, by one convolution."""
     x, weight, *more = operands
-    bias = more[:-1] if attrs.get("added") else more
-    result = convolve(x, weight, bias[0] if bias else None, attrs["stride"], attrs["padding"], attrs["dilation"], 1)
-    if attrs.get("added"):
-        result = result + more[-1]
+    behind = [more.pop() for key in ("added", "shifted", "scaled") if attrs.get(key)]
+    result = convolve(x, weight, more[0] if more else None, attrs["stride"], attrs["padding"], attrs["dilation"], 1)
+    if attrs.get("scaled"):
+        result = result * behind.pop()
+    for other in reversed(behind):  # shifts, and what is added
+        result = result + other
     return result.relu() if attrs.get("relu") else result
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from anyshape import torch_compat as compat
 from anyshape.torch_compat.tensors import plain_gradient
@@ -320,5 +321,31 @@ def plain_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def hint_dynamic(tensor: torch.Tensor, dims: set[int]) -> None:
-    """Marks dimensions of a fresh output as likely to change, for later traces, as AOTAutograd does; never guarded."""
+    """Marks dimensions of one fresh output as `marking_dynamic` does."""
     tensor._dynamo_propagated_dynamic_indices = dims.copy()  # type: ignore[attr-defined]
+
+
+def marking_dynamic(program: Callable[[list[Any]], list[Any]], hints: Hints) -> Callable[[list[Any]], list[Any]]:
+    """`program`, with dimensions of its fresh outputs marked as likely to change, for later traces, as AOTAutograd
+    does; never guarded."""
+    def marked(inputs: list[Any]) -> list[Any]:
+        outputs = program(inputs)
+        for index, dims in hints:
+            outputs[index]._dynamo_propagated_dynamic_indices = dims.copy()
+        return outputs
+
+    return marked
+
+
+_forward_hooks = compat.need("torch.nn.modules.module._global_forward_hooks")
+_forward_pre_hooks = compat.need("torch.nn.modules.module._global_forward_pre_hooks")
+_backward_hooks = compat.need("torch.nn.modules.module._global_backward_hooks")
+_backward_pre_hooks = compat.need("torch.nn.modules.module._global_backward_pre_hooks")
+_dispatch_modes = api.dispatch_modes
+
+
+def watched() -> bool:
+    """Does somebody watch every operator (a TorchDispatchMode, a transform: `settings.in_transform`), or every module
+    (a global hook)? Asked at every call."""
+    return bool(_dispatch_modes() or _innermost_transform() is not None or forward_ad._current_level >= 0
+                or _forward_hooks or _forward_pre_hooks or _backward_hooks or _backward_pre_hooks)

@@ -15,6 +15,7 @@ class ConvSpec:
 
     places: (slot, bytes per element) of its operands in order, an addend last, and of the result. settings: (stride,
     padding, dilation), one number a dim each. added: there is an addend. relu: the result is the maximum with 0.
+    scaled, shifted: there are factors and shifts of channels, which stand behind the bias.
     """
 
     number: int
@@ -23,6 +24,8 @@ class ConvSpec:
     settings: tuple[tuple[int, ...], ...]
     added: bool
     relu: bool
+    scaled: bool = False
+    shifted: bool = False
 
 
 def least(relu: bool) -> int:

@@ -1,7 +1,7 @@
 """Bytecode encoder of direct convolutions, channels last, at given sizes: the words that the host reads
 (backend/cpu/routines/convolution/direct_conv.py), or PyTorch.
 
-    direct_conv(x [N, H, W, C], weight [O, C, KH, KW], bias [O])
+    direct_conv(x [N, H, W, C], weight [O, C, KH, KW], bias [O], factors [O], shifts [O], addend)
         -->  DIRECT_CONV, ..., slots and bytes, sizes, lines of a band, and where scratch is
 """
 from __future__ import annotations
@@ -18,22 +18,23 @@ from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.base.align import align
 
 _words_of_step = host.DirectConvStep.encoder()
-_MARKS = tuple(map(host.DirectConvStep.index, ("x", "weight", "bias", "addend", "result")))
+_MARKS = tuple(map(host.DirectConvStep.index, ("x", "weight", "bias", "factors", "shifts", "addend", "result")))
 BAND = 192 << 10  # bytes of a band's input, which stay in a near cache while the panels of weights go by
 POSITIONS = 1024  # of a band, at most: their offsets do, too
 
 
 def direct_conv_words(machine: Machine, spec: ConvSpec, windows: tuple[Any, ...]) -> list[int]:
-    """The words of a step; windows: (shape, strides, offset) of x, weight, perhaps bias and addend, and the result."""
+    """The words of a step; windows: (shape, strides, offset) of x, weight, what else there is of the operands, and the
+    result."""
     types = tuple((shape, strides) for shape, strides, _ in windows)
-    words = _words(machine, spec.settings, spec.added, spec.relu, types)
+    words = _words(machine, spec.settings, (spec.scaled, spec.shifted, spec.added), spec.relu, types)
     if words is None:
         return [host.CALL, host.STEP_WORDS, spec.number]
     return at_slots(words, _MARKS, spec.number, spec.places, windows)
 
 
 @lru_cache(maxsize=4096)
-def _words(machine: Machine, settings: tuple[tuple[int, ...], ...], added: bool, relu: bool,
+def _words(machine: Machine, settings: tuple[tuple[int, ...], ...], optional: tuple[bool, bool, bool], relu: bool,
            types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
     host does not take these strides or sizes."""
@@ -61,23 +62,30 @@ def _words(machine: Machine, settings: tuple[tuple[int, ...], ...], added: bool,
     lines = -(-out_y // bands)  # bands of equal heights
     band_lines = (lines - 1) * stride_y + reach
     panels = -(-outs // (2 * lanes))
-    panel_bytes = 4 * (align(taps, lanes) + 1) * 2 * lanes
+    scales = 4 * (align(taps, lanes) + 1) * 2 * lanes
+    panel_bytes = 4 * (align(taps, lanes) + 3) * 2 * lanes
     places = align(8 * taps, 64)
     weights = align(places + 8 * (lines * out_x + 3 * grain), 64)
     at_input = weights + panels * panel_bytes
     scratch = at_input + (band_lines * line if padded else 0)
-    has_bias = len(types) == 4 + added
+    bias, factors, shifts, addend = _positions(len(types), optional)
     words = _words_of_step(
         op=host.DIRECT_CONV, length=words_of(host.DirectConvStep), number=0, x=(0, 0), weight=(1, 0),
-        bias=(2 if has_bias else -1, 0), addend=(len(types) - 2 if added else -1, 0), result=(len(types) - 1, 0),
+        bias=(bias, 0), factors=(factors, 0), shifts=(shifts, 0), addend=(addend, 0), result=(len(types) - 1, 0),
         least=least(relu), images=images, channels=channels, outs=outs, taps=taps, size_y=size_y,
         out_y=out_y, out_x=out_x, kernel_y=kernel_y, kernel_x=kernel_x, stride_y=stride_y, stride_x=stride_x,
         padding_y=padding_y, padding_x=padding_x, dilation_y=dilation_y, dilation_x=dilation_x, wide=wide, line=line,
         lines=lines, bands=bands, band_lines=band_lines, padded=int(padded), weights_last=int(is_last), lanes=lanes,
         grain=grain, function=host.CONV_LAST, turn=PACKED["f32"] + host.PACKED_TURN, panels=panels,
-        panel_bytes=panel_bytes, places=places, weights=weights, input=at_input, scratch=scratch)
+        panel_bytes=panel_bytes, scales=scales, places=places, weights=weights, input=at_input, scratch=scratch)
     return tuple(words)
 
+
+def _positions(count: int, optional: tuple[bool, bool, bool]) -> tuple[int, int, int, int]:
+    """Where bias, factors, shifts and addend are among `count` windows; -1: there is none."""
+    present = (count - 3 > sum(optional), *optional)
+    first, second, third, fourth = (2 + sum(present[:place]) if there else -1 for place, there in enumerate(present))
+    return first, second, third, fourth
 
 
 def _lies(strides: Shape, wanted: Shape, shape: Shape) -> bool:

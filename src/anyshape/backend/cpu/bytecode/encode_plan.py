@@ -221,8 +221,8 @@ class PlanEncoder:
             places = tuple((self.slots[w.buffer], size_of(w.type.dtype)) for w in windows)
             attrs: dict[str, Any] = dict(step.attrs)
             settings = tuple(attrs[name] for name in ("stride", "padding", "dilation"))
-            name = self.spec(ConvSpec(number, windows[0].type.dtype, places, settings, bool(attrs.get("added")),
-                                      bool(attrs.get("relu"))))
+            optional = (bool(attrs.get(name)) for name in ("added", "relu", "scaled", "shifted"))
+            name = self.spec(ConvSpec(number, windows[0].type.dtype, places, settings, *optional))
             return f"*{step.op}({name}, {self.formulas.types(windows)})"
         if step.op in ROUTING:
             windows = (*step.inputs, *step.outputs)

@@ -320,6 +320,8 @@ class DirectConvStep(Step):
     x: Nested[Place]
     weight: Nested[Place]
     bias: Nested[Place]  # slot -1: none
+    factors: Nested[Place]  # of channels; slot -1: none
+    shifts: Nested[Place]  # of channels, where there are factors; slot -1: none
     addend: Nested[Place]  # of the size of the result; slot -1: none
     result: Nested[Place]
     least: i64  # the bits of what the result is at least
@@ -351,6 +353,7 @@ class DirectConvStep(Step):
     turn: i64  # entry of what turns squares (backend/cpu/microkernels/gemm.py)
     panels: i64  # of two vectors of channels, and bytes of one
     panel_bytes: i64
+    scales: i64  # where in a panel its factors and shifts are
     places: i64  # where in a thread's scratch, behind the offsets of the taps, those of positions are; weights; input
     weights: i64
     input: i64

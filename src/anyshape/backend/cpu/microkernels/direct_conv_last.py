@@ -6,25 +6,27 @@
 The input lies with its padding written out, so a tap (input channel, place in the window) is an offset in bytes, and so
 is a position: the indirect convolution of Dukhan (2019), with channels of the result as lanes, as in the tiles of
 backend/cpu/microkernels/gemm.py. The sums stay in registers over all taps; input is never copied for a window (im2col).
+There they are scaled and shifted by channel, too, which is batch norm in inference.
 
-    conv_last   (x, offsets, taps, places, weights, result, step, positions, channels, addend, least)   offsets, places:
-            of i64, one a tap, and one a position of the tile; weights: a panel: biases, then of each tap one per
-            channel, f32 all; step: bytes from position to position of the result; positions, channels: how many are
-            written; addend: 0, or bytes from where a number is written to what is added to it; least: bits of what the
-            result is at least
+    conv_last   (x, offsets, taps, places, weights, scales, result, step, positions, channels, addend, least)   offsets,
+            places: of i64, one a tap, and one a position of the tile; weights: a panel: biases, then of each tap one
+            per channel, f32 all; scales: 0, or the factors of the channels and behind them their shifts; step: bytes
+            from position to position of the result; positions, channels: how many are written; addend: 0, or bytes
+            from where a number is written to what is added to it; least: bits of what the result is at least
 
 `places` has as many entries as the tile has positions, also where fewer are written. All take i64.
 """
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from anyshape.backend.cpu.llvm.ir_builder import constant
+from anyshape.backend.cpu.llvm.ir_builder import Value, constant
 from anyshape.backend.cpu.machine.target import Machine
 from anyshape.backend.cpu.microkernels.direct_conv import DTYPES, HEIGHTS, VECTORS, grain
 from anyshape.backend.cpu.microkernels.routine import Routine, number
 
-ARGUMENTS = ("x", "offsets", "taps", "places", "weights", "result", "step", "positions", "channels", "addend", "least")
+ARGUMENTS = ("x", "offsets", "taps", "places", "weights", "scales", "result", "step", "positions", "channels",
+             "addend", "least")
 # times `grain` positions at most, by vectors: registers hold the sums and a number of each position, for LLVM loads all
 # of these first
 HIGHEST = {1: 3, 2: 2}
@@ -57,7 +59,7 @@ class _Tile(Routine):
 
     def emit(self, height: int, vectors: int) -> None:
         code, lanes = self.code, self.lanes
-        x, offsets, taps, places, weights, result, step, positions, channels, _addend, _least = self.given(*ARGUMENTS)
+        x, offsets, taps, places, weights, scales, result, step, positions, channels, *_ = self.given(*ARGUMENTS)
         sums = [[code.slot(f"sum {i} {j}", "f32", lanes) for j in range(vectors)] for i in range(height)]
         for j in range(vectors):
             bias = self.load_vector(self.plus(weights, 4 * lanes * j), None)
@@ -73,6 +75,7 @@ class _Tile(Routine):
             for j in range(vectors):
                 self.set(sums[i][j], code.fma(value, factors[j], self.get(sums[i][j])))
         code.close_section()
+        self.scale(sums, scales)
         written = [[self.plus(self.plus(result, self.times(step, i)), 4 * lanes * j) for j in range(vectors)]
                    for i in range(height)]
         masks = [code.first_lanes(self.plus(channels, -lanes * j), lanes) for j in range(vectors)]
@@ -84,3 +87,14 @@ class _Tile(Routine):
                 self.epilogue(sums[i], written[i], own_masks)
                 code.close_section()
             code.close_section()
+
+    def scale(self, sums: Sequence[Sequence[Value]], scales: Value) -> None:
+        """Multiplies the sums of each channel by its factor, and adds its shift."""
+        code, vectors = self.code, len(sums[0])
+        code.open_if(code.compare("ne", scales, number(0)))
+        for j in range(vectors):
+            factor = self.load_vector(self.plus(scales, 4 * self.lanes * j), None)
+            shift = self.load_vector(self.plus(scales, 4 * self.lanes * (vectors + j)), None)
+            for row in sums:
+                self.set(row[j], code.fma(self.get(row[j]), factor, shift))
+        code.close_section()

@@ -91,7 +91,7 @@ def _spans(limit: MemoryBudget, capture: Capture, values: Mapping[str, int], ran
            ) -> list[Span]:
     """The sizes of a program, in the order of its layout's symbols."""
     facts = limit.program.plan.facts
-    seen = [record.values for record in list(limit.program.records.values())]
+    seen = [record.values for record in list(limit.program.specializations.values())]
     places = {old: (name, words) for old, words, name in capture.sizes}
     spans = []
     for old in limit.program.layout.symbols:

@@ -125,7 +125,7 @@ def place_band(step: DirectConvStep, source: int, first: int, target: int) -> in
 
 
 def pack_panel(data: DirectConvWork, panel: int, target: int) -> int:
-    """A panel of weights: biases, then of each tap one per channel."""
+    """A panel of weights: biases, then of each tap one per channel, then factors and shifts of channels."""
     block = data.block
     step = data.step
     lanes = step.lanes
@@ -135,6 +135,12 @@ def pack_panel(data: DirectConvWork, panel: int, target: int) -> int:
     fill_zero(target, vectors * lanes * 4)
     if step.bias.slot >= 0:
         copy_bytes(target, address(block, step.bias) + first * 4, count * 4)
+    if step.factors.slot >= 0:
+        scales = target + step.scales
+        fill_zero(scales, 2 * vectors * lanes * 4)
+        copy_bytes(scales, address(block, step.factors) + first * 4, count * 4)
+        if step.shifts.slot >= 0:
+            copy_bytes(scales + vectors * lanes * 4, address(block, step.shifts) + first * 4, count * 4)
     turn = array_at(i64, data.functions)[step.turn]
     source = address(block, step.weight) + first * step.taps * 4
     width = vectors * lanes * 4
@@ -156,6 +162,9 @@ def convolve_band(data: DirectConvWork, scratch: int, source: int, image: int, f
     vectors = 2 if channels > lanes else 1
     positions = minimum(step.lines, step.out_y - first) * step.out_x
     weights = scratch + step.weights + panel * step.panel_bytes
+    scales = 0
+    if step.factors.slot >= 0:
+        scales = weights + step.scales
     result = address(block, step.result)
     other = 0
     if step.addend.slot >= 0:
@@ -170,7 +179,7 @@ def convolve_band(data: DirectConvWork, scratch: int, source: int, image: int, f
         if positions - done < height:
             place = last_places(place, scratch + step.places + step.lines * step.out_x * 8, positions - done, height)
         call_void(entries[step.function + (3 - thirds) * 2 + vectors - 1], source, scratch, step.taps, place, weights,
-                  result, outs * 4, minimum(height, positions - done), channels, other, step.least)
+                  scales, result, outs * 4, minimum(height, positions - done), channels, other, step.least)
         result += height * outs * 4
         place += height * 8
         done += height
