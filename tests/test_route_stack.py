@@ -303,7 +303,7 @@ def test_it_says_how_its_rows_run():
     fast(torch.randn(5, 4))
     assert [one.way.partition(":")[0] for one in fast.explain().routers] == ["branch by branch"]
     first(torch.randn(5, 4))
-    assert "grouped" in repr(first) and "branch by branch" not in repr(first)
+    assert "grouped; branch by branch where traced" in repr(first)  # the program is what it was traced to be
     mixing = route.Router(first[0].router_fn, route.stack([nn.Sequential(nn.BatchNorm1d(4)) for _ in range(COUNT)]))
     mixing(torch.randn(5, 4))
     assert "branch by branch: " in repr(mixing) and "no call" not in repr(mixing)
