@@ -89,8 +89,6 @@ def quick_collections() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: takes minutes; run with -m full")
     config.addinivalue_line("markers", "unguarded: counts bytes of the arena, or calls; no guards behind its pieces")
-    # young collections are many while tracing: 829 of them, and 4 % of the time, in nine tests of test_frontend.py
-    gc.set_threshold(10_000, 10, 10)
     os.environ.setdefault("ANYSHAPE_DEFER", "0")  # tests of sizes of 1 want programs for them
     os.environ.setdefault("ANYSHAPE_CALIBRATE", "0")  # what is computed again is the same everywhere
     # several processes, each with threads that spin until there is work, take a third longer than ones that sleep; what
