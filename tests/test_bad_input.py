@@ -218,7 +218,7 @@ def check_slow(model: Slow, fast: nn.Module, x: torch.Tensor) -> None:
 
 
 def test_ctrl_c_while_compiling():
-    # where the signal comes while torch looks what kind of argument it was given, torch drops the interrupt and says this
+    # where the signal comes while torch looks at the kind of an argument, torch drops the interrupt and says this
     dropped = "Expected a value of type"
     stopped = 0
     for seconds in (0.02, 0.1, 0.25, 0.45):
