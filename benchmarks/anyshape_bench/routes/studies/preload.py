@@ -101,7 +101,7 @@ def store_of(model: nn.Module) -> Preloader:
 
 def measure(quick: bool) -> dict[str, float]:
     """Numbers by name: memory_saved (a share), latency (of all in memory), on_demand (how many times faster than
-    reading on demand), hit_rate, bytes of a call, and steps above the cap."""
+    reading on demand), hit_rate, bytes of a call, those that any store would read, and steps above the cap."""
     sizes = QUICK if quick else FULL
     torch.manual_seed(0)
     model = Stack(sizes).eval()
@@ -130,8 +130,32 @@ def measure(quick: bool) -> dict[str, float]:
             "on_demand": middle["demand"] / middle["ahead"], "hit_rate": hits / max(hits + misses, 1),
             "milliseconds_all_in_memory": 1e3 * middle["all"], "other_bits": unequal,
             "bytes_read_of_a_call": (counts.loaded - before.loaded) / sizes.calls,
+            "bytes_read_at_least": least_read(sizes, store),
             "bytes_wasted_of_a_call": (counts.wasted - before.wasted) / sizes.calls,
             "steps_above_cap": above_cap(STEPS_OF_CAP // 10 if quick else STEPS_OF_CAP)}
+
+
+def least_read(sizes: Sizes, store: Preloader) -> float:
+    """Bytes of a measured call that any store of this limit reads: of what is in memory, that goes which is used last
+    (Belady 1966), as only who knows all calls can tell."""
+    size = max(one.size for one in store.layout.branches)
+    uses = [[layer * sizes.experts + int(one) for one in np.unique(ids[:, 0])]
+            for call in trace_of(sizes, 2 * sizes.calls, 1).calls for layer, ids in enumerate(call)]
+    places: dict[int, list[int]] = {}
+    for at, wanted in reversed([*enumerate(uses)]):
+        for one in wanted:
+            places.setdefault(one, []).append(at)  # the next use is the last of the list
+    room, held, read = (store.limit - store.layout.kept) // size, set[int](), 0
+    for at, wanted in enumerate(uses):
+        for one in wanted:
+            places[one].pop()
+        missing = [one for one in wanted if one not in held]
+        read += len(missing) * (at >= len(uses) // 2)
+        held |= {*missing}
+        others = sorted(held - {*wanted}, key=lambda one: places[one][-1] if places[one] else len(uses))
+        while len(held) > room and others:
+            held.remove(others.pop())
+    return read * size / sizes.calls
 
 
 def above_cap(steps: int) -> int:
