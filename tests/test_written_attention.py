@@ -329,16 +329,8 @@ def check(fast: Any, model: Any, inputs: list[Any], training: bool) -> None:
             assert near(one, other, exact[number]), (number, [list(value.shape) for value in inputs], reason)
 
 
-# in training, one form of each way to lay out heads and of a triangle, and what is left for a reason of training; masks
-# train in test_rows_without_a_key too; the others are matched in inference, and in training by `-m full`
-TRAINED = (plain, gpt, bert, triangle, compared, einsum_lengths_first, one_key_head, grouped, bmm, bloom, temperature,
-           windows, t5, stopped, returned, dropped, kept_scores, changed_on_the_way)
-
-
-@pytest.mark.parametrize(("form", "training"), [
-    pytest.param(one, training, id=f"{one}-{'training' if training else 'inference'}",
-                 marks=() if not training or one.function in TRAINED else pytest.mark.full)
-    for one in FORMS for training in (False, True)])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("form", FORMS, ids=str)
 def test_forms(form, training):
     if training and not form.eager_trains:
         pytest.skip("eager PyTorch refuses it too")
@@ -395,19 +387,12 @@ def test_autocast(form):
     assert all(note.taken for note in notes_of(fast))
 
 
-def runs_quickly(form: Form, dtype: torch.dtype, training: bool) -> bool:
-    """Every mask in training, whose results are those of its forward too; in inference, and in half precision, one
-    mask with a finite number and one with an infinite."""
-    if form.function in (bert, padded_infinite):
-        return dtype == torch.float32 or (dtype == torch.bfloat16 and training)
-    return dtype == torch.float32 and training
-
-
-@pytest.mark.parametrize(("form", "dtype", "training"), [
-    pytest.param(one, dtype, training, id=f"{one} {dtype}-{'training' if training else 'inference'}",
-                 marks=() if runs_quickly(one, dtype, training) else pytest.mark.full)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(("form", "dtype"), [  # in half precision a mask with a finite number, and one with an infinite
+    pytest.param(one, dtype, id=f"{one} {dtype}", marks=() if dtype == torch.float32 or (
+        dtype == torch.bfloat16 and one.function in (bert, padded_infinite)) else pytest.mark.full)
     for one in FUSED if one.masked and one.function is not bloom
-    for dtype in (torch.float32, torch.float64, torch.bfloat16) for training in (False, True)])
+    for dtype in (torch.float32, torch.float64, torch.bfloat16)])
 def test_rows_without_a_key(form, dtype, training):
     """NaN where the program has NaN, in gradients too; the mean of the values, and no gradient of the scores, where it
     masks with a finite number."""
