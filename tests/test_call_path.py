@@ -54,7 +54,8 @@ def test_a_warm_call_goes_through_few_functions() -> None:
         for rows in (5, 6, 7, 6, 7):
             fast(torch.randn(rows, 8), w)
         x = torch.randn(6, 8)
-        path = entered(lambda: fast(x, w))
+        # of several: in some, garbage goes or a pool is trimmed, once in 256 calls or a minute
+        path = min((entered(lambda: fast(x, w)) for _ in range(5)), key=len)
     assert ("runtime/call/executable.py", "Executable.__call__") in named(path), told(path)
     assert len(path) <= WARM[0], told(path)
     assert len(files(path)) <= WARM[1], told(path)
