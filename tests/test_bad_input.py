@@ -225,6 +225,7 @@ def test_ctrl_c_while_compiling():
         torch._dynamo.reset()
         model = Slow()
         fast = anyshape.compile(model, strict=True)
+        before = stopped
         try:
             with interrupted_after(seconds):
                 fast(torch.randn(2, 7, 16)).sum().backward()
@@ -232,7 +233,8 @@ def test_ctrl_c_while_compiling():
             stopped += 1
         check_slow(model, fast, torch.randn(3, 5, 16))
         assert torch.is_grad_enabled()
-        assert not [one for one in fast._anyshape.compilation.fallbacks if dropped not in one.reason]
+        reasons = [one.reason for one in fast._anyshape.compilation.fallbacks]
+        assert not reasons or (stopped == before and all(dropped in reason for reason in reasons))
     assert stopped
 
 
