@@ -10,6 +10,16 @@ from typing import Any
 OURS = "/src/anyshape/"
 
 
+def _profiled(function: Callable[[], Any], on_event: Callable[[Any, str, Any], None]) -> None:
+    """Runs `function`, telling `on_event` what this thread enters meanwhile."""
+    before = sys.getprofile()
+    sys.setprofile(on_event)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+
+
 def calls(function: Callable[[], Any]) -> int:
     """How many functions, of Python and built in, are called while `function` runs in this thread."""
     count = 0
@@ -18,12 +28,7 @@ def calls(function: Callable[[], Any]) -> int:
         nonlocal count
         count += event in ("call", "c_call")
 
-    before = sys.getprofile()
-    sys.setprofile(on_event)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
+    _profiled(function, on_event)
     return count
 
 
@@ -65,10 +70,5 @@ def entered(function: Callable[[], Any]) -> dict[Function, list[list[Function]]]
         if stack[::-1] not in stacks:
             stacks.append(stack[::-1])
 
-    before = sys.getprofile()
-    sys.setprofile(on_event)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
+    _profiled(function, on_event)
     return found
