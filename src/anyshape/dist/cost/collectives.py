@@ -6,8 +6,8 @@
                                                                 between nodes n (nodes - 1) / nodes, over a network that
                                                                 the groups of the node's chips share
 
-Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), section 4; the tree is
-the double binary tree of Sanders, Speck and Traeff (2009), as NCCL has it. Bytes are of the whole value.
+Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), section 4; the tree
+is the double binary tree of Sanders, Speck and Traeff (2009), as NCCL has it. Bytes are of the whole value.
 """
 from __future__ import annotations
 

@@ -181,11 +181,12 @@ def layer_cost(costing: Costing, layer: Layer, choice: LayerChoice, recompute: s
     elif recompute == "selective":
         backward += 0.5 * forward_products + pointwise
     kept, whole = pieces.kept(recompute), pieces.kept("none")
+    working = pieces.number(layer.working) / max(pieces.cut, pieces.dealt) * costing.precision.compute
     border = pieces.number(layer.border) / pieces.dealt * costing.precision.compute
     sent = _sent(costing, layer, choice)
     return LayerCost(forward, backward, wait, backward_wait, *sent[:3],
                      sent[3] * UPDATE_BYTES / costing.machine.chip.bandwidth / costing.machine.chip.efficiency.memory,
-                     sent[4], kept, max(0.0, whole - kept) + 2 * border, sent[5], sent[6], layer.tensors, border)
+                     sent[4], kept, max(0.0, whole - kept) + working, sent[5], sent[6], layer.tensors, border)
 
 
 def _sent(costing: Costing, layer: Layer, choice: LayerChoice

@@ -66,7 +66,7 @@ class Chip:
         return found.get(dtype, found["f32"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Machine:
     """Nodes of `per_node` chips. network: bytes a second of a node, one direction."""
 
@@ -84,7 +84,7 @@ def _chip(name: str, bf16: float, f32: float, low: float, memory: float, bandwid
     return Chip(name, peaks, memory, bandwidth, 4e-6, fabric, 8, network, efficiency)
 
 
-H100 = Efficiency(products=0.60, low=0.44, attention=0.29, ring=0.17)
+H100 = Efficiency(products=0.542, low=0.475, half=67.7, attention=0.234, ring=0.174, eager=2.485, cast=2.0, fabric=0.9)
 CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in (
     _chip("v100", 125e12, 15.7e12, 125e12, 32 * GB, 900e9, 150e9, 12.5e9,
           Efficiency(products=0.62, attention=0.3, ring=0.25)),
@@ -93,8 +93,8 @@ CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in (
     # Meta's Grand Teton: 96 GB of HBM2e, a limit of 500 W of 700
     _chip("h100hbm2e", 989e12, 495e12, 1979e12, 96 * GB, 2400e9, 450e9, 400e9, H100),
     _chip("h200", 989e12, 495e12, 1979e12, 141 * GB, 4800e9, 450e9, 400e9, H100),
-    Chip("cpu", (("bf16", 1e11), ("f16", 5e10), ("f32", 1e11), ("f64", 5e10), ("fp8", 5e10)), 16 * GB, 2e10, 2e-6, 4e9, 1,
-         2e9, Efficiency(products=0.8, attention=0.5, ring=0.5, half=16.0), 1e-4, 1e-4),
+    Chip("cpu", (("bf16", 1e11), ("f16", 5e10), ("f32", 1e11), ("f64", 5e10)), 16 * GB, 2e10, 2e-6, 4e9, 1, 2e9,
+         Efficiency(products=0.8, attention=0.5, ring=0.5, half=16.0), 1e-4, 1e-4),
 )}
 
 

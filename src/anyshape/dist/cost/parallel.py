@@ -8,7 +8,8 @@ gathered once a step; `fsdp` weights too, gathered for the forward and again for
 inside a node, ddp between nodes. (Rajbhandari et al., "ZeRO", 2020; Zhao et al., "PyTorch FSDP", 2023.)
 
 Along the axis `tensor`: `cut` deals out weights in Megatron's way (Shoeybi et al., 2019), `sequence` deals out
-positions, with attention's heads exchanged by all_to_all (Jacobs et al., "DeepSpeed Ulysses", 2023), `whole` does neither.
+positions, with attention's heads exchanged by all_to_all (Jacobs et al., "DeepSpeed Ulysses", 2023),
+`whole` does neither.
 """
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ longest.
 """
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,12 @@ class LayerPlan:
         none, selective, full = self.recompute
         return ["full"] * full + ["selective"] * selective + ["none"] * none
 
+    @property
+    def block(self) -> str:
+        """As of the layers."""
+        head, star, _ = self.name.partition("*")
+        return head + star
+
     def __str__(self) -> str:
         return f"{self.name}: {self.choice} recompute{self.recompute}"
 
@@ -41,7 +48,8 @@ class LayerPlan:
 class Strategy:
     """See the head of this file. micro: micro-batches of a step. chunks: stages of a rank, of an interleaved schedule.
     early: collectives run on streams of their own, begun as soon as they can be; else each where it is needed.
-    merged: those of one layer are one."""
+    merged: those of one layer are one. stages: the first layer of each stage of the pipeline; (): cut by their seconds.
+    """
 
     degrees: Degrees
     layers: tuple[LayerPlan, ...]
@@ -50,22 +58,32 @@ class Strategy:
     chunks: int = 1
     early: bool = True
     merged: bool = True
+    stages: tuple[int, ...] = ()
 
     def replace(self, **changes: object) -> Strategy:
         """A copy with some fields changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
+    def order(self) -> list[tuple[LayerPlan, str]]:
+        """Every layer as it comes in the model, with what it recomputes: neighbours of one block take turns."""
+        found: list[tuple[LayerPlan, str]] = []
+        for _, group in itertools.groupby(self.layers, key=lambda plan: plan.block):
+            modes = [[(plan, mode) for mode in plan.modes()] for plan in group]
+            found += [one for turn in itertools.zip_longest(*modes) for one in turn if one is not None]
+        return found
+
     def __str__(self) -> str:
         words = ["strategy", str(self.degrees), *(["sequence"] if self.degrees.sequence else []),
                  f"micro={self.micro}", f"schedule={self.schedule}", f"chunks={self.chunks}",
-                 *(["early"] if self.early else []), *(["merged"] if self.merged else [])]
+                 *(["early"] if self.early else []), *(["merged"] if self.merged else []),
+                 *([f"stages={','.join(map(str, self.stages))}"] if self.stages else [])]
         return "\n".join([" ".join(words), *(f"  {layer}" for layer in self.layers)])
 
     @property
     def summary(self) -> str:
         """In a line: `tensor=8 fsdp full`."""
         one = self.degrees
-        main = max(self.layers, key=lambda layer: sum(layer.recompute))
+        main = max(self.layers, key=lambda layer: (sum(layer.recompute), layer.recompute[2], layer.recompute[1]))
         words = [f"{name}={size}" for name, size in (("pipe", one.pipe), ("data", one.data), ("context", one.context),
                                                      ("tensor", one.tensor)) if size > 1] or ["one rank"]
         if one.tensor > 1:
@@ -80,7 +98,7 @@ class Strategy:
 
 
 _HEAD = re.compile(r"strategy mesh\(pipe=(\d+), data=(\d+), context=(\d+), tensor=(\d+)\)( sequence)? micro=(\d+) "
-                   r"schedule=([\w-]+) chunks=(\d+)( early)?( merged)?")
+                   r"schedule=([\w-]+) chunks=(\d+)( early)?( merged)?(?: stages=([\d,]+))?")
 _LAYER = re.compile(r"\s+(\S+): (\w+) (\w+) recompute\((\d+), (\d+), (\d+)\)")
 
 
@@ -99,7 +117,8 @@ def strategy_of(text: str) -> Strategy:
     pipe, data, context, tensor = (int(head.group(place)) for place in range(1, 5))
     layers = [_layer_of(line) for line in lines[1:]]
     return Strategy(Degrees(data, tensor, context, pipe, bool(head.group(5))), tuple(layers), int(head.group(6)),
-                    head.group(7), int(head.group(8)), bool(head.group(9)), bool(head.group(10)))
+                    head.group(7), int(head.group(8)), bool(head.group(9)), bool(head.group(10)),
+                    tuple(map(int, head.group(11).split(","))) if head.group(11) else ())
 
 
 def _layer_of(line: str) -> LayerPlan:

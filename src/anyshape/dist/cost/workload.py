@@ -3,7 +3,8 @@
     layers.*  x 32: products [b*s, 4096] @ [4096, 4096] .., attention of 32 heads, 202 million parameters
 
 Elements are counted, not bytes, for the dtype is chosen later. What is cut by tensor parallelism is told apart from
-what is not: `cut_...`. Layers that are alike are one `Layer` with a count: their choices are linked.
+what is not: `cut_...`. Layers that are alike are one `Layer` with a count: their choices are linked. Neighbours of one block
+("layers.*.self_attn", "layers.*.mlp") take turns.
 """
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Layer:
 
     parameters, cut_parameters: elements; the second ones are among the first. tensors: how many tensors they are.
     traffic: elements that pointwise operations of one forward read and write when they are fused. border: elements of
-    its result. saved: elements kept for the backward. regions: how often values go into a part that tensor
+    its result. saved: elements kept for the backward. working: elements of gradients while its backward runs. regions: how often values go into a part that tensor
     parallelism cuts, and out again. most: ranks over which it can be cut.
     """
 
@@ -60,8 +61,15 @@ class Layer:
     border: Size
     saved: Size
     cut_saved: Size
+    working: Size
     regions: int
     most: int
+
+    @property
+    def block(self) -> str:
+        """What it is repeated with: "layers.*" of "layers.*.mlp"; its name, if it is not repeated."""
+        head, star, _ = self.name.partition("*")
+        return head + star
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -35,17 +35,15 @@ def chain_of(costing: Costing, strategy: Strategy) -> list[Link]:
     """All layers in order, each on its own."""
     found = []
     layers = {layer.name: layer for layer in costing.workload.layers}
-    for plan in strategy.layers:
+    for plan, mode in strategy.order():
         layer = layers[plan.name]
-        group = costing.degrees.weights_group(plan.choice.tensor)
-        latency = seconds("all_gather", 1.0, group, costing.machine)
-        for mode in plan.modes():
-            cost = layer_cost(costing, layer, plan.choice, mode)
-            gradients = layer.parameters * costing.precision.gradient
-            if plan.choice.tensor == "cut":
-                gradients -= layer.cut_parameters * (1 - 1 / costing.degrees.tensor) * costing.precision.gradient
-            found.append(Link(layer.name, plan.choice.data, cost, latency,
-                              gradients if plan.choice.data in ("zero2", "fsdp", "hsdp") else 0.0))
+        latency = seconds("all_gather", 1.0, costing.degrees.weights_group(plan.choice.tensor), costing.machine)
+        cost = layer_cost(costing, layer, plan.choice, mode)
+        gradients = layer.parameters * costing.precision.gradient
+        if plan.choice.tensor == "cut":
+            gradients -= layer.cut_parameters * (1 - 1 / costing.degrees.tensor) * costing.precision.gradient
+        found.append(Link(layer.name, plan.choice.data, cost, latency,
+                          gradients if plan.choice.data in ("zero2", "fsdp", "hsdp") else 0.0))
     return found
 
 

@@ -116,7 +116,7 @@ def _stage(links: Sequence[Link], strategy: Strategy, busy: float) -> _Stage:
 
 def stages_of(chain: Sequence[Link], strategy: Strategy) -> tuple[int, ...] | None:
     """First layers of the stages, of all ranks and chunks in the order of the model."""
-    return cut([link.cost.computing for link in chain], strategy.degrees.pipe * strategy.chunks)
+    return strategy.stages or cut([link.cost.computing for link in chain], strategy.degrees.pipe * strategy.chunks)
 
 
 def _pipelined(costing: Costing, strategy: Strategy, chain: Sequence[Link], tokens: int) -> Report | None:
