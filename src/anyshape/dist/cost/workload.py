@@ -3,8 +3,8 @@
     layers.*  x 32: products [b*s, 4096] @ [4096, 4096] .., attention of 32 heads, 202 million parameters
 
 Elements are counted, not bytes, for the dtype is chosen later. What is cut by tensor parallelism is told apart from
-what is not: `cut_...`. Layers that are alike are one `Layer` with a count: their choices are linked. Neighbours of one block
-("layers.*.self_attn", "layers.*.mlp") take turns.
+what is not: `cut_...`. Layers that are alike are one `Layer` with a count: their choices are linked. Neighbours of one
+block ("layers.*.self_attn", "layers.*.mlp") take turns.
 """
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Layer:
 
     parameters, cut_parameters: elements; the second ones are among the first. tensors: how many tensors they are.
     traffic: elements that pointwise operations of one forward read and write when they are fused. border: elements of
-    its result. saved: elements kept for the backward. working: elements of gradients while its backward runs. regions: how often values go into a part that tensor
-    parallelism cuts, and out again. most: ranks over which it can be cut.
+    its result. saved: elements kept for the backward. working: elements of gradients while its backward runs. regions:
+    how often values go into a part that tensor parallelism cuts, and out again. most: ranks over which it can be cut.
     """
 
     name: str

@@ -42,7 +42,8 @@ class Override:
 
     def fits(self, layer: str) -> bool:
         """Does it speak of this layer?"""
-        return fnmatch.fnmatchcase(layer, self.pattern) or layer.startswith(f"{self.pattern}.")
+        return any(fnmatch.fnmatchcase(layer, f"{before}{self.pattern}{behind}")
+                   for before in ("", "*.") for behind in ("", ".*"))
 
 
 @dataclass(frozen=True, slots=True)
