@@ -43,7 +43,7 @@ def compile(target: Any = _LEFT_OUT, *others: Any, **settings: Any) -> Any:
 
 def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | None = None, accumulate: int = 1,
                scaler: Any = None, ema: float | None = None, gradient_dtype: Any = None,
-               **settings: Any) -> TrainStep:
+               strategy: Any = None, **settings: Any) -> TrainStep:
     """Compiles a whole train step: loss, gradients and the optimiser's update as one program for all sizes.
 
         step = anyshape.train_step(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=3e-4), clip_norm=1.0)
@@ -66,15 +66,19 @@ def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | N
         ema: a running average of the parameters is kept in `averages`, of which this part stays at every step.
         gradient_dtype: `torch.bfloat16`: gradients that have to wait until all are there, for `clip_norm` or a
             `scaler`, are rounded to it, and take half the memory of float32. None: they wait as they are.
+        strategy: how the step is dealt out over the processes of `torch.distributed` (docs/distributed.md): "ddp",
+            "zero1", "fsdp", "tp", a mesh with named axes, or a `Strategy`. Each rank calls the step with its own rows;
+            the loss is that of all. None: one process.
         settings: fields of `Config`.
 
     Raises:
         ConfigError: an unknown setting, or an argument of another kind.
+        RankError: ranks differ in code, model, settings or versions.
     """
     from anyshape.base.config import Config
     from anyshape.frontend.train_step_api import TrainStep
     return TrainStep(model, loss_fn, optimizer, Config.make(**settings), clip_norm=clip_norm, accumulate=accumulate,
-                     scaler=scaler, ema=ema, gradient_dtype=gradient_dtype)
+                     scaler=scaler, ema=ema, gradient_dtype=gradient_dtype, strategy=strategy)
 
 
 def stats(reset: bool = False) -> dict[str, int | float]:
