@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from anyshape.dist.buckets import bucketed
 from anyshape.dist.mesh import mesh_of
+from anyshape.dist.ragged import Needs, needs_of
 from anyshape.dist.sharding import sharding_of
 from anyshape.dist.strategies import partitioned, strategy_of
 from anyshape.ir.graph import Graph
@@ -59,6 +61,30 @@ def test_tensor_parallel_deals_out_products_and_the_vocabulary() -> None:
 
 def test_two_axes() -> None:
     check(llama(), mesh_of(fsdp=2, tensor=2), 4)
+
+
+def mean_over_rows(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+    return model(tokens).mean(0).pow(2).sum()
+
+
+def test_lengths_may_differ_unless_something_is_combined_that_has_them() -> None:
+    strategy = strategy_of("ddp", 2)
+    free = partitioned(llama().graph, strategy, llama().roles)
+    assert needs_of(free[-1].graph, free, llama().graph) == Needs()
+    torch.manual_seed(0)
+    bound = capture(Llama(layers=1).double(), loss=mean_over_rows)
+    chain = partitioned(bound.graph, strategy, bound.roles)
+    assert list(needs_of(chain[-1].graph, chain, bound.graph).equal) == ["s44"]
+
+
+def test_buckets_keep_results_and_send_few_messages() -> None:
+    captured, strategy = llama(), strategy_of("ddp", 2)
+    chain = partitioned(captured.graph, strategy, captured.roles)
+    for limit in (1 << 10, 1 << 14, 1 << 25):
+        merged = bucketed(chain[-1].graph, limit)
+        verify(merged)
+        assert worst_difference(captured, strategy, chain, 5, 7, merged) < 1e-12
+    assert counts(merged)["all_reduce"] * 10 <= len(captured.roles.weights)
 
 
 @pytest.mark.full
