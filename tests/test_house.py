@@ -20,7 +20,7 @@ torch_compat  torch_compat/versions  torch_compat/tracing  torch_compat/dynamo
 route/core  route/profile  route/flow  route/store  route/preload  route/placement  route/speculate  route/report
 route/optimize  route
 ir  ops  passes  passes/driver
-dist
+dist  dist/cost  dist/pipeline  dist/simulate  dist/search
 kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
@@ -30,7 +30,8 @@ runtime/call  runtime/budget
 runtime/inspect  runtime
 compiler
 frontend/symbols  frontend/aten  frontend/messages  frontend/attention_fusion  frontend/autograd  frontend/importer
-frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/train_step  frontend/capture  frontend
+frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/strategy  frontend/train_step
+frontend/capture  frontend
 .  tools  tools/demo
 """.split())
 RANK = {name: rank for rank, name in enumerate(ORDER)}

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
+    from anyshape.frontend.strategy.api import StrategySearch
     from anyshape.frontend.train_step_api import TrainStep
 
 __version__ = "0.1.0"
-__all__ = ["AnyShapeError", "Config", "compile", "release", "reset_stats", "stats", "train_step"]
+__all__ = ["AnyShapeError", "Config", "compile", "release", "reset_stats", "stats", "strategy", "train_step"]
 
 
 _LEFT_OUT: Any = object()
@@ -79,6 +80,44 @@ def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | N
     from anyshape.frontend.train_step_api import TrainStep
     return TrainStep(model, loss_fn, optimizer, Config.make(**settings), clip_norm=clip_norm, accumulate=accumulate,
                      scaler=scaler, ema=ema, gradient_dtype=gradient_dtype, strategy=strategy)
+
+
+def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any = "auto", world: int,
+             machine: Any = "h100", memory_limit: Any = 0, lengths: Any = None, dtype: str = "") -> StrategySearch:
+    """Searches how to train a model on many devices: placements of every layer, collectives, recomputation, pipeline.
+
+        search = anyshape.strategy(model, loss_fn, optimizer, batch, world=128, machine="a100x8:800Gb")
+        print(search)
+        search.override("layers.*.mlp", placement="column")
+
+    The forward is traced with fake tensors: nothing is computed, no device is needed, and a model on the device `meta`
+    does. Seconds are simulated (docs/strategy.md says how well that fits published runs). Where lengths differ from step
+    to step, placements of parameters are common to all, and what activations do is decided for each class of lengths.
+
+    Args:
+        model: an `nn.Module`.
+        loss_fn: a function of the model and the batch; it returns the loss, or a tuple that begins with it.
+        optimizer: a `torch.optim.Optimizer`, for the bytes of its state; None: as of AdamW.
+        batch: what `loss_fn` takes after the model, a tensor or a tuple; dims 0 and 1 of the first are the sequences of
+            all ranks together, and positions.
+        mesh: "auto", or sizes of axes that are fixed: {"tensor": 8}; of "data", "tensor", "context", "pipe".
+        world: number of devices.
+        machine: what they are: "a100x8:800Gb" has nodes of 8 A100, with 800 gigabits a second for each node.
+        memory_limit: bytes of a device, as a number or such as "38GiB"; 0: all that the chip has.
+        lengths: of steps as they come, or length -> weight. None: that of `batch`.
+        dtype: of products, such as "bf16"; "": f32 on "cpu", else bf16, with weights and states in f32.
+
+    Returns:
+        The result: `print` it, `override` parts of it, write it with `report("strategy.html")` and `trace("step.json")`.
+
+    Raises:
+        InputError: ranks, mesh or lengths that cannot be, or a model that cannot be traced.
+        LimitError: no strategy keeps to the limit; its `least` says which limit would do.
+        ConfigError: an unknown machine.
+    """
+    from anyshape.frontend.strategy.api import strategy as search
+    return search(model, loss_fn, optimizer, batch, mesh=mesh, world=world, machine=machine, memory_limit=memory_limit,
+                  lengths=lengths, dtype=dtype)
 
 
 def stats(reset: bool = False) -> dict[str, int | float]:
