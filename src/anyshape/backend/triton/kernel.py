@@ -123,6 +123,6 @@ class DeviceKernel:
     image: bytes = field(repr=False)
     assembly: str = field(repr=False)
 
-    def grid(self, sizes: Mapping[str, int]) -> int:
-        """Programs along x at the kernel's sizes, by name; 0: there is nothing to launch."""
-        return evaluate(self.version.grid, sizes)
+    def launch(self, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+        """Programs along x, y and z at the kernel's sizes, by name; where x is 0 there is nothing to launch."""
+        return evaluate(self.version.grid, sizes), 1, 1

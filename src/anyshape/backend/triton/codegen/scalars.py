@@ -42,7 +42,8 @@ BY_DTYPE = {
             "sigmoid": "_sigmoid({0})", "trunc_div": "libdevice.trunc(tl.div_rn({0}, {1}))",
             "signbit": "{0}.to(tl.int32, bitcast=True) < 0"},
     "f64": {"div": "{0} / {1}", "sqrt": "tl.sqrt({0})", "reciprocal": "1.0 / {0}",
-            "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))", "trunc_div": "libdevice.trunc({0} / {1})", "signbit": "{0}.to(tl.int64, bitcast=True) < 0"},
+            "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))", "trunc_div": "libdevice.trunc({0} / {1})",
+            "signbit": "{0}.to(tl.int64, bitcast=True) < 0"},
 }
 WHOLE = {
     "maximum": "tl.maximum({0}, {1})", "minimum": "tl.minimum({0}, {1})", "not": "~{0}", "signbit": "{0} < 0",
