@@ -39,7 +39,7 @@ def version() -> str:
     Raises:
         AnyShapeError: it is not installed.
     """
-    return str(_import("triton").__version__)
+    return str(module("triton").__version__)
 
 
 def functions(text: str, name: str) -> Any:
@@ -47,7 +47,7 @@ def functions(text: str, name: str) -> Any:
     path = f"<triton {name} {next(_numbers)}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     space: dict[str, Any] = {"__name__": path, "__file__": path}
-    _import("triton")
+    module("triton")
     exec(compile(text, path, "exec"), space)
     return space
 
@@ -68,8 +68,8 @@ def assemble(function: Any, signature: Mapping[str, str], constants: Mapping[str
     Raises:
         VerifyError: Triton refuses it.
     """
-    compiler, backends = _import("triton.compiler.compiler"), _import("triton.backends.compiler")
-    ir = _import("triton._C.libtriton").ir
+    compiler, backends = module("triton.compiler.compiler"), module("triton.backends.compiler")
+    ir = module("triton._C.libtriton").ir
     if architecture.startswith("sm_"):
         target = backends.GPUTarget("cuda", int(architecture[3:]), 32)
     else:
@@ -87,10 +87,10 @@ def assemble(function: Any, signature: Mapping[str, str], constants: Mapping[str
     backend.load_dialects(context)
     made: dict[str, Any] = {}
     try:
-        module = source.make_ir(target, settings, backend.get_codegen_implementation(settings),
-                                backend.get_module_map(), context)
+        ir_module = source.make_ir(target, settings, backend.get_codegen_implementation(settings),
+                                   backend.get_module_map(), context)
         for kind, stage in stages.items():
-            made[kind] = module = stage(module, metadata)
+            made[kind] = ir_module = stage(ir_module, metadata)
     except (RuntimeError, TypeError, ValueError, AssertionError, KeyError) as error:
         raise VerifyError(f"Triton does not compile kernel {source.name} for {architecture}",
                           why=str(_first(error)).strip()[:400], do="report this as a bug of the compiler") from error
@@ -107,7 +107,12 @@ def _first(error: BaseException) -> BaseException:
 
 
 @lru_cache(maxsize=32)
-def _import(name: str) -> Any:
+def module(name: str) -> Any:
+    """A module of Triton.
+
+    Raises:
+        AnyShapeError: it is not installed.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
