@@ -127,6 +127,8 @@ def repair() -> Any:
         raise AnyShapeError("kernels are interpreted in a process of its own", why="TRITON_INTERPRET is not set",
                             do="set TRITON_INTERPRET=1 before Triton is imported")
     interpreter, language = _interpreter(), toolchain.module("triton.language")
+    # whole numbers of lanes that do not exist may overflow
+    object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
     plain = interpreter._convert_float
 
     def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
