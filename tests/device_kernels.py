@@ -3,7 +3,7 @@ what two backends leave in them."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,8 @@ from anyshape.backend.cpu.machine.target import host
 from anyshape.backend.triton.codegen.sizes import bound
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop_ir.directives import SplitReduction
-from anyshape.kernel.loop_ir.program import LoopProgram
-from anyshape.sym.expr import evaluate, symbols_of
+from anyshape.kernel.loop_ir.program import Instruction, LoopProgram
+from anyshape.sym.expr import Size, evaluate
 
 NUMPY = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "i64": np.int64, "i32": np.int32, "i16": np.int16,
          "i8": np.int8, "u8": np.uint8, "bool": np.bool_, "bf16": np.uint16}
@@ -63,9 +63,10 @@ def memory_of(program: LoopProgram, sizes: Sequence[int], seed: int = 0) -> Memo
     split = program.directive(SplitReduction)
     if split is not None:
         loops[split.axis] = split.parts
+    registers: dict[int, Size] = {}
     for one in (one for stage in program.stages for one in stage.instructions):
+        registers[one.result] = most_of(one, loops, registers, values)
         if one.buffer in counts:
-            registers = {int(name[1:]): INDICES for name in symbols_of(one.offset) if name[0] == "%"}
             most = bound(one.offset, loops, registers)
             assert most is not None, one
             counts[one.buffer] = max(counts[one.buffer], evaluate(most, values) + 1)
@@ -86,6 +87,22 @@ def memory_of(program: LoopProgram, sizes: Sequence[int], seed: int = 0) -> Memo
         else:
             array[:] = random.integers(0, 2 if param.dtype == "bool" else INDICES, count)
     return found
+
+
+def most_of(one: Instruction, loops: Mapping[str, Size], registers: Mapping[int, Size],
+            values: Mapping[str, int]) -> int:
+    """The largest whole number that a register may have, where what is loaded is below INDICES."""
+    known = [evaluate(registers[register], values) for register in one.args]
+    if one.op == "index":
+        most = bound(one.offset, loops, registers)
+        assert most is not None, one
+        return evaluate(most, values)
+    if one.op == "constant":
+        return int(one.value) if one.dtype == "i64" else 0
+    if one.op == "where":
+        return max(known[1:])
+    return {"load": lambda: INDICES - 1, "minimum": lambda: min(known), "add": lambda: sum(known),
+            "sub": lambda: known[0] - min(known[1], 1)}.get(one.op, lambda: max(known, default=0))()
 
 
 def on_cpu(program: LoopProgram) -> Callable[[Memory, Sequence[int]], None]:

@@ -100,12 +100,12 @@ def test_text(name: str, golden: Callable[[str, str], None]) -> None:
 def test_choice_of_versions() -> None:
     source = read(emit(program(SOFTMAX)))
     chosen = {n: source.choose([1000, n]).title for n in (0, 1, 5, 300, 1000, 1024, 5003, 16384, 16385, 100_000)}
-    assert chosen == {0: "rows4 i32 /16", 1: "rows4 i32", 5: "rows16 i32", 300: "rows512 i32 /4", 1000: "rows1024 i32 /8",
-                      1024: "rows1024 i32 /16", 5003: "rows8192 i32", 16384: "rows16384 i32 /16",
-                      16385: "looped i32", 100_000: "looped i32 /16"}
+    assert chosen == {0: "rows4 i32 /16", 1: "rows4 i32", 5: "rows16 i32", 300: "rows512 i32 /4",
+                      1000: "rows1024 i32 /8", 1024: "rows1024 i32 /16", 5003: "rows8192 i32",
+                      16384: "rows16384 i32 /16", 16385: "looped i32", 100_000: "looped i32 /16"}
     assert source.choose([100_000, 100_000]).index == "i64"  # offsets beyond 2^31
     assert source.choose([8, 1024], 2).title == "rows1024 i32 /16 unaligned"
-    with pytest.raises(VerifyError, match="no kernel NAME|without a kernel"):
+    with pytest.raises(VerifyError, match="without a kernel"):
         read("import triton\n")
 
 
@@ -159,11 +159,11 @@ INTERPRETED = ["-p", "interpreted", "-q", "-o", "python_files=interpreted_*.py",
 def interpret(*more: str) -> str:
     """The tests of tests/interpreted_cases.py in a process that interprets; none may be skipped."""
     paths = [str(HERE), *sys.path]
+    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run([sys.executable, "-m", "pytest", *INTERPRETED, *more], capture_output=True, text=True,
-                          cwd=HERE.parent, check=False,
-                          env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+                          cwd=HERE.parent, check=False, env=os.environ | variables)
     last = done.stdout.strip().split("\n")[-1]
-    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-3000:] + done.stderr[-1000:]
+    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:]
     return done.stdout
 
 
