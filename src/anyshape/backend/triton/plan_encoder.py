@@ -1,0 +1,102 @@
+"""The encoder of a plan for the launch loop: an expression of the plan's size function that gives the words of its
+steps at given sizes."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anyshape.backend.cpu.bytecode.format import CALL, STEP_WORDS
+from anyshape.backend.triton.launch import DeviceKernel, Loader, copy_words, launch_words, one_run
+from anyshape.base.errors import VerifyError
+from anyshape.ir.types import size_of
+from anyshape.plan.ir.program import CopyStep, KernelStep, Plan, Step, TiledGemmStep
+from anyshape.plan.ir.size_function import STATUS_BUFFER, PlanFormulas
+
+NO_REGIME = -1  # in place of an op, with the step's number
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """What does not depend on sizes in a kernel or copy step."""
+
+    number: int
+    slots: tuple[int, ...]
+    kernels: tuple[DeviceKernel, ...] = ()
+    item: int = 0
+
+
+class PlanEncoder:
+    """See the head of this file.
+
+    Args:
+        kernels: by name.
+        loader, device: give the handles of machine code.
+    """
+
+    def __init__(self, plan: Plan, kernels: Mapping[str, DeviceKernel], loader: Loader, device: int) -> None:
+        self.plan = plan
+        self.kernels = kernels
+        self.loader = loader
+        self.device = device
+        self.specs: list[_Spec] = []
+        self.checks: list[int] = []  # the steps that write the status, each a word of its own
+
+    def expression(self, formulas: PlanFormulas) -> tuple[str, Mapping[str, Any]]:
+        """See `Encoder` of plan/ir/size_function.py."""
+        parts = [self._step(formulas, number, step) for number, step in enumerate(self.plan.steps)]
+        names: dict[str, Callable[..., list[int]]] = {"launch": self._launches, "copy": self._copy}
+        return f"[{', '.join(parts)}]", {**names, "specs": self.specs}
+
+    def _step(self, formulas: PlanFormulas, number: int, step: Step) -> str:
+        if isinstance(step, KernelStep):
+            return self._kernel(formulas, number, step)
+        if isinstance(step, CopyStep) and step.source.type.dtype == step.target.type.dtype:
+            slots = formulas.slots[step.source.buffer], formulas.slots[step.target.buffer]
+            spec = self._spec(_Spec(number, slots, item=size_of(step.source.type.dtype)))
+            return f"*copy({spec}, {formulas.types((step.source, step.target))})"
+        if isinstance(step, TiledGemmStep):
+            raise VerifyError(f"step {number} of {self.plan.name} is a product in bands", where=step.where,
+                              why="targets with streams do products as a whole", do="report this plan: a bug of AnyShape")
+        return f"{CALL}, {STEP_WORDS}, {number}"
+
+    def _kernel(self, formulas: PlanFormulas, number: int, step: KernelStep) -> str:
+        choices = []
+        for regime in step.regimes:
+            windows = (*step.params, *step.handed) if regime.then else step.params
+            if any(window.buffer == STATUS_BUFFER for window in windows) and number not in self.checks:
+                self.checks.append(number)
+            missing = [name for name in regime.kernels if name not in self.kernels]
+            if missing:
+                raise VerifyError(f"plan {self.plan.name} needs the kernel {missing[0]}", where=step.where,
+                                  why="it was not built", do="report this plan: a bug of AnyShape")
+            spec = self._spec(_Spec(number, tuple(formulas.slots[window.buffer] for window in windows),
+                                    tuple(self.kernels[name] for name in regime.kernels)))
+            offsets = formulas.tuple_of(
+                8 * self.checks.index(number) if window.buffer == STATUS_BUFFER
+                else window.offset * size_of(window.type.dtype) for window in windows)
+            text = f"launch({spec}, {offsets}, {formulas.tuple_of(regime.sizes)})"
+            test = " and ".join(f"{formulas.number(condition)} >= 0" for condition in regime.conditions)
+            choices.append((test, text))
+        chain = "".join(f"{text} if {test or 'True'} else " for test, text in choices)
+        return f"*({chain}({NO_REGIME}, {number}))"
+
+    def _spec(self, spec: _Spec) -> str:
+        self.specs.append(spec)
+        return f"specs[{len(self.specs) - 1}]"
+
+    def _launches(self, spec: _Spec, offsets: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        places = [word for pair in zip(spec.slots, offsets, strict=True) for word in pair]
+        return [word for kernel in spec.kernels
+                for word in launch_words(spec.number, kernel.launches(sizes), places, self.loader, self.device)]
+
+    def _copy(self, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
+        (shape, strides, offset), (_, others, start) = windows
+        if 0 in shape:
+            return []
+        if not one_run(shape, strides, others):
+            return [CALL, STEP_WORDS, spec.number]
+        bytes_ = spec.item
+        for n in shape:
+            bytes_ *= n
+        return copy_words(spec.number, (spec.slots[1], start * spec.item), (spec.slots[0], offset * spec.item), bytes_)
