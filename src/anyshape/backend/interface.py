@@ -10,7 +10,7 @@ A compilation carries a target (backend/targets.py); nothing outside of `backend
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -94,9 +94,10 @@ class PythonSteps(Protocol):
 
 
 class PlanRunner(Protocol):
-    """Runs one plan on one target. Threads may share it."""
+    """Runs one plan on one target. Threads may share it. on_host: results are memory of the host, with its pages."""
 
     sizes: SizeFunction
+    on_host: bool
 
     def specialize(self, placement: Placement) -> Payload:
         """The plan at given sizes.
@@ -124,7 +125,7 @@ class PlanRunner(Protocol):
 
         Returns DONE, CHECK_FAILED, CALLBACK_FAILED or NO_MEMORY; of a device with streams also ISSUED: the work is on
         the stream, and of how it ends only DONE and CHECK_FAILED are open. The frame is kept until `ended` says which.
-        Steps behind a check that failed write nothing, in either case.
+        Kernels behind a check that failed write nothing, in either case.
         """
 
     def ended(self, frame: Any, wait: bool) -> int:
@@ -197,7 +198,7 @@ class HostRoutines(Protocol):
 class Target(Protocol):
     """A device that programs are compiled for, as a value.
 
-    device: torch's word for it. machine_key: everything that its speed depends on.
+    device: torch's word for it, and for that of its tensors. machine_key: everything that its speed depends on.
     hardware: what fusions and schedules are chosen by. streams: None where a run has ended when it returns.
     """
 
@@ -227,6 +228,10 @@ class Target(Protocol):
 
     def warm(self) -> None:
         """Loads what most programs need. May run in another thread, beside a trace."""
+
+    def allocator(self) -> Callable[[tuple[int, ...], tuple[int, ...], Any], Any]:
+        """What allocates a tensor of PyTorch's on the device, for work on the calling thread's current stream: of its
+        sizes, strides in elements, and PyTorch's dtype."""
 
     def runner(self, plan: Plan, kernels: Sequence[Any]) -> PlanRunner:
         """What runs an allocated plan; kernels: those that it names, in any order."""

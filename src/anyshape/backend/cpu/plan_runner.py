@@ -42,6 +42,8 @@ class CpuPlanRunner:
         products: which our routines do (backend/cpu/autotune.py).
     """
 
+    on_host = True
+
     def __init__(self, plan: Plan, kernels: Sequence[LoadedKernel], native: NativeRoutines, products: Products) -> None:
         self.plan = plan
         self.kernels = tuple(kernels)

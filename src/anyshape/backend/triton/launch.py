@@ -1,70 +1,125 @@
-"""Kernel launches as data: what a compiled kernel says of one at given sizes, and the words that the launch loop reads."""
+"""Kernel launches as words: what the launch loop reads of the launch of a compiled kernel, and of a copy."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.backend.triton import launch_loop as loop
+from anyshape.backend.triton.kernel import (
+    NULL,
+    POINTER,
+    SCRATCH,
+    STATUS,
+    DeviceKernel,
+    KernelSource,
+    KernelVersion,
+)
+from anyshape.base.errors import VerifyError
+from anyshape.sym.expr import evaluate
 
-_launch, _copy = loop.LaunchStep.encoder(), loop.DeviceCopyStep.encoder()
-_POINTERS = loop.LaunchStep.index("places")
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One launch of machine code.
-
-    image: what the driver loads; entry: the kernel's name in it. grid: programs; threads: of each; shared: bytes of
-    dynamic shared memory of each. numbers: words of the params behind the pointers; one of fewer bits is the low part
-    of its word. aligned: a power of 2 that divides every pointer.
-    """
-
-    image: bytes
-    entry: str
-    grid: tuple[int, int, int]
-    threads: int
-    shared: int
-    numbers: tuple[int, ...]
-    aligned: int = 1
+_launch, _copy, _check = (step.encoder() for step in (loop.LaunchStep, loop.DeviceCopyStep, loop.CheckStep))
+_PLACES = loop.LaunchStep.index("places")
+ALIGNMENTS = (16, 1)  # of addresses, that code is chosen for
+Place = tuple[int, int]  # slot, bytes
 
 
-class DeviceKernel(Protocol):
+class LaunchableKernel(Protocol):
     """What a plan runner on a stream wants of a kernel."""
 
     @property
     def name(self) -> str:
         """By which the regimes of a plan's steps know it."""
 
-    def launches(self, sizes: Sequence[int]) -> Sequence[Launch]:
-        """The launches of which the first that fits its pointers runs, at these sizes; none where nothing is to be
-        done. The last one fits all."""
+    @property
+    def sizes(self) -> Sequence[str]:
+        """Names of its sizes, in order."""
+
+    def codes(self, sizes: Sequence[int]) -> Sequence[DeviceKernel]:
+        """The code for these sizes: of several the first one runs whose `version.alignment` all addresses have; the
+        last one takes any."""
 
 
-class Loader(Protocol):
-    """Loads machine code: backend/triton/driver/driver.py."""
+class VersionedKernel:
+    """A kernel whose versions are compiled when sizes ask for them. Thread-safe.
 
-    def function(self, image: bytes, entry: str, shared: int, device: int = 0) -> int:
-        """The handle of a kernel."""
+    Args:
+        compiled: the machine code of a version.
+    """
+
+    def __init__(self, source: KernelSource, compiled: Callable[[KernelVersion], DeviceKernel]) -> None:
+        self.name = source.name
+        self.sizes = source.sizes
+        self.source = source
+        self.compiled = compiled
+        self._made: dict[KernelVersion, DeviceKernel] = {}
+        self._lock = threading.Lock()
+
+    def codes(self, sizes: Sequence[int]) -> Sequence[DeviceKernel]:
+        """See `LaunchableKernel`."""
+        wanted = dict.fromkeys(self.source.choose(sizes, alignment) for alignment in ALIGNMENTS)
+        return [self._code(version) for version in wanted]
+
+    def _code(self, version: KernelVersion) -> DeviceKernel:
+        with self._lock:
+            if version not in self._made:
+                self._made[version] = self.compiled(version)
+            return self._made[version]
 
 
-def launch_words(number: int, found: Sequence[Launch], places: Sequence[int], loader: Loader, device: int) -> list[int]:
-    """The words of a step. places: slot and bytes of each pointer, one after the other."""
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Slots of a call's block that are no buffer's: the status, one that is 0, and the scratch."""
+
+    status: int
+    zero: int
+    scratch: int
+
+
+def launch_words(number: int, kernel: LaunchableKernel, places: Sequence[Place], sizes: Sequence[int], slots: Slots,
+                 handle: Callable[[DeviceKernel], int]) -> list[int]:
+    """The words of a step. places: of the kernel's pointers. handle: of loaded code."""
     words: list[int] = []
-    for one in reversed(found):
-        length = _POINTERS + len(places) + len(one.numbers)
-        function = loader.function(one.image, one.entry, one.shared, device)
-        words = [*_launch(op=loop.LAUNCH, length=length, number=number, function=function, grid_x=one.grid[0],
-                          grid_y=one.grid[1], grid_z=one.grid[2], threads=one.threads, shared=one.shared,
-                          unaligned=one.aligned - 1, otherwise=len(words), pointers=len(places) // 2,
-                          numbers=len(one.numbers), places=(*places, *one.numbers)), *words]
+    values = dict(zip(kernel.sizes, sizes, strict=True))
+    for code in reversed(kernel.codes(sizes)):
+        grid = code.launch(values)
+        if 0 in grid:
+            return []
+        params = _params(code, places, sizes, slots)
+        words = [*_launch(
+            op=loop.LAUNCH, length=_PLACES + 2 * len(params), number=number, function=handle(code), grid_x=grid[0],
+            grid_y=grid[1], grid_z=grid[2], threads=code.threads, shared=code.shared,
+            scratch=evaluate(code.version.scratch, values), unaligned=code.version.alignment - 1,
+            otherwise=len(words), pointers=len(places), params=len(params),
+            places=[word for place in params for word in place]), *words]
     return words
 
 
-def copy_words(number: int, target: tuple[int, int], source: tuple[int, int], bytes_: int) -> list[int]:
-    """The words of a copy of one run of bytes; target, source: slot and bytes."""
-    return _copy(op=loop.COPY, length=words_of(loop.DeviceCopyStep), number=number, target=target, source=source, bytes=bytes_)
+def _params(code: DeviceKernel, places: Sequence[Place], sizes: Sequence[int], slots: Slots) -> list[Place]:
+    """A place for each parameter of the function."""
+    kinds = code.parameters
+    given, numbers = iter(places), iter(sizes)
+    others = {STATUS: (slots.status, 0), SCRATCH: (slots.scratch, 0), NULL: (slots.zero, 0)}
+    found = [next(given) if kind == POINTER else others.get(kind) or (slots.zero, next(numbers)) for kind in kinds]
+    first = kinds[:kinds.count(POINTER)]
+    if len(places) != len(first) or set(first) > {POINTER} or next(numbers, None) is not None:
+        raise VerifyError(f"kernel {code.name} is called with other params than it was compiled for",
+                          why=f"{len(places)} addresses and {len(sizes)} sizes for {', '.join(kinds)}",
+                          do="report this as a bug of the compiler")
+    return found
+
+
+def check_words(number: int, word: int) -> list[int]:
+    """The words behind a step that checks something."""
+    return _check(op=loop.CHECK, length=words_of(loop.CheckStep), number=number, word=word)
+
+
+def copy_words(number: int, target: Place, source: Place, bytes_: int) -> list[int]:
+    """The words of a copy of one run of bytes."""
+    return _copy(op=loop.COPY, length=words_of(loop.DeviceCopyStep), number=number, target=target, source=source,
+                 bytes=bytes_)
 
 
 def one_run(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:

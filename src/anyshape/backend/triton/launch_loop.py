@@ -1,10 +1,13 @@
-"""The launch loop: one native routine that runs any plan on a stream: kernel launches, copies, and calls of Python, from
-an array of 64-bit words.
+"""The launch loop: one native routine that runs any plan on a stream: kernel launches, copies, and calls of Python,
+read from an array of 64-bit words.
 
-    program: head, then steps;  LAUNCH  number  function  grid  threads  shared  places of the params, numbers
+    program: head, then steps;  LAUNCH  number  function  grid  threads  shared  places of the params
+                                CHECK   number  word            the status by now is sent to a word of the host
                                 COPY    number  target  source  bytes
                                 CALL    number                  Python does the step, on the same stream
                                 END
+
+A param is a slot and bytes: the address of a buffer and an offset, or the slot that is 0 and a number.
 
 A launch costs a few nanoseconds beside the driver's own time. A launch may be followed by another one of the same step,
 which runs in its place where a pointer is not aligned as the first one's code needs it.
@@ -15,10 +18,21 @@ from typing import Annotated
 
 from anyshape.backend.cpu.bytecode.format import CALL, END, MONOTONIC, STEP_DONE, Place, Step
 from anyshape.backend.cpu.interpreter import Reading
-from anyshape.backend.cpu.native.compiler import Array, Inline, Nested, Struct, array_at, call, i64, size_of, tail, translate
+from anyshape.backend.cpu.native.compiler import (
+    Array,
+    Inline,
+    Nested,
+    Struct,
+    array_at,
+    call,
+    i64,
+    size_of,
+    tail,
+    translate,
+)
 from anyshape.backend.interface import CALLBACK_FAILED, DONE, NO_MEMORY
 
-LAUNCH, COPY = 100, 101
+LAUNCH, CHECK, COPY = 100, 101, 102
 DRIVER_FAILED = 100  # how a run ends, beside the ways that the interface has
 ERROR_BITS = 0xFFFFFFFF  # of a result that is an int
 
@@ -32,11 +46,18 @@ class LaunchStep(Step):
     grid_z: i64
     threads: i64
     shared: i64  # bytes of dynamic shared memory
+    scratch: i64  # bytes of the call's scratch that it needs
     unaligned: i64  # bits that no pointer may have; where one has, the next step runs in place of this one
     otherwise: i64  # words of that step
-    pointers: i64
-    numbers: i64
-    places: Annotated[Array[Place], Inline(0)]  # of the pointers; each number follows
+    pointers: i64  # how many of the params, the first ones, are addresses of buffers
+    params: i64
+    places: Annotated[Array[Place], Inline(0)]
+
+
+class CheckStep(Step):
+    """A step that may have failed has run."""
+
+    word: i64
 
 
 class DeviceCopyStep(Step):
@@ -52,6 +73,7 @@ class Functions(Struct):
 
     launch: i64
     copy: i64
+    copy_to_host: i64
     record_event: i64
     push_context: i64
     pop_context: i64
@@ -81,6 +103,7 @@ class Block(Struct):
     popped: i64  # where the driver writes the context that it takes off
     stream: i64
     event: i64  # 0, or the event that is recorded at the end
+    checks: i64  # address of the host's words for what the status was behind each step that checks something
     callback: i64
     state: i64  # number of the call, given back to the callback
     step: i64  # number of the step that runs; the callback writes STEP_DONE there when it has done one
@@ -88,11 +111,11 @@ class Block(Struct):
     kept: i64
     temp: i64
     times: i64  # 0, or where the clock is written after each step, when the stream has done it
-    slots: Annotated[Array[i64], Inline(0)]  # slot 0 is the status; buffers follow
+    slots: Annotated[Array[i64], Inline(0)]  # slot 0 is the status; buffers follow, then a 0, and the scratch
 
 
 def run_on_stream(block: Block) -> int:
-    """Runs the program of `block`: DONE, when its work is on the stream, CALLBACK_FAILED, NO_MEMORY or DRIVER_FAILED."""
+    """Runs the program of `block`: DONE (its work is on the stream), CALLBACK_FAILED, NO_MEMORY or DRIVER_FAILED."""
     program = block.program
     functions = block.functions
     if place_buffers(block, program) != DONE:
@@ -126,6 +149,11 @@ def run_steps(block: Block, program: Program, functions: Functions) -> int:
             if block.code != 0:
                 return DRIVER_FAILED
             length += skipped
+        elif op == CHECK:
+            block.code = call(functions.copy_to_host, block.checks + 8 * CheckStep(step).word, block.slots[0], 8,
+                              block.stream) & ERROR_BITS
+            if block.code != 0:
+                return DRIVER_FAILED
         elif op == COPY:
             block.code = copy(block, functions, DeviceCopyStep(step))
             if block.code != 0:
@@ -142,17 +170,14 @@ def run_steps(block: Block, program: Program, functions: Functions) -> int:
 
 def launch(block: Block, functions: Functions, step: LaunchStep, values: Array[i64], places: Array[i64]) -> int:
     """One launch; how many words of the step after it are to be left out."""
-    pointers = step.pointers
     bits = 0
-    for i in range(pointers):
-        pointer = block.slots[step.places[i].slot] + step.places[i].bytes
-        bits = bits | pointer
-        values[i] = pointer
+    for i in range(step.pointers):
+        values[i] = block.slots[step.places[i].slot] + step.places[i].bytes
+        bits = bits | values[i]
     if bits & step.unaligned != 0:
         return 0
-    numbers = tail(array_at(i64, step.places), 2 * pointers)
-    for i in range(step.numbers):
-        values[pointers + i] = numbers[i]
+    for i in range(step.pointers, step.params):
+        values[i] = block.slots[step.places[i].slot] + step.places[i].bytes
     block.code = call(functions.launch, step.function, step.grid_x, step.grid_y, step.grid_z, step.threads, 1, 1,
                       step.shared, block.stream, places, 0) & ERROR_BITS
     return step.otherwise

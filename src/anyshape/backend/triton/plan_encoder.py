@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyshape.backend.cpu.bytecode.format import CALL, STEP_WORDS
-from anyshape.backend.triton.launch import DeviceKernel, Loader, copy_words, launch_words, one_run
+from anyshape.backend.triton.kernel import DeviceKernel
+from anyshape.backend.triton.launch import LaunchableKernel, Slots, check_words, copy_words, launch_words, one_run
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.program import CopyStep, KernelStep, Plan, Step, TiledGemmStep
@@ -18,12 +19,13 @@ NO_REGIME = -1  # in place of an op, with the step's number
 
 @dataclass(frozen=True, slots=True)
 class _Spec:
-    """What does not depend on sizes in a kernel or copy step."""
+    """What does not depend on sizes in a kernel or copy step. check: the word for its status; -1: it checks nothing."""
 
     number: int
     slots: tuple[int, ...]
-    kernels: tuple[DeviceKernel, ...] = ()
+    kernels: tuple[LaunchableKernel, ...] = ()
     item: int = 0
+    check: int = -1
 
 
 class PlanEncoder:
@@ -31,19 +33,21 @@ class PlanEncoder:
 
     Args:
         kernels: by name.
-        loader, device: give the handles of machine code.
+        handle: of loaded code.
     """
 
-    def __init__(self, plan: Plan, kernels: Mapping[str, DeviceKernel], loader: Loader, device: int) -> None:
+    def __init__(self, plan: Plan, kernels: Mapping[str, LaunchableKernel],
+                 handle: Callable[[DeviceKernel], int]) -> None:
         self.plan = plan
         self.kernels = kernels
-        self.loader = loader
-        self.device = device
+        self.handle = handle
         self.specs: list[_Spec] = []
-        self.checks: list[int] = []  # the steps that write the status, each a word of its own
+        self.checks: list[int] = []  # the steps that check something
+        self.slots = Slots(0, 0, 0)
 
     def expression(self, formulas: PlanFormulas) -> tuple[str, Mapping[str, Any]]:
         """See `Encoder` of plan/ir/size_function.py."""
+        self.slots = Slots(formulas.slots[STATUS_BUFFER], len(formulas.slots), len(formulas.slots) + 1)
         parts = [self._step(formulas, number, step) for number, step in enumerate(self.plan.steps)]
         names: dict[str, Callable[..., list[int]]] = {"launch": self._launches, "copy": self._copy}
         return f"[{', '.join(parts)}]", {**names, "specs": self.specs}
@@ -57,7 +61,8 @@ class PlanEncoder:
             return f"*copy({spec}, {formulas.types((step.source, step.target))})"
         if isinstance(step, TiledGemmStep):
             raise VerifyError(f"step {number} of {self.plan.name} is a product in bands", where=step.where,
-                              why="targets with streams do products as a whole", do="report this plan: a bug of AnyShape")
+                              why="targets with streams do products as a whole",
+                              do="report this plan: a bug of AnyShape")
         return f"{CALL}, {STEP_WORDS}, {number}"
 
     def _kernel(self, formulas: PlanFormulas, number: int, step: KernelStep) -> str:
@@ -71,10 +76,9 @@ class PlanEncoder:
                 raise VerifyError(f"plan {self.plan.name} needs the kernel {missing[0]}", where=step.where,
                                   why="it was not built", do="report this plan: a bug of AnyShape")
             spec = self._spec(_Spec(number, tuple(formulas.slots[window.buffer] for window in windows),
-                                    tuple(self.kernels[name] for name in regime.kernels)))
-            offsets = formulas.tuple_of(
-                8 * self.checks.index(number) if window.buffer == STATUS_BUFFER
-                else window.offset * size_of(window.type.dtype) for window in windows)
+                                    tuple(self.kernels[name] for name in regime.kernels),
+                                    check=self.checks.index(number) if number in self.checks else -1))
+            offsets = formulas.tuple_of(window.offset * size_of(window.type.dtype) for window in windows)
             text = f"launch({spec}, {offsets}, {formulas.tuple_of(regime.sizes)})"
             test = " and ".join(f"{formulas.number(condition)} >= 0" for condition in regime.conditions)
             choices.append((test, text))
@@ -86,9 +90,10 @@ class PlanEncoder:
         return f"specs[{len(self.specs) - 1}]"
 
     def _launches(self, spec: _Spec, offsets: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        places = [word for pair in zip(spec.slots, offsets, strict=True) for word in pair]
-        return [word for kernel in spec.kernels
-                for word in launch_words(spec.number, kernel.launches(sizes), places, self.loader, self.device)]
+        places = list(zip(spec.slots, offsets, strict=True))
+        words = [word for kernel in spec.kernels
+                 for word in launch_words(spec.number, kernel, places, sizes, self.slots, self.handle)]
+        return words if spec.check < 0 or not words else [*words, *check_words(spec.number, spec.check)]
 
     def _copy(self, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:
         (shape, strides, offset), (_, others, start) = windows

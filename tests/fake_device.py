@@ -1,0 +1,119 @@
+"""A target behind the fake driver (tests/fake_driver.py): real plans, the real launch loop, streams, arena and status;
+the CPU's kernels in place of a GPU's."""
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from anyshape.backend import targets
+from anyshape.backend.cpu.llvm.jit import LoadedKernel
+from anyshape.backend.triton.driver.driver import Driver
+from anyshape.backend.triton.kernel import I64, NULL, POINTER, STATUS, DeviceKernel, KernelVersion
+from anyshape.backend.triton.runner import LaunchLoop, StreamRunner
+from anyshape.backend.triton.streams import DeviceStreams
+from anyshape.kernel.loop_ir.program import LoopProgram
+from fake_driver import FakeDriver, FakeMemory
+from plan_interpreter import ASK, RUN
+
+VERSION = KernelVersion("host", (), (), (1,), 4)
+
+
+class HostKernel:
+    """A kernel of the CPU, which the fake driver calls."""
+
+    def __init__(self, kernel: LoadedKernel, program: LoopProgram, driver: FakeDriver) -> None:
+        self.name = kernel.name
+        self.sizes = tuple(program.sizes)
+        self.kernel = kernel
+        self.params = len(program.params)
+        kinds = (*[POINTER] * self.params, STATUS, *[I64] * len(self.sizes), NULL, NULL)
+        image = driver.register(self.name, self.body, kinds)
+        self.code = DeviceKernel(self.name, self.name, VERSION, kinds, 128, 0, "fake", True, image, "")
+
+    def codes(self, sizes: Sequence[int]) -> Sequence[DeviceKernel]:
+        return [self.code]
+
+    def body(self, grid: tuple[int, int, int], values: list[int]) -> None:
+        status = values[self.params]
+        if status and ctypes.c_int64.from_address(status).value:
+            return
+        words = [*values[:self.params], *values[self.params + 1:-2]]
+        block = (ctypes.c_int64 * len(words))(*words)
+        address = ctypes.addressof(block)
+        scratch = (ctypes.c_uint8 * (ASK(self.kernel.scratch)(address) + 64))()
+        first = ctypes.addressof(scratch)
+        RUN(self.kernel.run)(address, 0, ASK(self.kernel.blocks)(address), first + -first % 64)
+
+
+class Loop(LaunchLoop):
+    """A step of PyTorch works on host memory at once: what is before it on its stream has to be done."""
+
+    def __init__(self, driver: Driver, machine: Any, cache: Any, fake: FakeDriver) -> None:
+        super().__init__(driver, machine, cache)
+        self.fake = fake
+        self.made: list[Any] = []
+
+    def _step(self, state: int, number: int) -> int:
+        call: Any = self.running[state][0]
+        if number < len(call.shared.plan.steps):
+            self.fake.synchronize_stream(self.fake.stream)
+        result = super()._step(state, number)
+        self.made += call.externs.values()
+        return result
+
+
+class Runner(StreamRunner):
+    """What PyTorch makes goes in the order of the stream, as a device's allocator has it."""
+
+    loop: Loop
+
+    def run(self, frame: Any, steps: Any = None) -> int:
+        try:
+            return super().run(frame, steps)
+        finally:
+            self.loop.fake.issue(self.loop.fake.stream, list(self.loop.made).clear)
+            self.loop.made.clear()
+
+
+class Target:
+    """The CPU as a device with a driver and streams."""
+
+    def __init__(self, cpu: Any, fake: FakeDriver) -> None:
+        self.cpu = cpu
+        self.fake = fake
+        self.driver = Driver("cuda", fake.addresses, fake)
+        self.memory = FakeMemory(fake)
+        self.streams = DeviceStreams(self.driver, 0, self.memory)
+        self.loop = Loop(self.driver, cpu.machine, cpu.native.cache, fake)
+        self.hardware = dataclasses.replace(cpu.hardware, band_bytes=0)
+        self.programs: dict[str, LoopProgram] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.cpu, name)
+
+    def allocator(self) -> Callable[..., Any]:
+        return self.memory.empty
+
+    def emit(self, program: LoopProgram) -> str:
+        self.programs[program.name] = program
+        text: str = self.cpu.emit(program)
+        return text
+
+    def build(self, texts: Sequence[str]) -> list[HostKernel]:
+        return [HostKernel(kernel, self.programs[kernel.name], self.fake) for kernel in self.cpu.build(texts)]
+
+    def runner(self, plan: Any, kernels: Sequence[Any]) -> StreamRunner:
+        return Runner(plan, kernels, self.streams, self.loop)
+
+
+DEVICE: list[FakeDriver] = []  # that of programs compiled now
+_targets: dict[FakeDriver, Target] = {}
+
+
+def target_of(cache: Any, products: str) -> Target:
+    fake = DEVICE[0]
+    if fake not in _targets:
+        _targets[fake] = Target(targets._module(targets.TARGETS["cpu"]).target_of(cache, products), fake)
+    return _targets[fake]
