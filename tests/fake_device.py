@@ -9,6 +9,7 @@ from typing import Any
 
 from anyshape.backend import targets
 from anyshape.backend.cpu.llvm.jit import LoadedKernel
+from anyshape.backend.interface import ISSUED
 from anyshape.backend.triton.driver.driver import Driver
 from anyshape.backend.triton.kernel import I64, NULL, POINTER, STATUS, DeviceKernel, KernelVersion
 from anyshape.backend.triton.runner import LaunchLoop, StreamRunner
@@ -70,11 +71,15 @@ class Runner(StreamRunner):
     loop: Loop
 
     def run(self, frame: Any, steps: Any = None) -> int:
+        fake = self.loop.fake
         try:
-            return super().run(frame, steps)
+            code = super().run(frame, steps)
         finally:
-            self.loop.fake.issue(self.loop.fake.stream, list(self.loop.made).clear)
+            fake.issue(fake.stream, list(self.loop.made).clear)
             self.loop.made.clear()
+        if fake.reads:
+            fake.synchronize_stream(fake.stream)
+        return self.ended(frame, True) if fake.reads and code == ISSUED else code
 
 
 class Target:

@@ -56,6 +56,7 @@ class FakeDriver:
         self.done: dict[int, int] = {}
         self.issued: list[int] = []  # the stream of each work that is not done, in order
         self.stream = 0
+        self.reads = False  # whether the host reads what a call gives as soon as it returns
         self.numbers = iter(range(1001, 1 << 60))
         self.events: dict[int, Mark] = {}
         self.bodies: dict[str, tuple[Body, tuple[str, ...]]] = {}

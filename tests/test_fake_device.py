@@ -13,6 +13,9 @@ import fake_device
 from anyshape.backend import targets
 from anyshape.backend.triton.runner import StreamRunner
 from fake_driver import ORDERS, FakeDriver
+from models import ZOO
+from test_models import check_half, check_shapes, check_train_steps
+from test_seam import check_limits, check_train_step
 
 
 @pytest.fixture
@@ -72,3 +75,32 @@ def test_results_are_memory_of_the_device(fake: FakeDriver) -> None:
 def program_target(fast: Any, *args: torch.Tensor) -> Any:
     fast(*args)
     return program(fast).target
+
+
+@pytest.mark.parametrize("order", ORDERS[1:3])
+@pytest.mark.parametrize("name", ("mixer", "clicks"))
+def test_models(fake: FakeDriver, name: str, order: str) -> None:
+    fake.set(order)
+    fake.reads = True
+    check_shapes(ZOO[name], ZOO[name].shapes(3))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ZOO)
+def test_every_model(fake: FakeDriver, name: str) -> None:
+    fake.set("last stream first")
+    fake.reads = True
+    check_shapes(ZOO[name], ZOO[name].shapes(6), strict=True)
+    check_train_steps(ZOO[name])
+    if ZOO[name].half:
+        check_half(ZOO[name], 2)
+
+
+def test_train_steps(fake: FakeDriver) -> None:
+    fake.reads = True
+    check_train_step()
+
+
+def test_limits(fake: FakeDriver) -> None:
+    fake.reads = True
+    check_limits()
