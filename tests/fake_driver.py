@@ -44,6 +44,7 @@ class Piece:
     bytes: int
     stream: int = 0
     others: tuple[int, ...] = ()
+    asked: int = 0  # bytes, which are fewer
 
 
 class FakeDriver:
@@ -161,7 +162,6 @@ class FakeDriver:
         if piece is not None:
             self.free.remove(piece)
             self.issue(stream, lambda: self._look(piece))
-            self.live += size
         else:
             if self.live + size > self.limit:
                 raise RuntimeError(f"out of memory: {size} bytes")
@@ -169,13 +169,14 @@ class FakeDriver:
             ctypes.memset(memory, POISON, len(memory))
             first = ctypes.addressof(memory) + MARGIN
             piece = Piece(memory, first + -first % 64, size, stream)
-            self.live += size
+        piece.asked = bytes_
+        self.live += bytes_
         self.peak = max(self.peak, self.live)
         return piece
 
     def give(self, piece: Piece) -> None:
         """Nobody has it any more: poisoned in the order of its stream."""
-        self.live -= piece.bytes
+        self.live -= piece.asked
         self.issue(piece.stream, lambda: self._poison(piece))
         marks = [self.position(stream) for stream in piece.others]
         piece.others = ()
@@ -352,6 +353,9 @@ class FakeMemory:
         piece = self.pieces[memory.untyped_storage().data_ptr()]
         if stream != piece.stream:
             piece.others = (*piece.others, stream)
+
+    def resident(self) -> int:
+        return self.driver.live
 
     def empty(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of PyTorch's, on the current stream."""

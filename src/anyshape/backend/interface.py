@@ -139,6 +139,12 @@ class PlanRunner(Protocol):
         """After a run that did not end well: its step, and the position in `checks` from 1 on of what failed there."""
 
 
+class HostMemory(Protocol):
+    """A piece of the host's memory, there as long as somebody has it."""
+
+    address: int
+
+
 class Streams(Protocol):
     """The streams of one device: queues of work, each in order, several side by side. Marks are points of a queue
     (CUDA's events). All methods but `synchronize` return at once, and may be called from any thread."""
@@ -169,6 +175,22 @@ class Streams(Protocol):
 
     def synchronize(self, stream: int) -> None:
         """Returns when everything on the stream is done."""
+
+    def side(self, name: str) -> int:
+        """A stream for copies beside the calls, which is made when it is first asked for: "out" or "back"."""
+
+    def pinned(self, bytes_: int) -> HostMemory:
+        """Memory of the host that the device copies to and from while other work runs.
+
+        Raises:
+            RuntimeError: there is not enough memory.
+        """
+
+    def copy(self, target: int, source: int, bytes_: int, stream: int, to_host: bool | None = None) -> None:
+        """Copies on a stream, by address: inside the device (None), to the host, or to the device."""
+
+    def resident(self) -> int:
+        """Bytes that the process has on the device."""
 
 
 class HostRoutines(Protocol):

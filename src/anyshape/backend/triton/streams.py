@@ -20,6 +20,22 @@ class DeviceMemory(Protocol):
     def uses(self, memory: Any, stream: int) -> None:
         """See `Streams`."""
 
+    def resident(self) -> int:
+        """See `Streams`."""
+
+
+class PinnedMemory:
+    """Pinned memory of the host; `address`."""
+
+    __slots__ = ("address", "driver")
+
+    def __init__(self, driver: Driver, address: int) -> None:
+        self.driver = driver
+        self.address = address
+
+    def __del__(self) -> None:
+        self.driver.free("free_host", self.address)
+
 
 class Mark:
     """A point of a stream; its event is used again when nobody has the mark any more."""
@@ -44,6 +60,7 @@ class DeviceStreams:
         self.current = memory.current
         self.allocate = memory.allocate
         self.uses = memory.uses
+        self.resident = memory.resident
         self._events: list[int] = []
         self._sides: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -73,8 +90,19 @@ class DeviceStreams:
         with self.driver.current(self.device):
             self.driver.call("synchronize_stream", stream)
 
+    def pinned(self, bytes_: int) -> PinnedMemory:
+        """See `Streams`."""
+        with self.driver.current(self.device):
+            return PinnedMemory(self.driver, self.driver.pinned(bytes_))
+
+    def copy(self, target: int, source: int, bytes_: int, stream: int, to_host: bool | None = None) -> None:
+        """See `Streams`."""
+        name = "copy" if to_host is None else "copy_to_host" if to_host else "copy_to_device"
+        with self.driver.current(self.device):
+            self.driver.call(name, target, source, bytes_, stream)
+
     def side(self, name: str) -> int:
-        """A stream of our own, which is made when it is first asked for."""
+        """See `Streams`."""
         with self._lock:
             if name not in self._sides:
                 self._sides[name] = self.driver.stream(self.device)

@@ -33,6 +33,10 @@ class TorchMemory:
         """See `DeviceMemory`."""
         memory.record_stream(self._outside(stream))
 
+    def resident(self) -> int:
+        """See `DeviceMemory`."""
+        return torch.cuda.memory_reserved(self.device)
+
     def allocator(self) -> Callable[[tuple[int, ...], tuple[int, ...], Any], Any]:
         """See `Target`."""
         return api.allocator(self.device)

@@ -18,7 +18,7 @@ from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
 from anyshape.runtime.call.extern_table import OWN, Calls
 from anyshape.runtime.memory.huge_pages import prefer_large
-from anyshape.runtime.memory.offload_store import CopyRequest
+from anyshape.runtime.memory.offload_store import PendingCopy
 from anyshape.runtime.memory.pools import Block, PhasedBlock, SegmentedBlock
 from anyshape.runtime.specialize.offload_schedule import Action
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL
@@ -70,7 +70,7 @@ class Call:
         self.externs: dict[str, torch.Tensor] = {}
         self.runner, self.frame = runner, frame
         self.error: BaseException | None = None
-        self.tickets: dict[int, CopyRequest] = {}  # copies that were begun
+        self.tickets: dict[int, PendingCopy] = {}  # copies that were begun
 
     # --- tensors
 
