@@ -42,7 +42,7 @@ def counted(fake: FakeDriver, run: Any) -> Iterator[list[int]]:
     context.temporary.release_idle()
     gc.collect()
     fake.everything()
-    before = fake.peak = fake.live
+    fake.peak = before = fake.live
     found = [0]
     yield found
     found[0] = fake.peak - before
