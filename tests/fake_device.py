@@ -18,7 +18,7 @@ from anyshape.kernel.loop_ir.program import LoopProgram
 from fake_driver import FakeDriver, FakeMemory
 from plan_interpreter import ASK, RUN
 
-VERSION = KernelVersion("host", (), (), (1,), 4)
+VERSION = KernelVersion("host", "host", (), (), 1, 4)
 
 
 class HostKernel:
