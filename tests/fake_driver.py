@@ -77,12 +77,10 @@ class FakeDriver:
         self.random = random.Random(order)
 
     def _function(self, name: str) -> int:
-        body = getattr(self, name)
-
         def run(*arguments: Any) -> int:
             self.counts[name] += 1
             try:
-                return self.fails[name] if name in self.fails else body(*arguments) or OK
+                return self.fails[name] if name in self.fails else getattr(self, name)(*arguments) or OK
             except BaseException as error:  # ctypes would print it
                 self.alarms.append(f"{name}: {error!r}")
                 return INVALID

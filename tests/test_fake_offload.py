@@ -1,5 +1,5 @@
-"""Limits in bytes on a device: values are computed again, or moved out to pinned memory on side streams; what is counted
-is what was predicted, and every wait that is left out is found."""
+"""Limits in bytes on a device: values are computed again, or moved out to pinned memory on side streams; what is
+counted is what was predicted, and every wait that is left out is found."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -9,9 +9,7 @@ import torch
 
 import fake_device
 from anyshape.backend import targets
-from anyshape.backend.triton.streams import DeviceStreams
 from anyshape.runtime.budget import greedy_search
-from anyshape.runtime.memory import pinned_store
 from anyshape.runtime.specialize import offload_schedule
 from fake_driver import ORDERS, FakeDriver
 from fake_limits import counted, moving, need, store_of

@@ -239,6 +239,11 @@ class Target(Protocol):
     def build(self, texts: Sequence[str]) -> list[Kernel]:
         """Compiles and loads kernels. Code lives as long as its kernels."""
 
+    @property
+    def own_ops(self) -> frozenset[str]:
+        """Of "attention" and "bernoulli", what it does itself, as an op of its own; PyTorch's operators do the others.
+        """
+
     def multiplies(self, dtype: str) -> bool:
         """Whether it has products and attention of this dtype, by the device's features."""
 

@@ -32,6 +32,7 @@ class CpuTarget:
     device = "cpu"
     streams: Streams | None = None
     hardware = HARDWARE
+    own_ops = frozenset(("attention", "bernoulli"))
 
     def __init__(self, machine: Machine, native: NativeRoutines, autotune: Autotune) -> None:
         self.machine = machine

@@ -1,13 +1,13 @@
 """Kernel launches as words: what the launch loop reads of the launch of a compiled kernel, and of a copy."""
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from anyshape.backend.cpu.native.compiler import words_of
 from anyshape.backend.triton import launch_loop as loop
+from anyshape.backend.triton.compile import Compiler
 from anyshape.backend.triton.kernel import (
     NULL,
     POINTER,
@@ -43,30 +43,33 @@ class LaunchableKernel(Protocol):
 
 
 class VersionedKernel:
-    """A kernel whose versions are compiled when sizes ask for them. Thread-safe.
+    """A kernel whose versions are compiled when sizes ask for them. Thread-safe."""
 
-    Args:
-        compiled: the machine code of a version.
-    """
-
-    def __init__(self, source: KernelSource, compiled: Callable[[KernelVersion], DeviceKernel]) -> None:
+    def __init__(self, source: KernelSource, compiler: Compiler) -> None:
         self.name = source.name
         self.sizes = source.sizes
         self.source = source
-        self.compiled = compiled
-        self._made: dict[KernelVersion, DeviceKernel] = {}
-        self._lock = threading.Lock()
+        self.compiler = compiler
+
+    def wanted(self, sizes: Sequence[int]) -> list[tuple[KernelSource, KernelVersion]]:
+        """The versions for these sizes, for addresses that are aligned and for others."""
+        chosen = dict.fromkeys(self.source.choose(sizes, alignment) for alignment in ALIGNMENTS)
+        return [(self.source, version) for version in chosen]
 
     def codes(self, sizes: Sequence[int]) -> Sequence[DeviceKernel]:
         """See `LaunchableKernel`."""
-        wanted = dict.fromkeys(self.source.choose(sizes, alignment) for alignment in ALIGNMENTS)
-        return [self._code(version) for version in wanted]
+        return self.compiler.compile(self.wanted(sizes))
 
-    def _code(self, version: KernelVersion) -> DeviceKernel:
-        with self._lock:
-            if version not in self._made:
-                self._made[version] = self.compiled(version)
-            return self._made[version]
+
+def compile_ahead(launches: Sequence[tuple[Sequence[LaunchableKernel], Sequence[int]]]) -> None:
+    """Compiles the versions of all launches of a plan at once, on several threads."""
+    wanted: dict[Compiler, list[tuple[KernelSource, KernelVersion]]] = {}
+    for kernels, sizes in launches:
+        for kernel in kernels:
+            if isinstance(kernel, VersionedKernel):
+                wanted.setdefault(kernel.compiler, []).extend(kernel.wanted(sizes))
+    for compiler, pairs in wanted.items():
+        compiler.compile(pairs)
 
 
 @dataclass(frozen=True, slots=True)

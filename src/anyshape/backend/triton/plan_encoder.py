@@ -8,7 +8,15 @@ from typing import Any
 
 from anyshape.backend.cpu.bytecode.format import CALL, STEP_WORDS
 from anyshape.backend.triton.kernel import DeviceKernel
-from anyshape.backend.triton.launch import LaunchableKernel, Slots, check_words, copy_words, launch_words, one_run
+from anyshape.backend.triton.launch import (
+    LaunchableKernel,
+    Slots,
+    check_words,
+    compile_ahead,
+    copy_words,
+    launch_words,
+    one_run,
+)
 from anyshape.base.errors import VerifyError
 from anyshape.ir.types import size_of
 from anyshape.plan.ir.program import CopyStep, KernelStep, Plan, Step, TiledGemmStep
@@ -26,6 +34,15 @@ class _Spec:
     kernels: tuple[LaunchableKernel, ...] = ()
     item: int = 0
     check: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Launching:
+    """A kernel step at given sizes. offsets: bytes, of its windows."""
+
+    spec: _Spec
+    offsets: Sequence[int]
+    sizes: Sequence[int]
 
 
 class PlanEncoder:
@@ -49,8 +66,9 @@ class PlanEncoder:
         """See `Encoder` of plan/ir/size_function.py."""
         self.slots = Slots(formulas.slots[STATUS_BUFFER], len(formulas.slots), len(formulas.slots) + 1)
         parts = [self._step(formulas, number, step) for number, step in enumerate(self.plan.steps)]
-        names: dict[str, Callable[..., list[int]]] = {"launch": self._launches, "copy": self._copy}
-        return f"[{', '.join(parts)}]", {**names, "specs": self.specs}
+        names: dict[str, Callable[..., Any]] = {"launch": _Launching, "copy": self._copy}
+        text = "".join(f"{part}, " for part in parts)
+        return f"words(({text}))", {**names, "words": self._words, "specs": self.specs}
 
     def _step(self, formulas: PlanFormulas, number: int, step: Step) -> str:
         if isinstance(step, KernelStep):
@@ -58,12 +76,12 @@ class PlanEncoder:
         if isinstance(step, CopyStep) and step.source.type.dtype == step.target.type.dtype:
             slots = formulas.slots[step.source.buffer], formulas.slots[step.target.buffer]
             spec = self._spec(_Spec(number, slots, item=size_of(step.source.type.dtype)))
-            return f"*copy({spec}, {formulas.types((step.source, step.target))})"
+            return f"copy({spec}, {formulas.types((step.source, step.target))})"
         if isinstance(step, TiledGemmStep):
             raise VerifyError(f"step {number} of {self.plan.name} is a product in bands", where=step.where,
                               why="targets with streams do products as a whole",
                               do="report this plan: a bug of AnyShape")
-        return f"{CALL}, {STEP_WORDS}, {number}"
+        return f"({CALL}, {STEP_WORDS}, {number})"
 
     def _kernel(self, formulas: PlanFormulas, number: int, step: KernelStep) -> str:
         choices = []
@@ -83,16 +101,22 @@ class PlanEncoder:
             test = " and ".join(f"{formulas.number(condition)} >= 0" for condition in regime.conditions)
             choices.append((test, text))
         chain = "".join(f"{text} if {test or 'True'} else " for test, text in choices)
-        return f"*({chain}({NO_REGIME}, {number}))"
+        return f"({chain}({NO_REGIME}, {number}))"
 
     def _spec(self, spec: _Spec) -> str:
         self.specs.append(spec)
         return f"specs[{len(self.specs) - 1}]"
 
-    def _launches(self, spec: _Spec, offsets: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        places = list(zip(spec.slots, offsets, strict=True))
+    def _words(self, parts: Sequence[_Launching | Sequence[int]]) -> list[int]:
+        """The words of all steps. Machine code that is missing is made at once."""
+        compile_ahead([(part.spec.kernels, part.sizes) for part in parts if isinstance(part, _Launching)])
+        return [word for part in parts for word in (self._launches(part) if isinstance(part, _Launching) else part)]
+
+    def _launches(self, part: _Launching) -> list[int]:
+        spec = part.spec
+        places = list(zip(spec.slots, part.offsets, strict=True))
         words = [word for kernel in spec.kernels
-                 for word in launch_words(spec.number, kernel, places, sizes, self.slots, self.handle)]
+                 for word in launch_words(spec.number, kernel, places, part.sizes, self.slots, self.handle)]
         return words if spec.check < 0 or not words else [*words, *check_words(spec.number, spec.check)]
 
     def _copy(self, spec: _Spec, windows: tuple[Any, ...]) -> list[int]:

@@ -41,5 +41,14 @@ class TorchMemory:
         """See `Target`."""
         return api.allocator(self.device)
 
+    def architecture(self) -> str:
+        """AMD's name of the architecture, such as "gfx942"."""
+        return str(torch.cuda.get_device_properties(self.device).gcnArchName).partition(":")[0]
+
     def _outside(self, stream: int) -> torch.cuda.ExternalStream:
         return torch.cuda.ExternalStream(stream, device=self.device)
+
+
+def is_hip() -> bool:
+    """Whether this build of torch is for AMD's GPUs."""
+    return torch.version.hip is not None

@@ -179,8 +179,8 @@ class PinnedStore:
         for out in (True, False):
             streams.synchronize(stream)
             begin = time.perf_counter()
-            pair = host.address, memory.data_ptr()
-            streams.copy(*(pair if out else pair[::-1]), PROBE, stream, to_host=out)
+            source, target = (memory.data_ptr(), host.address)[::1 if out else -1]
+            streams.copy(target, source, PROBE, stream, to_host=out)
             streams.synchronize(stream)
             self.speeds[out].add(PROBE, time.perf_counter() - begin)
 
