@@ -7,14 +7,20 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from anyshape.backend import targets
+from anyshape.backend.cpu.bytecode.format import STEP_DONE
 from anyshape.backend.cpu.llvm.jit import LoadedKernel
 from anyshape.backend.interface import ISSUED
 from anyshape.backend.triton.driver.driver import Driver
 from anyshape.backend.triton.kernel import I64, NULL, POINTER, STATUS, DeviceKernel, KernelVersion
-from anyshape.backend.triton.runner import LaunchLoop, StreamRunner
+from anyshape.backend.triton.runner import STEP, LaunchLoop, StreamRunner
 from anyshape.backend.triton.streams import DeviceStreams
 from anyshape.kernel.loop_ir.program import LoopProgram
+from anyshape.ops.attention import OPERANDS
+from anyshape.plan.ir.program import CopyStep, LibraryStep, Step, Window
+from anyshape.runtime.call.call_frame import Call
 from fake_driver import FakeDriver, FakeMemory
 from plan_interpreter import ASK, RUN
 
@@ -48,8 +54,38 @@ class HostKernel:
         RUN(self.kernel.run)(address, 0, ASK(self.kernel.blocks)(address), first + -first % 64)
 
 
+class Later(Call):
+    """A step of a call that is done later, on memory that it does not hold."""
+
+    __slots__ = ("known",)
+
+    def __init__(self, call: Call, number: int) -> None:
+        self.shared, self.record = call.shared, call.record
+        step, views = call.shared.plan.steps[number], call.record.windows[number]
+        windows = (step.source, step.target) if isinstance(step, CopyStep) else (*step.inputs, *step.outputs)
+        self.known = {pair: unowned(call.tensor(*pair)) for pair in zip(windows, views, strict=True)}
+
+    @staticmethod
+    def may(step: Step) -> bool:
+        return isinstance(step, CopyStep) or (isinstance(step, LibraryStep) and step.op in (
+            "matmul", "matmul_add", *OPERANDS))
+
+    def tensor(self, window: Window, view: Any) -> torch.Tensor:
+        return self.known[window, view]
+
+
+def unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor over memory that others hold."""
+    if not tensor.numel():
+        return tensor
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = (ctypes.c_uint8 * (span * tensor.itemsize)).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
 class Loop(LaunchLoop):
-    """A step of PyTorch works on host memory at once: what is before it on its stream has to be done."""
+    """Products, attention and copies by PyTorch are put off as launches are. Other steps of PyTorch work on host memory
+    at once: what is before them on their stream has to be done."""
 
     def __init__(self, driver: Driver, machine: Any, cache: Any, fake: FakeDriver) -> None:
         super().__init__(driver, machine, cache)
@@ -58,7 +94,14 @@ class Loop(LaunchLoop):
 
     def _step(self, state: int, number: int) -> int:
         call: Any = self.running[state][0]
-        if number < len(call.shared.plan.steps):
+        block = self.running[state][1]
+        steps = call.shared.plan.steps
+        if number < len(steps) and Later.may(steps[number]):
+            later = Later(call, number)
+            self.fake.issue(self.fake.stream, lambda: later.step(number))
+            block[STEP] = STEP_DONE
+            return 0
+        if number < len(steps):
             self.fake.synchronize_stream(self.fake.stream)
         result = super()._step(state, number)
         self.made += call.externs.values()
