@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -159,7 +160,7 @@ class FakeDriver:
         piece = next((one for one in self.free if one.bytes == size and one.stream == stream), None)
         if piece is not None:
             self.free.remove(piece)
-            self.issue(stream, lambda: self._look(piece))
+            self.issue(stream, partial(self._look, piece))
         else:
             if self.live + size > self.limit:
                 raise RuntimeError(f"out of memory: {size} bytes")
@@ -175,7 +176,6 @@ class FakeDriver:
     def give(self, piece: Piece) -> None:
         """Nobody has it any more: poisoned in the order of its stream."""
         self.live -= piece.asked
-        self.issue(piece.stream, lambda: self._poison(piece))
         marks = [self.position(stream) for stream in piece.others]
         piece.others = ()
         self.waiting.append((piece, marks))
@@ -185,6 +185,7 @@ class FakeDriver:
         for entry in tuple(self.waiting):
             if all(map(self.is_done, entry[1])):
                 self.waiting.remove(entry)
+                self.issue(entry[0].stream, partial(self._poison, entry[0]))
                 self.free.append(entry[0])
 
     def _bytes(self, piece: Piece) -> torch.Tensor:

@@ -2,7 +2,9 @@
 do their work in adversarial orders."""
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +14,11 @@ import anyshape
 import fake_device
 from anyshape.backend import targets
 from anyshape.backend.triton.runner import StreamRunner
+from anyshape.backend.triton.streams import DeviceStreams
+from anyshape.base.errors import DeviceError, IndexRangeError
+from anyshape.runtime.call import executable as calls
+from anyshape.runtime.call.unread_status import settle
+from anyshape.runtime.memory.stream_pools import DeviceBlock
 from fake_driver import ORDERS, FakeDriver
 from models import ZOO
 from test_models import check_shapes, check_train_steps
@@ -76,6 +83,215 @@ def program_target(fast: Any, *args: torch.Tensor) -> Any:
     fast(*args)
     return program(fast).target
 
+
+# ---- several streams
+
+def turns(fake: FakeDriver, fast: Any, order: str) -> bool:
+    """Whether calls that two streams take turns at are right."""
+    fake.set(order)
+    streams = [fake.new_stream() for _ in range(2)]
+    inputs = [torch.randn(5, 7) for _ in range(6)]
+    outputs = []
+    for i, x in enumerate(inputs):
+        with fake.on(streams[i % 2]):
+            outputs.append(fast(x))
+        if i == 3:
+            fake.synchronize_stream(streams[0])
+    fake.everything()
+    return all(torch.allclose(found, two(x), atol=1e-5) for found, x in zip(outputs, inputs, strict=True))
+
+
+def elsewhere(fake: FakeDriver, fast: Any, order: str) -> bool:
+    """Whether a backward is right whose forward is on another stream, and has not begun to run."""
+    fake.set(order)
+    forward, backward = fake.new_stream(), fake.new_stream()
+    x = torch.randn(6, 9, requires_grad=True)
+    with fake.on(forward):
+        y = fast(x)
+    seed = torch.randn(6, 9)
+    with fake.on(backward):
+        (found,) = torch.autograd.grad(y, x, seed)
+    fake.everything()
+    (wanted,) = torch.autograd.grad(chain(x), x, seed)
+    return torch.allclose(found, wanted, atol=1e-4)
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, 1).cumsum(0).exp()
+
+
+def in_turn(fake: FakeDriver, fast: Any, order: str) -> bool:
+    """Whether memory that one stream takes over from another, and gives back, is right."""
+    fake.set(order)
+    one, other = fake.new_stream(), fake.new_stream()
+    x = [torch.randn(5, 7) for _ in range(3)]
+    with fake.on(one):
+        fast(x[0])
+    fake.everything()
+    pool = program(fast).context.temporary
+    with fake.on(other):
+        y = fast(x[1])  # in the block of the first stream
+    pool.release_idle()
+    with fake.on(one):
+        z = fast(x[2])  # where that was
+    fake.everything()
+    return torch.allclose(y, two(x[1]), atol=1e-5) and torch.allclose(z, two(x[2]), atol=1e-5)
+
+
+def between(fake: FakeDriver, fast: Any, order: str) -> bool:
+    """Whether a call runs behind what makes its input, and before what reads its result, on one stream."""
+    fake.set(order)
+    stream, seen = fake.new_stream(), []
+    x, value = torch.full((5, 7), torch.nan), torch.randn(5, 7)
+    with fake.on(stream):
+        fake.issue(stream, partial(x.copy_, value))
+        y = fast(x)
+        fake.issue(stream, lambda: seen.append(y.clone()))
+    fake.everything()
+    return torch.allclose(seen[0], two(value), atol=1e-5)
+
+
+CASES = {"turns": (two, turns), "elsewhere": (chain, elsewhere), "in turn": (two, in_turn),
+         "between": (two, between)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_streams(fake: FakeDriver, name: str) -> None:
+    function, case = CASES[name]
+    fast = anyshape.compile(function, strict=True)
+    for order in ORDERS:
+        assert case(fake, fast, order), order
+
+
+def any_block(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    """A stream takes a block whose work on another one is not done."""
+    patch.setattr(DeviceStreams, "passed", lambda self, mark: True)
+
+
+def no_record(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    """The allocator does not learn that another stream uses a block."""
+    patch.setattr(DeviceBlock, "move", lambda self, stream: setattr(self, "stream", stream))
+
+
+def no_follow(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    """A backward does not wait for its forward."""
+    patch.setattr(calls, "follow", lambda kept, stream: None)
+
+
+def not_held(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    """A block is given back to the allocator before its work is issued."""
+    made = DeviceBlock.__init__
+
+    def lost(self: DeviceBlock, *arguments: Any) -> None:
+        made(self, *arguments)
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+    patch.setattr(DeviceBlock, "__init__", lost)
+
+
+def first_stream(fake: FakeDriver, patch: pytest.MonkeyPatch) -> None:
+    """Work goes to the default stream, whatever the caller's is."""
+    run = StreamRunner.run
+
+    def elsewhere_run(self: StreamRunner, frame: Any, steps: Any = None) -> int:
+        with fake.on(0), patch.context() as inner:
+            inner.setattr(self.streams, "current", lambda: 0)
+            return run(self, frame, steps)
+    patch.setattr(StreamRunner, "run", elsewhere_run)
+
+
+MUTANTS = (("turns", any_block), ("in turn", no_record), ("elsewhere", no_follow), ("turns", not_held),
+           ("between", first_stream))
+
+
+@pytest.mark.parametrize(("name", "mutate"), MUTANTS)
+def test_a_mistake_is_found(fake: FakeDriver, name: str, mutate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, case = CASES[name]
+    with monkeypatch.context() as patch:
+        mutate(fake, patch)
+        fast = anyshape.compile(function, strict=True)
+        with contextlib.suppress(KeyError):  # the fake does not know a piece of memory: it is found
+            assert not all(case(fake, fast, order) and not fake.alarms for order in ORDERS)
+        fake.everything()
+    fake.alarms.clear()
+
+
+# ---- checks, and memory
+
+def test_an_index_out_of_range_is_told_later(fake: FakeDriver) -> None:
+    fast = anyshape.compile(lambda x, i, j: (x[i] * 2, torch.softmax(x, 0)[j].exp()), strict=True)
+    x, good, fine, bad, wrong = torch.randn(5), *map(torch.tensor, ([1, 2], [3, 0], [1, 7], [-9, 2]))
+    given = [(good, fine), (bad, fine), (good, wrong), (bad, wrong), (good, fine)]
+    results = [fast(x, *pair) for pair in given]
+    unread = program(fast).context.unread
+    assert len(unread) == 5
+    for _ in range(3):
+        with pytest.raises(IndexRangeError, match="index is out of range") as error:
+            settle(unread, wait=True)
+        assert "test_fake_device.py" in error.value.where and "earlier call" in error.value.__notes__[0]
+    settle(unread, wait=True)
+    for result in (results[0], results[4]):
+        torch.testing.assert_close(result, (x[good] * 2, torch.softmax(x, 0)[fine].exp()))
+
+
+def test_the_step_is_named_and_nothing_is_written_behind_it(fake: FakeDriver) -> None:
+    def update(x: torch.Tensor, i: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x, 0)
+        z = y[i].cumsum(0)
+        w.add_(z.sum())
+        return z
+
+    fast = anyshape.compile(update, strict=True)
+    w, x, good, bad = torch.zeros(()), torch.randn(5), torch.tensor([0, 4]), torch.tensor([0, 9])
+    fast(x, good, w)
+    fake.everything()
+    before = w.clone()
+    assert before != 0
+    with pytest.raises(IndexRangeError):
+        fast(x, bad, w)
+        settle(program(fast).context.unread, wait=True)
+    fake.everything()
+    assert torch.equal(w, before)
+
+
+def test_a_status_that_is_read_too_early_is_found(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = anyshape.compile(lambda x, i: x[i] * 2, strict=True)
+    held = torch.randn(5), torch.tensor([1, 7])
+    fast(*held)
+    monkeypatch.setattr(program(fast).runner.loop.driver, "passed", lambda event: True)
+    settle(program(fast).context.unread)
+    assert not program(fast).context.unread  # the error is lost
+
+
+def test_memory_that_is_short(fake: FakeDriver) -> None:
+    fast = anyshape.compile(two, strict=True)
+    x = torch.randn(500, 70)
+    fast(x)
+    fake.everything()
+    fake.limit = fake.live + 4096
+    program(fast).context.temporary.release_idle()
+    with pytest.raises(RuntimeError, match="memory"):
+        fast(torch.randn(5000, 700))
+    fake.limit = 1 << 40
+    found = fast(x)
+    fake.everything()
+    torch.testing.assert_close(found, two(x))
+
+
+def test_a_launch_that_the_driver_refuses_names_its_step(fake: FakeDriver) -> None:
+    fast = anyshape.compile(two, strict=True)
+    x = torch.randn(5, 7)
+    fast(x)
+    fake.fails["launch"] = 701
+    with pytest.raises(DeviceError, match="error 701") as error:
+        fast(x)
+    assert "test_fake_device.py" in error.value.where and "in step 0 of" in error.value.__notes__[0]
+    del fake.fails["launch"]
+    found = fast(x)
+    fake.everything()
+    torch.testing.assert_close(found, two(x))
+
+
+# ---- models
 
 @pytest.mark.parametrize("order", ORDERS[1:3])
 @pytest.mark.parametrize("name", ("mixer", "clicks"))
