@@ -111,7 +111,8 @@ def assembled(source: KernelSource, version: KernelVersion, architecture: str, g
         warps = version.warps if architecture.startswith("sm_") else max(1, version.warps // 2)
         made = toolchain.assemble(space[version.function], signature, constants,
                                   {name: number for name, number in divisors.items() if name in signature},
-                                  architecture, {"num_warps": warps, "num_stages": version.stages})
+                                  architecture, {
+                                      "num_warps": warps, "num_stages": version.stages, "sanitize_overflow": False})
     finally:
         toolchain.forget(space)
     if made.scratch:

@@ -79,8 +79,8 @@ def _tiles(program: LoopProgram, plain: LoopProgram | None) -> list[_Tile]:
             columns, ELEMENTS * 2 // some)
         return [_Tile("strips", form, some, across)]
     if points:
-        return [_Tile("points", form, 1 if not isinstance(columns, int) else max(1, 256 // max(columns, 1)),
-                      _up_to(columns, ELEMENTS))]
+        width = _up_to(columns, ELEMENTS)
+        return [_Tile("points", form, ELEMENTS // width if isinstance(columns, int) else 1, width)]
     if len(inside) == 1 and not spans and not program.scratch and _is_idempotent(program):
         return _pointwise(columns)
     found = _persistent(columns) if _is_one_value(program) else []

@@ -91,9 +91,10 @@ def assemble(function: Any, signature: Mapping[str, str], constants: Mapping[str
                                    backend.get_module_map(), context)
         for kind, stage in stages.items():
             made[kind] = ir_module = stage(ir_module, metadata)
-    except (RuntimeError, TypeError, ValueError, AssertionError, KeyError) as error:
+    except (RuntimeError, TypeError, ValueError, AssertionError, KeyError,
+            module("triton.errors").TritonError) as error:
         raise VerifyError(f"Triton does not compile kernel {source.name} for {architecture}",
-                          why=str(_first(error)).strip()[:400], do="report this as a bug of the compiler") from error
+                          why=str(_first(error)).strip()[-400:], do="report this as a bug of the compiler") from error
     image = made.get("cubin") or made["hsaco"]
     return Assembled(image, made.get("ptx") or made["amdgcn"], metadata["name"], metadata["shared"],
                      metadata.get("num_warps", settings.num_warps), target.warp_size,

@@ -1,9 +1,10 @@
 """Codegen of split reductions: the rows of a part run one after another, and `fold` combines over them.
 
     split_reduction (i3: 32)                  i3 = pid
-      columns (i2: 512)                       fold8 = tl.full([1, C], 0.0, tl.float32)
+      columns (i2: 512)                       fold8 = tl.full([R, C], 0.0, tl.float32)
         fold p4[i2 + 512*i3] r8 with add -->  for begin in range(first_row, last_row, R):
-                                                  fold8 = fold8 + tl.reduce(r8, 0, _add, keep_dims=True)
+                                                  fold8 = fold8 + r8
+                                              fold8 = tl.reduce(fold8, 0, _add, keep_dims=True)
                                               tl.store(p4 + i2 + 512*i3, fold8, mask=cmask)
 
 What is folded is kept in registers where a tile has all columns, or programs along the columns have a tile each. It
@@ -57,13 +58,15 @@ class FoldPrinter(Printer):
         if self.form.columns != LOOP:
             self.in_column = True
             for one in self.folds:
-                self.store(one.buffer, self.offset(one.offset), f"fold{one.args[0]}", COLUMN)
+                name = f"fold{one.args[0]}"
+                self.put(f"{name} = tl.reduce({name}, 0, {reducer(one.combine, one.dtype)}, keep_dims=True)")
+                self.store(one.buffer, self.offset(one.offset), name, COLUMN)
 
     def _begin(self) -> None:
         """What the folds start with, in registers or in memory."""
         if self.form.columns != LOOP:
             for one in self.folds:
-                self.put(f"fold{one.args[0]} = tl.full([1, C], {identity(one.combine, one.dtype)}, {TYPES[one.dtype]})")
+                self.put(f"fold{one.args[0]} = tl.full([R, C], {identity(one.combine, one.dtype)}, {TYPES[one.dtype]})")
             return
         self.put(f"for start in range(0, {self.size(self.total)}, C):")
         self.depth += 1
@@ -77,11 +80,11 @@ class FoldPrinter(Printer):
     def _fold(self, one: Instruction) -> None:
         value = f"tl.broadcast_to(r{one.args[0]}, [R, C])"
         value = f"tl.where(rmask & cmask, {value}, {identity(one.combine, one.dtype)})"
-        value = f"tl.reduce({value}, 0, {reducer(one.combine, one.dtype)}, keep_dims=True)"
         if self.form.columns != LOOP:
             name = f"fold{one.args[0]}"
             self.put(f"{name} = {combine(one.combine, name, value, one.dtype)}")
             return
+        value = f"tl.reduce({value}, 0, {reducer(one.combine, one.dtype)}, keep_dims=True)"
         offset, stored = self.offset(one.offset), self.stored[one.buffer]
         place = self.place(one.buffer, offset, self.axes_of(offset), COLUMN)
         before = cast(f"tl.load({place}, mask=cmask, other=0)", stored, one.dtype)

@@ -97,24 +97,26 @@ def is_injective(offset: Size, loops: Loops) -> bool:
         steps.append((found[0], extent))
     if len(steps) < 2:
         return True
-    left = list(steps)  # in the order in which each step is the product of what is inside of it
-    reached: list[Size] = [1]
+    whole = [one for one in steps if isinstance(one[0], int) and one[0] > 0]
+    if not whole:
+        return False
+    inner = min(whole, key=lambda one: one[0])
+    left = [one for one in steps if one is not inner]
+    reached = inner[0] * inner[1]  # each step must be a multiple of what is inside of it
     while left:
-        inner = next((one for one in left if _covers(one[0], reached[-1])), None)
-        if inner is None:
+        outer = next((one for one in left if _covers(one[0], reached)), None)
+        if outer is None:
             return False
-        left.remove(inner)
-        reached.append(inner[0] * inner[1])
+        left.remove(outer)
+        reached = outer[0] * outer[1]
     return True
 
 
 def _covers(step: Size, reached: Size) -> bool:
-    """Is a step at least as long as everything inside of it, being a multiple of it?"""
-    if reached == 1:
-        return is_positive(step)
+    """Is a step at least as long as everything inside of it?"""
     if isinstance(step, int) and isinstance(reached, int):
         return step >= reached
-    return step == reached or any(step == reached * number for number in range(2, 5))
+    return any(step == reached * number for number in range(1, 5))
 
 
 def bound(offset: Size, loops: Mapping[str, Size], registers: Mapping[int, Size]) -> Size | None:
