@@ -3,8 +3,12 @@ do their work in adversarial orders."""
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -318,3 +322,15 @@ def test_train_steps(fake: FakeDriver) -> None:
 def test_limits(fake: FakeDriver) -> None:
     fake.reads = True
     check_limits()
+
+
+def test_interpreted_kernels() -> None:
+    """A GPU's kernels, interpreted behind the driver, in a process of their own; none may be skipped."""
+    here = Path(__file__).parent
+    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, [str(here), *sys.path]))}
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "python_files=interpreted_*.py",
+               "tests/interpreted_device.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=here.parent, check=False,
+                          env=os.environ | variables)
+    last = done.stdout.strip().split("\n")[-1]
+    assert done.returncode == 0 and "passed" in last and "skipped" not in last, done.stdout[-4000:]
