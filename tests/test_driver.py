@@ -3,6 +3,7 @@ on devices that programs are not compiled for run as PyTorch, counted, with the 
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from anyshape.backend.targets import target_of
 from anyshape.backend.triton.driver.driver import Driver, open_driver
 from anyshape.base.config import Config
 from anyshape.base.errors import DeviceError
+from anyshape.tools.cli import main
 from fake_driver import FakeDriver
 
 HAS_DRIVER = torch.cuda.is_available()
@@ -114,3 +116,13 @@ def test_a_graph_on_two_devices_runs_as_pytorch() -> None:
     assert other.is_meta
     text = str(fast.explain())
     assert "several devices" in text or "copy between devices" in text, text
+
+
+@pytest.mark.skipif(HAS_DRIVER, reason="there is a driver")
+@pytest.mark.parametrize(("device", "words"), (("cuda", "there is no driver of NVIDIA"),
+                                               ("xpu", "there is no target for the device xpu")))
+def test_the_demo_says_what_is_missing(device: str, words: str, tmp_path: Path,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--device", device, "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert words in told and "why:" in told and "do:" in told
