@@ -11,11 +11,10 @@ import numpy as np
 from anyshape.backend.cpu.codegen.kernel import emit
 from anyshape.backend.cpu.llvm.jit import build
 from anyshape.backend.cpu.machine.target import host
-from anyshape.backend.triton.codegen.sizes import bound
 from anyshape.ir.types import size_of
 from anyshape.kernel.loop_ir.directives import SplitReduction
 from anyshape.kernel.loop_ir.program import Instruction, LoopProgram
-from anyshape.sym.expr import Size, evaluate
+from anyshape.sym.expr import Expr, Size, evaluate
 
 NUMPY = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "i64": np.int64, "i32": np.int32, "i16": np.int16,
          "i8": np.int8, "u8": np.uint8, "bool": np.bool_, "bf16": np.uint16}
@@ -67,9 +66,7 @@ def memory_of(program: LoopProgram, sizes: Sequence[int], seed: int = 0) -> Memo
     for one in (one for stage in program.stages for one in stage.instructions):
         registers[one.result] = most_of(one, loops, registers, values)
         if one.buffer in counts:
-            most = bound(one.offset, loops, registers)
-            assert most is not None, one
-            counts[one.buffer] = max(counts[one.buffer], evaluate(most, values) + 1)
+            counts[one.buffer] = max(counts[one.buffer], largest(one.offset, loops, registers, values) + 1)
     random = np.random.default_rng(seed)
     found = Memory(program, [], [])
     for param in program.params:
@@ -89,14 +86,22 @@ def memory_of(program: LoopProgram, sizes: Sequence[int], seed: int = 0) -> Memo
     return found
 
 
+def largest(offset: Size, loops: Mapping[str, Size], registers: Mapping[int, Size], values: Mapping[str, int]) -> int:
+    """A number that an offset does not exceed: what it adds, with each variable at its extent."""
+    known = {f"%{register}": evaluate(size, values) for register, size in registers.items()} | dict(values)
+    for name, extent in loops.items():
+        known[name] = evaluate(extent, known)
+    if isinstance(offset, int):
+        return offset
+    return sum(max(0, evaluate(Expr((term,)), known)) for term in offset.terms)
+
+
 def most_of(one: Instruction, loops: Mapping[str, Size], registers: Mapping[int, Size],
             values: Mapping[str, int]) -> int:
     """The largest whole number that a register may have, where what is loaded is below INDICES."""
     known = [evaluate(registers[register], values) for register in one.args]
     if one.op == "index":
-        most = bound(one.offset, loops, registers)
-        assert most is not None, one
-        return evaluate(most, values)
+        return largest(one.offset, loops, registers, values)
     if one.op == "constant":
         return int(one.value) if one.dtype == "i64" else 0
     if one.op == "where":

@@ -1,5 +1,5 @@
-"""Models on interpreted kernels of the Triton backend, behind the real compiler, plans and runtime (tests/test_triton.py
-starts this in a process with TRITON_INTERPRET=1)."""
+"""Models on interpreted kernels of the Triton backend, behind the real compiler, plans and runtime, in a process with
+TRITON_INTERPRET=1 (tests/test_triton.py starts it)."""
 from __future__ import annotations
 
 import pytest

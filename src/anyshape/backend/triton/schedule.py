@@ -11,11 +11,13 @@ of a thread's registers at 8 warps.
 """
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anyshape.backend.triton.codegen.form import GRID, LOOP, TILE, Form
 from anyshape.backend.triton.codegen.recompute import without_row_buffers
+from anyshape.backend.triton.codegen.scatter import destination
 from anyshape.backend.triton.codegen.sizes import bounds, is_injective
 from anyshape.backend.triton.kernel import KernelVersion
 from anyshape.backend.triton.text import function_text, module_text
@@ -28,6 +30,8 @@ WIDEST = 16384  # columns of a row in registers
 STEP = 4096  # columns of a step of a long row
 FOLDED = 4096  # columns whose sums over rows are in registers
 STRIP, ACROSS = 128, 16  # rows and columns of a strip's tile
+BUCKETS = 128  # that columns are shared out to by where they scatter
+BUCKETED = 256  # columns whose destinations are looked at together
 SPILLING = 1056  # programs whose row buffers lie in memory
 PER_WARP = 256  # elements
 
@@ -77,14 +81,24 @@ def _tiles(program: LoopProgram, plain: LoopProgram | None) -> list[_Tile]:
         some = _up_to(program.rows[-1][1], STRIP)
         across = 1 if len(form.points) == len([s for s in general.stages if s.level == "column"]) else _up_to(
             columns, ELEMENTS * 2 // some)
-        return [_Tile("strips", form, some, across)]
+        return [*_buckets(program, form, some), _Tile("strips", form, some, across)]
     if points:
         width = _up_to(columns, ELEMENTS)
-        return [_Tile("points", form, ELEMENTS // width if isinstance(columns, int) else 1, width)]
+        rows = ELEMENTS // width if isinstance(columns, int) else 1
+        return [*_buckets(program, form, rows), _Tile("points", form, rows, width)]
     if len(inside) == 1 and not spans and not program.scratch and _is_idempotent(program):
         return _pointwise(columns)
     found = _persistent(columns) if _is_one_value(program) else []
     return found if isinstance(columns, int) and found else [*found, _Tile("looped", form, 1, STEP)]
+
+
+def _buckets(program: LoopProgram, form: Form, rows: int) -> list[_Tile]:
+    """Scatters of many columns: programs share them out by where they go."""
+    columns = product(extent for _, extent in program.columns)
+    if destination(program) is None or (isinstance(columns, int) and columns < BUCKETED):
+        return []
+    return [_Tile("buckets", dataclasses.replace(form, buckets=BUCKETS), rows, BUCKETED,
+                  () if isinstance(columns, int) else (columns - BUCKETED,))]
 
 
 def _pointwise(columns: Size) -> list[_Tile]:
@@ -131,11 +145,12 @@ def _version(program: LoopProgram, tile: _Tile, function: str) -> KernelVersion:
         grid = ceildiv(rows, tile.rows)
     if form.columns == GRID:
         grid = grid * ceildiv(columns, tile.columns)
+    grid = grid * max(form.buckets, 1)
     scratch: Size = 0
     if form.scratch:
         grid = minimum(grid, form.scratch)
         scratch = grid * tile.rows * sum((one.count * 8 for one in program.scratch), 0)
-    elements = tile.rows * tile.columns
+    elements = tile.rows * (1 if form.buckets else tile.columns)
     most = 8 if form.columns == LOOP else 16
     warps = max(1, min(most, 1 << (max(elements // PER_WARP, 1).bit_length() - 1)))
     return KernelVersion(tile.name, function, tile.conditions, (("R", tile.rows), ("C", tile.columns)), grid,

@@ -16,6 +16,7 @@ from anyshape.backend.triton.codegen.fold import FoldPrinter
 from anyshape.backend.triton.codegen.form import Form
 from anyshape.backend.triton.codegen.kernel import Printer
 from anyshape.backend.triton.codegen.scalars import functions
+from anyshape.backend.triton.codegen.scatter import ScatterPrinter
 from anyshape.backend.triton.kernel import KernelSource, KernelVersion
 from anyshape.base.errors import VerifyError
 from anyshape.kernel.loop_ir.directives import SplitReduction
@@ -37,8 +38,9 @@ def function_text(program: LoopProgram, form: Form, name: str) -> str:
         VerifyError: the form does not fit the program.
     """
     split = program.directive(SplitReduction)
-    printer = Printer(program, form) if split is None else FoldPrinter(program, form, split)
-    return printer.text(name)
+    if split is not None:
+        return FoldPrinter(program, form, split).text(name)
+    return (ScatterPrinter if form.buckets else Printer)(program, form).text(name)
 
 
 def module_text(program: LoopProgram, functions_: Sequence[str], versions: Sequence[KernelVersion],

@@ -21,9 +21,11 @@ class Form:
     points: column stages, by position, whose columns are gone through one by one, in order.
     scratch: row buffers lie in memory, a piece for each of at most `scratch` Triton programs, which take blocks of rows
         by turns; 0: they are registers.
+    buckets: programs that share the columns of a scatter out by where they go; 0: none.
     """
 
     columns: str
     strip: bool = False
     points: frozenset[int] = frozenset()
     scratch: int = 0
+    buckets: int = 0

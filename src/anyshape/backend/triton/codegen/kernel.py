@@ -13,6 +13,7 @@ threads, and what is transposed in shared memory, is Triton's work.
 """
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -41,6 +42,7 @@ class Printer:
         self.stored = {param.name: param.dtype for param in program.params}
         self.buffers = {one.name: one for one in program.scratch}
         self.kept: dict[str, tuple[Size, str]] = {}  # a row buffer in registers: where it was stored, and what
+        self.loaded: dict[Instruction, str] = {}  # what is in a register already; its level as the result
         self.total = product(extent for _, extent in program.columns)
         self.columns: Axes = COLUMN  # of what varies along the columns in this stage
         self.in_column = False
@@ -221,9 +223,11 @@ class Printer:
             for one in (one for one in stage.instructions if one.op == "scan"):
                 self.put(f"carry{one.result} = tl.full({self.shape(ROW)}, {identity(one.combine, one.dtype)}, "
                          f"{TYPES[one.dtype]})")
-            self._enter_loop(points)
+            self._enter_loop(number, points)
         for one in stage.instructions:
             self.one(one)
+            if one.op in ("store", "scatter", "fold"):
+                self.loaded = {load: name for load, name in self.loaded.items() if load.buffer != one.buffer}
         if looped:
             self._leave_loop(stage, points)
             for one in reduces:
@@ -232,11 +236,13 @@ class Printer:
                 self.whole_columns()
         self.in_column, self.stepped = False, False
 
-    def _enter_loop(self, points: bool) -> None:
+    def _enter_loop(self, number: int, points: bool) -> None:
         end = self.size(self.total)
         if self.axes_of(self.total):
             end = f"tl.max(tl.where(rmask, {end}, 0))"
-        if points:
+        if points and self.form.buckets:
+            self.columns_of(number)
+        elif points:
             self.put(f"for column in range({end}):")
             self.depth += 1
             self.columns = NONE
@@ -254,7 +260,11 @@ class Printer:
         read = {one.buffer for one in stage.instructions if one.op in ("load", "scatter")}
         if read & {one.buffer for one in stage.instructions if one.op in ("store", "scatter")} and points:
             self.put("tl.debug_barrier()")
-        self.depth -= 1
+        self.depth -= 2 if points and self.form.buckets else 1
+
+    def columns_of(self, number: int) -> None:
+        """The loop over the columns that this program has of a stage; see codegen/scatter.py."""
+        raise VerifyError("columns are not shared out", do="report this as a bug of the compiler")
 
     # instructions
 
@@ -303,6 +313,12 @@ class Printer:
             register = self.kept[one.buffer][1]
             self.let(one, register, self.axes[register])
             return
+        same = dataclasses.replace(one, result=int(self.in_column))
+        if same in self.loaded and not self.stepped:  # a row that is in registers is not read again
+            self.let(one, self.loaded[same], self.axes[self.loaded[same]])
+            return
+        if not self.stepped:
+            self.loaded[same] = f"r{one.result}"
         offset = self.offset(one.offset)
         scratch = one.buffer in self.buffers
         axes = self.axes_of(offset) | self.along(one.args) | self.guard() | (ROW if scratch else NONE)

@@ -100,7 +100,7 @@ def is_injective(offset: Size, loops: Loops) -> bool:
     whole = [one for one in steps if isinstance(one[0], int) and one[0] > 0]
     if not whole:
         return False
-    inner = min(whole, key=lambda one: one[0])
+    inner = min(whole, key=lambda one: one[0] if isinstance(one[0], int) else 0)
     left = [one for one in steps if one is not inner]
     reached = inner[0] * inner[1]  # each step must be a multiple of what is inside of it
     while left:
