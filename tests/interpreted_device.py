@@ -1,5 +1,5 @@
-"""Interpreted kernels of the Triton backend behind the fake driver: versions, grids, params, scratch and the status as a
-GPU gets them (tests/test_fake_device.py starts this in a process with TRITON_INTERPRET=1)."""
+"""Interpreted kernels of the Triton backend behind the fake driver: versions, grids, params, scratch and the status as
+a GPU gets them (tests/test_fake_device.py starts this in a process with TRITON_INTERPRET=1)."""
 from __future__ import annotations
 
 import dataclasses
