@@ -25,7 +25,7 @@ kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution  backend/cpu
-backend/triton/codegen  backend/triton
+backend/triton/codegen  backend/triton/driver  backend/triton
 runtime/memory  runtime/context  runtime/torch_ops  runtime/collectives  runtime/cost  runtime/specialize
 runtime/call  runtime/budget
 runtime/inspect  runtime
@@ -39,9 +39,11 @@ RANK = {name: rank for rank, name in enumerate(ORDER)}
 STRANGERS = ("sym torch_compat", "ops passes kernel plan")  # rooms that know nothing of each other
 FULL = 16  # files of a folder; beyond that it wants folders of its own
 TORCH_ROOMS = ("frontend", "runtime", "route", "tools", "torch_compat")
-TORCH_FILES = ("backend/cpu/machine/torch_libs.py", "backend/cpu/autotune.py")  # what torch's libraries do
+# what torch's libraries do, and its allocator of device memory
+TORCH_FILES = ("backend/cpu/machine/torch_libs.py", "backend/cpu/autotune.py", "backend/triton/torch_memory.py")
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
-BORDERS = ("frontend/", "tools/", "route/speculate/", "backend/cpu/native_routines.py", "runtime/call/executable.py")
+BORDERS = ("frontend/", "tools/", "route/speculate/", "backend/cpu/native_routines.py", "backend/triton/runner.py",
+           "runtime/call/executable.py")
 # base/config.py reads every knob; the disk cache asks for the user's cache folder
 ENVIRONMENT = ("base/config.py", "base/disk_cache.py")
 # private names of torch: the package that looks them up; the files of `run` that patch what it finds have their
