@@ -28,7 +28,8 @@ runtime/memory  runtime/context  runtime/torch_ops  runtime/cost  runtime/specia
 runtime/inspect  runtime
 compiler
 frontend/symbols  frontend/aten  frontend/messages  frontend/attention_fusion  frontend/autograd  frontend/importer
-frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/train_step  frontend/capture  frontend
+frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program  frontend/train_step
+frontend/capture  frontend
 .  tools  tools/demo
 """.split())
 RANK = {name: rank for rank, name in enumerate(ORDER)}
