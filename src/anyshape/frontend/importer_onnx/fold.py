@@ -84,6 +84,10 @@ def _arithmetic(function: Callable[..., Any]) -> Fold:
             return None
         result = operands[0]
         for other in operands[1:]:
+            if c.name in ("Div", "Mod"):
+                for divisor in other.items():  # a model that divides by a size takes it not to be 0
+                    if isinstance(divisor, Expr) and k.compared(c.t.sizes.facts(), "ge", divisor, 0):
+                        c.assume(divisor - 1)
             result = k.each(lambda a, b: function(c.t.sizes.facts(), a, b), result, other, dtype=result.dtype)
         return result
     return rule

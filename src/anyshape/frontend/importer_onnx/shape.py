@@ -40,8 +40,10 @@ def reshape(c: Call) -> Any:
     count = product(wanted)
     if isinstance(count, int) and isinstance(x.tensor.count, int) and count != x.tensor.count:
         raise Mismatch(x.tensor.count, count)
-    if count != x.tensor.count and not _quotients(count):
+    if count != x.tensor.count and not (_quotients(count) or _quotients(x.tensor.count)):
         raise Mismatch(x.tensor.count, count)
+    c.assume(count - x.tensor.count)
+    c.assume(x.tensor.count - count)
     return c.t.reshape(x, wanted)
 
 

@@ -58,17 +58,19 @@ class Call:
     """One node, as its translation sees it.
 
     t: the builder with its helpers, shared with the translations of ATen. inputs: operands by position, None where one
-    is left out. constant: makes a constant of the program.
+    is left out. constant: makes a constant of the program. assume: takes a size to be at least 0, which a call is checked for.
     """
 
     def __init__(self, node: OnnxNode, inputs: Sequence[Any], t: Translator,
-                 constant: Callable[[np.ndarray, str], Value], note: Callable[[str, str], None]) -> None:
+                 constant: Callable[[np.ndarray, str], Value], note: Callable[[str, str], None],
+                 assume: Callable[[Size], None]) -> None:
         self.node = node
         self.inputs = list(inputs)
         self.t = t
         self.op = t.op
         self._constant = constant
         self._note = note
+        self.assume = assume
 
     @property
     def name(self) -> str:

@@ -9,8 +9,9 @@ begins when those are there.
 """
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,7 @@ from anyshape.ir.graph import Graph, Value
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.sym.expr import Size, coefficient_of, substitute, symbol, symbols_of
 from anyshape.sym.facts import Facts
+from anyshape.sym.prover import prove_nonnegative
 
 # importing these fills the tables of rows and of translations
 TABLES = (ops, *ATEN, pointwise, reduce, matmul, shape, index, spatial, quantize, recurrent, signal)
@@ -89,7 +91,7 @@ class Imported:
     """A graph and what it does not say.
 
     takes: names of inputs, in the graph's order, "" for what comes from `sizes`. gives: names of outputs. fixed: values
-    that are known. constants: for the graph's last inputs. externs, equalities: as in importer/graph_inputs.py.
+    that are known. constants: for the graph's last inputs. needs: sizes that must be at least 0. externs, equalities: as in importer/graph_inputs.py.
     """
 
     graph: Graph
@@ -99,6 +101,7 @@ class Imported:
     constants: list[torch.Tensor]
     externs: list[tuple[str, str, str]]
     equalities: list[tuple[str, Size]]
+    needs: tuple[Size, ...] = ()
     cut: Cut | None = None
     nodes: int = 0
     left: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -156,6 +159,8 @@ class Walk:
         self.constants: list[torch.Tensor] = []
         self.held: dict[int, tuple[np.ndarray, Value]] = {}
         self.externs: list[tuple[str, str, str]] = []
+        self.needs: list[Size] = []
+        self.same: dict[Size, Size] = {}
         self.inlined = 0
         self.graph_inputs = {entry.name for entry in entries}
         for entry in entries:
@@ -205,8 +210,6 @@ class Walk:
                 self.nodes[place:place + 1] = body.nodes
                 self.given = {**self.given, **body.constants}
                 continue
-            except Mismatch as found:
-                raise self._unified(found, node) from found
             except NeedsSize as need:
                 if need.name in self.graph_inputs:
                     raise
@@ -240,12 +243,11 @@ class Walk:
             self._branch(node, inputs[0])
         if (node.op in HOST_ONLY and not node.domain) or any(isinstance(one, Opaque) for one in inputs):
             raise _Host("it is decided when the call runs")
-        c = Call(node, inputs, self.t, self._constant, self._note)
         why = "there is no translation of it"
         for attempt in (self._folded, self._translated):
             mark = len(self.builder.nodes), len(self.externs)
             try:
-                found = attempt(c)
+                found = self._attempted(attempt, node, inputs)
                 if found is not None:
                     return found
             except (Decline, VerifyError) as reason:
@@ -254,8 +256,49 @@ class Walk:
                 why = reason.what if isinstance(reason, VerifyError) else str(reason)
                 if isinstance(reason, VerifyError) and reason.why:
                     why += f" ({reason.why})"
+            except _WRONG as error:
+                raise InputError(f"the node {node} cannot be read", where=str(node), do="check the model",
+                                 why=f"{type(error).__name__}: {error}") from error
         self._inline(node, inputs)
         raise _Host(why)
+
+    def _attempted(self, attempt: Callable[[Call], tuple[Any, ...] | None], node: OnnxNode,
+                   inputs: Sequence[Any]) -> tuple[Any, ...] | None:
+        """A translation. Sizes that meet in it are one from here on: a symbol is written as the other one everywhere,
+        or, where none can be isolated, tensors are cut to the other's length, which a call is checked for."""
+        mark = len(self.builder.nodes), len(self.externs)
+        for _ in range(16):
+            settled = [self._cut(one) for one in inputs]
+            try:
+                return attempt(Call(node, settled, self.t, self._constant, self._note, self.assume))
+            except Mismatch as found:
+                del self.builder.nodes[mark[0]:]
+                del self.externs[mark[1]:]
+                self._unify(found, node)
+        raise Decline("too many sizes that differ")
+
+    def _cut(self, operand: Any) -> Any:
+        if not self.same:
+            return operand
+        if isinstance(operand, Value) and isinstance(operand.type, TensorType):
+            for dim, size in enumerate(operand.tensor.shape):
+                operand = self.t.window(operand, dim, 0, self.same.get(size, size))
+        elif isinstance(operand, Known) and operand.symbolic:
+            array = operand.array.copy()
+            for place in np.ndindex(*array.shape):
+                array[place] = self.same.get(array[place], array[place])
+            return known(array, operand.dtype)
+        return operand
+
+    def assume(self, size: Size) -> None:
+        """Takes a size to be at least 0; a call in which it is not is refused before it runs."""
+        if isinstance(size, int) or prove_nonnegative(self.builder.facts, size):
+            return
+        self.needs.append(size)
+        facts = dataclasses.replace(self.builder.facts, known=(*self.builder.facts.known, size))
+        self.builder.facts = facts
+        assert isinstance(self.t.sizes, NamedSizes)
+        self.t.sizes.given = facts
 
     def _folded(self, c: Call) -> tuple[Any, ...] | None:
         fold = FOLDS.get(c.name) if not c.node.domain else None
@@ -334,15 +377,22 @@ class Walk:
     def _note(self, target: str, why: str) -> None:
         self.externs.append((target, why, self.builder.where))
 
-    def _unified(self, found: Mismatch, node: OnnxNode) -> Exception:
+    def _unify(self, found: Mismatch, node: OnnxNode) -> None:
         difference = found.a - found.b
         for name in sorted(symbols_of(difference), reverse=True):
             parts = coefficient_of(difference, name)
             if parts is not None and parts[0] in (1, -1):
                 rest = parts[1]
-                return Equal(name, -rest if parts[0] == 1 else rest)
-        return InputError(f"the sizes {found.a} and {found.b} do not fit together", where=str(node),
-                          why="they meet in one dim, and neither is 1", do="pass inputs whose sizes agree")
+                raise Equal(name, -rest if parts[0] == 1 else rest)
+        kept, replaced = (self.same.get(size, size) for size in (found.a, found.b))
+        if isinstance(replaced, int):
+            kept, replaced = replaced, kept
+        if isinstance(replaced, int) or kept == replaced:
+            raise InputError(f"the sizes {found.a} and {found.b} do not fit together", where=str(node),
+                             why="they meet in one dim, and neither is 1", do="pass inputs whose sizes agree")
+        self.needs += [size for size in (replaced - kept, kept - replaced) if not isinstance(size, int)]
+        self.same.update({size: kept for size, other in self.same.items() if other == replaced})
+        self.same[replaced] = kept
 
     # ---- the end
 
@@ -372,14 +422,18 @@ class Walk:
         graph = self.builder.finish(tuple(values))
         check_bound(graph)
         return Imported(graph, tuple(self.takes), tuple(gives), fixed, self.constants, self.externs,
-                        list(self.equal.items()), cut, place, left)
+                        list(self.equal.items()), tuple(self.needs), cut, place, left)
 
     def _result(self, found: Any) -> Value:
         if isinstance(found, Known):
             node = OnnxNode("Identity", "", 13, (), ())
-            return Call(node, (), self.t, self._constant, self._note).tensor(found)
+            return Call(node, (), self.t, self._constant, self._note, self.assume).tensor(found)
         assert isinstance(found, Value)
         return found
+
+
+# what reading a malformed node raises
+_WRONG = (ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError, ArithmeticError)
 
 
 class _Host(Exception):

@@ -59,7 +59,7 @@ class Shared:
     name: str
     declared: Mapping[str, OnnxValue] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.RLock)
-    number: int = 0
+    bodies: dict[int, Any] = field(default_factory=dict)
 
 
 class Stage:
@@ -267,7 +267,7 @@ class Stage:
         number = compilation.next_graph(tuple((one, place, one) for one, place in places.items()))
         graph = made.graph.replace(name=f"{number}_{made.graph.name}")
         needed = [size for name, other in made.equalities
-                  for size in (symbol(name) - other, other - symbol(name))]
+                  for size in (symbol(name) - other, other - symbol(name))] + list(made.needs)
         inputs = {value.name for value in graph.inputs} | {
             one for value in graph.inputs if isinstance(value.type, TensorType)
             for size in value.type.shape for one in symbols_of(size)}
