@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
+    from anyshape.frontend.onnx_program import OnnxCallable
     from anyshape.frontend.train_step_api import TrainStep
 
 __version__ = "0.1.0"
-__all__ = ["AnyShapeError", "Config", "compile", "release", "reset_stats", "stats", "train_step"]
+__all__ = ["AnyShapeError", "Config", "compile", "compile_onnx", "release", "reset_stats", "stats", "train_step"]
 
 
 _LEFT_OUT: Any = object()
@@ -39,6 +40,29 @@ def compile(target: Any = _LEFT_OUT, *others: Any, **settings: Any) -> Any:
         return lambda function: compile(function, **settings)
     from anyshape.frontend import api
     return api.compile_target(target, config)
+
+
+def compile_onnx(source: Any, **settings: Any) -> OnnxCallable:
+    """Compiles an ONNX model: one program for every size of its inputs.
+
+        detect = anyshape.compile_onnx("detector.onnx")
+        boxes = detect(images)
+
+    Args:
+        source: a path, the model's bytes, or an `onnx.ModelProto`; operator sets 7 to 28.
+        settings: fields of `Config`.
+
+    Returns:
+        A callable that takes arrays of numpy or tensors of torch, in the model's order or by name, with `explain()`
+        and `memory()`. A size that the model names is one size wherever the name stands.
+
+    Raises:
+        InputError: it is no model, or breaks a limit. Unsupported: the extra `onnx` is not installed, or the model has
+            an operator set that is not known. ConfigError: an unknown setting.
+    """
+    from anyshape.base.config import Config
+    from anyshape.frontend.onnx_program import compile_model
+    return compile_model(source, Config.make(**settings))
 
 
 def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | None = None, accumulate: int = 1,

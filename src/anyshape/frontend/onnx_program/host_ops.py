@@ -1,0 +1,185 @@
+"""Operators of the host: what has a result whose size is in the data, lists of tensors, and optional values."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from anyshape.base.errors import Unsupported
+from anyshape.frontend.importer_onnx.model import OnnxNode, numpy_dtype
+from anyshape.frontend.importer_onnx.walk import to_tensor
+
+HOST: dict[str, Callable[..., Any]] = {}
+
+
+def hosts(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes the function the host's of these operators."""
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            HOST[name] = function
+        return function
+    return add
+
+
+def array(value: Any) -> np.ndarray:
+    """A tensor as an array of numpy."""
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    if value.dtype == torch.bfloat16:
+        return value.contiguous().view(torch.int16).numpy().view(numpy_dtype("bf16"))
+    return value.numpy()
+
+
+def back(value: np.ndarray) -> Any:
+    """An array as a tensor, where torch has its dtype."""
+    try:
+        return to_tensor(np.array(value))
+    except TypeError:
+        return value
+
+
+# ---- results whose size is in the data
+
+
+@hosts("NonZero")
+def nonzero(node: OnnxNode, x: torch.Tensor) -> Any:
+    found = torch.nonzero(x if x.dim() else x.reshape(1)).T.contiguous()
+    return found if x.dim() else found[:0] if not found.shape[1] else found
+
+
+@hosts("Compress")
+def compress(node: OnnxNode, x: torch.Tensor, mask: torch.Tensor) -> Any:
+    axis = node.attributes.get("axis")
+    places = torch.nonzero(mask).flatten()
+    return x.flatten().index_select(0, places) if axis is None else x.index_select(axis, places)
+
+
+@hosts("Unique")
+def unique(node: OnnxNode, x: Any) -> Any:
+    axis, ordered = node.attributes.get("axis"), node.attributes.get("sorted", 1)
+    values, first, inverse, counts = np.unique(array(x), True, True, True, axis=axis)
+    inverse = inverse.reshape(-1)
+    if not ordered:
+        order = np.argsort(first)
+        values = np.take(values, order, 0 if axis is None else axis)
+        first, counts = first[order], counts[order]
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        inverse = rank[inverse]
+    return (back(values), *(torch.from_numpy(np.ascontiguousarray(one, np.int64))
+                            for one in (first, inverse, counts)))
+
+
+@hosts("NonMaxSuppression")
+def non_max_suppression(node: OnnxNode, boxes: torch.Tensor, scores: torch.Tensor, most: Any = None, iou: Any = None,
+                        least: Any = None) -> Any:
+    """Boxes by falling score, without those that overlap with one that stays (ONNX NonMaxSuppression-11)."""
+    count = 0 if most is None else int(most.reshape(-1)[0])
+    limit = 0.0 if iou is None else float(iou.reshape(-1)[0])
+    corners = boxes.double()
+    if node.attributes.get("center_point_box", 0):
+        x, y, w, h = corners.unbind(-1)
+        corners = torch.stack((y - h / 2, x - w / 2, y + h / 2, x + w / 2), -1)
+    low, high = torch.minimum(corners[..., :2], corners[..., 2:]), torch.maximum(corners[..., :2], corners[..., 2:])
+    areas = (high - low).prod(-1)
+    found = []
+    for batch in range(scores.shape[0]):
+        for kind in range(scores.shape[1]):
+            own = scores[batch, kind]
+            order = torch.argsort(own, descending=True, stable=True)
+            if least is not None:
+                order = order[own[order] > float(least.reshape(-1)[0])]
+            kept = 0
+            while len(order) and kept < count:
+                best = order[0]
+                found.append((batch, kind, int(best)))
+                kept += 1
+                order = order[1:]
+                sides = (torch.minimum(high[batch, best], high[batch, order])
+                         - torch.maximum(low[batch, best], low[batch, order])).clamp(min=0)
+                both = sides.prod(-1)
+                union = areas[batch, best] + areas[batch, order] - both
+                order = order[~((union > 0) & (both / union > limit))]
+    return torch.tensor(found, dtype=torch.int64).reshape(-1, 3)
+
+
+# ---- lists
+
+
+@hosts("SequenceEmpty")
+def sequence_empty(node: OnnxNode) -> Any:
+    return [[]]
+
+
+@hosts("SequenceConstruct")
+def sequence_construct(node: OnnxNode, *values: Any) -> Any:
+    return [list(values)]
+
+
+@hosts("SequenceAt")
+def sequence_at(node: OnnxNode, values: list[Any], place: Any) -> Any:
+    return [values[int(place)]]
+
+
+@hosts("SequenceLength")
+def sequence_length(node: OnnxNode, values: list[Any]) -> Any:
+    return torch.tensor(len(values))
+
+
+@hosts("SequenceInsert")
+def sequence_insert(node: OnnxNode, values: list[Any], value: Any, place: Any = None) -> Any:
+    found = list(values)
+    found.insert(len(found) if place is None else int(place), value)
+    return [found]
+
+
+@hosts("SequenceErase")
+def sequence_erase(node: OnnxNode, values: list[Any], place: Any = None) -> Any:
+    found = list(values)
+    del found[-1 if place is None else int(place)]
+    return [found]
+
+
+@hosts("ConcatFromSequence")
+def concat_from_sequence(node: OnnxNode, values: list[Any]) -> Any:
+    axis = node.attributes["axis"]
+    return torch.stack(values, axis) if node.attributes.get("new_axis", 0) else torch.cat(values, axis)
+
+
+@hosts("SplitToSequence")
+def split_to_sequence(node: OnnxNode, x: torch.Tensor, split: Any = None) -> Any:
+    axis = node.attributes.get("axis", 0)
+    if split is None:
+        parts = list(x.split(1, axis))
+        return [parts if node.attributes.get("keepdims", 1) else [one.squeeze(axis) for one in parts]]
+    return [list(x.split(int(split) if not split.dim() else split.tolist(), axis))]
+
+
+# ---- optional values
+
+
+@hosts("Optional")
+def optional(node: OnnxNode, value: Any = None) -> Any:
+    return [value]
+
+
+@hosts("OptionalHasElement")
+def optional_has_element(node: OnnxNode, value: Any = None) -> Any:
+    return torch.tensor(value is not None)
+
+
+@hosts("OptionalGetElement")
+def optional_get_element(node: OnnxNode, value: Any) -> Any:
+    return [value]
+
+
+@hosts("Identity")
+def identity(node: OnnxNode, value: Any) -> Any:
+    return [value]
+
+
+def unsupported(node: OnnxNode, why: str) -> Unsupported:
+    """A case that the host does not carry."""
+    return Unsupported(f"the operator {node} cannot run", where=str(node), why=why, do="export the model without it")
