@@ -1,7 +1,7 @@
 """The callable that `anyshape.compile_stablehlo` returns: arrays of numpy, torch or JAX in, the caller's kind out."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,12 @@ from anyshape.frontend.diagnostics.memory import memory
 from anyshape.frontend.diagnostics.memory_text import MemoryNote
 from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.importer_onnx.walk import to_tensor
-from anyshape.frontend.importer_stablehlo.module import Type
+from anyshape.frontend.importer_stablehlo.control import RunTimeLoop
+from anyshape.frontend.importer_stablehlo.module import Module, Type
 from anyshape.frontend.importer_stablehlo.reader import read
+from anyshape.frontend.importer_stablehlo.split import Part, Split, split
 from anyshape.frontend.importer_stablehlo.table import HELD, MASKS
-from anyshape.frontend.importer_stablehlo.walk import Argument, imported
+from anyshape.frontend.importer_stablehlo.walk import Argument, imported, result_types
 from anyshape.frontend.programs.compile_program import NativeProgram, compile_program
 from anyshape.frontend.programs.session import Compilation
 from anyshape.sym.expr import Size, evaluate, symbols_of
@@ -34,61 +36,35 @@ def compile_module(source: Any, config: Config) -> StablehloCallable:
     return StablehloCallable(read(source), config)
 
 
-class StablehloCallable:
-    """A compiled StableHLO module, called with its arguments in order.
+class CompiledPart:
+    """A module as one program, for tensors that hold its values (see table.py)."""
 
-    arguments: of the module, with dtypes and sizes. results: the types of its results.
-
-    A call returns the result, or a tuple of several, of the kind of its first array: numpy's, torch's or JAX's; dtypes
-    are those of the module.
-
-    Raises (when called):
-        InputError: wrong number, dtype, rank or sizes of arguments; nothing has run then.
-    """
-
-    def __init__(self, module: Any, config: Config) -> None:
-        self.compilation = Compilation(config, compile_program)
-        self.compilation.tracing = ("the StableHLO module", "", "stablehlo")
+    def __init__(self, module: Module, compilation: Compilation) -> None:
+        config = compilation.config
         made = imported(module, target_of(config))
         self.arguments: tuple[Argument, ...] = made.arguments
         self.results: tuple[Type, ...] = made.results
         self.asserted = made.asserted
         places = {str(size): f"dim {dim} of {one.label}" for one in self.arguments if one.sizes is not None
                   for dim, size in enumerate(one.sizes) if not isinstance(size, int)}
-        number = self.compilation.next_graph(tuple((name, where, name) for name, where in places.items()))
+        number = compilation.next_graph(tuple((name, where, name) for name, where in places.items()))
         graph = made.graph.replace(name=f"{number}_stablehlo")
         compiled = compile_pair(graph, None, config, names=places).forward
         self.program = NativeProgram(f"{number}.inference", compiled,
                                      Notes(constants=made.constants, externs=made.externs))
-        self.compilation.register(self.program)
+        compilation.register(self.program)
 
-    def __call__(self, *arguments: Any) -> Any:
-        if len(arguments) != len(self.arguments):
-            raise InputError(f"the module was given {len(arguments)} arguments", where="a call of a StableHLO module",
-                             why=f"it takes {len(self.arguments)}", do="pass one for each")
-        give = next((giver for giver in map(giver_of, arguments) if giver is not None), torch.Tensor.numpy)
-        values = [self._value(one, value) for one, value in zip(self.arguments, arguments, strict=True)]
+    def __call__(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results.
+
+        Raises:
+            InputError: sizes do not agree, or are not those of the module.
+        """
         self._check(values)
-        with torch.no_grad():
-            found = self.program([int(value) if one.sizes is None else value
-                                  for one, value in zip(self.arguments, values, strict=True)])
-        results = tuple(give(_of_module(value, kind.dtype)) for value, kind in zip(found, self.results, strict=True))
-        return results[0] if len(results) == 1 else results
+        return self.program([int(value) if one.sizes is None else value  # type: ignore[no-any-return]
+                             for one, value in zip(self.arguments, values, strict=True)])
 
-    def _value(self, declared: Argument, value: Any) -> torch.Tensor:
-        """An argument as the program takes it."""
-        tensor = tensor_of(value)
-        dtype = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype))
-        if dtype != declared.type.dtype:
-            raise InputError(f"{declared.label} is {dtype}", where="a call of a StableHLO module",
-                             why=f"the module takes {declared.type.dtype}", do="convert it")
-        if tensor.dim() != len(declared.type.shape):
-            raise InputError(f"{declared.label} has {tensor.dim()} dims", where="a call of a StableHLO module",
-                             why=f"the module takes {len(declared.type.shape)}", do="reshape it")
-        return _as_held(tensor, dtype)
-
-    def _check(self, values: list[torch.Tensor]) -> None:
-        """Sizes are what the module says, and keep what it asserts."""
+    def _check(self, values: Sequence[torch.Tensor]) -> None:
         bound: dict[str, int] = {}
         for one, value in zip(self.arguments, values, strict=True):
             if one.sizes is None:
@@ -106,6 +82,69 @@ class StablehloCallable:
                 raise InputError("these sizes are not those of the module", where="a call of a StableHLO module",
                                  why=f"it says that {words}, and {numbers}", do="pass others, or export it for these")
 
+
+class CompiledSplit:
+    """A block with loops that run at run time: its programs, one after another."""
+
+    def __init__(self, pieces: Split, compilation: Compilation) -> None:
+        self.takes, self.gives = pieces.takes, pieces.gives
+        self.pieces = [(one, CompiledPart(one.module, compilation)) if isinstance(one, Part) else
+                       (one, CompiledSplit(one.condition, compilation), CompiledSplit(one.body, compilation))
+                       for one in pieces.pieces]
+
+    def __call__(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The results; errors as of `CompiledPart`."""
+        known = dict(zip(self.takes, values, strict=True))
+        for piece, first, *rest in self.pieces:
+            if isinstance(piece, Part):
+                found = first([known[name] for name in piece.takes])
+            else:
+                around = [known[name] for name in piece.seen]
+                found = [known[name] for name in piece.takes]
+                while bool(first([*found, *around])[0]):
+                    found = rest[0]([*found, *around])
+            known.update(zip(piece.gives, found, strict=True))
+        return [known[name] for name in self.gives]
+
+
+class StablehloCallable:
+    """A compiled StableHLO module, called with its arguments in order.
+
+    arguments: labels and types of the module's arguments. results: the types of its results.
+
+    A call returns the result, or a tuple of several, of the kind of its first array: numpy's, torch's or JAX's; dtypes
+    are those of the module.
+
+    Raises (when called):
+        InputError: wrong number, dtype, rank or sizes of arguments; nothing has run then.
+    """
+
+    def __init__(self, module: Module, config: Config) -> None:
+        self.compilation = Compilation(config, compile_program)
+        self.compilation.tracing = ("the StableHLO module", "", "stablehlo")
+        main = module.functions["main"]
+        labels = main.labels or main.names
+        self.arguments = tuple((label or f"argument {place}", kind)
+                               for place, (label, kind) in enumerate(zip(labels, main.body.types, strict=True)))
+        self.results = result_types(module)
+        self.run: CompiledPart | CompiledSplit
+        try:
+            self.run = CompiledPart(module, self.compilation)
+        except RunTimeLoop:
+            self.run = CompiledSplit(split(module), self.compilation)
+
+    def __call__(self, *arguments: Any) -> Any:
+        if len(arguments) != len(self.arguments):
+            raise InputError(f"the module was given {len(arguments)} arguments", where="a call of a StableHLO module",
+                             why=f"it takes {len(self.arguments)}", do="pass one for each")
+        give = next((giver for giver in map(giver_of, arguments) if giver is not None), _to_numpy)
+        values = [_value(label, kind, value)
+                  for (label, kind), value in zip(self.arguments, arguments, strict=True)]
+        with torch.no_grad():
+            found = self.run(values)
+        results = tuple(give(_of_module(value, kind.dtype)) for value, kind in zip(found, self.results, strict=True))
+        return results[0] if len(results) == 1 else results
+
     def explain(self, **sizes: Any) -> Explanation:
         """What was decided, and why; `sizes` by the names of the module's sizes."""
         return explain("StableHLO module", self.compilation, sizes)
@@ -113,6 +152,19 @@ class StablehloCallable:
     def memory(self, **sizes: Any) -> MemoryNote:
         """What the program needs, as formulas; `.bytes` is the predicted peak at `sizes`."""
         return memory(self.compilation, sizes)
+
+
+def _value(label: str, kind: Type, value: Any) -> torch.Tensor:
+    """An argument as a program takes it."""
+    tensor = tensor_of(value)
+    dtype = DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype))
+    if dtype != kind.dtype:
+        raise InputError(f"{label} is {dtype}", where="a call of a StableHLO module",
+                         why=f"the module takes {kind.dtype}", do="convert it")
+    if tensor.dim() != len(kind.shape):
+        raise InputError(f"{label} has {tensor.dim()} dims", where="a call of a StableHLO module",
+                         why=f"the module takes {len(kind.shape)}", do="reshape it")
+    return _as_held(tensor, dtype)
 
 
 def _holds(size: Size, bound: dict[str, int]) -> bool | None:

@@ -127,11 +127,14 @@ def _convolved(c: Call, how: Any, strides: Sequence[int], spread: Sequence[int],
     for d in range(rank):
         reach = (kernel.tensor.shape[2 + d] - 1) * dilated[d] + 1
         left = x.tensor.shape[2 + d] + 2 * inside[d] - reach
+        if isinstance(left, int) and left < 0:
+            left = -strides[d]  # the window fits nowhere
         shape.append(floordiv(left, strides[d]) + 1 if strides[d] > 1 else left + 1)
     if rank > 3 or rank < 1:
         raise Decline(f"convolutions over {rank} dims")
-    found = c.aten(aten.convolution.default, x, kernel, None, list(strides), inside, list(dilated), False, [0] * rank,
-                   groups, types=c.type(shape))
+    found = c.t.full(0.0, shape, x.tensor.dtype) if 0 in shape else c.aten(
+        aten.convolution.default, x, kernel, None, list(strides), inside, list(dilated), False, [0] * rank,
+        groups, types=c.type(shape))
     order = [0] * (rank + 2)
     for place, d in enumerate((how["output_batch_dimension"], how["output_feature_dimension"],
                                *how["output_spatial_dimensions"])):
@@ -171,5 +174,7 @@ def fft(c: Call) -> Any:
         shape[-1] = lengths[-1] // 2 + 1
     elif kind == "IRFFT":
         shape[-1] = lengths[-1]
+    if 0 in shape and c.dtype not in COMPLEX:
+        return c.t.full(0.0, shape, held(c.dtype))  # of nothing, which libraries refuse
     name = {"FFT": "fft_fftn", "IFFT": "fft_ifftn", "RFFT": "fft_rfftn", "IRFFT": "fft_irfftn"}[kind]
     return c.extern(f"aten.{name}.default", x, lengths, dims, types=c.type(shape))

@@ -10,23 +10,27 @@ from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_onnx.known import Known
 from anyshape.frontend.importer_stablehlo.table import Call, Comparison, translates
 
-MOST_TURNS = 1024  # of a loop that is unrolled
+MOST_UNROLLED = 512  # operations of a loop that is unrolled
 PASSED_ON = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "MoveToHost",
              "MoveToDevice", "LayoutConstraint")
+
+
+class RunTimeLoop(Exception):
+    """A loop that is not unrolled: how often it runs is known at run time only, or it is too long."""
 
 
 @translates("while")
 def while_(c: Call) -> Any:
     condition, body = c.operation.regions
     now = tuple(c.inputs)
-    for _ in range(MOST_TURNS):
+    for _ in range(max(MOST_UNROLLED // max(len(body.operations), 1), 2)):
         found = c.walk.run(condition, now)[0]
         if not isinstance(found, Known) or found.array.dtype == object:
-            raise Decline("how often it runs is known at run time only")
+            raise RunTimeLoop
         if not bool(found.array):
             return now
         now = c.walk.run(body, now)
-    raise Decline(f"it runs more than {MOST_TURNS} times")
+    raise RunTimeLoop
 
 
 @translates("case", "if")

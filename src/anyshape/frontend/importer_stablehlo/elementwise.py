@@ -128,7 +128,22 @@ def binary(c: Call) -> Any:
         return c.op("where", _less_unsigned(c, *((y, x) if name == "maximum" else (x, y))), x, y)
     if name == "power" and kind_of(held(c.dtype)) != "float":
         return c.wrapped(_whole_power(c, x, y))
+    if name == "chlo.next_after" and x.tensor.dtype in ("f16", "bf16"):
+        return _next_half(c, x, y)
     return c.wrapped(c.op(BINARY[name], x, y))
+
+
+def _next_half(c: Call, x: Value, y: Value) -> Value:
+    """The next number of 16 bits toward y: bits are in the order of the numbers, on either side of 0."""
+    bits = _reinterpreted(c, x, "i16")
+    up = c.op("bit_xor", c.op("lt", x, y), c.op("lt", x, 0.0))  # away from 0
+    moved = c.op("add", bits, c.op("where", up, c.t.full(1, bits.tensor.shape, "i16"),
+                                   c.t.full(-1, bits.tensor.shape, "i16")))
+    least = c.op("where", c.op("lt", y, 0.0), c.t.full(-32767, bits.tensor.shape, "i16"),
+                 c.t.full(1, bits.tensor.shape, "i16"))
+    found = _reinterpreted(c, c.op("where", c.op("eq", x, 0.0), least, moved), x.tensor.dtype)
+    found = c.op("where", c.op("eq", x, y), y, found)
+    return c.op("where", c.op("bit_or", c.op("isnan", x), c.op("isnan", y)), c.op("add", x, y), found)
 
 
 def _whole_power(c: Call, x: Value, y: Value) -> Value:
@@ -242,9 +257,13 @@ def shift(c: Call) -> Any:
     if c.name == "shift_left":
         return c.op("where", inside, c.wrapped(c.op("shift_left", x, near)), zero)
     if c.name == "shift_right_arithmetic":
+        if c.dtype in ("u8", "u16", "u32"):  # the highest bit is the sign
+            top = 1 << (bits - 1)
+            wide = c.op("sub", c.op("bit_xor", c.op("cast", x, dtype="i64"), top), top)
+            far = c.op("minimum", c.op("cast", far, dtype="i64"), bits - 1)
+            far = c.op("where", c.op("lt", far, 0), c.t.full(bits - 1, far.tensor.shape, "i64"), far)
+            return c.op("cast", c.op("bit_and", c.op("shift_right", wide, far), (1 << bits) - 1), dtype=x.tensor.dtype)
         last = c.op("where", c.op("lt", x, 0), c.t.full(-1, x.tensor.shape, x.tensor.dtype), zero)
-        if c.dtype in ("u8", "u16", "u32"):
-            raise Decline("an arithmetic shift of numbers without sign")
         return c.op("where", inside, c.op("shift_right", x, near), last)
     if c.dtype in ("u8", "u16", "u32"):
         return c.op("where", inside, c.op("shift_right", x, near), zero)

@@ -125,10 +125,9 @@ def _halved(c: Call, body: Block, values: Sequence[Value], dim: int, first: Sequ
         half = size // 2
         left = [c.t.window(value, dim, 0, half) for value in values]
         right = [c.t.window(value, dim, half, half) for value in values]
-        rest = [c.t.window(value, dim, 2 * half, size - 2 * half) for value in values]
         done = [c.tensor(one) for one in c.walk.run(body, (*left, *right))]
         if size % 2:
-            done = [_joined(c, [a, b], dim) for a, b in zip(done, rest, strict=True)]
+            done = [_joined(c, [a, c.t.window(b, dim, 2 * half, 1)], dim) for a, b in zip(done, values, strict=True)]
         values, size = done, half + size % 2
     shape = [n for d, n in enumerate(values[0].tensor.shape) if d != dim]
     return [c.t.reshape(value, shape) for value in values]
@@ -299,8 +298,10 @@ def select_and_scatter(c: Call) -> Any:
     x, source = c.value(0), c.value(1)
     if math.prod(sizes) > MOST_WINDOW:
         raise Decline(f"windows of {math.prod(sizes)} elements")
-    if only(combine) != "add":
+    if only(combine) != ("or" if c.dtype == "bool" else "add"):
         raise Decline("its body is not a sum")
+    if c.dtype == "bool":
+        source = c.op("cast", source, dtype="i32")
     floats = kind_of(x.tensor.dtype) == "float"
     ones = c.t.full(True, x.tensor.shape, "bool")
     wide, inside = (_spread_out(c, one, (1,) * len(sizes), low, high, fill) for one, fill in
@@ -319,6 +320,7 @@ def select_and_scatter(c: Call) -> Any:
         takes = c.op("bit_and", there, c.op("bit_or", c.op("lt", where, 0), c.op("bit_not", keeps)))
         best, where = c.op("where", takes, value, best), c.op("where", takes, here, where)
     total: Any = None
+    floats = kind_of(source.tensor.dtype) == "float"
     zero = c.t.full(0.0 if floats else 0, shape, source.tensor.dtype)
     for number, place in enumerate(itertools.product(*(range(n) for n in sizes))):
         part = c.op("where", c.op("eq", where, number), source, zero)
@@ -326,10 +328,12 @@ def select_and_scatter(c: Call) -> Any:
         total = part if total is None else c.op("add", total, part)
     for d, n in enumerate(x.tensor.shape):
         total = c.t.window(total, d, low[d], n)
+    if c.dtype == "bool":
+        total = c.op("ne", total, 0)
     first = c.inputs[2]
     if _is_neutral(first, "add", c.dtype):
         return total
-    return c.op("add", total, c.t.broadcast(_lone(c, first, x.tensor.rank), x.tensor.shape))
+    return c.op("bit_or" if c.dtype == "bool" else "add", total, c.t.broadcast(_lone(c, first, x.tensor.rank), x.tensor.shape))
 
 
 def _put_at(c: Call, part: Value, place: Sequence[int], strides: Sequence[int], shape: Sequence[Size], zero: Any

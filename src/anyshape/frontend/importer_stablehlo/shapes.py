@@ -22,7 +22,7 @@ def reshaped(c: Call, x: Value, shape: Sequence[Size]) -> Value:
     count = product(shape)
     if x.tensor.count != count:
         if not prove_equal(c.walk.facts, x.tensor.count, count):
-            raise Decline(f"{x.tensor.count} elements under a shape of {count}")
+            c.walk.must(x.tensor.count, count)
         x = c.t.window(c.op("reshape", x, shape=(x.tensor.count,)), 0, 0, count)
     return c.t.reshape(x, shape)
 
@@ -202,8 +202,8 @@ def spaced(c: Call, x: Value, dim: int, gap: Any, fill: Any) -> Value:
     """`gap` elements between any two along one dim."""
     if gap == 0:
         return x
-    if not isinstance(gap, int) or gap < 0:
-        raise Decline("a gap that is a size")
+    if not (gap >= 0 if isinstance(gap, int) else prove_nonnegative(c.walk.facts, gap)):
+        raise Decline("a gap that may be below 0")
     shape = list(x.tensor.shape)
     size = shape[dim]
     shape[dim:dim + 1] = [size, 1]

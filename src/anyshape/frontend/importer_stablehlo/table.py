@@ -72,6 +72,9 @@ class Host(Protocol):
     def note(self, target: str, why: str) -> None:
         """Something that PyTorch does."""
 
+    def must(self, a: Size, b: Size) -> None:
+        """Two sizes have to be equal in a call, which nothing shows when compiling."""
+
     def run(self, block: Block, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """What a block gives for its arguments."""
 

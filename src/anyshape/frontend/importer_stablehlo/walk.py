@@ -84,6 +84,7 @@ class Walk:
         self.arguments = arguments
         self.probing = probing
         self.asserted: list[Comparison] = []
+        self.needed: list[Comparison] = []
         self.constants: list[torch.Tensor] = []
         self.externs: list[tuple[str, str, str]] = []
         self.kept: dict[int, tuple[np.ndarray, Value]] = {}
@@ -212,6 +213,12 @@ class Walk:
             self.constants.append(to_tensor(array))
             found = self.kept[id(array)] = (array, value)
         return found[1]
+
+    def must(self, a: Size, b: Size) -> None:
+        """See `Host`."""
+        if isinstance(a, int) and isinstance(b, int):
+            raise Decline(f"{a} and {b} elements")
+        self.needed.append(Comparison("EQ", a, b))
 
     def note(self, target: str, why: str) -> None:
         """See `Host`."""
@@ -375,9 +382,9 @@ def _imported(module: Module, target: Target, as_sizes: bool) -> Imported:
                                   where="anyshape.compile_stablehlo", do="say it when exporting") from sizes
             _add(equal, *found)
             continue
-        types = _result_types(module)
+        types = result_types(module)
         graph = walk.finish(results, types)
-        must = [(size, _in_words(one)) for one in probe.asserted for size in nonnegative(one)]
+        must = [(size, _in_words(one)) for one in (*probe.asserted, *walk.needed) for size in nonnegative(one)]
         must += [(size, f"{name} == {value}") for name, value in equal.items()
                  for size in (symbol(name) - value, value - symbol(name))]
         return Imported(graph, tuple(arguments), types, walk.constants, tuple(must), walk.externs)
@@ -391,7 +398,8 @@ def _add(equal: dict[str, Size], name: str, size: Size) -> None:
     equal[name] = size
 
 
-def _result_types(module: Module) -> tuple[Type, ...]:
+def result_types(module: Module) -> tuple[Type, ...]:
+    """Of the main function."""
     body = module.functions["main"].body
     made_by = {name: kind for operation in body.operations
                for name, kind in zip(operation.outputs, operation.gives, strict=True)}
