@@ -60,13 +60,16 @@ def run_case(case: Any) -> str:
         found = compiled(*[_array(one) for one in inputs])
         found = found if isinstance(found, tuple) else (found,)
         for place, (have, want) in enumerate(zip(found, wanted, strict=True)):
-            wrong = difference(have, want, case.rtol, case.atol)
+            wrong = difference(have, _array(want), case.rtol, case.atol)
             if wrong:
                 return f"output {place}: {wrong}"
     return ""
 
 
 def _array(value: Any) -> Any:
+    from onnx import TensorProto, numpy_helper
+    if isinstance(value, TensorProto):
+        return numpy_helper.to_array(value)
     return value if isinstance(value, (list, np.ndarray)) or value is None else np.asarray(value)
 
 

@@ -126,12 +126,12 @@ class Reader:
             raise _refuse(f"{proto.name!r} has {len(kind.shape.dim)} dims", f"at most {MOST_RANK} are taken")
         shape: list[int | str | None] = []
         for dim in kind.shape.dim:
-            if dim.HasField("dim_value"):
+            if dim.HasField("dim_value") and dim.dim_value != -1:  # as some exporters write what may be any size
                 if not 0 <= dim.dim_value < 1 << 62:
                     raise _refuse(f"{proto.name!r} has the size {dim.dim_value}", "sizes are at least 0, below 2^62")
                 shape.append(int(dim.dim_value))
             else:
-                shape.append(dim.dim_param or None)
+                shape.append(None if dim.dim_param in ("", "?") else dim.dim_param)
         return OnnxValue(proto.name, dtype, tuple(shape))
 
     def _node(self, proto: Any, depth: int, outer: Mapping[str, Any],

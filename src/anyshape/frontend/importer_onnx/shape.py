@@ -15,7 +15,7 @@ from anyshape.frontend.importer_onnx.model import dtype_of
 from anyshape.frontend.importer_onnx.table import Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
-from anyshape.sym.expr import Expr, Size, floordiv, maximum, minimum, product
+from anyshape.sym.expr import Size, coefficient_of, floordiv, maximum, minimum, product, symbols_of
 from anyshape.sym.prover import prove_at_most, prove_nonnegative
 from anyshape.torch_compat import aten
 
@@ -40,15 +40,24 @@ def reshape(c: Call) -> Any:
     count = product(wanted)
     if isinstance(count, int) and isinstance(x.tensor.count, int) and count != x.tensor.count:
         raise Mismatch(x.tensor.count, count)
-    if count != x.tensor.count and not (_quotients(count) or _quotients(x.tensor.count)):
-        raise Mismatch(x.tensor.count, count)
-    c.assume(count - x.tensor.count)
-    c.assume(x.tensor.count - count)
+    if count != x.tensor.count:
+        return _refilled(c, x, wanted, count)
     return c.t.reshape(x, wanted)
 
 
-def _quotients(size: Size) -> bool:
-    return "//" in str(size)
+def _refilled(c: Call, x: Value, wanted: Sequence[Size], count: Size) -> Value:
+    """A reshape of which nothing shows that the counts are equal: a symbol is written as the other sizes, or a call is
+    checked for it."""
+    have = x.tensor.count
+    difference = count - have
+    for name in symbols_of(difference):
+        parts = coefficient_of(difference, name)
+        if parts is not None and parts[0] in (1, -1):
+            raise Mismatch(have, count)
+    c.assume(count - have)
+    c.assume(have - count)
+    flat = c.op("reshape", x, shape=(have,))
+    return c.op("reshape", c.t.window(flat, 0, 0, count), shape=tuple(wanted))
 
 
 @translates("Flatten")

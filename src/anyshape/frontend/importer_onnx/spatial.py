@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyshape.frontend.aten.table import Decline, is_float
+from anyshape.frontend.aten.table import Decline, Mismatch, is_float
 from anyshape.frontend.importer_onnx.table import Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
@@ -52,10 +52,10 @@ def conv(c: Call) -> Any:
 
 def convolved(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
     """The convolution of the call's attributes."""
-    kernel = w.tensor.shape[2:]
-    if not all(isinstance(k, int) for k in kernel):
-        raise Decline("a kernel of symbolic size")
-    strides, dilations, low, high = window(c, x.tensor.shape[2:], kernel)  # type: ignore[arg-type]
+    if x.tensor.shape[1] != w.tensor.shape[1] * c.attr("group", 1):
+        raise Mismatch(x.tensor.shape[1], w.tensor.shape[1] * c.attr("group", 1))
+    kernel = c.fixed(w.tensor.shape[2:])
+    strides, dilations, low, high = window(c, x.tensor.shape[2:], kernel)
     padding = low
     if low != high or any(isinstance(n, Expr) for n in low):
         x, padding = around(c, x, low, high), [0] * len(low)
@@ -72,7 +72,7 @@ def convolved(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
 @translates("ConvTranspose")
 def conv_transpose(c: Call) -> Any:
     x, w = c.value(0), c.value(1)
-    kernel = [int(k) for k in w.tensor.shape[2:]]  # type: ignore[arg-type]
+    kernel = c.fixed(w.tensor.shape[2:])
     count, groups = len(kernel), c.attr("group", 1)
     strides, dilations = c.attr("strides", (1,) * count), c.attr("dilations", (1,) * count)
     extra = list(c.attr("output_padding", (0,) * count))
@@ -324,7 +324,7 @@ def roi_align(c: Call) -> Any:
 @translates("DeformConv")
 def deform_conv(c: Call) -> Any:
     x, w, offset = c.value(0), c.value(1), c.value(2)
-    kernel = tuple(int(k) for k in w.tensor.shape[2:])  # type: ignore[arg-type]
+    kernel = c.fixed(w.tensor.shape[2:])
     strides, dilations, low, high = window(c, x.tensor.shape[2:], kernel)
     shape = (x.tensor.shape[0], w.tensor.shape[0], *offset.tensor.shape[2:])
     return c.extern("onnx.deform_conv", x, w, offset, c.value(3) if c.has(3) else None,

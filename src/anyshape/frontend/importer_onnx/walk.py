@@ -38,13 +38,13 @@ from anyshape.frontend.importer_onnx import (
 from anyshape.frontend.importer_onnx.known import MOST, Known, Unknown, known
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, renamed
 from anyshape.frontend.importer_onnx.reader import Reader
-from anyshape.frontend.importer_onnx.table import ROWS, Call, NeedsSize, Opaque
+from anyshape.frontend.importer_onnx.table import ROWS, Call, NeedsFixed, NeedsSize, Opaque
 from anyshape.frontend.symbols.node_metadata import check_bound
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.types import SizeType, TensorType
-from anyshape.sym.expr import Size, coefficient_of, substitute, symbol, symbols_of
+from anyshape.sym.expr import Expr, Size, coefficient_of, substitute, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
@@ -345,6 +345,7 @@ class Walk:
         types = [self._onnx_type(one) for one in inputs]
         body = self.reader.body(node, types)
         if body is None:
+            self._fix(node, types, inputs)
             return
         prefix = self._prefix(node)
         names: dict[str, str] = {"": ""}
@@ -357,6 +358,16 @@ class Walk:
             elif name:
                 names[formal] = name
         raise _Inline((*renamed(body.nodes, names, prefix), *ends), {})
+
+    def _fix(self, node: OnnxNode, types: Sequence[OnnxValue], inputs: Sequence[Any]) -> None:
+        """Asks for sizes as numbers, where that gives the operator a body: of channels, or of all dims."""
+        for dims in ((1,), range(16)):
+            known_dims = [OnnxValue("", one.dtype, None if one.shape is None else tuple(
+                8 if n is None and d in dims else n for d, n in enumerate(one.shape))) for one in types]
+            symbolic = [size for one in inputs if isinstance(one, Value) and isinstance(one.type, TensorType)
+                        for d, size in enumerate(one.tensor.shape) if isinstance(size, Expr) and d in dims]
+            if symbolic and self.reader.body(node, known_dims) is not None:
+                raise NeedsFixed(symbolic[0])
 
     def _onnx_type(self, operand: Any) -> OnnxValue:
         if isinstance(operand, Known):

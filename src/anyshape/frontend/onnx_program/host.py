@@ -45,8 +45,8 @@ class Bodies:
         return [found[name] for name in outputs]
 
 
-def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any) -> dict[str, Any]:
-    """The results of a node by name.
+def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any, reason: str = "") -> dict[str, Any]:
+    """The results of a node by name. reason: why it is no part of a program.
 
     Raises:
         Unsupported: an operator that is not there, or a case of it.
@@ -61,7 +61,7 @@ def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any) -> d
             results = HOST[key](node, *inputs)
         else:
             raise Unsupported(f"the operator {node} cannot run", where=str(node), do="export the model without it",
-                              why="AnyShape has no translation of this case")
+                              why=reason)
     except AnyShapeError:
         raise
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError, ArithmeticError) as error:
