@@ -34,7 +34,7 @@ MOST_BYTES = 1 << 36
 MOST_NODES = 200_000
 MOST_DEPTH = 32
 MOST_RANK = 16
-OLDEST, NEWEST = 7, 28  # operator sets
+OLDEST, NEWEST = 1, 28  # operator sets
 
 
 def _refuse(what: str, why: str, do: str = "check where the file comes from, and export it again",
@@ -147,6 +147,8 @@ class Reader:
                     attributes[one.name] = outer[one.ref_attr_name]
             else:
                 attributes[one.name] = self._attribute(one, depth, outer)
+        if any(one.ref_attr_name for one in proto.attribute):
+            proto = _resolved(proto, outer)
         version = (self.opsets if opsets is None else opsets).get(domain, 1)
         return OnnxNode(proto.op_type, domain, version, tuple(proto.input), tuple(proto.output), attributes, proto.name,
                         proto)
@@ -284,6 +286,23 @@ class Reader:
         given.update(node.attributes)
         nodes = tuple(self._node(one, 0, given, opsets) for one in proto.node)
         return OnnxFunction(tuple(proto.input), tuple(proto.output), nodes)
+
+
+def _resolved(proto: Any, outer: Mapping[str, Any]) -> Any:
+    """A node of a function's body with the attributes of its call."""
+    node = onnx.NodeProto()
+    node.CopyFrom(proto)
+    kept = []
+    for one in proto.attribute:
+        if not one.ref_attr_name:
+            kept.append(one)
+        elif one.ref_attr_name in outer:
+            value = outer[one.ref_attr_name]
+            if not isinstance(value, (np.ndarray, OnnxGraph, OnnxValue)) and value != ():
+                kept.append(onnx.helper.make_attribute(one.name, value))
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    return node
 
 
 def _domain(name: str) -> str:

@@ -164,14 +164,20 @@ def _bound(c: Call, at: Size, size: Size, low: Size, high: Size) -> Size:
     """A bound of a slice as numpy takes it: counted from the end when negative, then put into [low, high]."""
     facts = c.t.sizes.facts()
     if isinstance(at, int):
+        if abs(at) >= FAR:
+            return high if at > 0 else low
         at = at + size if at < 0 else at
     elif not prove_nonnegative(facts, at):
-        if not prove_at_most(facts, at, -1):
-            raise Decline(f"the bound {at} may count from either end")
-        at = at + size
+        if prove_at_most(facts, at, -1):
+            at = at + size
+        else:  # it may count from either end; from the front is meant, which a call is checked for
+            c.assume(at)
     if not prove_at_most(facts, low, at):
         at = maximum(at, low)
     return at if prove_at_most(facts, at, high) else minimum(at, high)
+
+
+FAR = (1 << 31) - 1  # from here on a bound means the end: "pass in INT_MAX" (ONNX Slice-13)
 
 
 @translates("Slice")
@@ -179,7 +185,7 @@ def slice_(c: Call) -> Any:
     x = c.value(0)
     rank = x.tensor.rank
     if c.has(1):
-        starts, ends = c.sizes(1), c.sizes(2)
+        starts, ends = c.sizes(1, 1 << 64), c.sizes(2, 1 << 64)
         axes = c.ints(3, default=tuple(range(len(starts))))
         steps = c.ints(4, default=(1,) * len(starts))
     else:
@@ -193,7 +199,7 @@ def slice_(c: Call) -> Any:
             x = _taken(c, x, axis, begin, stop - begin, step)
         else:
             begin = _bound(c, start, size, -1, size - 1)
-            stop = -1 if isinstance(end, int) and end < -(1 << 30) else _bound(c, end, size, -1, size - 1)
+            stop = _bound(c, end, size, -1, size - 1)
             x = c.op("flip", x, dims=(axis,))
             x = _taken(c, x, axis, size - 1 - begin, begin - stop, -step)
     return x

@@ -54,6 +54,8 @@ def convolved(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
     """The convolution of the call's attributes."""
     if x.tensor.shape[1] != w.tensor.shape[1] * c.attr("group", 1):
         raise Mismatch(x.tensor.shape[1], w.tensor.shape[1] * c.attr("group", 1))
+    if bias is not None and bias.tensor.shape != w.tensor.shape[:1]:
+        raise Mismatch(bias.tensor.shape[0], w.tensor.shape[0])
     kernel = c.fixed(w.tensor.shape[2:])
     strides, dilations, low, high = window(c, x.tensor.shape[2:], kernel)
     padding = low
@@ -80,6 +82,8 @@ def conv_transpose(c: Call) -> Any:
     full = [(n - 1) * s + a * (k - 1) + 1 for n, s, a, k in zip(sizes, strides, dilations, kernel, strict=True)]
     low, high = [0] * count, [0] * count
     wanted = c.attr("output_shape")
+    if wanted is not None:
+        c.fixed(sizes)
     if wanted is not None or auto in ("SAME_UPPER", "SAME_LOWER"):
         wanted = list(wanted[-count:]) if wanted is not None else [n * s for n, s in zip(sizes, strides, strict=True)]
         for d in range(count):
@@ -281,8 +285,7 @@ def _to_sizes(c: Call, x: Value, axes: list[int], wanted: list[Size], shape: lis
     policy = c.attr("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
         have = [x.tensor.shape[axis] for axis in axes]
-        if not all(isinstance(n, int) for n in (*have, *wanted)):
-            raise Decline("sizes that keep a ratio")
+        c.fixed((*have, *wanted))
         ratios = [m / n for m, n in zip(wanted, have, strict=True)]  # type: ignore[operator]
         scale = min(ratios) if policy == "not_larger" else max(ratios)
         wanted = [math.floor(scale * n + 0.5) for n in have]  # type: ignore[operator]

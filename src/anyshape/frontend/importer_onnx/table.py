@@ -181,11 +181,14 @@ class Call:
 
     # ---- numbers
 
-    def sizes(self, place: int) -> tuple[Size, ...]:
-        """The elements of an operand as sizes."""
+    def sizes(self, place: int, limit: int = 1 << 62) -> tuple[Size, ...]:
+        """The elements of an operand as sizes, below a limit."""
         found = self.at(place)
         if isinstance(found, Known):
-            return tuple(int(item) if not isinstance(item, Expr) else item for item in found.items())
+            items = [item if isinstance(item, Expr) else int(item) for item in found.items()]
+            if any(isinstance(item, int) and abs(item) >= limit for item in items):
+                raise VerifyError(f"{self.node} has a size that is too large", why=f"sizes are below {limit}")
+            return tuple(items)
         raise NeedsSize(self.node.inputs[place])
 
     def numbers(self, place: int) -> list[Any]:

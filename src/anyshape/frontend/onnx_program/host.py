@@ -52,7 +52,7 @@ def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any, reas
         Unsupported: an operator that is not there, or a case of it.
     """
     inputs = [values[name] if name else None for name in node.inputs]
-    control = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}.get(node.op)
+    control = {"Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}.get(node.op)
     key = f"{node.domain}:{node.op}" if node.domain else node.op
     try:
         if control is not None and not node.domain:
@@ -69,11 +69,6 @@ def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any, reas
                         do="check the inputs") from error
     results = results if isinstance(results, (tuple, list)) else (results,)
     return {name: result for name, result in zip(node.outputs, results, strict=False) if name}
-
-
-def _if(node: OnnxNode, inputs: Sequence[Any], values: Mapping[str, Any], bodies: Bodies) -> list[Any]:
-    taken = node.attributes["then_branch" if bool(inputs[0].reshape(()).item()) else "else_branch"]
-    return bodies.run(taken, (), values)
 
 
 def _loop(node: OnnxNode, inputs: Sequence[Any], values: Mapping[str, Any], bodies: Bodies) -> list[Any]:

@@ -102,6 +102,7 @@ class Stage:
         made = variant.made
         found: Values = dict(zip(made.gives, outputs, strict=True))
         found.update(variant.fixed)
+        found.update({name: values[source] for name, source in made.renames.items()})
         cut = made.cut
         if cut is None:
             return {name: values[name] if name not in found and name in values else found[name]
