@@ -32,7 +32,7 @@ def gather(c: Call) -> Any:
     x, axis = c.value(0), c.axis(0)
     found = c.at(1)
     size = x.tensor.shape[axis]
-    if isinstance(found, Known) and found.shape == () and isinstance(size, int) or (
+    if (isinstance(found, Known) and found.shape == () and isinstance(size, int)) or (
             isinstance(found, Known) and found.shape == () and isinstance(found.items()[0], int)):
         at = found.items()[0]
         at = at + size if isinstance(at, int) and at < 0 else at

@@ -108,7 +108,7 @@ def power(c: Call) -> Any:
         return binary(c, "pow", x, converted(c, values[1], dtype), dtype)
     if any(one.tensor.dtype in WIDE for one in values):
         return foreign(c, "power", *values, dtype=dtype)
-    raised = binary(c, "pow", *(c.t.cast(one, "f64") for one in values), dtype="f64")
+    raised = binary(c, "pow", c.t.cast(values[0], "f64"), c.t.cast(values[1], "f64"), "f64")
     return c.t.cast(raised, dtype)
 
 

@@ -13,7 +13,6 @@ from anyshape.frontend.importer_onnx.pointwise import converted
 from anyshape.frontend.importer_onnx.spatial import convolved
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.ir.graph import Value
-from anyshape.ir.types import kind_of
 from anyshape.sym.expr import Size
 
 LIMITS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0), "i16": (-32768.0, 32767.0), "i32": (-2147483648.0, 2147483647.0),
@@ -173,8 +172,3 @@ def dynamic_matmul(c: Call) -> Any:
     by = c.t.pointwise("mul", c.t.reshape(a_scale, ()), _column(c, b_scale, b, 1), dtype="f32")
     found = c.t.pointwise("mul", total, by, dtype="f32")
     return found if bias is None else c.t.pointwise("add", found, c.tensor(bias), dtype="f32")
-
-
-def is_whole(dtype: str) -> bool:
-    """Whether elements are whole numbers."""
-    return kind_of(dtype) in ("int", "uint")

@@ -16,6 +16,7 @@ import numpy as np
 
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.importer_onnx.model import (
+    ELEMENT_OF,
     ELEMENTS,
     OnnxFunction,
     OnnxGraph,
@@ -253,7 +254,7 @@ class Reader:
         if own is not None:
             return self._function(own, node)
         try:
-            schema = onnx.defs.get_schema(node.op, node.version, node.domain)
+            schema: Any = onnx.defs.get_schema(node.op, node.version, node.domain)
         except onnx.defs.SchemaError:
             return None
         kinds = [_type(one).SerializeToString() for one in types]
@@ -310,7 +311,6 @@ def _domain(name: str) -> str:
 
 
 def _type(value: OnnxValue) -> Any:
-    from anyshape.frontend.importer_onnx.model import ELEMENT_OF
     if not value.dtype:
         return onnx.TypeProto()
     return onnx.helper.make_tensor_type_proto(ELEMENT_OF[value.dtype], value.shape)

@@ -10,8 +10,7 @@ from typing import Any
 
 from anyshape.frontend.aten.index import concat as concat_parts
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float
-from anyshape.frontend.importer_onnx.known import Known
-from anyshape.frontend.importer_onnx.model import dtype_of
+from anyshape.frontend.importer_onnx.model import ELEMENTS, dtype_of
 from anyshape.frontend.importer_onnx.table import Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
@@ -145,8 +144,8 @@ def constant_of_shape(c: Call) -> Any:
 def range_(c: Call) -> Any:
     dtype = c.dtype(0)
     if is_float(dtype):
-        start, limit, step = (float(c.numbers(place)[0]) for place in range(3))
-        return c.t.cast(c.t.iota(max(0, math.ceil((limit - start) / step)), start, step, dtype), dtype)
+        first, last, by = (float(c.numbers(place)[0]) for place in range(3))
+        return c.t.cast(c.t.iota(max(0, math.ceil((last - first) / by)), first, by, dtype), dtype)
     start, limit = c.sizes(0)[0], c.sizes(1)[0]
     step = int(c.numbers(2)[0])
     if step == 0:
@@ -228,7 +227,8 @@ def split(c: Call) -> Any:
         total = total + part
     if total != size:
         raise Mismatch(size, total)
-    found, start = [], 0
+    found = []
+    start: Size = 0
     for part in parts:
         found.append(c.t.window(x, axis, start, part))
         start = start + part
@@ -364,7 +364,6 @@ def triangle(c: Call) -> Any:
 
 @translates("EyeLike")
 def eye_like(c: Call) -> Any:
-    from anyshape.frontend.importer_onnx.model import ELEMENTS
     kind = c.kind(0)
     dtype = ELEMENTS[c.attr("dtype")] if c.attr("dtype") is not None else kind.dtype
     rows, columns = kind.shape

@@ -12,7 +12,7 @@ from anyshape.frontend.importer_onnx.table import Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.ops.convolution import extent
-from anyshape.sym.expr import Expr, Size, floordiv, maximum, product, scaled
+from anyshape.sym.expr import Expr, Size, floordiv, maximum, minimum, scaled
 from anyshape.torch_compat import aten
 
 
@@ -80,7 +80,8 @@ def conv_transpose(c: Call) -> Any:
     extra = list(c.attr("output_padding", (0,) * count))
     sizes, auto = x.tensor.shape[2:], c.attr("auto_pad", "NOTSET")
     full = [(n - 1) * s + a * (k - 1) + 1 for n, s, a, k in zip(sizes, strides, dilations, kernel, strict=True)]
-    low, high = [0] * count, [0] * count
+    low: list[Any] = [0] * count
+    high: list[Any] = [0] * count
     wanted = c.attr("output_shape")
     if wanted is not None:
         c.fixed(sizes)
@@ -130,7 +131,6 @@ def _pooled(c: Call, x: Value, kernel: tuple[int, ...], strides: Any, dilations:
         if isinstance(last, int):
             found.append(count - 1 if last >= 0 else count)
         else:  # the largest count with (count - 1)*s < n + p
-            from anyshape.sym.expr import minimum
             found.append(minimum(count, floordiv(n + p + s - 1, s)))
     return found
 
@@ -153,7 +153,6 @@ def max_pool(c: Call) -> Any:
 def _windows(c: Call, x: Value, shape: tuple[Size, ...], kernel: tuple[int, ...], strides: Any, dilations: Any,
              low: list[Size], high: list[Size], row: str, outside: Any) -> Value:
     """The elements of each window combined: by slices of the padded tensor."""
-    import itertools
     if math.prod(kernel) > 169:
         raise Decline(f"a window of {math.prod(kernel)} elements")
     more = []
@@ -171,7 +170,7 @@ def _windows(c: Call, x: Value, shape: tuple[Size, ...], kernel: tuple[int, ...]
             found = part if found is None else c.op(row, found, part)
         assert found is not None
         whole = result = found
-    assert result is not None and itertools
+    assert result is not None
     return result
 
 
@@ -328,13 +327,8 @@ def roi_align(c: Call) -> Any:
 def deform_conv(c: Call) -> Any:
     x, w, offset = c.value(0), c.value(1), c.value(2)
     kernel = c.fixed(w.tensor.shape[2:])
-    strides, dilations, low, high = window(c, x.tensor.shape[2:], kernel)
+    strides, dilations, low, _ = window(c, x.tensor.shape[2:], kernel)
     shape = (x.tensor.shape[0], w.tensor.shape[0], *offset.tensor.shape[2:])
     return c.extern("onnx.deform_conv", x, w, offset, c.value(3) if c.has(3) else None,
                     c.value(4) if c.has(4) else None, list(strides), list(dilations), low, c.attr("group", 1),
                     c.attr("offset_group", 1), types=TensorType(x.tensor.dtype, shape))
-
-
-def area(x: Value) -> Size:
-    """How many pixels there are."""
-    return product(x.tensor.shape[2:])

@@ -67,7 +67,8 @@ class Call:
     """One node, as its translation sees it.
 
     t: the builder with its helpers, shared with the translations of ATen. inputs: operands by position, None where one
-    is left out. constant: makes a constant of the program. assume: takes a size to be at least 0, which a call is checked for.
+    is left out. constant: makes a constant of the program. assume: takes a size to be at least 0, which a call is
+    checked for.
     """
 
     def __init__(self, node: OnnxNode, inputs: Sequence[Any], t: Translator,
@@ -201,7 +202,7 @@ class Call:
         raise NeedsNumber(self.node.inputs[place])
 
     def ints(self, place: int, name: str = "", default: Any = None) -> Any:
-        """Whole numbers from an operand or an attribute, as operator sets differ; the default where neither is given."""
+        """Whole numbers from an operand or an attribute, as operator sets differ; the default where there are none."""
         if self.has(place):
             return tuple(int(item) for item in self.numbers(place))
         found = self.attr(name) if name else None

@@ -35,8 +35,8 @@ from anyshape.frontend.importer_onnx import (
     signal,
     spatial,
 )
-from anyshape.frontend.importer_onnx.known import MOST, Known, Unknown, known
-from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, renamed
+from anyshape.frontend.importer_onnx.known import Known, Unknown, known
+from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, renamed
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import ROWS, Call, NeedsFixed, NeedsNumber, NeedsSize, Opaque
 from anyshape.frontend.symbols.node_metadata import check_bound
@@ -90,8 +90,10 @@ class Cut:
 class Imported:
     """A graph and what it does not say.
 
-    takes: names of inputs, in the graph's order, "" for what comes from `sizes`. gives: names of outputs. fixed: values
-    that are known; renames: those that are an input that no program holds. constants: for the graph's last inputs. needs: sizes that must be at least 0. externs, equalities: as in importer/graph_inputs.py.
+    takes: names of inputs, in the graph's order, "" for what comes from `sizes`. gives: names of outputs. fixed, left:
+    values that are known, None and arrays; renames: those that are an input that no program holds. constants: for the
+    graph's last inputs. needs: sizes that must be at least 0. externs, equalities: as in importer/graph_inputs.py.
+    nodes: how many it has of the model's.
     """
 
     graph: Graph
@@ -301,7 +303,8 @@ class Walk:
         elif isinstance(operand, Known) and operand.symbolic:
             array = operand.array.copy()
             for place in np.ndindex(*array.shape):
-                array[place] = self.same.get(array[place], array[place])
+                item: Any = array[place]
+                array[place] = self.same.get(item, item)
             return known(array, operand.dtype)
         return operand
 
@@ -489,7 +492,6 @@ class _Inline(Exception):
 
 def _used(nodes: Sequence[OnnxNode], outputs: Sequence[str]) -> list[str]:
     """Names that nodes and what is behind them read."""
-    from anyshape.frontend.importer_onnx.model import captured
     found: dict[str, None] = {}
     for node in nodes:
         for name in node.inputs:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyshape.base.errors import Unsupported
 from anyshape.frontend.importer_onnx.model import ELEMENTS, OnnxNode, dtype_of, numpy_dtype
 from anyshape.frontend.importer_onnx.walk import to_tensor
 
@@ -130,13 +129,17 @@ def _cast(x: np.ndarray, dtype: str, saturate: bool = True, round_mode: str = "u
     found = wide.astype(np.float32).astype(kind)
     if dtype == "float4_e2m1fn":
         return found
-    import ml_dtypes
-    limits = ml_dtypes.finfo(kind)
-    largest = np.float32(limits.max)
+    largest = np.float32(_largest(kind))
     if saturate:
         clipped = np.clip(wide.astype(np.float32), -largest, largest)
         found = np.where(np.isnan(wide.astype(np.float32)), found, clipped.astype(kind))
     return found.astype(kind)
+
+
+def _largest(kind: Any) -> float:
+    """The largest finite number of a narrow dtype."""
+    patterns = np.arange(256, dtype=np.uint8).view(kind).astype(np.float32)
+    return float(patterns[np.isfinite(patterns)].max())
 
 
 def _powers(x: np.ndarray, kind: Any, saturate: bool, mode: str) -> np.ndarray:
@@ -279,8 +282,3 @@ def optional_get_element(node: OnnxNode, value: Any) -> Any:
 @hosts("Identity")
 def identity(node: OnnxNode, value: Any) -> Any:
     return [value]
-
-
-def unsupported(node: OnnxNode, why: str) -> Unsupported:
-    """A case that the host does not carry."""
-    return Unsupported(f"the operator {node} cannot run", where=str(node), why=why, do="export the model without it")

@@ -19,11 +19,11 @@ from anyshape.backend.targets import target_of
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.compiler.driver import compile_pair
 from anyshape.frontend.importer.graph_inputs import Notes
-from anyshape.frontend.importer_onnx.known import Known, known
+from anyshape.frontend.importer_onnx.known import known
 from anyshape.frontend.importer_onnx.model import OnnxNode, OnnxValue
 from anyshape.frontend.importer_onnx.reader import Reader
 from anyshape.frontend.importer_onnx.table import NeedsFixed, NeedsNumber, NeedsSize, Opaque
-from anyshape.frontend.importer_onnx.walk import Cut, Entry, Imported, clean, imported, symbols, to_tensor
+from anyshape.frontend.importer_onnx.walk import Entry, Imported, clean, imported, symbols, to_tensor
 from anyshape.frontend.onnx_program import host
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Compilation
@@ -355,5 +355,3 @@ def _tensor(array: np.ndarray) -> Any:
     except TypeError:
         return array
 
-
-__all__ = ["Cut", "Known", "Shared", "Stage"]
