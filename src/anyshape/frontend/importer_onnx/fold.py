@@ -26,7 +26,7 @@ def folds(*names: str, free: bool = False) -> Callable[[Fold], Fold]:
     """Makes the function the rule of these operators. free: operands need not be known."""
     def add(function: Fold) -> Fold:
         def rule(c: Call) -> Any:
-            if not free and not all(isinstance(one, Known) and one.array.size <= MOST or one is None
+            if not free and not all((isinstance(one, Known) and one.array.size <= MOST) or one is None
                                     for one in c.inputs):
                 return None
             return function(c)
@@ -291,7 +291,7 @@ def range_(c: Call) -> Any:
     start, limit, step = (one.items()[0] for one in c.inputs)
     if step == 0 or abs(limit - start) / abs(step) > MOST:
         return None
-    return known(np.arange(start, limit, step, numpy_dtype(c.at(0).dtype)))
+    return known(np.arange(start, limit, step).astype(numpy_dtype(c.at(0).dtype)))
 
 
 def _reduced(function: Callable[[Any, Any], Any], first: Any) -> Fold:

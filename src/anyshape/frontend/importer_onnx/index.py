@@ -7,12 +7,12 @@ from __future__ import annotations
 from typing import Any
 
 from anyshape.frontend.aten.scatter import index_put
-from anyshape.frontend.aten.table import Decline
+from anyshape.frontend.aten.table import Decline, Mismatch
 from anyshape.frontend.importer_onnx.known import Known
 from anyshape.frontend.importer_onnx.table import Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import NATIVE, TensorType
-from anyshape.sym.expr import Size, product
+from anyshape.sym.expr import Size, floordiv, product
 from anyshape.torch_compat import aten
 
 
@@ -32,7 +32,7 @@ def gather(c: Call) -> Any:
     x, axis = c.value(0), c.axis(0)
     found = c.at(1)
     size = x.tensor.shape[axis]
-    if isinstance(found, Known) and found.shape == () and isinstance(size, int) or (
+    if (isinstance(found, Known) and found.shape == () and isinstance(size, int)) or (
             isinstance(found, Known) and found.shape == () and isinstance(found.items()[0], int)):
         at = found.items()[0]
         at = at + size if isinstance(at, int) and at < 0 else at
@@ -52,9 +52,7 @@ def gather_elements(c: Call) -> Any:
 
 def _apart(c: Call, at: Value, batch: int, shape: tuple[Size, ...]) -> list[Value]:
     """The columns of indices [..., k], as indices of dims batch, batch + 1, ..."""
-    depth = at.tensor.shape[-1]
-    if not isinstance(depth, int):
-        raise Decline("a number of indices that is symbolic")
+    depth, = c.fixed(at.tensor.shape[-1:])
     lead = at.tensor.shape[:-1]
     found = []
     for place in range(depth):
@@ -137,6 +135,8 @@ def reverse_sequence(c: Call) -> Any:
     x, lengths = c.value(0), c.t.cast(c.value(1), "i64")
     time, batch = c.attr("time_axis", 0), c.attr("batch_axis", 1)
     size, rank = x.tensor.shape[time], x.tensor.rank
+    if lengths.tensor.shape[0] != x.tensor.shape[batch]:
+        raise Mismatch(lengths.tensor.shape[0], x.tensor.shape[batch])
     order = [time, batch, *(d for d in range(rank) if d not in (time, batch))]
     y = c.t.permute(x, order)
     line = c.t.reshape(c.t.iota(size), (size, 1))
@@ -175,8 +175,7 @@ def col2im(c: Call) -> Any:
     area = 1
     for size in block:
         area *= size
-    assert isinstance(depth, int)
-    shape = (n, depth // area, *image)
+    shape = (n, floordiv(depth, area), *image)
     return c.extern("onnx.col2im", x, list(image), block, list(strides), list(dilations), pads,
                     types=TensorType(x.tensor.dtype, shape))
 

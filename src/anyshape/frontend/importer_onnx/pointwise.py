@@ -57,6 +57,8 @@ def _row(*names: str, row: str, numpy: str = "") -> None:
     @translates(*names)
     def translation(c: Call) -> Any:
         (x, *more), dtype = both(c)
+        if c.attr("broadcast") is not None:
+            raise Decline("broadcasting along an axis, of operator sets before 7")
         if dtype in WIDE:
             return foreign(c, numpy or row, x, *more, dtype=dtype)
         result = x if more else c.tensor(x)
@@ -93,7 +95,7 @@ def modulo(c: Call) -> Any:
     (x, y), dtype = both(c)
     if dtype in WIDE:
         return foreign(c, "remainder", x, y, dtype=dtype)
-    return binary(c, "fmod" if c.attr("fmod", 0) or is_float(dtype) else "remainder", x, y, dtype)
+    return binary(c, "fmod" if c.attr("fmod", 0) else "remainder", x, y, dtype)
 
 
 @translates("Pow")
@@ -101,12 +103,12 @@ def power(c: Call) -> Any:
     (x, y), dtype = both(c)
     if isinstance(x, Value) and not isinstance(y, Value) and is_float(dtype) and not isinstance(y, Expr):
         return c.aten(aten.pow.Tensor_Scalar, x, y, types=x.tensor)
-    if is_float(dtype):
-        return binary(c, "pow", x, y, dtype)
     values = [c.tensor(x), c.tensor(y)]
+    if is_float(dtype):
+        return binary(c, "pow", x, converted(c, values[1], dtype), dtype)
     if any(one.tensor.dtype in WIDE for one in values):
         return foreign(c, "power", *values, dtype=dtype)
-    raised = binary(c, "pow", *(c.t.cast(one, "f64") for one in values), dtype="f64")
+    raised = binary(c, "pow", c.t.cast(values[0], "f64"), c.t.cast(values[1], "f64"), "f64")
     return c.t.cast(raised, dtype)
 
 

@@ -9,13 +9,14 @@ from typing import Any
 from anyshape.frontend.aten.table import Decline, is_float
 from anyshape.frontend.importer_onnx.matmul import exact
 from anyshape.frontend.importer_onnx.model import ELEMENTS
+from anyshape.frontend.importer_onnx.pointwise import converted
 from anyshape.frontend.importer_onnx.spatial import convolved
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.ir.graph import Value
-from anyshape.ir.types import kind_of
 from anyshape.sym.expr import Size
 
-LIMITS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0), "i16": (-32768.0, 32767.0), "i32": (-2147483648.0, 2147483647.0)}
+LIMITS = {"u8": (0.0, 255.0), "i8": (-128.0, 127.0), "i16": (-32768.0, 32767.0), "i32": (-2147483648.0, 2147483647.0),
+          "u16": (0.0, 65535.0)}
 
 
 def aligned(c: Call, parameter: Value, x: Value, axis: int, block: int = 0) -> Value:
@@ -39,9 +40,9 @@ def rounded(c: Call, x: Value, zero: Any, dtype: str) -> Value:
     kind = x.tensor.dtype
     y = c.op("round", x)
     if zero is not None:
-        y = c.t.pointwise("add", y, c.t.cast(zero, kind), dtype=kind)
+        y = c.t.pointwise("add", y, converted(c, zero, kind), dtype=kind)
     y = c.op("minimum", c.op("maximum", y, low), high)
-    return c.t.cast(y, dtype)  # type: ignore[no-any-return]
+    return converted(c, y, dtype)
 
 
 @translates("QuantizeLinear")
@@ -66,9 +67,10 @@ def dequantize(c: Call) -> Any:
     axis, block = c.attr("axis", 1) % rank if rank > 1 else 0, c.attr("block_size", 0)
     kind = scale.tensor.dtype
     inner = "f32" if kind in ("f16", "bf16") else kind
-    y = c.t.cast(x, inner)
+    y = converted(c, x, inner)
     if c.has(2):
-        y = c.t.pointwise("sub", y, c.t.cast(aligned(c, c.value(2), x, axis, block), inner), dtype=inner)
+        zero = converted(c, c.value(2), inner)
+        y = c.t.pointwise("sub", y, aligned(c, zero, x, axis, block), dtype=inner)
     out = c.t.pointwise("mul", y, aligned(c, scale, x, axis, block), dtype=inner)
     wanted = ELEMENTS.get(c.attr("output_dtype", 0), kind)
     return c.t.cast(out, wanted)
@@ -170,8 +172,3 @@ def dynamic_matmul(c: Call) -> Any:
     by = c.t.pointwise("mul", c.t.reshape(a_scale, ()), _column(c, b_scale, b, 1), dtype="f32")
     found = c.t.pointwise("mul", total, by, dtype="f32")
     return found if bias is None else c.t.pointwise("add", found, c.tensor(bias), dtype="f32")
-
-
-def is_whole(dtype: str) -> bool:
-    """Whether elements are whole numbers."""
-    return kind_of(dtype) in ("int", "uint")

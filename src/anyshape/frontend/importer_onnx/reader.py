@@ -16,6 +16,7 @@ import numpy as np
 
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.frontend.importer_onnx.model import (
+    ELEMENT_OF,
     ELEMENTS,
     OnnxFunction,
     OnnxGraph,
@@ -34,7 +35,7 @@ MOST_BYTES = 1 << 36
 MOST_NODES = 200_000
 MOST_DEPTH = 32
 MOST_RANK = 16
-OLDEST, NEWEST = 7, 28  # operator sets
+OLDEST, NEWEST = 1, 28  # operator sets
 
 
 def _refuse(what: str, why: str, do: str = "check where the file comes from, and export it again",
@@ -126,12 +127,12 @@ class Reader:
             raise _refuse(f"{proto.name!r} has {len(kind.shape.dim)} dims", f"at most {MOST_RANK} are taken")
         shape: list[int | str | None] = []
         for dim in kind.shape.dim:
-            if dim.HasField("dim_value"):
+            if dim.HasField("dim_value") and dim.dim_value != -1:  # as some exporters write what may be any size
                 if not 0 <= dim.dim_value < 1 << 62:
                     raise _refuse(f"{proto.name!r} has the size {dim.dim_value}", "sizes are at least 0, below 2^62")
                 shape.append(int(dim.dim_value))
             else:
-                shape.append(dim.dim_param or None)
+                shape.append(None if dim.dim_param in ("", "?") else dim.dim_param)
         return OnnxValue(proto.name, dtype, tuple(shape))
 
     def _node(self, proto: Any, depth: int, outer: Mapping[str, Any],
@@ -147,6 +148,8 @@ class Reader:
                     attributes[one.name] = outer[one.ref_attr_name]
             else:
                 attributes[one.name] = self._attribute(one, depth, outer)
+        if any(one.ref_attr_name for one in proto.attribute):
+            proto = _resolved(proto, outer)
         version = (self.opsets if opsets is None else opsets).get(domain, 1)
         return OnnxNode(proto.op_type, domain, version, tuple(proto.input), tuple(proto.output), attributes, proto.name,
                         proto)
@@ -251,7 +254,7 @@ class Reader:
         if own is not None:
             return self._function(own, node)
         try:
-            schema = onnx.defs.get_schema(node.op, node.version, node.domain)
+            schema: Any = onnx.defs.get_schema(node.op, node.version, node.domain)
         except onnx.defs.SchemaError:
             return None
         kinds = [_type(one).SerializeToString() for one in types]
@@ -286,12 +289,28 @@ class Reader:
         return OnnxFunction(tuple(proto.input), tuple(proto.output), nodes)
 
 
+def _resolved(proto: Any, outer: Mapping[str, Any]) -> Any:
+    """A node of a function's body with the attributes of its call."""
+    node = onnx.NodeProto()
+    node.CopyFrom(proto)
+    kept = []
+    for one in proto.attribute:
+        if not one.ref_attr_name:
+            kept.append(one)
+        elif one.ref_attr_name in outer:
+            value = outer[one.ref_attr_name]
+            if not isinstance(value, (np.ndarray, OnnxGraph, OnnxValue)) and value != ():
+                kept.append(onnx.helper.make_attribute(one.name, value))
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    return node
+
+
 def _domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
 
 
 def _type(value: OnnxValue) -> Any:
-    from anyshape.frontend.importer_onnx.model import ELEMENT_OF
     if not value.dtype:
         return onnx.TypeProto()
     return onnx.helper.make_tensor_type_proto(ELEMENT_OF[value.dtype], value.shape)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_onnx.quantize import aligned
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.ir.graph import Value
@@ -32,8 +31,7 @@ def _loop(c: Call, name: str, x: Value, w: Value, r: Value, bias: Value | None, 
     hidden = c.attr("hidden_size")
     if hidden is None:
         hidden = r.tensor.shape[-1]
-    if not isinstance(hidden, int):
-        raise Decline("a hidden size that is symbolic")
+    hidden, = c.fixed([hidden])
     layout = c.attr("layout", 0)
     time, batch = (x.tensor.shape[1], x.tensor.shape[0]) if layout else x.tensor.shape[:2]
     whole = (batch, time, directions, hidden) if layout else (time, directions, batch, hidden)

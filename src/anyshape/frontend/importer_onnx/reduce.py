@@ -21,7 +21,7 @@ def _axes(c: Call) -> tuple[int, ...] | None:
     rank = c.rank()
     axes = c.ints(1, "axes")
     if not axes:
-        return None if c.attr("noop_with_empty_axes", 0) and axes is not None or (
+        return None if (c.attr("noop_with_empty_axes", 0) and axes is not None) or (
             axes is None and c.attr("noop_with_empty_axes", 0)) else tuple(range(rank))
     return tuple(sorted({axis % rank for axis in axes}))
 
@@ -45,8 +45,8 @@ def _extreme(c: Call, x: Value, row: str, axes: tuple[int, ...], keep: bool) -> 
     return c.t.reduce(row, x, axes, keep)
 
 
-@translates("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare",
-            "ReduceLogSum", "ReduceLogSumExp")
+@translates("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2",
+            "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
 def reduction(c: Call) -> Any:
     x, keep, name = c.value(0), bool(c.attr("keepdims", 1)), c.name.removeprefix("Reduce")
     dtype, axes = x.tensor.dtype, _axes(c)
@@ -114,8 +114,7 @@ def softmax(c: Call) -> Any:
     if c.name == "Hardmax":
         kind = TensorType("i64", tuple(1 if d == at else n for d, n in enumerate(x.tensor.shape)))
         first = c.aten(aten.argmax.default, x, at, True, types=kind)
-        line = c.t.reshape(c.t.iota(x.tensor.shape[at]), (-1 if False else x.tensor.shape[at],) + (1,) * (
-            x.tensor.rank - 1 - at))
+        line = c.t.reshape(c.t.iota(x.tensor.shape[at]), (x.tensor.shape[at],) + (1,) * (x.tensor.rank - 1 - at))
         result = c.t.cast(c.op("eq", first, line), x.tensor.dtype)
     else:
         target = aten._softmax.default if c.name == "Softmax" else aten._log_softmax.default

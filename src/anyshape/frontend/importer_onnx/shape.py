@@ -10,12 +10,11 @@ from typing import Any
 
 from anyshape.frontend.aten.index import concat as concat_parts
 from anyshape.frontend.aten.table import Decline, Mismatch, is_float
-from anyshape.frontend.importer_onnx.known import Known
-from anyshape.frontend.importer_onnx.model import dtype_of
+from anyshape.frontend.importer_onnx.model import ELEMENTS, dtype_of
 from anyshape.frontend.importer_onnx.table import Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
-from anyshape.sym.expr import Expr, Size, floordiv, maximum, minimum, product
+from anyshape.sym.expr import Size, coefficient_of, floordiv, maximum, minimum, product, symbols_of
 from anyshape.sym.prover import prove_at_most, prove_nonnegative
 from anyshape.torch_compat import aten
 
@@ -40,15 +39,24 @@ def reshape(c: Call) -> Any:
     count = product(wanted)
     if isinstance(count, int) and isinstance(x.tensor.count, int) and count != x.tensor.count:
         raise Mismatch(x.tensor.count, count)
-    if count != x.tensor.count and not (_quotients(count) or _quotients(x.tensor.count)):
-        raise Mismatch(x.tensor.count, count)
-    c.assume(count - x.tensor.count)
-    c.assume(x.tensor.count - count)
+    if count != x.tensor.count:
+        return _refilled(c, x, wanted, count)
     return c.t.reshape(x, wanted)
 
 
-def _quotients(size: Size) -> bool:
-    return "//" in str(size)
+def _refilled(c: Call, x: Value, wanted: Sequence[Size], count: Size) -> Value:
+    """A reshape of which nothing shows that the counts are equal: a symbol is written as the other sizes, or a call is
+    checked for it."""
+    have = x.tensor.count
+    difference = count - have
+    for name in symbols_of(difference):
+        parts = coefficient_of(difference, name)
+        if parts is not None and parts[0] in (1, -1):
+            raise Mismatch(have, count)
+    c.assume(count - have)
+    c.assume(have - count)
+    flat = c.op("reshape", x, shape=(have,))
+    return c.op("reshape", c.t.window(flat, 0, 0, count), shape=tuple(wanted))
 
 
 @translates("Flatten")
@@ -136,8 +144,8 @@ def constant_of_shape(c: Call) -> Any:
 def range_(c: Call) -> Any:
     dtype = c.dtype(0)
     if is_float(dtype):
-        start, limit, step = (float(c.numbers(place)[0]) for place in range(3))
-        return c.t.cast(c.t.iota(max(0, math.ceil((limit - start) / step)), start, step, dtype), dtype)
+        first, last, by = (float(c.numbers(place)[0]) for place in range(3))
+        return c.t.cast(c.t.iota(max(0, math.ceil((last - first) / by)), first, by, dtype), dtype)
     start, limit = c.sizes(0)[0], c.sizes(1)[0]
     step = int(c.numbers(2)[0])
     if step == 0:
@@ -155,14 +163,20 @@ def _bound(c: Call, at: Size, size: Size, low: Size, high: Size) -> Size:
     """A bound of a slice as numpy takes it: counted from the end when negative, then put into [low, high]."""
     facts = c.t.sizes.facts()
     if isinstance(at, int):
+        if abs(at) >= FAR:
+            return high if at > 0 else low
         at = at + size if at < 0 else at
     elif not prove_nonnegative(facts, at):
-        if not prove_at_most(facts, at, -1):
-            raise Decline(f"the bound {at} may count from either end")
-        at = at + size
+        if prove_at_most(facts, at, -1):
+            at = at + size
+        else:  # it may count from either end; from the front is meant, which a call is checked for
+            c.assume(at)
     if not prove_at_most(facts, low, at):
         at = maximum(at, low)
     return at if prove_at_most(facts, at, high) else minimum(at, high)
+
+
+FAR = (1 << 31) - 1  # from here on a bound means the end: "pass in INT_MAX" (ONNX Slice-13)
 
 
 @translates("Slice")
@@ -170,7 +184,7 @@ def slice_(c: Call) -> Any:
     x = c.value(0)
     rank = x.tensor.rank
     if c.has(1):
-        starts, ends = c.sizes(1), c.sizes(2)
+        starts, ends = c.sizes(1, 1 << 64), c.sizes(2, 1 << 64)
         axes = c.ints(3, default=tuple(range(len(starts))))
         steps = c.ints(4, default=(1,) * len(starts))
     else:
@@ -184,7 +198,7 @@ def slice_(c: Call) -> Any:
             x = _taken(c, x, axis, begin, stop - begin, step)
         else:
             begin = _bound(c, start, size, -1, size - 1)
-            stop = -1 if isinstance(end, int) and end < -(1 << 30) else _bound(c, end, size, -1, size - 1)
+            stop = _bound(c, end, size, -1, size - 1)
             x = c.op("flip", x, dims=(axis,))
             x = _taken(c, x, axis, size - 1 - begin, begin - stop, -step)
     return x
@@ -213,7 +227,8 @@ def split(c: Call) -> Any:
         total = total + part
     if total != size:
         raise Mismatch(size, total)
-    found, start = [], 0
+    found = []
+    start: Size = 0
     for part in parts:
         found.append(c.t.window(x, axis, start, part))
         start = start + part
@@ -349,7 +364,6 @@ def triangle(c: Call) -> Any:
 
 @translates("EyeLike")
 def eye_like(c: Call) -> Any:
-    from anyshape.frontend.importer_onnx.model import ELEMENTS
     kind = c.kind(0)
     dtype = ELEMENTS[c.attr("dtype")] if c.attr("dtype") is not None else kind.dtype
     rows, columns = kind.shape

@@ -13,7 +13,8 @@ from anyshape.frontend.importer_onnx.table import Call, translates
 from anyshape.ir.types import TensorType
 from anyshape.sym.expr import floordiv
 
-_WINDOWS = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0), "BlackmanWindow": (0.42, 0.5, 0.08)}
+_WINDOWS = {"HannWindow": (0.5, 0.5, 0.0), "HammingWindow": (25 / 46, 21 / 46, 0.0),
+            "BlackmanWindow": (0.42, 0.5, 0.08)}
 
 
 @translates(*_WINDOWS)

@@ -7,12 +7,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from anyshape.frontend.aten.table import Decline, is_float
+from anyshape.frontend.aten.table import Decline, Mismatch, is_float
 from anyshape.frontend.importer_onnx.table import Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 from anyshape.ops.convolution import extent
-from anyshape.sym.expr import Expr, Size, floordiv, maximum, product, scaled
+from anyshape.sym.expr import Expr, Size, floordiv, maximum, minimum, scaled
 from anyshape.torch_compat import aten
 
 
@@ -52,10 +52,12 @@ def conv(c: Call) -> Any:
 
 def convolved(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
     """The convolution of the call's attributes."""
-    kernel = w.tensor.shape[2:]
-    if not all(isinstance(k, int) for k in kernel):
-        raise Decline("a kernel of symbolic size")
-    strides, dilations, low, high = window(c, x.tensor.shape[2:], kernel)  # type: ignore[arg-type]
+    if x.tensor.shape[1] != w.tensor.shape[1] * c.attr("group", 1):
+        raise Mismatch(x.tensor.shape[1], w.tensor.shape[1] * c.attr("group", 1))
+    if bias is not None and bias.tensor.shape != w.tensor.shape[:1]:
+        raise Mismatch(bias.tensor.shape[0], w.tensor.shape[0])
+    kernel = c.fixed(w.tensor.shape[2:])
+    strides, dilations, low, high = window(c, x.tensor.shape[2:], kernel)
     padding = low
     if low != high or any(isinstance(n, Expr) for n in low):
         x, padding = around(c, x, low, high), [0] * len(low)
@@ -72,14 +74,17 @@ def convolved(c: Call, x: Value, w: Value, bias: Value | None) -> Value:
 @translates("ConvTranspose")
 def conv_transpose(c: Call) -> Any:
     x, w = c.value(0), c.value(1)
-    kernel = [int(k) for k in w.tensor.shape[2:]]  # type: ignore[arg-type]
+    kernel = c.fixed(w.tensor.shape[2:])
     count, groups = len(kernel), c.attr("group", 1)
     strides, dilations = c.attr("strides", (1,) * count), c.attr("dilations", (1,) * count)
     extra = list(c.attr("output_padding", (0,) * count))
     sizes, auto = x.tensor.shape[2:], c.attr("auto_pad", "NOTSET")
     full = [(n - 1) * s + a * (k - 1) + 1 for n, s, a, k in zip(sizes, strides, dilations, kernel, strict=True)]
-    low, high = [0] * count, [0] * count
+    low: list[Any] = [0] * count
+    high: list[Any] = [0] * count
     wanted = c.attr("output_shape")
+    if wanted is not None:
+        c.fixed(sizes)
     if wanted is not None or auto in ("SAME_UPPER", "SAME_LOWER"):
         wanted = list(wanted[-count:]) if wanted is not None else [n * s for n, s in zip(sizes, strides, strict=True)]
         for d in range(count):
@@ -126,7 +131,6 @@ def _pooled(c: Call, x: Value, kernel: tuple[int, ...], strides: Any, dilations:
         if isinstance(last, int):
             found.append(count - 1 if last >= 0 else count)
         else:  # the largest count with (count - 1)*s < n + p
-            from anyshape.sym.expr import minimum
             found.append(minimum(count, floordiv(n + p + s - 1, s)))
     return found
 
@@ -149,7 +153,6 @@ def max_pool(c: Call) -> Any:
 def _windows(c: Call, x: Value, shape: tuple[Size, ...], kernel: tuple[int, ...], strides: Any, dilations: Any,
              low: list[Size], high: list[Size], row: str, outside: Any) -> Value:
     """The elements of each window combined: by slices of the padded tensor."""
-    import itertools
     if math.prod(kernel) > 169:
         raise Decline(f"a window of {math.prod(kernel)} elements")
     more = []
@@ -167,7 +170,7 @@ def _windows(c: Call, x: Value, shape: tuple[Size, ...], kernel: tuple[int, ...]
             found = part if found is None else c.op(row, found, part)
         assert found is not None
         whole = result = found
-    assert result is not None and itertools
+    assert result is not None
     return result
 
 
@@ -281,8 +284,7 @@ def _to_sizes(c: Call, x: Value, axes: list[int], wanted: list[Size], shape: lis
     policy = c.attr("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
         have = [x.tensor.shape[axis] for axis in axes]
-        if not all(isinstance(n, int) for n in (*have, *wanted)):
-            raise Decline("sizes that keep a ratio")
+        c.fixed((*have, *wanted))
         ratios = [m / n for m, n in zip(wanted, have, strict=True)]  # type: ignore[operator]
         scale = min(ratios) if policy == "not_larger" else max(ratios)
         wanted = [math.floor(scale * n + 0.5) for n in have]  # type: ignore[operator]
@@ -324,14 +326,9 @@ def roi_align(c: Call) -> Any:
 @translates("DeformConv")
 def deform_conv(c: Call) -> Any:
     x, w, offset = c.value(0), c.value(1), c.value(2)
-    kernel = tuple(int(k) for k in w.tensor.shape[2:])  # type: ignore[arg-type]
-    strides, dilations, low, high = window(c, x.tensor.shape[2:], kernel)
+    kernel = c.fixed(w.tensor.shape[2:])
+    strides, dilations, low, _ = window(c, x.tensor.shape[2:], kernel)
     shape = (x.tensor.shape[0], w.tensor.shape[0], *offset.tensor.shape[2:])
     return c.extern("onnx.deform_conv", x, w, offset, c.value(3) if c.has(3) else None,
                     c.value(4) if c.has(4) else None, list(strides), list(dilations), low, c.attr("group", 1),
                     c.attr("offset_group", 1), types=TensorType(x.tensor.dtype, shape))
-
-
-def area(x: Value) -> Size:
-    """How many pixels there are."""
-    return product(x.tensor.shape[2:])

@@ -18,7 +18,8 @@ from anyshape.frontend.importer_onnx.known import Known, known
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode
 from anyshape.ir.graph import Attr, Value
 from anyshape.ir.types import TensorType
-from anyshape.sym.expr import Expr, Size
+from anyshape.ops.pointwise import POINTWISE
+from anyshape.sym.expr import Expr, Size, symbols_of
 from anyshape.torch_compat.dtypes import DTYPE_NAMES
 
 Row = Callable[["Call"], Any]
@@ -47,6 +48,14 @@ class NeedsNumber(NeedsSize):
     """A translation needs the elements of an operand as numbers."""
 
 
+class NeedsFixed(Exception):
+    """A translation needs a size as a number: the program is one for that number."""
+
+    def __init__(self, size: Expr) -> None:
+        super().__init__(str(size))
+        self.names = tuple(sorted(symbols_of(size)))
+
+
 class Opaque:
     """What a program cannot hold: a list of tensors, text, a dtype that torch lacks; it is there when the call runs."""
 
@@ -58,7 +67,8 @@ class Call:
     """One node, as its translation sees it.
 
     t: the builder with its helpers, shared with the translations of ATen. inputs: operands by position, None where one
-    is left out. constant: makes a constant of the program. assume: takes a size to be at least 0, which a call is checked for.
+    is left out. constant: makes a constant of the program. assume: takes a size to be at least 0, which a call is
+    checked for.
     """
 
     def __init__(self, node: OnnxNode, inputs: Sequence[Any], t: Translator,
@@ -67,10 +77,17 @@ class Call:
         self.node = node
         self.inputs = list(inputs)
         self.t = t
-        self.op = t.op
         self._constant = constant
         self._note = note
         self.assume = assume
+
+    def op(self, row: str, *operands: Any, **attrs: Attr) -> Value:
+        """Appends an equation with one result. Raises Mismatch where dims meet that may differ."""
+        if row in POINTWISE or row == "where":
+            self.t.check_broadcast(operands)
+        elif row == "index":
+            self.t.check_broadcast(operands[1:])
+        return self.t.op(row, *operands, **attrs)
 
     @property
     def name(self) -> str:
@@ -165,11 +182,14 @@ class Call:
 
     # ---- numbers
 
-    def sizes(self, place: int) -> tuple[Size, ...]:
-        """The elements of an operand as sizes."""
+    def sizes(self, place: int, limit: int = 1 << 62) -> tuple[Size, ...]:
+        """The elements of an operand as sizes, below a limit."""
         found = self.at(place)
         if isinstance(found, Known):
-            return tuple(int(item) if not isinstance(item, Expr) else item for item in found.items())
+            items = [item if isinstance(item, Expr) else int(item) for item in found.items()]
+            if any(isinstance(item, int) and abs(item) >= limit for item in items):
+                raise VerifyError(f"{self.node} has a size that is too large", why=f"sizes are below {limit}")
+            return tuple(items)
         raise NeedsSize(self.node.inputs[place])
 
     def numbers(self, place: int) -> list[Any]:
@@ -182,11 +202,18 @@ class Call:
         raise NeedsNumber(self.node.inputs[place])
 
     def ints(self, place: int, name: str = "", default: Any = None) -> Any:
-        """Whole numbers from an operand or an attribute, as operator sets differ; the default where neither is given."""
+        """Whole numbers from an operand or an attribute, as operator sets differ; the default where there are none."""
         if self.has(place):
             return tuple(int(item) for item in self.numbers(place))
         found = self.attr(name) if name else None
         return default if found is None else found
+
+    def fixed(self, sizes: Sequence[Size]) -> tuple[int, ...]:
+        """Sizes as numbers; a program is made for each that comes."""
+        for size in sizes:
+            if isinstance(size, Expr):
+                raise NeedsFixed(size)
+        return tuple(sizes)  # type: ignore[arg-type]
 
     def axis(self, default: int = -1, rank: int | None = None, name: str = "axis") -> int:
         """The attribute `axis`, counted from the left."""

@@ -35,16 +35,16 @@ from anyshape.frontend.importer_onnx import (
     signal,
     spatial,
 )
-from anyshape.frontend.importer_onnx.known import MOST, Known, Unknown, known
-from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, renamed
+from anyshape.frontend.importer_onnx.known import Known, Unknown, known
+from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode, OnnxValue, captured, renamed
 from anyshape.frontend.importer_onnx.reader import Reader
-from anyshape.frontend.importer_onnx.table import ROWS, Call, NeedsSize, Opaque
+from anyshape.frontend.importer_onnx.table import ROWS, Call, NeedsFixed, NeedsNumber, NeedsSize, Opaque
 from anyshape.frontend.symbols.node_metadata import check_bound
 from anyshape.frontend.symbols.symint import SymIntImporter
 from anyshape.ir.build import Builder
 from anyshape.ir.graph import Graph, Value
-from anyshape.ir.types import SizeType, TensorType
-from anyshape.sym.expr import Size, coefficient_of, substitute, symbol, symbols_of
+from anyshape.ir.types import SizeType, TensorType, kind_of
+from anyshape.sym.expr import Expr, Size, coefficient_of, divide, substitute, symbol, symbols_of
 from anyshape.sym.facts import Facts
 from anyshape.sym.prover import prove_nonnegative
 
@@ -53,7 +53,7 @@ TABLES = (ops, *ATEN, pointwise, reduce, matmul, shape, index, spatial, quantize
 FOLDS = fold.FOLDS
 
 # operators that are no part of a program: what they do is decided when the call runs
-HOST_ONLY = frozenset(("If", "Loop", "Scan"))
+HOST_ONLY = frozenset(("Loop", "Scan"))
 
 
 class Equal(Exception):
@@ -90,8 +90,10 @@ class Cut:
 class Imported:
     """A graph and what it does not say.
 
-    takes: names of inputs, in the graph's order, "" for what comes from `sizes`. gives: names of outputs. fixed: values
-    that are known. constants: for the graph's last inputs. needs: sizes that must be at least 0. externs, equalities: as in importer/graph_inputs.py.
+    takes: names of inputs, in the graph's order, "" for what comes from `sizes`. gives: names of outputs. fixed, left:
+    values that are known, None and arrays; renames: those that are an input that no program holds. constants: for the
+    graph's last inputs. needs: sizes that must be at least 0. externs, equalities: as in importer/graph_inputs.py.
+    nodes: how many it has of the model's.
     """
 
     graph: Graph
@@ -105,6 +107,7 @@ class Imported:
     cut: Cut | None = None
     nodes: int = 0
     left: Mapping[str, np.ndarray] = field(default_factory=dict)
+    renames: Mapping[str, str] = field(default_factory=dict)
 
 
 class NamedSizes(SymIntImporter):
@@ -162,6 +165,10 @@ class Walk:
         self.needs: list[Size] = []
         self.same: dict[Size, Size] = {}
         self.inlined = 0
+        # the inputs that a value is made of; and those whose elements may be asked for in its place
+        self.roots: dict[str, frozenset[str]] = {entry.name: frozenset((entry.name,)) for entry in entries}
+        self.small = {entry.name for entry in entries if isinstance(entry.kind, TensorType) and not entry.kind.shape
+                      and kind_of(entry.kind.dtype) in ("int", "uint", "bool")}
         self.graph_inputs = {entry.name for entry in entries}
         for entry in entries:
             self._declare(entry)
@@ -211,6 +218,9 @@ class Walk:
                 self.given = {**self.given, **body.constants}
                 continue
             except NeedsSize as need:
+                roots = self.roots.get(need.name, frozenset())
+                if roots and roots <= self.small:
+                    raise NeedsNumber(min(roots)) from need
                 if need.name in self.graph_inputs:
                     raise
                 cut = Cut(tuple(self.nodes[place:]), False, f"{node} needs the elements of {need.name}", need)
@@ -220,11 +230,16 @@ class Walk:
                 del self.builder.nodes[mark[0]:]
                 del self.externs[mark[1]:]
                 break
-            for name, result in zip(node.outputs, results, strict=False):
-                if name:
-                    self.env[name] = result
+            self._set(node, results)
             place += 1
         return self._finish(cut, place)
+
+    def _set(self, node: OnnxNode, results: tuple[Any, ...]) -> None:
+        roots: frozenset[str] = frozenset().union(*(self.roots.get(name, frozenset()) for name in node.inputs))
+        for name, result in zip(node.outputs, results, strict=False):
+            if name:
+                self.env[name] = result
+                self.roots[name] = roots
 
     def _lookup(self, name: str, node: Any) -> Any:
         if not name:
@@ -241,6 +256,8 @@ class Walk:
         inputs = [self._lookup(name, node) for name in node.inputs]
         if node.op == "If" and not node.domain:
             self._branch(node, inputs[0])
+        if node.op == "Identity" and isinstance(inputs[0], Opaque):
+            return (inputs[0],)
         if (node.op in HOST_ONLY and not node.domain) or any(isinstance(one, Opaque) for one in inputs):
             raise _Host("it is decided when the call runs")
         why = "there is no translation of it"
@@ -286,7 +303,8 @@ class Walk:
         elif isinstance(operand, Known) and operand.symbolic:
             array = operand.array.copy()
             for place in np.ndindex(*array.shape):
-                array[place] = self.same.get(array[place], array[place])
+                item: Any = array[place]
+                array[place] = self.same.get(item, item)
             return known(array, operand.dtype)
         return operand
 
@@ -318,9 +336,16 @@ class Walk:
         return found if isinstance(found, tuple) else (found,)
 
     def _branch(self, node: OnnxNode, condition: Any) -> None:
-        """Takes an If apart whose condition is known."""
-        if not isinstance(condition, Known) or condition.symbolic or condition.array.size != 1:
-            return
+        """Takes an If apart. Where the data decide it there is a program for each branch that is taken.
+
+        Raises:
+            _Inline: the branch. NeedsNumber: of the condition.
+        """
+        if not isinstance(condition, Known):
+            raise NeedsNumber(node.inputs[0])
+        if condition.symbolic or condition.array.size != 1:
+            raise InputError(f"the condition of {node} is no single bool", where=str(node), do="check the model",
+                             why=f"its shape is {list(condition.shape)}")
         taken = node.attributes["then_branch" if bool(condition.items()[0]) else "else_branch"]
         assert isinstance(taken, OnnxGraph)
         prefix = self._prefix(node)
@@ -345,6 +370,7 @@ class Walk:
         types = [self._onnx_type(one) for one in inputs]
         body = self.reader.body(node, types)
         if body is None:
+            self._fix(node, types, inputs)
             return
         prefix = self._prefix(node)
         names: dict[str, str] = {"": ""}
@@ -357,6 +383,16 @@ class Walk:
             elif name:
                 names[formal] = name
         raise _Inline((*renamed(body.nodes, names, prefix), *ends), {})
+
+    def _fix(self, node: OnnxNode, types: Sequence[OnnxValue], inputs: Sequence[Any]) -> None:
+        """Asks for sizes as numbers, where that gives the operator a body: of channels, or of all dims."""
+        for dims in ((1,), range(16)):
+            known_dims = [OnnxValue("", one.dtype, None if one.shape is None else tuple(
+                8 if n is None and d in dims else n for d, n in enumerate(one.shape))) for one in types]
+            symbolic = [size for one in inputs if isinstance(one, Value) and isinstance(one.type, TensorType)
+                        for d, size in enumerate(one.tensor.shape) if isinstance(size, Expr) and d in dims]
+            if symbolic and self.reader.body(node, known_dims) is not None:
+                raise NeedsFixed(symbolic[0])
 
     def _onnx_type(self, operand: Any) -> OnnxValue:
         if isinstance(operand, Known):
@@ -381,9 +417,10 @@ class Walk:
         difference = found.a - found.b
         for name in sorted(symbols_of(difference), reverse=True):
             parts = coefficient_of(difference, name)
-            if parts is not None and parts[0] in (1, -1):
-                rest = parts[1]
-                raise Equal(name, -rest if parts[0] == 1 else rest)
+            if parts is not None and isinstance(parts[0], int) and parts[0]:
+                whole, rest = divide(parts[1], parts[0])
+                if rest == 0:
+                    raise Equal(name, -whole)
         kept, replaced = (self.same.get(size, size) for size in (found.a, found.b))
         if isinstance(replaced, int):
             kept, replaced = replaced, kept
@@ -404,6 +441,7 @@ class Walk:
         values: list[Value] = []
         fixed: dict[str, Any] = {}
         left: dict[str, np.ndarray] = {}
+        renames: dict[str, str] = {}
         for name in wanted:
             if name in self.graph_inputs and cut is not None:
                 continue
@@ -414,7 +452,10 @@ class Walk:
             found = self._lookup(name, "the outputs")
             if isinstance(found, Known) and not found.symbolic:
                 left[name] = found.array
-            elif isinstance(found, Opaque) or found is None:
+            elif isinstance(found, Opaque):
+                if found.name != name:
+                    renames[name] = found.name
+            elif found is None:
                 fixed[name] = found
             else:
                 gives.append(name)
@@ -422,7 +463,7 @@ class Walk:
         graph = self.builder.finish(tuple(values))
         check_bound(graph)
         return Imported(graph, tuple(self.takes), tuple(gives), fixed, self.constants, self.externs,
-                        list(self.equal.items()), tuple(self.needs), cut, place, left)
+                        list(self.equal.items()), tuple(self.needs), cut, place, left, renames)
 
     def _result(self, found: Any) -> Value:
         if isinstance(found, Known):
@@ -451,7 +492,6 @@ class _Inline(Exception):
 
 def _used(nodes: Sequence[OnnxNode], outputs: Sequence[str]) -> list[str]:
     """Names that nodes and what is behind them read."""
-    from anyshape.frontend.importer_onnx.model import captured
     found: dict[str, None] = {}
     for node in nodes:
         for name in node.inputs:

@@ -45,14 +45,14 @@ class Bodies:
         return [found[name] for name in outputs]
 
 
-def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any) -> dict[str, Any]:
-    """The results of a node by name.
+def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any, reason: str = "") -> dict[str, Any]:
+    """The results of a node by name. reason: why it is no part of a program.
 
     Raises:
         Unsupported: an operator that is not there, or a case of it.
     """
     inputs = [values[name] if name else None for name in node.inputs]
-    control = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}.get(node.op)
+    control = {"Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}.get(node.op)
     key = f"{node.domain}:{node.op}" if node.domain else node.op
     try:
         if control is not None and not node.domain:
@@ -61,7 +61,7 @@ def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any) -> d
             results = HOST[key](node, *inputs)
         else:
             raise Unsupported(f"the operator {node} cannot run", where=str(node), do="export the model without it",
-                              why="AnyShape has no translation of this case")
+                              why=reason)
     except AnyShapeError:
         raise
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError, ArithmeticError) as error:
@@ -69,11 +69,6 @@ def run(node: OnnxNode, values: Mapping[str, Any], shared: Any, stage: Any) -> d
                         do="check the inputs") from error
     results = results if isinstance(results, (tuple, list)) else (results,)
     return {name: result for name, result in zip(node.outputs, results, strict=False) if name}
-
-
-def _if(node: OnnxNode, inputs: Sequence[Any], values: Mapping[str, Any], bodies: Bodies) -> list[Any]:
-    taken = node.attributes["then_branch" if bool(inputs[0].reshape(()).item()) else "else_branch"]
-    return bodies.run(taken, (), values)
 
 
 def _loop(node: OnnxNode, inputs: Sequence[Any], values: Mapping[str, Any], bodies: Bodies) -> list[Any]:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyshape.base.errors import Unsupported
-from anyshape.frontend.importer_onnx.model import OnnxNode, numpy_dtype
+from anyshape.frontend.importer_onnx.model import ELEMENTS, OnnxNode, dtype_of, numpy_dtype
 from anyshape.frontend.importer_onnx.walk import to_tensor
 
 HOST: dict[str, Callable[..., Any]] = {}
@@ -105,6 +104,111 @@ def non_max_suppression(node: OnnxNode, boxes: torch.Tensor, scores: torch.Tenso
     return torch.tensor(found, dtype=torch.int64).reshape(-1, 3)
 
 
+# ---- dtypes that torch lacks
+
+
+def _cast(x: np.ndarray, dtype: str, saturate: bool = True, round_mode: str = "up") -> np.ndarray:
+    """The array in another dtype, as ONNX rounds it (ONNX Cast-24): narrow floats saturate, whole numbers of a few bits
+    keep their lowest bits."""
+    kind = numpy_dtype(dtype)
+    if dtype == "string":
+        return np.array([str(item) for item in x.reshape(-1)], object).reshape(x.shape)
+    if x.dtype == object or x.dtype.kind in "US":
+        return x.astype(str).astype(np.float64 if kind.kind not in "iu" else kind).astype(kind)
+    if dtype == "float8_e8m0fnu":
+        return _powers(x, kind, saturate, round_mode)
+    wide = x if x.dtype.kind in "fiub" and x.dtype.itemsize > 1 else x.astype(np.float32)
+    if dtype in ("int4", "uint4", "int2", "uint2"):
+        bits = int(dtype[-1])
+        whole = wide.astype(np.int64) & ((1 << bits) - 1)
+        if dtype.startswith("int"):
+            whole = np.where(whole >= 1 << (bits - 1), whole - (1 << bits), whole)
+        return whole.astype(np.int8).astype(kind)
+    if not dtype.startswith("float"):
+        return wide.astype(kind)
+    found = wide.astype(np.float32).astype(kind)
+    if dtype == "float4_e2m1fn":
+        return found
+    largest = np.float32(_largest(kind))
+    if saturate:
+        clipped = np.clip(wide.astype(np.float32), -largest, largest)
+        found = np.where(np.isnan(wide.astype(np.float32)), found, clipped.astype(kind))
+    return found.astype(kind)
+
+
+def _largest(kind: Any) -> float:
+    """The largest finite number of a narrow dtype."""
+    patterns = np.arange(256, dtype=np.uint8).view(kind).astype(np.float32)
+    return float(patterns[np.isfinite(patterns)].max())
+
+
+def _powers(x: np.ndarray, kind: Any, saturate: bool, mode: str) -> np.ndarray:
+    """Powers of two: the exponent of a number, rounded up, down, or to the nearer one."""
+    wide = np.abs(x.astype(np.float64))
+    with np.errstate(all="ignore"):
+        exponent = np.log2(wide)
+    low = np.floor(exponent)
+    if mode == "up":
+        chosen = np.ceil(exponent)
+    elif mode == "down":
+        chosen = low
+    else:
+        chosen = np.where(wide >= 1.5 * 2.0 ** np.where(np.isfinite(low), low, 0), low + 1, low)
+    bits = np.clip(np.nan_to_num(chosen, nan=0, neginf=-127, posinf=128), -127, 127 if saturate else 128) + 127
+    bits = np.where(np.isnan(x.astype(np.float64)), 255, bits)
+    return bits.astype(np.uint8).view(kind)
+
+
+@hosts("Cast", "CastLike")
+def cast(node: OnnxNode, x: Any, like: Any = None) -> Any:
+    dtype = dtype_of(array(like)) if like is not None else ELEMENTS[node.attributes["to"]]
+    return back(_cast(array(x), dtype, bool(node.attributes.get("saturate", 1)),
+                      node.attributes.get("round_mode", "up")))
+
+
+@hosts("BitCast")
+def bit_cast(node: OnnxNode, x: Any) -> Any:
+    return back(array(x).view(numpy_dtype(ELEMENTS[node.attributes["to"]])))
+
+
+def _met(parameter: np.ndarray, x: np.ndarray, axis: int, block: int) -> np.ndarray:
+    if parameter.size == 1 and not block:
+        return parameter.reshape(())
+    if block:
+        return np.take(np.repeat(parameter, block, axis), np.arange(x.shape[axis]), axis)
+    return parameter.reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+
+
+@hosts("QuantizeLinear")
+def quantize(node: OnnxNode, x: Any, scale: Any, zero: Any = None) -> Any:
+    own, steps = array(x), array(scale)
+    axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
+    axis = axis % max(own.ndim, 1) if own.ndim > 1 else 0
+    dtype = dtype_of(array(zero)) if zero is not None else ELEMENTS[node.attributes.get("output_dtype", 0) or 2]
+    y = own.astype(np.float32) / _met(steps, own, axis, block).astype(np.float32)
+    if dtype.startswith("float"):
+        return back(_cast(y, dtype, bool(node.attributes.get("saturate", 1))))
+    y = np.rint(y)
+    if zero is not None:
+        y = y + _met(array(zero), own, axis, block).astype(np.float32)
+    bits = int(dtype.removeprefix("u").removeprefix("int").removeprefix("i"))
+    low, high = (0, (1 << bits) - 1) if dtype.startswith("u") else (-(1 << bits - 1), (1 << bits - 1) - 1)
+    return back(np.clip(y, low, high).astype(np.int32).astype(numpy_dtype(dtype)))
+
+
+@hosts("DequantizeLinear")
+def dequantize(node: OnnxNode, x: Any, scale: Any, zero: Any = None) -> Any:
+    own, steps = array(x), array(scale)
+    axis, block = node.attributes.get("axis", 1), node.attributes.get("block_size", 0)
+    axis = axis % max(own.ndim, 1) if own.ndim > 1 else 0
+    y = own.astype(np.float32)
+    if zero is not None:
+        y = y - _met(array(zero), own, axis, block).astype(np.float32)
+    wanted = ELEMENTS.get(node.attributes.get("output_dtype", 0))
+    kind = numpy_dtype(wanted) if wanted else steps.dtype
+    return back((y * _met(steps, own, axis, block).astype(np.float32)).astype(kind))
+
+
 # ---- lists
 
 
@@ -178,8 +282,3 @@ def optional_get_element(node: OnnxNode, value: Any) -> Any:
 @hosts("Identity")
 def identity(node: OnnxNode, value: Any) -> Any:
     return [value]
-
-
-def unsupported(node: OnnxNode, why: str) -> Unsupported:
-    """A case that the host does not carry."""
-    return Unsupported(f"the operator {node} cannot run", where=str(node), why=why, do="export the model without it")

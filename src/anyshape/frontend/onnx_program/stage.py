@@ -19,11 +19,11 @@ from anyshape.backend.targets import target_of
 from anyshape.base.errors import InputError, Unsupported
 from anyshape.compiler.driver import compile_pair
 from anyshape.frontend.importer.graph_inputs import Notes
-from anyshape.frontend.importer_onnx.known import Known, known
+from anyshape.frontend.importer_onnx.known import known
 from anyshape.frontend.importer_onnx.model import OnnxNode, OnnxValue
 from anyshape.frontend.importer_onnx.reader import Reader
-from anyshape.frontend.importer_onnx.table import NeedsNumber, NeedsSize, Opaque
-from anyshape.frontend.importer_onnx.walk import Cut, Entry, Imported, clean, imported, symbols, to_tensor
+from anyshape.frontend.importer_onnx.table import NeedsFixed, NeedsNumber, NeedsSize, Opaque
+from anyshape.frontend.importer_onnx.walk import Entry, Imported, clean, imported, symbols, to_tensor
 from anyshape.frontend.onnx_program import host
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Compilation
@@ -79,6 +79,8 @@ class Stage:
         self.constants = dict(constants)
         self.sizes: list[str] = []
         self.numbers: list[str] = []
+        self.fixed: list[str] = []
+        self.places: dict[str, tuple[str, int]] = {}  # where a symbol is read from
         if need is not None:
             (self.numbers if isinstance(need, NeedsNumber) else self.sizes).append(need.name)
         self.variants: dict[Any, Variant] = {}
@@ -100,6 +102,7 @@ class Stage:
         made = variant.made
         found: Values = dict(zip(made.gives, outputs, strict=True))
         found.update(variant.fixed)
+        found.update({name: values[source] for name, source in made.renames.items()})
         cut = made.cut
         if cut is None:
             return {name: values[name] if name not in found and name in values else found[name]
@@ -107,7 +110,7 @@ class Stage:
         for name in self.takes:
             found.setdefault(name, values[name])
         if cut.host:
-            found.update(host.run(cut.nodes[0], found, self.shared, Stage))
+            found.update(host.run(cut.nodes[0], found, self.shared, Stage, cut.why))
         if variant.rest is None:
             with self.shared.lock:
                 if variant.rest is None:
@@ -132,7 +135,14 @@ class Stage:
             elif name in self.sizes:
                 kind = (*kind, tuple(value.shape), tuple(n if n <= 1 else "n" for n in value.view(-1).tolist()))
             key.append(kind)
+        key += [self._read(name, values) for name in self.fixed]
         return tuple(key)
+
+    def _read(self, symbol_name: str, values: Values) -> int:
+        """The number that a symbol is in a call."""
+        name, place = self.places[symbol_name]
+        value = values[name]
+        return value.shape[place] if place >= 0 else int(value.view(-1)[-1 - place])
 
     def _call(self, values: Values) -> tuple[Variant, list[Any]]:
         """The variant that fits, and its results."""
@@ -201,7 +211,9 @@ class Stage:
                     return found, key
                 except NeedsSize as need:
                     self._wants(need, values)
-                    key = self._key(values)
+                except NeedsFixed as need:
+                    self.fixed += [name for name in need.names if name not in self.fixed]
+                key = self._key(values)
         raise Unsupported(f"{self.shared.name} cannot be compiled", where="anyshape.compile_onnx",
                           why="its inputs' elements are needed again and again", do="report this model")
 
@@ -230,7 +242,9 @@ class Stage:
             return self._compiled(frozenset(), kinds, {})
         except NeedsSize as need:
             (self.numbers if isinstance(need, NeedsNumber) else self.sizes).append(need.name)
-            return None
+        except NeedsFixed as need:
+            self.fixed += need.names
+        return None
 
     def keep(self, variant: Variant, values: Values) -> None:
         """Takes over what `prepare` made, under the key of these inputs."""
@@ -252,7 +266,11 @@ class Stage:
                 binds += [(name, dim, size) for dim, size in enumerate(entry.kind.shape)]
         names = sorted({one for entry in entries for one in self._symbols(entry)})
         facts = Facts(ranges=tuple((one, low.get(one, 0), None) for one in names))
-        equal: dict[str, Size] = dict.fromkeys(ones, 1)
+        for name, place, size in binds:
+            for one in symbols_of(size):
+                self.places.setdefault(one, (name, place))
+        equal: dict[str, Size] = {name: self._read(name, values) for name in self.fixed}
+        equal |= dict.fromkeys(ones, 1)
         target = target_of(shared.compilation.config)
         label = clean(shared.name)[:40]
         made = imported(label, shared.reader, target, entries, self.nodes, self.outputs, self.constants, equal, facts)
@@ -337,5 +355,3 @@ def _tensor(array: np.ndarray) -> Any:
     except TypeError:
         return array
 
-
-__all__ = ["Cut", "Known", "Shared", "Stage"]

@@ -29,7 +29,7 @@ def by_numpy(name: str, operands: Sequence[torch.Tensor]) -> torch.Tensor:
             found = getattr(np, name)(*arrays)
     if name == "power":
         found = found.astype(arrays[0].dtype)
-    return torch.from_numpy(np.ascontiguousarray(found))
+    return torch.from_numpy(np.array(found))
 
 
 def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -39,7 +39,7 @@ def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return x.to(dtype) if dtype == torch.bfloat16 else converted(x, dtype)
     kind = torch.empty(0, dtype=dtype).numpy().dtype
     with np.errstate(all="ignore"):
-        return torch.from_numpy(np.ascontiguousarray(x.contiguous().numpy().astype(kind)))
+        return torch.from_numpy(x.contiguous().numpy().astype(kind))
 
 
 def bits(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

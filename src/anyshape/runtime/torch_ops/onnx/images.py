@@ -44,7 +44,8 @@ def _read(x: torch.Tensor, places: Sequence[torch.Tensor], padding: str, align: 
 
 
 def grid_sample(x: torch.Tensor, grid: torch.Tensor, mode: str, padding: str, align: bool) -> torch.Tensor:
-    """Elements of x [n, c, *spatial] at the places of a grid [n, *out, dims] in [-1, 1], x first (ONNX GridSample-20)."""
+    """Elements of x [n, c, *spatial] at the places of a grid [n, *out, dims] in [-1, 1], the last dim of x first
+    (ONNX GridSample-20)."""
     dims = x.dim() - 2
     n, out = grid.shape[0], grid.shape[1:-1]
     kind = torch.float64

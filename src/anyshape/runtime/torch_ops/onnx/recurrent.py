@@ -6,11 +6,12 @@ Gates in ONNX: LSTM i, o, f, c; GRU z, r, h (ONNX operators LSTM-22, GRU-22, RNN
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-Optional = torch.Tensor | None
+Optional: TypeAlias = "torch.Tensor | None"
 
 
 def _function(name: str, alpha: float | None, beta: float | None) -> Function:
@@ -73,7 +74,6 @@ def _over_time(x: torch.Tensor, lengths: Optional, state: tuple[torch.Tensor, ..
     return torch.stack(results) if results else x.new_zeros(0, x.shape[1], state[0].shape[-1]), state
 
 
-Cell = Callable[[int, torch.Tensor, tuple[torch.Tensor, ...]], tuple[torch.Tensor, Step]]
 
 
 def _layer(x: torch.Tensor, lengths: Optional, states: list[Optional], hidden: int, direction: str, layout: int,

@@ -8,9 +8,8 @@ from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 
 def _complex(x: torch.Tensor) -> torch.Tensor:
-    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    return torch.view_as_complex(wide.contiguous()) if x.shape[-1] == 2 else wide.squeeze(-1).to(
-        torch.complex128 if wide.dtype == torch.float64 else torch.complex64)
+    wide = x.double()
+    return torch.view_as_complex(wide.contiguous()) if x.shape[-1] == 2 else wide.squeeze(-1).to(torch.complex128)
 
 
 def dft(x: torch.Tensor, count: int, dim: int, inverse: bool, half: bool) -> torch.Tensor:
@@ -26,7 +25,7 @@ def dft(x: torch.Tensor, count: int, dim: int, inverse: bool, half: bool) -> tor
 
 def stft(x: torch.Tensor, step: int, window: torch.Tensor | None, length: int, half: bool) -> torch.Tensor:
     """Transforms of windows of a signal [n, samples, 1 or 2]: [n, frames, places, 2]."""
-    numbers = _complex(x) if x.shape[-1] == 2 else _complex(x)
+    numbers = _complex(x)
     frames = numbers.unfold(1, length, step)
     if window is not None:
         frames = frames * window
