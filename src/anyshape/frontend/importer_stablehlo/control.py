@@ -8,6 +8,7 @@ from typing import Any
 
 from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_onnx.known import Known
+from anyshape.frontend.importer_stablehlo.reduce import sizes_of_window, windows
 from anyshape.frontend.importer_stablehlo.table import Call, Comparison, translates
 
 MOST_UNROLLED = 512  # operations of a loop that is unrolled
@@ -67,9 +68,16 @@ def custom_call(c: Call) -> Any:
     name = c.attr("call_target_name")
     if name == "shape_assertion":
         return ()
+    if name == "stablehlo.dynamic_reduce_window":
+        return windows(c, c.walk.body(c.attr("called_computations")[0]), len(c.operation.outputs), sizes_of_window(c))
     if name in PASSED_ON:
         return tuple(c.inputs)
     raise Decline(f"a call of {name}")
+
+
+@translates("composite")
+def composite(c: Call) -> Any:
+    return c.walk.call(c.attr("decomposition"), c.inputs)
 
 
 @translates("get_tuple_element")

@@ -75,6 +75,12 @@ class Host(Protocol):
     def must(self, a: Size, b: Size) -> None:
         """Two sizes have to be equal in a call, which nothing shows when compiling."""
 
+    def body(self, name: str) -> Block:
+        """Of a function of the module."""
+
+    def call(self, name: str, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """What a function of the module gives."""
+
     def run(self, block: Block, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """What a block gives for its arguments."""
 

@@ -173,20 +173,26 @@ class Walk:
 
     def _called(self, operation: Operation, inputs: list[Any]) -> Sequence[Any]:
         name = operation.attributes["callee"]
+        known = self._divided(name, inputs)
+        return self.call(name, inputs) if known is None else (known,)
+
+    def body(self, name: str) -> Block:
+        """See `Host`."""
         function = self.module.functions.get(name)
         if function is None:
-            raise InputError(f"there is no function {name}", where=str(operation), why="a call names it",
+            raise InputError(f"there is no function {name}", where="the module", why="a call names it",
                              do="check where the module comes from")
-        known = self._divided(name, inputs)
-        if known is not None:
-            return (known,)
+        return function.body
+
+    def call(self, name: str, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """See `Host`."""
         self.depth += 1
         if self.depth > MOST_CALLS:
-            raise InputError("functions call each other without end", where=str(operation),
-                             why=f"{MOST_CALLS} were open", do="check where the module comes from")
+            raise InputError("functions call each other without end", where=name, why=f"{MOST_CALLS} were open",
+                             do="check where the module comes from")
         outer, self.scope = self.scope, {}
         try:
-            return self.run(function.body, inputs)
+            return self.run(self.body(name), arguments)
         finally:
             self.scope = outer
             self.depth -= 1
