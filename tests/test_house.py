@@ -29,6 +29,7 @@ runtime/call  runtime/budget  runtime/inspect  runtime
 compiler
 frontend/symbols  frontend/aten  frontend/messages  frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
+frontend/importer_stablehlo
 frontend/train_step  frontend/capture  frontend
 .  tools  tools/demo
 """.split())
@@ -51,6 +52,7 @@ LONGEST = 60  # lines of a function
 FACE = 8  # names that a package's `__init__` gives to others
 # package: why its face is wider
 WIDE_FACES = {
+    ".": "the doors for users: what can be compiled, saved and planned, one name each",
     "route": "a library for users, who write `from anyshape import route`: cells, routers and plans are one name each",
     "ops": "a name for each kind of ops: importing them all fills the op table",
     "torch_compat": "every file that touches a private name of torch asks by these, as `compat.get(...)`",

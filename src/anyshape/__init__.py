@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
+    from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
+    from anyshape.frontend.importer_stablehlo.jax_export import JaxCallable
     from anyshape.frontend.onnx_program import OnnxCallable
     from anyshape.frontend.train_step_api import TrainStep
 
 __version__ = "0.1.0"
-__all__ = ["AnyShapeError", "Config", "compile", "compile_onnx", "release", "reset_stats", "stats", "train_step"]
+__all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo", "release",
+           "reset_stats", "stats", "train_step"]
 
 
 _LEFT_OUT: Any = object()
@@ -63,6 +66,50 @@ def compile_onnx(source: Any, **settings: Any) -> OnnxCallable:
     from anyshape.base.config import Config
     from anyshape.frontend.onnx_program import compile_model
     return compile_model(source, Config.make(**settings))
+
+
+def compile_jax(exported: Any, **settings: Any) -> JaxCallable:
+    """Compiles a function that JAX exported: one program for every size that was left symbolic.
+
+        sizes = jax.export.symbolic_shape("batch, time")
+        exported = jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct(sizes, jnp.float32))
+        fast = anyshape.compile_jax(exported)
+
+    Args:
+        exported: what `jax.export.export(...)(...)` returns, for one device.
+        settings: fields of `Config`.
+
+    Returns:
+        A callable that takes the function's arguments, trees of arrays of JAX or numpy, and gives its results in the
+        kind of the first array; with `explain()` and `memory()`.
+
+    Raises:
+        InputError: it is no exported function. Unsupported: the extra `jax` is not installed, or an operation is not
+            carried; it names the operation and the line. ConfigError: an unknown setting.
+    """
+    from anyshape.base.config import Config
+    from anyshape.frontend.importer_stablehlo import jax_export
+    return jax_export.compile_exported(exported, Config.make(**settings))
+
+
+def compile_stablehlo(source: Any, **settings: Any) -> StablehloCallable:
+    """Compiles a StableHLO module, as JAX, TensorFlow and others export it: one program for every size.
+
+    Args:
+        source: the bytes of a portable artefact or of MLIR, or the module's text. Its function `main` is compiled.
+        settings: fields of `Config`.
+
+    Returns:
+        A callable that takes arrays of numpy, torch or JAX in order and gives results in the kind of the first one;
+        with `explain()` and `memory()`.
+
+    Raises:
+        InputError: it is no module, or breaks a limit. Unsupported: the extra `jax` (whose jaxlib reads modules) is not
+            installed, or an operation is not carried. ConfigError: an unknown setting.
+    """
+    from anyshape.base.config import Config
+    from anyshape.frontend.importer_stablehlo import callable as stablehlo_callable
+    return stablehlo_callable.compile_module(source, Config.make(**settings))
 
 
 def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | None = None, accumulate: int = 1,

@@ -14,6 +14,7 @@ from anyshape.frontend.aten.table import Decline
 from anyshape.frontend.importer_stablehlo.table import COMPLEX, HELD, Call, held, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import kind_of
+from anyshape.torch_compat.dtypes import TORCH_DTYPES
 
 aten = torch.ops.aten
 LOWEST = -(1 << 63)
@@ -333,7 +334,6 @@ def _total_order(c: Call, x: Value) -> Value:
 
 
 def _reinterpreted(c: Call, x: Value, dtype: str) -> Value:
-    from anyshape.torch_compat.dtypes import TORCH_DTYPES
     return c.extern("aten.view_copy.dtype", x, TORCH_DTYPES[dtype],  # type: ignore[no-any-return]
                     types=c.type(x.tensor.shape, dtype))
 

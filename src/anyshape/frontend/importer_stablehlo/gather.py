@@ -59,9 +59,7 @@ def _gather(c: Call, sizes: Sequence[Size]) -> Value:
             sizes[d] == shape[d] for d in window):
         return _take(c, x, starts[0], collapsed[0], offset_dims, result)
     flat: Any = 0
-    stride: Size = 1
     strides = [product(shape[d + 1:]) for d in range(len(shape))]
-    del stride
     for component, d in zip(starts, how["start_index_map"], strict=True):
         inside = _between(c, component, shape[d] - sizes[d])
         flat = _plus(c, flat, _times(c, _placed(c, inside, batch_dims, rank), strides[d]))
@@ -215,12 +213,11 @@ def _scattered(c: Call, row: str, x: Value, updates: Value) -> Value:
     for d, source in zip(window_dims, window, strict=True):
         if part[d] != 1:
             flat = _plus(c, flat, _times(c, _line(c, part, d), strides[source]))
-    if not isinstance(flat, Value):
-        flat = c.t.full(0, (1,) * len(part), "i64")
+    spot: Value = flat if isinstance(flat, Value) else c.t.full(0, (1,) * len(part), "i64")
     if inside is not None:
-        flat = c.op("where", inside, flat, c.t.full(-1, flat.tensor.shape, "i64"))  # nowhere
+        spot = c.op("where", inside, spot, c.t.full(-1, spot.tensor.shape, "i64"))  # nowhere
     count, total = product(part), product(shape)
-    places = c.t.reshape(c.t.broadcast(flat, part), (count,))
+    places = c.t.reshape(c.t.broadcast(spot, part), (count,))
     source = c.t.reshape(updates, (count,))
     target = c.t.reshape(x, (total,))
     if c.dtype in COMPLEX:

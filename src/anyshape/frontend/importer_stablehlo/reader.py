@@ -18,7 +18,7 @@ try:
     from jaxlib.mlir._mlir_libs import _jax_mlir_ext
     from jaxlib.mlir.dialects import chlo, stablehlo
 except ImportError:  # the extra [jax]
-    ir = None
+    ir = None  # type: ignore[assignment]
 
 MOST_BYTES = 1 << 32
 MOST_OPERATIONS = 200_000
@@ -102,8 +102,8 @@ class _Reader:
         for view in module.body.operations:
             operation = view.operation
             if operation.name != "func.func":
-                raise Unsupported(f"the module holds {operation.name}", where="its top level", why="only functions are read",
-                                  do="export the function alone")
+                raise Unsupported(f"the module holds {operation.name}", where="its top level",
+                                  why="only functions are read", do="export the function alone")
             name = ir.StringAttr(operation.attributes["sym_name"]).value
             if len(operation.regions[0].blocks) != 1:
                 raise Unsupported(f"the function {name} has no body of one block", where=name,
@@ -246,14 +246,14 @@ _FORMS: list[tuple[Any, Callable[[Any], Any]]] = [] if ir is None else [
 
 _DIMENSIONS: dict[str, Callable[[Any], dict[str, Any]]] = {} if ir is None else {
     "#stablehlo.gather<": _numbers(
-        stablehlo.GatherDimensionNumbers, "offset_dims", "collapsed_slice_dims", "operand_batching_dims", "start_indices_batching_dims",
-        "start_index_map", "index_vector_dim"),
+        stablehlo.GatherDimensionNumbers, "offset_dims", "collapsed_slice_dims", "operand_batching_dims",
+        "start_indices_batching_dims", "start_index_map", "index_vector_dim"),
     "#stablehlo.scatter<": _numbers(
-        stablehlo.ScatterDimensionNumbers, "update_window_dims", "inserted_window_dims", "input_batching_dims", "scatter_indices_batching_dims",
-        "scattered_dims_to_operand_dims", "index_vector_dim"),
+        stablehlo.ScatterDimensionNumbers, "update_window_dims", "inserted_window_dims", "input_batching_dims",
+        "scatter_indices_batching_dims", "scattered_dims_to_operand_dims", "index_vector_dim"),
     "#stablehlo.dot<": _numbers(
-        stablehlo.DotDimensionNumbers, "lhs_batching_dimensions", "rhs_batching_dimensions", "lhs_contracting_dimensions",
-        "rhs_contracting_dimensions"),
+        stablehlo.DotDimensionNumbers, "lhs_batching_dimensions", "rhs_batching_dimensions",
+        "lhs_contracting_dimensions", "rhs_contracting_dimensions"),
     "#stablehlo.conv<": _numbers(
         stablehlo.ConvDimensionNumbers, "input_batch_dimension", "input_feature_dimension", "input_spatial_dimensions",
         "kernel_input_feature_dimension", "kernel_output_feature_dimension", "kernel_spatial_dimensions",

@@ -100,7 +100,8 @@ def _plainly(c: Call, name: str, x: Value, dims: Sequence[int]) -> Value | None:
         return None
     if c.dtype == "bool":
         name = {"add": "or", "maximum": "or", "multiply": "and", "minimum": "and"}.get(name, name)
-        return c.op({"or": "any", "and": "all"}[name], x, dims=tuple(dims), keep=False) if name in ("or", "and") else None
+        row = {"or": "any", "and": "all"}.get(name)
+        return None if row is None else c.op(row, x, dims=tuple(dims), keep=False)
     row = REDUCES.get(name)
     if row is None:
         return None
@@ -160,7 +161,7 @@ def _extreme(c: Call, body: Block, values: Sequence[Value], dims: Sequence[int])
             "bool", "u64") or not _is_counted(c, places, dims[0]):
         return None
     floats = kind_of(x.tensor.dtype) == "float"
-    cases = [(1, 0, 2, 1), (2, 0, 1, 1), (1, 0, 1, 1), (1, 5, 1, 3)]
+    cases: list[tuple[float, int, float, int]] = [(1, 0, 2, 1), (2, 0, 1, 1), (1, 0, 1, 1), (1, 5, 1, 3)]
     if floats:
         cases += [(math.nan, 0, 1, 1), (1, 0, math.nan, 1), (math.nan, 0, math.nan, 1)]
     answers = [_probe(c, body, a, i, b, j) for a, i, b, j in cases]
@@ -190,7 +191,9 @@ def _is_counted(c: Call, value: Value, dim: int) -> bool:
 # ---- windows
 
 
-Window = tuple[tuple[Size, ...], tuple[Any, ...], tuple[Any, ...], tuple[Any, ...], tuple[Size, ...], tuple[Size, ...]]
+Sizes = tuple[Size, ...]
+Steps = tuple[Any, ...]
+Window = tuple[Sizes, Steps, Steps, Steps, Sizes, Sizes]
 
 
 def _window(c: Call) -> Window:
@@ -363,7 +366,8 @@ def select_and_scatter(c: Call) -> Any:
     first = c.inputs[2]
     if _is_neutral(first, "add", c.dtype):
         return total
-    return c.op("bit_or" if c.dtype == "bool" else "add", total, c.t.broadcast(_lone(c, first, x.tensor.rank), x.tensor.shape))
+    start = c.t.broadcast(_lone(c, first, x.tensor.rank), x.tensor.shape)
+    return c.op("bit_or" if c.dtype == "bool" else "add", total, start)
 
 
 def _put_at(c: Call, part: Value, place: Sequence[int], strides: Sequence[int], shape: Sequence[Size], zero: Any

@@ -1,4 +1,4 @@
-"""Translations of StableHLO operations that move elements and compute nothing: broadcast, reshape, slice, pad, concat."""
+"""Translations of StableHLO operations that move elements and compute nothing: broadcast, reshape, slice, pad."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -204,10 +204,11 @@ def spaced(c: Call, x: Value, dim: int, gap: Any, fill: Any) -> Value:
         return x
     if not (gap >= 0 if isinstance(gap, int) else prove_nonnegative(c.walk.facts, gap)):
         raise Decline("a gap that may be below 0")
-    shape = list(x.tensor.shape)
+    shape: list[Size] = list(x.tensor.shape)
     size = shape[dim]
     shape[dim:dim + 1] = [size, 1]
-    x = padded(c, c.t.reshape(x, shape), [0] * len(shape), [gap if d == dim + 1 else 0 for d in range(len(shape))], fill)
+    x = padded(c, c.t.reshape(x, shape), [0] * len(shape),
+               [gap if d == dim + 1 else 0 for d in range(len(shape))], fill)
     shape[dim:dim + 2] = [size * (gap + 1)]
     x = c.t.reshape(x, shape)
     count = size * (gap + 1) - gap
@@ -234,8 +235,8 @@ def padded(c: Call, x: Value, low: Sequence[Size], high: Sequence[Size], fill: A
     inside = c.op("pad", c.t.full(True, x.tensor.shape, "bool"), low=tuple(low), high=tuple(high), value=False)
     zero = False if x.tensor.dtype == "bool" else 0.0 if kind_of(x.tensor.dtype) == "float" else 0
     value = c.op("pad", x, low=tuple(low), high=tuple(high), value=zero)
-    shape = value.tensor.shape
-    return c.op("where", inside, value, c.t.broadcast(c.t.reshape(fill, (1,) * len(shape)), shape))
+    around = c.t.broadcast(c.t.reshape(fill, (1,) * value.tensor.rank), value.tensor.shape)
+    return c.op("where", inside, value, around)
 
 
 def _pad(c: Call, low: Sequence[Size], high: Sequence[Size], gaps: Sequence[Any]) -> Value:
@@ -253,9 +254,9 @@ def _pad(c: Call, low: Sequence[Size], high: Sequence[Size], gaps: Sequence[Any]
 def _one_dim(c: Call, x: Value, dim: int, low: Size, high: Size, fill: Any) -> Value:
     """Padding of one dim, or a cut where it is negative; what is cut may be padding of the other end."""
     cut = [-n if isinstance(n, int) and n < 0 else 0 for n in (low, high)]
-    more = [[(n if not c_ else 0) if d == dim else 0 for d in range(x.tensor.rank)]
-            for n, c_ in zip((low, high), cut, strict=True)]
-    x = padded(c, x, *more, fill)
+    before, after = ([n if d == dim and not less else 0 for d in range(x.tensor.rank)]
+                     for n, less in zip((low, high), cut, strict=True))
+    x = padded(c, x, before, after, fill)
     if any(cut):
         left = x.tensor.shape[dim] - sum(cut)
         if isinstance(left, int) and left < 0:

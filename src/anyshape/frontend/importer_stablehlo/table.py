@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from anyshape.frontend.aten.table import Decline, Translator
+from anyshape.base.errors import VerifyError
+from anyshape.frontend.aten.table import Decline, Translator, translation_of
 from anyshape.frontend.importer_onnx.known import Known, Unknown
 from anyshape.frontend.importer_stablehlo.module import Block, Operation
 from anyshape.ir.graph import Attr, Value
@@ -159,7 +160,8 @@ class Call:
             array = array.astype(np.int32 if dtype == "i32" else np.int64)
         if one.dtype not in COMPLEX and array.size:
             first = array.reshape(-1)[0]
-            if array.size == 1 or bool((array == first).all()) and not (first == 0 and one.dtype[0] in "fb"):
+            if array.size == 1 or (bool((array == first).all()) and (
+                    first != 0 or kind_of(dtype) != "float" or len({*np.signbit(array).reshape(-1).tolist()}) == 1)):
                 return self.t.full(float(first) if kind_of(dtype) == "float" else first.item(), one.shape, dtype)
         return self.walk.constant(array, dtype)
 
@@ -227,8 +229,6 @@ class Call:
 
     def aten(self, target: Any, *arguments: Any, types: Any, **keywords: Any) -> Any:
         """What an operator of ATen gives: by its translation, or by PyTorch."""
-        from anyshape.base.errors import VerifyError
-        from anyshape.frontend.aten.table import translation_of
         self.t.result = types
         translation = translation_of(target)
         mark = len(self.t.builder.nodes)

@@ -200,7 +200,8 @@ class Walk:
     def _divided(self, name: str, inputs: list[Any]) -> Any:
         """JAX's functions for // and % of sizes, of two operands of which the second is above 0."""
         found = re.fullmatch(r"(floor_divide|remainder)(_\d+)?", name)
-        if found is None or len(inputs) < 2 or not all(isinstance(one, Known) and one.shape == () for one in inputs[-2:]):
+        if found is None or len(inputs) < 2 or not all(isinstance(one, Known) and one.shape == ()
+                                                       for one in inputs[-2:]):
             return None
         a, b = (one.items()[0] for one in inputs[-2:])
         if not all(isinstance(one, (int, Expr)) for one in (a, b)) or not any(isinstance(one, Expr) for one in (a, b)):
@@ -283,7 +284,7 @@ def facts_of(known: Sequence[Size], names: Sequence[str]) -> Facts:
 def solved(a: Size, b: Size) -> tuple[str, Size] | None:
     """A symbol, and the size that it is where a == b."""
     difference = a - b
-    for name in sorted(symbols_of(difference), key=lambda one: (not one.startswith("s_"), one), reverse=False):
+    for name in sorted(symbols_of(difference), key=lambda one: (not one.startswith("s_"), one)):
         parts = coefficient_of(difference, name)
         if parts is not None and parts[0] in (1, -1) and name not in symbols_of(parts[1]):
             return name, (-parts[1] if parts[0] == 1 else parts[1])
