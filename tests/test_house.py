@@ -26,13 +26,12 @@ plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution  backend/cpu
 backend/triton/codegen  backend/triton/driver  backend/triton
-runtime/memory  runtime/context  runtime/torch_ops  runtime/collectives  runtime/cost  runtime/specialize
-runtime/call  runtime/budget
-runtime/inspect  runtime
+runtime/memory  runtime/context  runtime/torch_ops/onnx  runtime/torch_ops  runtime/collectives  runtime/cost
+runtime/specialize  runtime/call  runtime/budget  runtime/inspect  runtime
 compiler
 frontend/symbols  frontend/aten  frontend/messages  frontend/attention_fusion  frontend/autograd  frontend/importer
-frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/strategy  frontend/train_step
-frontend/capture  frontend
+frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
+frontend/importer_stablehlo  frontend/strategy  frontend/train_step  frontend/capture  frontend
 .  tools  tools/demo
 """.split())
 RANK = {name: rank for rank, name in enumerate(ORDER)}
@@ -56,6 +55,7 @@ LONGEST = 60  # lines of a function
 FACE = 8  # names that a package's `__init__` gives to others
 # package: why its face is wider
 WIDE_FACES = {
+    ".": "the doors for users: what can be compiled, saved and planned, one name each",
     "route": "a library for users, who write `from anyshape import route`: cells, routers and plans are one name each",
     "ops": "a name for each kind of ops: importing them all fills the op table",
     "torch_compat": "every file that touches a private name of torch asks by these, as `compat.get(...)`",

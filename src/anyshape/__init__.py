@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
+    from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
+    from anyshape.frontend.importer_stablehlo.jax_export import JaxCallable
+    from anyshape.frontend.onnx_program import OnnxCallable
     from anyshape.frontend.strategy.api import StrategySearch
     from anyshape.frontend.train_step_api import TrainStep
 
 __version__ = "0.1.0"
-__all__ = ["AnyShapeError", "Config", "compile", "release", "reset_stats", "stats", "strategy", "train_step"]
+__all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo", "release",
+           "reset_stats", "stats", "strategy", "train_step"]
 
 
 _LEFT_OUT: Any = object()
@@ -40,6 +44,73 @@ def compile(target: Any = _LEFT_OUT, *others: Any, **settings: Any) -> Any:
         return lambda function: compile(function, **settings)
     from anyshape.frontend import api
     return api.compile_target(target, config)
+
+
+def compile_onnx(source: Any, **settings: Any) -> OnnxCallable:
+    """Compiles an ONNX model: one program for every size of its inputs.
+
+        detect = anyshape.compile_onnx("detector.onnx")
+        boxes = detect(images)
+
+    Args:
+        source: a path, the model's bytes, or an `onnx.ModelProto`; operator sets 7 to 28.
+        settings: fields of `Config`.
+
+    Returns:
+        A callable that takes arrays of numpy or tensors of torch, in the model's order or by name, with `explain()`
+        and `memory()`. A size that the model names is one size wherever the name stands.
+
+    Raises:
+        InputError: it is no model, or breaks a limit. Unsupported: the extra `onnx` is not installed, or the model has
+            an operator set that is not known. ConfigError: an unknown setting.
+    """
+    from anyshape.base.config import Config
+    from anyshape.frontend.onnx_program import compile_model
+    return compile_model(source, Config.make(**settings))
+
+
+def compile_jax(exported: Any, **settings: Any) -> JaxCallable:
+    """Compiles a function that JAX exported: one program for every size that was left symbolic.
+
+        sizes = jax.export.symbolic_shape("batch, time")
+        exported = jax.export.export(jax.jit(f))(jax.ShapeDtypeStruct(sizes, jnp.float32))
+        fast = anyshape.compile_jax(exported)
+
+    Args:
+        exported: what `jax.export.export(...)(...)` returns, for one device.
+        settings: fields of `Config`.
+
+    Returns:
+        A callable that takes the function's arguments, trees of arrays of JAX or numpy, and gives its results in the
+        kind of the first array; with `explain()` and `memory()`.
+
+    Raises:
+        InputError: it is no exported function. Unsupported: the extra `jax` is not installed, or an operation is not
+            carried; it names the operation and the line. ConfigError: an unknown setting.
+    """
+    from anyshape.base.config import Config
+    from anyshape.frontend.importer_stablehlo import jax_export
+    return jax_export.compile_exported(exported, Config.make(**settings))
+
+
+def compile_stablehlo(source: Any, **settings: Any) -> StablehloCallable:
+    """Compiles a StableHLO module, as JAX, TensorFlow and others export it: one program for every size.
+
+    Args:
+        source: the bytes of a portable artefact or of MLIR, or the module's text. Its function `main` is compiled.
+        settings: fields of `Config`.
+
+    Returns:
+        A callable that takes arrays of numpy, torch or JAX in order and gives results in the kind of the first one;
+        with `explain()` and `memory()`.
+
+    Raises:
+        InputError: it is no module, or breaks a limit. Unsupported: the extra `jax` (whose jaxlib reads modules) is not
+            installed, or an operation is not carried. ConfigError: an unknown setting.
+    """
+    from anyshape.base.config import Config
+    from anyshape.frontend.importer_stablehlo import callable as stablehlo_callable
+    return stablehlo_callable.compile_module(source, Config.make(**settings))
 
 
 def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | None = None, accumulate: int = 1,
