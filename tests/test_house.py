@@ -19,7 +19,7 @@ base  sym
 torch_compat  torch_compat/versions  torch_compat/tracing  torch_compat/dynamo
 route/core  route/profile  route/flow  route/store  route/preload  route/placement  route/speculate  route/report
 route/optimize  route
-ir  ops  passes  passes/driver
+ir  ops  passes  passes/routing  passes/driver
 kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels

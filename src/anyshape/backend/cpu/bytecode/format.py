@@ -265,6 +265,11 @@ class GroupedConvStep(Step):
     bias: Nested[Place]  # slot -1: none
     addend: Nested[Place]  # of the size of the result; slot -1: none
     result: Nested[Place]
+    order: Nested[Place]  # of the rows; slot -1: none
+    gathered: i64  # 1: row i is read at place order[i]; of so many rows, a row bytes apart
+    cells: i64
+    row: i64
+    scattered: i64  # 1: the result of row i is written at place order[i]
     least: i64  # the bits of what the result is at least
     end_item: i64  # bytes of an end: 4 or 8; and from one to the next
     end_step: i64
