@@ -67,7 +67,7 @@ def _infer_add(name: str, inputs: Inputs, attrs: Attrs) -> Types:
 
 
 def _infer_groups(name: str, inputs: Inputs, attrs: Attrs, inner: bool) -> Types:
-    x, y, ends = (tensor(name, inputs, position) for position in range(3))
+    x, y, ends, *behind = (tensor(name, inputs, position) for position in range(len(inputs)))
     native(name, x.dtype)
     if x.dtype != y.dtype or x.dtype not in ("f32", "f64", *HALF):
         fail(name, f"operands have dtypes {x.dtype} and {y.dtype}", "cast both to one float dtype")
@@ -79,12 +79,11 @@ def _infer_groups(name: str, inputs: Inputs, attrs: Attrs, inner: bool) -> Types
         fail(name, f"{x} has {x.shape[-1]} columns, {y} has {y.shape[-2]} rows")
     if not inner and ends.shape[0] != y.shape[0]:
         fail(name, f"{ends} for {y.shape[0]} groups")
-    operands = [tensor(name, inputs, position) for position in range(3, len(inputs))]
-    rows, more = ordered_rows(name, attrs, x, operands)
+    rows, more = ordered_rows(name, attrs, x, behind)
     if more:
         fail(name, f"{len(inputs)} operands were given")
     shape = (*ends.shape, x.shape[0], y.shape[1]) if inner else (rows, y.shape[2])
-    return (TensorType(x.dtype, shape, None, same_device(name, (x, y, ends))),)
+    return (TensorType(x.dtype, shape, None, same_device(name, (x, y, ends, *behind))),)
 
 
 def _infer_grouped(name: str, inputs: Inputs, attrs: Attrs) -> Types:

@@ -32,7 +32,7 @@ from anyshape.ir.op import row
 from anyshape.passes.rewriter import Replay, replay, strided_results
 from anyshape.sym.expr import Expr
 
-GATHERING, SCATTERING = ("grouped_conv",), ("grouped_conv",)
+GATHERING, SCATTERING = ("grouped", "grouped_conv"), ("grouped_conv",)
 DENSE = ("grouped_conv",)  # these want rows without gaps
 
 
@@ -116,7 +116,10 @@ class _Route:
 def _route(uses: _Uses, operand: Operand, result: int) -> _Route | None:
     """The route plan that has an operand as that result."""
     node = uses.of_op(operand, "route_plan")
-    return _Route(*node.outputs, node) if node is not None and node.outputs[result] == operand else None
+    if node is None or node.outputs[result] != operand:
+        return None
+    order, inverse, ends = node.outputs
+    return _Route(order, inverse, ends, node)
 
 
 def _has(node: Node, attr: str) -> bool:
@@ -215,6 +218,8 @@ def _combined(uses: _Uses, taken: Node) -> tuple[Node, Value] | None:
     if _has(product, "scattered") or uses.only(rows) != [taken]:
         return None
     if _has(product, "gathered") and product.inputs[3] != route.order:
+        return None
+    if rows.tensor.shape[:1] != route.order.tensor.shape:
         return None
     return product, route.order
 

@@ -13,6 +13,7 @@ from anyshape.backend.cpu.native.compiler import Struct, i64, minimum, new
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.backend.cpu.routines.convolution.grouped_conv import convolve_rows
 from anyshape.backend.cpu.routines.convolution.winograd import GroupedConvWork
+from anyshape.backend.cpu.routines.route_plan import check_order
 from anyshape.backend.cpu.routines.threads import parallel_for, share
 
 MOST = 64  # steps of a chain: finding it takes the square of them
@@ -38,10 +39,17 @@ def run_grouped_convs(block: Block, step: GroupedConvStep) -> int:
     one = step
     while one.op == GROUPED_CONV and (count == 0 or (count < MOST and block.times == 0
                                                      and is_chained(block, step, count, one) != 0)):
+        if one.order.slot >= 0:
+            cells = one.size if one.gathered == 0 else one.cells
+            if one.scattered != 0:
+                cells = minimum(cells, one.size)
+            check_order(block, address(block, one.order), one.size, cells)
         work += one.size * one.outs * one.taps * one.area
         rows = minimum(rows, one.near)
         count += 1
         one = GroupedConvStep(one + 8 * one.length)
+    if block.status != 0:
+        return count
     data.count = count
     data.rows = step.size if count == 1 else rows
     threads = minimum(minimum(block.threads, step.size), work // PARALLEL_FLOPS)

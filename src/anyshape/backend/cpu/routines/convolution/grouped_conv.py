@@ -27,7 +27,7 @@ from anyshape.backend.cpu.native.compiler import (
 )
 from anyshape.backend.cpu.routines.blas_gemm import address
 from anyshape.backend.cpu.routines.convolution.winograd import GroupedConvWork, transform_weights, winograd_row
-from anyshape.ir.op import INDEX
+from anyshape.backend.cpu.routines.route_plan import placed
 
 
 def group_end(block: Block, step: GroupedConvStep, group: int) -> int:
@@ -68,8 +68,8 @@ def convolve_rows(data: GroupedConvWork, low: int, high: int, scratch: int) -> i
             if step.winograd != 0:
                 transform_weights(data, group, scratch)
             for row in range(first, last):
-                place_row(data, rows + placed(block, sources, row, step.cells) * step.row, scratch + step.input)
-                target = result + placed(block, targets, row, step.size) * bytes_of_row
+                place_row(data, rows + placed(sources, row) * step.row, scratch + step.input)
+                target = result + placed(targets, row) * bytes_of_row
                 other = 0 if addend == 0 else addend + row * bytes_of_row - target
                 # the addend is never where the result is, so that a row can be done again
                 if step.winograd == 0 or winograd_row(data, scratch, target, other) != 0:
@@ -79,7 +79,7 @@ def convolve_rows(data: GroupedConvWork, low: int, high: int, scratch: int) -> i
                     convolve_row(data, scratch, target, other)
         begin = end
     for row in range(maximum(low, reached), high):
-        target = result + placed(block, targets, row, step.size) * bytes_of_row
+        target = result + placed(targets, row) * bytes_of_row
         fill_rest(step, target, 0 if addend == 0 else addend + row * bytes_of_row)
     return 0
 
@@ -87,17 +87,6 @@ def convolve_rows(data: GroupedConvWork, low: int, high: int, scratch: int) -> i
 def order_of(block: Block, step: GroupedConvStep, wanted: int) -> int:
     """Where the order of the rows lies, if it is wanted; else 0."""
     return address(block, step.order) if wanted != 0 else 0
-
-
-def placed(block: Block, order: int, row: int, count: int) -> int:
-    """The place of a row in an order, of so many; one that there is not is the call's status."""
-    if order == 0:
-        return row
-    found = load64(order + 8 * row)
-    if found < 0 or found >= count:
-        block.status = INDEX
-        return 0
-    return found
 
 
 def fill_rest(step: GroupedConvStep, target: int, addend: int) -> int:
