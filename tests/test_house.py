@@ -24,8 +24,8 @@ kernel/loop_ir  kernel/schedule  kernel/lowering  kernel/fusion  kernel
 plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution  backend/cpu
-runtime/memory  runtime/context  runtime/torch_ops  runtime/cost  runtime/specialize  runtime/call  runtime/budget
-runtime/inspect  runtime
+runtime/driver  runtime/memory  runtime/context  runtime/torch_ops  runtime/cost  runtime/specialize  runtime/call
+runtime/budget  runtime/inspect  runtime
 compiler
 frontend/symbols  frontend/aten  frontend/messages  frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/train_step  frontend/capture  frontend

@@ -41,7 +41,7 @@ from anyshape.backend.cpu.bytecode.encode_gemm import (
 from anyshape.backend.cpu.bytecode.encode_gemm import native as suits
 from anyshape.backend.cpu.llvm import half_precision
 from anyshape.backend.cpu.machine.target import Machine, model
-from anyshape.backend.cpu.machine.torch_libs import alone, library
+from anyshape.backend.cpu.machine.torch_libs import alone
 from anyshape.backend.cpu.native_routines import WORD, NativeRoutines
 from anyshape.backend.measurements import Measurements
 from anyshape.base.align import align
@@ -97,6 +97,7 @@ class Autotune:
         self.measurements = measurements
         self.mode = mode
         self.decided: dict[str, bool] = {}
+        self.blas = native.blas.routines
 
     def ours(self, kind: str) -> bool:
         """Whether our routines do products of a kind."""
@@ -133,7 +134,7 @@ class Autotune:
 
     def gain(self, kind: str) -> float | None:
         """How many times as fast as the library our routines are, as measured; None: there is only one of them."""
-        if not (does(KINDS[kind].dtype, Fixed(self.machine, True)) and library().sgemm):
+        if not (does(KINDS[kind].dtype, Fixed(self.machine, True, self.blas)) and self.blas.products):
             return None
         return self.measurements.get(_name(kind), lambda: measured(self.native, kind))
 
@@ -179,7 +180,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 def _run_of(native: NativeRoutines, kind: str, own: bool) -> Callable[[], object]:
     """A product of a kind by one of its routines: activations by a weight as nn.Linear has it."""
-    one, fixed = KINDS[kind], Fixed(native.machine, own)
+    one, fixed = KINDS[kind], Fixed(native.machine, own, native.blas.routines)
     batch, rows, inner, columns = one.sizes
     dtype = TORCH_DTYPES[one.dtype]
     if kind == ATTENTION:

@@ -7,7 +7,8 @@ from functools import lru_cache
 from anyshape.backend.cpu.autotune import Autotune, autotune_of, machine_key
 from anyshape.backend.cpu.bytecode.encode_gemm import native, takes_any_strides
 from anyshape.backend.cpu.codegen.kernel import emit
-from anyshape.backend.cpu.llvm.jit import LoadedKernel, build
+from anyshape.backend.cpu.llvm.jit import build
+from anyshape.backend.cpu.llvm.loaded_code import LoadedKernel
 from anyshape.backend.cpu.llvm.scalar_ops import unsupported
 from anyshape.backend.cpu.machine.target import HARDWARE, Machine
 from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
@@ -52,7 +53,7 @@ class CpuTarget:
 
     def multiplies(self, dtype: str) -> bool:
         """See `Target`."""
-        return native(dtype, self.machine)
+        return native(dtype, self.machine, self.autotune.blas)
 
     def multiplies_any_strides(self, dtype: str) -> bool:
         """See `Target`."""

@@ -65,7 +65,7 @@ def _words(products: Products, op: str, dtype: str, end_item: int,
            types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
     host cannot take these strides."""
-    if not native(dtype, products.machine):
+    if not native(dtype, products.machine, products.blas):
         return None
     (x_shape, x_strides), (_, y_strides), (ends, end_strides), (shape, strides) = types
     if 0 in shape:
@@ -83,7 +83,9 @@ def _words(products: Products, op: str, dtype: str, end_item: int,
     leading = columns if rows == 1 else strides[-2]
     places = {"a": (b.slot, 0), "b": (a.slot, 0), "c": (c.slot, 0), "bias": (-1, 0), "bias_row": 0, "bias_column": 0,
               "batches": 1, "rank": 0}
-    library = by_library(0, dtype, a, b, c, leading, one, 0.0, places, (0,) * 9) if dtype in LIBRARY else None
+    library = None
+    if dtype in LIBRARY:
+        library = by_library(products.blas, 0, dtype, a, b, c, leading, one, 0.0, places, (0,) * 9)
     panels = by_panels(products.machine, 0, dtype, a, b, c, leading, one, one, places) if dtype != "f64" else None
     few: list[tuple[int, ...]] = []
     while not inner and len(few) < host.GROUPED_FEW:
