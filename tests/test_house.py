@@ -26,7 +26,7 @@ backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution  backend/cpu
 runtime/driver  runtime/memory  runtime/context  runtime/torch_ops  runtime/cost  runtime/specialize  runtime/call
 runtime/budget  runtime/inspect  runtime
-compiler
+compiler  artifact
 frontend/symbols  frontend/aten  frontend/messages  frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/train_step  frontend/capture  frontend
 .  tools  tools/demo

@@ -204,7 +204,9 @@ class Target(Protocol):
     device: str
     streams: Streams | None
     hardware: HardwareParams
-    machine_key: str
+
+    @property
+    def machine_key(self) -> str: ...
 
     @property
     def unsupported(self) -> frozenset[str]:

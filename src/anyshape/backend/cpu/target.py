@@ -7,13 +7,13 @@ from functools import lru_cache
 from anyshape.backend.cpu.autotune import Autotune, autotune_of, machine_key
 from anyshape.backend.cpu.bytecode.encode_gemm import native, takes_any_strides
 from anyshape.backend.cpu.codegen.kernel import emit
-from anyshape.backend.cpu.llvm.jit import build
 from anyshape.backend.cpu.llvm.loaded_code import LoadedKernel
 from anyshape.backend.cpu.llvm.scalar_ops import unsupported
 from anyshape.backend.cpu.machine.target import HARDWARE, Machine
 from anyshape.backend.cpu.native_routines import NativeRoutines, routines_of
 from anyshape.backend.cpu.plan_runner import CpuPlanRunner
 from anyshape.backend.interface import ObjectCache, Streams
+from anyshape.backend.measurements import Measurements
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
 
@@ -36,7 +36,11 @@ class CpuTarget:
         self.machine = machine
         self.native = native
         self.autotune = autotune
-        self.machine_key = machine_key(machine)
+
+    @property
+    def machine_key(self) -> str:
+        """See `Target`."""
+        return machine_key(self.machine)
 
     @property
     def unsupported(self) -> frozenset[str]:
@@ -49,6 +53,8 @@ class CpuTarget:
 
     def build(self, texts: Sequence[str]) -> list[LoadedKernel]:
         """See `Target`."""
+        # LLVM is not there in every process that runs programs
+        from anyshape.backend.cpu.llvm.jit import build
         return build(texts, self.machine, self.native.cache)
 
     def multiplies(self, dtype: str) -> bool:
@@ -77,3 +83,9 @@ def target_of(cache: ObjectCache | None, products: str) -> CpuTarget:
     """The processor that this process runs on, one object per cache and mode (backend/cpu/autotune.py)."""
     native_routines = routines_of(cache)
     return CpuTarget(native_routines.machine, native_routines, autotune_of(native_routines, products))
+
+
+def deployed_target(native: NativeRoutines) -> CpuTarget:
+    """The processor with these routines, whose products are all our own, or BLAS's where ours do not do them: nothing
+    is measured."""
+    return CpuTarget(native.machine, native, Autotune(native, Measurements(None, ""), "own"))

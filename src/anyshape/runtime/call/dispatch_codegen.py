@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from anyshape.ir.types import TensorType
@@ -44,20 +45,25 @@ from anyshape.runtime.driver.interface import Driver
 PATIENCE = 8  # kinds of inputs (in inference mode or not, with gradients or without) that are learnt
 
 
-def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], driver: Driver) -> Callable[..., Any]:
-    """`enter` for a plan. `strided`: inputs whose strides bind symbols."""
+def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], driver: Driver,
+               bound: Mapping[int, Any] = MappingProxyType({})) -> Callable[..., Any]:
+    """`enter` for a plan. `strided`: inputs whose strides bind symbols; `bound`: by position, those that are the same
+    in every call, and that `args` do not have."""
     count = len(plan.inputs)
     restored = {position: index for index, position in enumerate(plan.restored)}
-    called = [i for i in range(count) if i not in restored]
+    called = [i for i in range(count) if i not in restored and i not in bound]
     fixed = [i for i in called if i not in strided and _is_fixed(plan.inputs[i])]
     placed = dict(plan.offsets)
     names: dict[str, Any] = {"alike": _never, "akin": _never, **driver.code.names}
     names["learn"] = _Learner(names, "alike", True, driver)
     names["meet"] = _Learner(names, "akin", False, driver)
     tests = _tests(plan, called, fixed, strided, names, driver)
-    pointers = [driver.code.address(f"a{plan.parameter_number(b)}")
+    names |= {f"c{i}": array for i, array in bound.items()}
+    fixed_at = {i: str(driver.address(array)) for i, array in bound.items()}
+    pointers = [fixed_at.get(plan.parameter_number(b)) or driver.code.address(f"a{plan.parameter_number(b)}")
                 for b in sorted(plan.buffers, key=lambda b: slots[b.name]) if b.is_parameter and b.name not in placed]
-    every = _tuple(f"a{i}" for i in range(count))
+    every = _tuple(f"c{i}" if i in bound else f"a{i}" for i in range(count))
+    into = _tuple("_" if i in bound else f"a{i}" for i in range(count))
     taken = f"{_tuple(f'a{i}' for i in called) if called else '()'} = args"
     given = ", ".join(f"a{i}" for i in fixed)
     open_ = ", ".join(f"a{i}" for i in called if i not in fixed and isinstance(plan.inputs[i], TensorType))
@@ -73,7 +79,7 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], dr
           if fixed else []),
         f"        record = records[{_tuple(tests.keys)}]",
         "    except (KeyError, ValueError, AttributeError, TypeError):",
-        f"        record, {every} = slow(args{tape})",
+        f"        record, {into} = slow(args{tape})",
         "    undo = ()",
         "    s = record.input_strides",
         "    fits = True",
@@ -82,7 +88,7 @@ def make_enter(plan: Plan, slots: Mapping[str, int], strided: frozenset[int], dr
         *(["    if fits and not same:", f"        fits = not ({' or '.join(tests.fixed)})", "        if fits:",
            f"            learn({given})"] if fixed else []),
         f"    if {' or '.join(('not fits', *tests.strides))}:",
-        f"        {every}, undo = fit(record, {every}, fits)",
+        f"        {into}, undo = fit(record, {every}, fits)",
         f"    return record, {every}, {_tuple(pointers)}, undo",
     ]
     exec(compile("\n".join(lines), f"<entry of {plan.name}>", "exec"), names)

@@ -8,7 +8,8 @@ only PyTorch's programs have: tapes, steps by PyTorch, limits.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from anyshape.backend.interface import DONE, Kernel, PythonSteps
@@ -36,13 +37,15 @@ class Program:
         threads: of a call at most; 0: as many as the driver says.
         known: symbols that come from outside, from a tape.
         steps: does what a plan leaves to the host, of a call; None: such a plan cannot run.
+        bound: inputs that are the same in every call, by position: what they are; callers leave them out.
 
     Raises:
         Unsupported: a size of the plan cannot be read from its inputs.
     """
 
     def __init__(self, specializer: Specializer, kernels: Sequence[Kernel], context: Context, threads: int = 0,
-                 known: frozenset[str] = frozenset(), steps: Callable[..., PythonSteps] | None = None) -> None:
+                 known: frozenset[str] = frozenset(), steps: Callable[..., PythonSteps] | None = None,
+                 bound: Mapping[int, Any] = MappingProxyType({})) -> None:
         plan = self.plan = specializer.plan
         self.name = plan.name
         self.kernels = list(kernels)
@@ -56,7 +59,8 @@ class Program:
         self.binder = Binder(plan, self.layout.symbols, known, specializer.names, driver)
         self.specializations: dict[Any, Specialization] = {}
         self.lock = threading.Lock()
-        self.enter = make_enter(plan, self.layout.slots, self.binder.strided, driver)
+        self.enter = make_enter(plan, self.layout.slots, self.binder.strided, driver, bound)
+        self.bound = sorted(bound.items())
         windows = [plan.outputs[buffer.index] for buffer in specializer.outputs]
         self.dtypes = tuple(driver.dtypes[window.type.dtype] for window in windows if isinstance(window, Window))
         self.allocate, self.address = driver.result, driver.address
@@ -216,21 +220,23 @@ class Program:
               ) -> tuple[Specialization, tuple[Any, ...]]:
         """A call with a new shape, or with arguments that do not fit: (record, one argument per plan input)."""
         plan = self.plan
-        count = len(plan.inputs) - len(plan.restored)
+        count = len(plan.inputs) - len(plan.restored) - len(self.bound)
         if len(args) != count:
             raise InputError(f"{self.name} takes {count} arguments, {len(args)} were given",
                              do="pass one argument per input of the program")
         arguments = list(args)
         for position, index in self.places:
             arguments.insert(position, values[index])
+        for position, array in self.bound:
+            arguments.insert(position, array)
         for i in self.scalars:
             arguments[i] = self._tensor(plan.inputs[i], arguments[i])
         known = origin.values if isinstance(origin, Specialization) else {}
         key, same = None, False
         if all(self.driver.inspect(arguments[i]) is not None for i in self.tensors):
-            taken = dict(self.places)
+            taken = {**dict(self.places), **dict(self.bound)}
             rest = [a for i, a in enumerate(arguments) if i not in taken] if taken else arguments
-            key, same = self.enter.key(rest, *((values, origin) if taken else ()))  # type: ignore[attr-defined]
+            key, same = self.enter.key(rest, *((values, origin) if self.places else ()))  # type: ignore[attr-defined]
             record = self.specializations.get(key)
             if record is not None:
                 return record, tuple(arguments)
