@@ -37,7 +37,8 @@ FULL = 16  # files of a folder; beyond that it wants folders of its own
 TORCH_ROOMS = ("frontend", "runtime", "route", "tools", "torch_compat")
 TORCH_FILES = ("backend/cpu/machine/torch_libs.py", "backend/cpu/autotune.py")  # what torch's libraries do
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
-BORDERS = ("frontend/", "tools/", "route/speculate/", "backend/cpu/native_routines.py", "runtime/call/executable.py")
+BORDERS = ("frontend/", "tools/", "route/speculate/", "backend/cpu/native_routines.py", "runtime/call/executable.py",
+           "artifact/text_limits.py", "artifact/load.py")
 # base/config.py reads every knob; the disk cache asks for the user's cache folder
 ENVIRONMENT = ("base/config.py", "base/disk_cache.py")
 # private names of torch: the package that looks them up; the files of `run` that patch what it finds have their

@@ -11,7 +11,7 @@ import mmap
 import re
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from anyshape.base.errors import ArtifactError
@@ -76,11 +76,11 @@ class Container:
     def text(self, name: str) -> str:
         """A member as text."""
         try:
-            return self.bytes(name).decode()
+            return self.data(name).decode()
         except UnicodeDecodeError as error:
             raise refused(f"{self.path}: {name}", f"it is no UTF-8: {error.reason}") from None
 
-    def bytes(self, name: str) -> bytes:
+    def data(self, name: str) -> bytes:
         """A member's bytes."""
         return bytes(self.part(name))
 
@@ -175,7 +175,7 @@ class Container:
             self._refuse(name, f"its {size} bytes end behind the file")
         return stop, name, (data, size), (begin, data + size)
 
-    def _wide(self, name: str, extra: bytes):  # type: ignore[no-untyped-def]
+    def _wide(self, name: str, extra: bytes) -> Iterator[int]:
         """The sizes of 64 bits in an entry's extra fields."""
         at = 0
         while at + 4 <= len(extra):

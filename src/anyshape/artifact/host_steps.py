@@ -134,7 +134,7 @@ def attention(attrs: dict[str, Any], operands: Sequence[Array]) -> tuple[Array, 
     if "mask" in given:
         scores = scores + given["mask"]
     if attrs["causal"]:
-        scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
+        scores = np.where(np.tri(*scores.shape[2:]).astype(np.bool_), scores, -np.inf)
     most = scores.max(3, initial=-np.inf, keepdims=True)
     nothing = most == -np.inf
     weights = np.exp(scores - np.where(nothing, 0, most))

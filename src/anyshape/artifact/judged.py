@@ -14,6 +14,7 @@ from anyshape.ir.types import size_of
 from anyshape.plan.ir.program import KernelStep, Window, touched
 from anyshape.plan.verify import judge
 from anyshape.runtime.specialize.saved_policy import SAVE_ALL, SavePolicy
+from anyshape.runtime.specialize.shape_binding import renamed
 from anyshape.runtime.specialize.specialization import Specialization, Specializer
 from anyshape.sym.expr import evaluate, symbols_of
 
@@ -29,6 +30,7 @@ class Judged(Specializer):
         Raises:
             InputError: a value would have 2^62 bytes or more. VerifyError: the plan is wrong at these sizes.
         """
+        self._check_facts(values)
         self._check_bytes(values)
         try:
             record = super().make(values, policy)
@@ -38,6 +40,19 @@ class Judged(Specializer):
         self._check_windows(record)
         judge(self.plan, values, record.offsets, _top(self, record, values), record.kept)
         return record
+
+    def _check_facts(self, values: dict[str, int]) -> None:
+        """Whether what the compiler took for granted holds: a file may say anything of its sizes."""
+        facts = self.plan.facts
+        conditions = [(f"{size} >= 0", size, 0) for size in facts.known]
+        conditions += [(f"{divisor} divides {size}", size, divisor) for size, divisor in facts.divisible]
+        for words, size, divisor in conditions:
+            if symbols_of(size) <= values.keys():
+                found = evaluate(size, values)
+                if found % divisor if divisor else found < 0:
+                    raise InputError(f"{self.plan.name} does not take these sizes",
+                                     why=f"it was compiled for {renamed(words, self.names)}",
+                                     do="call it with such sizes, or compile it for others")
 
     def _check_bytes(self, values: dict[str, int]) -> None:
         for buffer in self.plan.buffers:

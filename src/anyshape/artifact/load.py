@@ -27,11 +27,11 @@ from anyshape.artifact.native_code import NativeCode
 from anyshape.artifact.requirements import FORMAT, VERSION, check
 from anyshape.artifact.safetensors import parse_json
 from anyshape.artifact.signature import Signature, decode, most_leaf
-from anyshape.artifact.trusted_text import parse_graph, parse_plan
+from anyshape.artifact.text_limits import parse_graph, parse_plan
+from anyshape.backend.cpu.llvm.loaded_code import LoadedKernel
 from anyshape.backend.cpu.machine.blas import Blas, without_blas
 from anyshape.backend.cpu.native_routines import NativeRoutines
 from anyshape.backend.cpu.target import CpuTarget, deployed_target
-from anyshape.backend.interface import Kernel
 from anyshape.base.config import Config
 from anyshape.base.disk_cache import cache_of
 from anyshape.base.errors import ArtifactError, InputError
@@ -90,7 +90,7 @@ def read_head(container: Container) -> Head:
         ArtifactError: it is of another format or version, or broken.
     """
     where = f"{container.path}: format.json"
-    found = parse_json(container.bytes("format.json"), where)
+    found = parse_json(container.data("format.json"), where)
     if found.get("format") != FORMAT:
         raise refused(where, f"the format is {str(found.get('format'))[:80]!r}, not {FORMAT!r}")
     version = found.get("version")
@@ -130,7 +130,7 @@ def libraries() -> Blas:
     return without_blas()
 
 
-def _trusted(container: Container) -> tuple[CpuTarget, Plan, Sequence[Kernel]]:
+def _trusted(container: Container) -> tuple[CpuTarget, Plan, Sequence[LoadedKernel]]:
     """The plan and the machine code of the file."""
     code = NativeCode(container)
     plan = parse_plan(container.text("plan.txt"), f"{container.path}: plan.txt")
@@ -140,7 +140,7 @@ def _trusted(container: Container) -> tuple[CpuTarget, Plan, Sequence[Kernel]]:
     return target, plan, code.kernels(names)
 
 
-def _compiled(container: Container, head: Head) -> tuple[CpuTarget, Plan, Sequence[Kernel]]:
+def _compiled(container: Container, head: Head) -> tuple[CpuTarget, Plan, Sequence[LoadedKernel]]:
     """The graph of the file, compiled by this process."""
     if importlib.util.find_spec("llvmlite") is None:
         raise ArtifactError("the program cannot be compiled in this process", where=str(container.path),
@@ -152,8 +152,12 @@ def _compiled(container: Container, head: Head) -> tuple[CpuTarget, Plan, Sequen
     config = Config.make()
     with _compiling:
         target = deployed_target(NativeRoutines(host(), cache_of(config), libraries()))
-        planned = plan_graph(graph, target, config, needed=needed)
-    return target, planned.plan, planned.kernels
+        try:
+            planned = plan_graph(graph, target, config, needed=needed)
+        except Exception as error:  # the border to a stranger's graph
+            raise refused(f"{container.path}: graph.txt", f"it cannot be compiled: {str(error)[:200]}") from error
+    kernels = [one for one in planned.kernels if isinstance(one, LoadedKernel)]
+    return target, planned.plan, kernels
 
 
 class LoadedModel:
@@ -166,7 +170,7 @@ class LoadedModel:
         InputError: an argument does not fit; nothing has run. IndexRangeError, DivisionError: the data are wrong.
     """
 
-    def __init__(self, container: Container, head: Head, target: CpuTarget, plan: Plan, kernels: Sequence[Kernel],
+    def __init__(self, container: Container, head: Head, target: CpuTarget, plan: Plan, kernels: Sequence[LoadedKernel],
                  weights: Mapping[str, tuple[str, np.ndarray[Any, Any]]], driver: NumpyDriver) -> None:
         where = str(container.path)
         check(plan, where)

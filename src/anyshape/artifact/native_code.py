@@ -74,7 +74,7 @@ class NativeCode:
         reasons = []
         for name in texts:
             where = f"{container.path}: {name}"
-            entry = parse_json(container.bytes(name), where)
+            entry = parse_json(container.data(name), where)
             self.machine = _machine(entry.get("machine"), where)
             modules = entry.get("modules")
             if not isinstance(modules, dict) or not all(
@@ -83,7 +83,7 @@ class NativeCode:
             reason = _lack(self.machine) or (
                 "" if entry.get("code") == generator() else "it was made by another version of AnyShape")
             if not reason:
-                self.loaded = LoadedObjects({module: container.bytes(one) for module, one in modules.items()})
+                self.loaded = LoadedObjects({module: container.data(one) for module, one in modules.items()})
                 return
             reasons.append(reason)
         raise ArtifactError("the file has no native code for this process", where=str(container.path),
@@ -106,7 +106,8 @@ class NativeCode:
             entries = [known.get(name + entry, 0) for entry in ENTRIES]
             if 0 in entries:
                 raise refused("native code", f"the kernel {name} is missing", "save the program again")
-            found.append(LoadedKernel(name, *entries, self.loaded))
+            run, blocks, scratch, work = entries
+            found.append(LoadedKernel(name, run, blocks, scratch, work, self.loaded))
         return found
 
 

@@ -215,7 +215,7 @@ class Target(Protocol):
     def emit(self, program: LoopProgram) -> str:
         """The text of a kernel: the same for the same program, always."""
 
-    def build(self, texts: Sequence[str]) -> list[Kernel]:
+    def build(self, texts: Sequence[str]) -> Sequence[Kernel]:
         """Compiles and loads kernels. Code lives as long as its kernels."""
 
     def multiplies(self, dtype: str) -> bool:

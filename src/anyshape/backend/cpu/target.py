@@ -51,7 +51,7 @@ class CpuTarget:
         """See `Target`."""
         return emit(program, self.machine)
 
-    def build(self, texts: Sequence[str]) -> list[LoadedKernel]:
+    def build(self, texts: Sequence[str]) -> Sequence[LoadedKernel]:
         """See `Target`."""
         # LLVM is not there in every process that runs programs
         from anyshape.backend.cpu.llvm.jit import build

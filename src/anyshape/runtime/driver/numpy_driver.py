@@ -55,8 +55,8 @@ class NumpyDriver:
     """
 
     dtypes = NUMPY_DTYPES
-    result = staticmethod(empty_strided)
-    address = staticmethod(address_of)
+    result: Callable[[Sizes, Sizes, Any], Any] = staticmethod(empty_strided)
+    address: Callable[[Any], int] = staticmethod(address_of)
     code = AccessCode(lambda name: f"strides_of({name})", lambda name: f"address_of({name})",
                       lambda name, wanted, _: f"{name}.dtype != {wanted}",
                       {"strides_of": strides_of, "address_of": address_of})

@@ -1,6 +1,7 @@
-"""Parsing of texts that came from a file, under limits: nesting, digits, terms, equations, bytes and time.
+"""Parsing of texts that came from a file, under limits: nesting, digits, terms, equations, bytes.
 
-The parsers themselves know these limits (ir/scanner.py, sym/parse.py); what they raise is put into the words of files.
+The parsers know the limits of nesting, digits and terms (ir/scanner.py, sym/parse.py). Whatever they, or a type rule,
+raise for a text that nobody would write is one error here, in the words of files.
 """
 from __future__ import annotations
 
@@ -8,16 +9,17 @@ from collections.abc import Sequence
 
 import anyshape.ops  # noqa: F401  fills the table of ops
 from anyshape.artifact.container import refused
-from anyshape.base.errors import AnyShapeError, ParseError
+from anyshape.base.errors import AnyShapeError
 from anyshape.ir.graph import Graph
 from anyshape.ir.parse import parse as read_graph
-from anyshape.ir.types import TensorType
+from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
 from anyshape.plan.ir.parse import parse as read_plan
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.verify import verify as verify_plan
 from anyshape.sym import parse as size_text
-from anyshape.sym.expr import Size
+from anyshape.sym.expr import Size, symbols_of
+from anyshape.sym.facts import Facts
 
 MOST_NODES = 200_000
 MOST_ELEMENTS = 1 << 62
@@ -29,14 +31,15 @@ def parse_graph(text: str, needed: Sequence[str], where: str) -> tuple[Graph, tu
     Raises:
         ArtifactError: it is none, or asks for what a file may not have.
     """
+    if text.count("\n") > MOST_NODES:
+        raise refused(where, f"it has more than {MOST_NODES} equations")
     try:
-        if text.count("\n") > 2 * MOST_NODES:
-            raise ParseError("cannot read the graph", why=f"it has more than {MOST_NODES} equations")
         graph = read_graph(text)
         sizes = tuple(size_text.parse(one) for one in needed)
         verify(graph)
-    except (AnyShapeError, RecursionError, ValueError, OverflowError, KeyError, TypeError) as error:
+    except Exception as error:  # the border to a stranger's text
         raise refused(where, _words(error)) from None
+    graph = _with_known_facts(graph)
     for node in graph.nodes:
         if node.op == "extern":
             raise refused(where, f"it calls {str(node.attr('target'))[:80]}, an operator of PyTorch",
@@ -53,7 +56,21 @@ def parse_graph(text: str, needed: Sequence[str], where: str) -> tuple[Graph, tu
                 raise refused(where, f"{value.name[:80]} is on {value.type.device}")
     if graph.saved or graph.restored:
         raise refused(where, "it is a part of a training step")
-    return graph, sizes
+    return graph, (*sizes, *graph.facts.known)
+
+
+def _with_known_facts(graph: Graph) -> Graph:
+    """The graph without facts of sizes that no input has: nobody could check them."""
+    bound = {value.name for value in graph.inputs if isinstance(value.type, SizeType)}
+    for value in graph.inputs:
+        if isinstance(value.type, TensorType):
+            for size in (*value.type.shape, *(value.type.strides or ())):
+                bound |= symbols_of(size)
+    facts = graph.facts
+    return graph.replace(facts=Facts(
+        tuple(one for one in facts.ranges if one[0] in bound), facts.hints,
+        tuple(one for one in facts.divisible if symbols_of(one[0]) <= bound and one[1] > 0),
+        tuple(size for size in facts.known if symbols_of(size) <= bound)))
 
 
 def parse_plan(text: str, where: str) -> Plan:
@@ -65,7 +82,7 @@ def parse_plan(text: str, where: str) -> Plan:
     try:
         plan = read_plan(text)
         verify_plan(plan)
-    except (AnyShapeError, RecursionError, ValueError, OverflowError, KeyError, TypeError) as error:
+    except Exception as error:  # the border to a text of a file
         raise refused(where, _words(error)) from None
     return plan
 
