@@ -214,3 +214,8 @@ class _Image:
     def refuse(self, why: str) -> NoReturn:
         """Raises the error for this object."""
         raise refused(f"native code, {self.name}", why)
+
+
+def check_object(name: str, data: bytes) -> None:
+    """Raises ArtifactError where an object is broken, or asks for more than our own do. Nothing is loaded."""
+    _Image(name, data).place(0)

@@ -8,8 +8,8 @@ judged at every new set of sizes before it runs.
 """
 from __future__ import annotations
 
+import gc
 import hashlib
-import importlib.util
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -108,7 +108,11 @@ def read_head(container: Container) -> Head:
         raise refused(where, "conditions are no texts")
     if not isinstance(digests, dict) or digests.keys() != container.places.keys() - {"format.json"}:
         raise refused(where, "it does not have the digests of all members")
-    return Head(str(found.get("made_with"))[:200], decode(found.get("signature"), where),
+    made = found.get("made_with")
+    if not isinstance(made, dict):
+        raise refused(where, "it does not say what it was made with")
+    said = " ".join(f"{name} {number}" for name, number in made.items())
+    return Head(said[:200], decode(found.get("signature"), where),
                 tuple((one[0], one[1]) for one in weights), tuple(needed), digests)
 
 
@@ -142,10 +146,13 @@ def _trusted(container: Container) -> tuple[CpuTarget, Plan, Sequence[LoadedKern
 
 def _compiled(container: Container, head: Head) -> tuple[CpuTarget, Plan, Sequence[LoadedKernel]]:
     """The graph of the file, compiled by this process."""
-    if importlib.util.find_spec("llvmlite") is None:
+    try:
+        import llvmlite  # noqa: F401
+    except ImportError:
         raise ArtifactError("the program cannot be compiled in this process", where=str(container.path),
                             why="llvmlite is not installed, and the file's machine code is not trusted",
-                            do="pip install llvmlite; or, if the file comes from you, load it with trust_native=True")
+                            do="pip install llvmlite; or, if the file comes from you, load it with trust_native=True"
+                            ) from None
     from anyshape.backend.cpu.machine.target import host
     from anyshape.compiler.driver import plan_graph
     graph, needed = parse_graph(container.text("graph.txt"), head.needed, f"{container.path}: graph.txt")
@@ -230,6 +237,7 @@ class LoadedModel:
         if program is not None:
             self.context.release()
             del program
+            gc.collect()  # generated code and what it learns of arguments know each other
             self.container.close()
 
     def __enter__(self) -> LoadedModel:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
@@ -70,29 +70,24 @@ class NativeCode:
     """
 
     def __init__(self, container: Container) -> None:
-        texts = [name for name in container.places if name.startswith("native/") and name.endswith(".json")]
         reasons = []
-        for name in texts:
-            where = f"{container.path}: {name}"
-            entry = parse_json(container.data(name), where)
-            self.machine = _machine(entry.get("machine"), where)
-            modules = entry.get("modules")
-            if not isinstance(modules, dict) or not all(
-                    isinstance(one, str) and NATIVE.fullmatch(one) for one in modules.values()):
-                raise refused(where, "it does not say which object is what")
-            reason = _lack(self.machine) or (
-                "" if entry.get("code") == generator() else "it was made by another version of AnyShape")
+        for _, machine, code, modules in _entries(container):
+            reason = _lack(machine, code)
             if not reason:
+                self.machine = machine
                 self.loaded = LoadedObjects({module: container.data(one) for module, one in modules.items()})
                 return
             reasons.append(reason)
         raise ArtifactError("the file has no native code for this process", where=str(container.path),
                             why="; ".join(dict.fromkeys(reasons)) or "it was saved without",
-                            do="install llvmlite, or save the program on such a machine, with this version")
+                            do="install llvmlite and load it with trust_native=False, or save it again on such a "
+                               "machine, with this version")
 
     def routines(self, module: str, names: Sequence[str]) -> Routines:
         """See `CodeSource`."""
         known = self.loaded.address.get(module)
+        if known is None and module.startswith("products "):
+            return Routines({}, self.loaded)  # of a family that has none of this dtype
         if known is None:
             raise refused("native code", f"the module {module} is missing",
                           "install llvmlite, or save the program again")
@@ -111,6 +106,24 @@ class NativeCode:
         return found
 
 
+def reason_against(container: Container) -> str:
+    """Why the machine code of a file is not for this process; "" where it is."""
+    reasons = [_lack(machine, code) for _, machine, code, _ in _entries(container)]
+    return "" if "" in reasons else "; ".join(dict.fromkeys(reasons)) or "none"
+
+
+def _entries(container: Container) -> Iterator[tuple[str, Machine, Any, dict[str, str]]]:
+    """Place, machine, digest of the generator, and modules of the caches in a file."""
+    for name in [one for one in container.places if one.startswith("native/") and one.endswith(".json")]:
+        where = f"{container.path}: {name}"
+        entry = parse_json(container.data(name), where)
+        modules = entry.get("modules")
+        if not isinstance(modules, dict) or not all(
+                isinstance(one, str) and NATIVE.fullmatch(one) and one.endswith(".o") for one in modules.values()):
+            raise refused(where, "it does not say which object is what")
+        yield where, _machine(entry.get("machine"), where), entry.get("code"), modules
+
+
 def _machine(found: Any, where: str) -> Machine:
     fits = isinstance(found, dict) and found.keys() == _FIELDS.keys() and all(
         type(found[name]) is kind for name, kind in _FIELDS.items())
@@ -119,8 +132,10 @@ def _machine(found: Any, where: str) -> Machine:
     return Machine(**found)
 
 
-def _lack(machine: Machine) -> str:
-    """What this machine lacks of what code may use; "" where it lacks nothing."""
+def _lack(machine: Machine, code: Any) -> str:
+    """What this process lacks of what machine code needs; "" where it lacks nothing. code: digest of its generator."""
+    if code != generator():
+        return "its native code was made by another version of AnyShape"
     if platform.machine() not in ("x86_64", "AMD64") or not machine.triple.startswith("x86_64"):
         return f"its code is for {machine.triple.split('-')[0]}, this is {platform.machine()}"
     wanted = {name.strip("+") for name in machine.features.split(",")}

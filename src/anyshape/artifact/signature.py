@@ -47,21 +47,23 @@ class Signature:
             InputError: they are nested otherwise.
         """
         found: list[Any] = [None] * len(self.inputs)
-        keys = [key for key, _ in self.kwargs[1]]
-        if len(arguments) != len(self.args[1]) and self.args[0] == "tuple" and keywords.keys() <= set(keys):
-            # an argument of the one kind that is given as one of the other
+        if len(arguments) != len(self.args[1]):
             arguments, keywords = self._moved(arguments, keywords)
         _fill(self.args, tuple(arguments), found, self)
-        _fill(self.kwargs, {key: keywords[key] for key in keys if key in keywords} | dict(keywords), found, self)
+        _fill(self.kwargs, keywords, found, self)
         return found
 
     def _moved(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Arguments as the program takes them: those that are given by name where it has a place, or by place where it
+        has a name."""
+        given, rest = list(arguments), dict(keywords)
+        for item in self.args[1][len(given):]:
+            if isinstance(item, int) and self.inputs[item].name in rest:
+                given.append(rest.pop(self.inputs[item].name))
         keys = [key for key, _ in self.kwargs[1]]
-        extra = len(arguments) - len(self.args[1])
-        if 0 < extra <= len(keys) and not set(keys[:extra]) & keywords.keys():
-            count = len(self.args[1])
-            return arguments[:count], {**dict(zip(keys, arguments[count:], strict=False)), **keywords}
-        return arguments, keywords
+        while len(given) > len(self.args[1]) and keys and keys[0] not in rest:
+            rest[keys.pop(0)] = given.pop(len(self.args[1]))
+        return given, rest
 
     def nested(self, outputs: Sequence[Any]) -> Any:
         """The results as the program's author returned them."""

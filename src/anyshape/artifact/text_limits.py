@@ -14,6 +14,8 @@ from anyshape.ir.graph import Graph
 from anyshape.ir.parse import parse as read_graph
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
+from anyshape.kernel.loop_ir.parse import parse as read_kernels
+from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.parse import parse as read_plan
 from anyshape.plan.ir.program import Plan
 from anyshape.plan.verify import verify as verify_plan
@@ -85,6 +87,20 @@ def parse_plan(text: str, where: str) -> Plan:
     except Exception as error:  # the border to a text of a file
         raise refused(where, _words(error)) from None
     return plan
+
+
+def parse_kernels(text: str, where: str) -> list[LoopProgram]:
+    """The kernels of a file.
+
+    Raises:
+        ArtifactError: they are none.
+    """
+    if not text.strip():
+        return []
+    try:
+        return [program for _, program in read_kernels(text)]
+    except Exception as error:  # the border to a text of a file
+        raise refused(where, _words(error)) from None
 
 
 def _words(error: Exception) -> str:

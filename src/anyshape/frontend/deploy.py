@@ -94,8 +94,9 @@ def _array(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
 
 
 def _children(spec: Any) -> list[Any]:
-    found = getattr(spec, "children_specs", None)
-    return list(found) if found is not None else [spec.child(i) for i in range(spec.num_children)]
+    if hasattr(spec, "child"):
+        return [spec.child(i) for i in range(spec.num_children)]
+    return list(spec.children_specs)  # of older versions of torch
 
 
 def _tree(spec: Any, leaves: Any, what: str) -> Any:
