@@ -8,7 +8,7 @@ from anyshape.sym.expr import Expr, Size, floordiv, maximum, minimum, mod, root,
 
 MOST_DEPTH = 64  # of parentheses
 MOST_DIGITS = 19  # of numbers of 64 bits
-MOST_WORK = 1 << 16  # terms that are multiplied in one text: a product of 24 sums would be 2^24 terms
+MOST_WORK = 1 << 14  # terms that are multiplied in one text: a product of 24 sums would be 2^24 terms
 MOST_TOKENS = 1 << 16
 _TOKEN = re.compile(r"\s*(//|\*\*|[-+*(),]|\d+\.\d*(?:e[-+]?\d+)?|\d+e[-+]?\d+|\d+|[%A-Za-z_][A-Za-z0-9_]*)")
 
