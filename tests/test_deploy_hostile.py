@@ -145,7 +145,8 @@ GRAPHS = {
     "2^65 bytes": "graph g(x: f32[9223372036854775807, 4])\n  return x",
     "a size below 0": "graph g(x: f32[-5])\n  return x",
     "an operator of PyTorch": 'graph g(x: f32[b])\n  y = extern(x | target="aten.from_file.default", '
-                              'template=[["args", ["str", "/etc/passwd"]], ["kwargs"]], effect=False) f32[b]\n  return y',
+                              'template=[["args", ["str", "/etc/passwd"]], ["kwargs"]], effect=False) f32[b]\n'
+                              "  return y",
     "too many equations": "graph g(x: f32[b])\n" + "".join(f"  y{i} = neg(x) f32[b]\n" for i in range(300_000))
                           + "  return x",
     "a read before the definition": "graph g(x: f32[b])\n  y = neg(z) f32[b]\n  return y",
