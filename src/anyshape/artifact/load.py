@@ -128,7 +128,7 @@ def check_digests(container: Container, head: Head, all_bytes: bool) -> None:
 
 def libraries() -> Blas:
     """The native libraries of this process: torch's where it is loaded already, so that both share their threads."""
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:
         from anyshape.backend.cpu.machine.torch_libs import library
         return library()
     return without_blas()
