@@ -125,9 +125,10 @@ def _tests(plan: Plan, called: Sequence[int], fixed: Sequence[int], strided: fro
             found.keys.append(f"a{i}")
             continue
         dtype = names[f"t{i}"] = driver.dtypes[kind.dtype]
+        names[f"d{i}"] = driver.device(kind.device)
         own = driver.code.strides(f"a{i}")
         kinds, strides = (found.fixed, found.fixed) if i in fixed else (found.open, found.strides)
-        kinds.append(driver.code.unlike(f"a{i}", f"t{i}", dtype))
+        kinds.append(driver.code.unlike(f"a{i}", f"t{i}", dtype, f"d{i}"))
         strides.append(f"{own} != s[{i}]")
         if i in fixed:
             found.shapes.append(f"a{i}.shape != {kind.shape}")

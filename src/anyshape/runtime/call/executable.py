@@ -88,7 +88,9 @@ class Executable(Program):
         known = frozenset(specializer.layout.symbols) if forward is not None else frozenset()
         super().__init__(specializer, kernels, context, threads, known)
         self.streams = self.target.streams
-        self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes)
+        self.threads = threads if self.streams is None else 1  # whose scratch it is
+        self.allocate = self.target.allocator()
+        self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes, self.allocate)
         self.other, self.choice = policy.alternative, policy.selection
         self.limit = None if policy.budget is None else policy.budget.bind(self)
         self.keeps = self.limit is not None or bool(plan.saved)

@@ -280,9 +280,14 @@ class Program:
         return tuple(fitted), tuple(undo)
 
 
+def written_names(plan: Plan) -> set[str]:
+    """The buffers that steps write into."""
+    return {window.buffer for step in plan.steps for window in step_writes(step)}
+
+
 def written_inputs(plan: Plan) -> frozenset[int]:
     """The inputs that a plan writes into."""
-    names = {window.buffer for step in plan.steps for window in step_writes(step)}
+    names = written_names(plan)
     return frozenset(b.index for b in plan.buffers if b.name in names and b.is_input)
 
 

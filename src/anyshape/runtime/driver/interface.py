@@ -29,12 +29,12 @@ class Argument:
 @dataclass(frozen=True, slots=True)
 class AccessCode:
     """Python text of what is asked of an array in every call, as functions of the array's name; `names` are what the
-    text uses. unlike: whether it is more than its memory, or has another dtype than the one that the second argument
-    names; the third is the dtype itself."""
+    text uses. unlike: whether it is more than its memory, has another dtype than the one that the second argument names
+    (the third is the dtype itself), or is on another device than the one that the fourth names."""
 
     strides: Callable[[str], str]
     address: Callable[[str], str]
-    unlike: Callable[[str, str, Any], str]
+    unlike: Callable[[str, str, Any, str], str]
     names: Mapping[str, Any]
 
 
@@ -56,8 +56,11 @@ class Driver(Protocol):
     def inspect(self, value: Any) -> Argument | None:
         """What it is; None: no array of this host."""
 
-    def fits(self, value: Any, dtype: Any, sizes: Sizes) -> bool:
-        """Whether it is an array of this dtype and these sizes, and nothing more than its memory."""
+    def device(self, name: str) -> Any:
+        """The host's device of a name that types have."""
+
+    def fits(self, value: Any, dtype: Any, sizes: Sizes, device: Any) -> bool:
+        """Whether it is an array of this dtype and these sizes, on this device, and nothing more than its memory."""
 
     def strides(self, value: Any) -> Sizes:
         """In elements."""

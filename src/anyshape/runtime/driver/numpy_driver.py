@@ -58,7 +58,7 @@ class NumpyDriver:
     result: Callable[[Sizes, Sizes, Any], Any] = staticmethod(empty_strided)
     address: Callable[[Any], int] = staticmethod(address_of)
     code = AccessCode(lambda name: f"strides_of({name})", lambda name: f"address_of({name})",
-                      lambda name, wanted, _: f"{name}.dtype != {wanted}",
+                      lambda name, wanted, _dtype, _device: f"{name}.dtype != {wanted}",
                       {"strides_of": strides_of, "address_of": address_of})
 
     def __init__(self, threads: int = 0) -> None:
@@ -71,7 +71,11 @@ class NumpyDriver:
             return None
         return Argument(NAMES.get(value.dtype, str(value.dtype)), value.shape)
 
-    def fits(self, value: Any, dtype: Any, sizes: Sizes) -> bool:
+    def device(self, name: str) -> str:
+        """See `Driver`."""
+        return name
+
+    def fits(self, value: Any, dtype: Any, sizes: Sizes, device: Any) -> bool:
         """See `Driver`."""
         return isinstance(value, np.ndarray) and value.dtype == dtype and value.shape == sizes
 

@@ -25,7 +25,7 @@ def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """`tensor` itself if it has these strides, else a copy that has."""
     if same_strides(tensor.shape, tensor.stride(), strides):
         return tensor
-    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return copy.copy_(tensor.detach())
 
 
@@ -47,10 +47,14 @@ class TorchDriver:
             return None
         return Argument(DTYPE_NAMES.get(value.dtype, str(value.dtype)), tuple(value.shape))
 
-    def fits(self, value: Any, dtype: Any, sizes: Sizes) -> bool:
+    def device(self, name: str) -> torch.device:
         """See `Driver`."""
-        return isinstance(value, torch.Tensor) and value.dtype is dtype and value.shape == sizes and value.is_cpu \
-            and value.layout is torch.strided
+        return torch.device(name)
+
+    def fits(self, value: Any, dtype: Any, sizes: Sizes, device: Any) -> bool:
+        """See `Driver`."""
+        return isinstance(value, torch.Tensor) and value.dtype is dtype and value.shape == sizes \
+            and value.device == device and value.layout is torch.strided
 
     def strides(self, value: torch.Tensor) -> Sizes:
         """See `Driver`."""
