@@ -110,7 +110,7 @@ class Call:
                 self._attention(step, views)
             elif isinstance(step, LibraryStep) and step.op in GROUPED:
                 operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
-                self.tensor(step.outputs[0], views[-1]).copy_(grouped_by_torch(step.op, operands))
+                self.tensor(step.outputs[0], views[-1]).copy_(grouped_by_torch(step.op, dict(step.attrs), operands))
             elif isinstance(step, LibraryStep) and step.op == "grouped_conv":
                 operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
                 self.tensor(step.outputs[0], views[-1]).copy_(grouped_conv_by_torch(dict(step.attrs), operands))
