@@ -36,6 +36,7 @@ ACROSS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "copied": lambda x: x.t().contiguous(),
     "beside what lies along": lambda x: x.t() + torch.ones_like(x).reshape(x.shape[1], x.shape[0]) * 2,
     "outer row": lambda x: x.reshape(x.shape[0], 1, x.shape[1]).expand(-1, 3, -1).permute(2, 1, 0).contiguous(),
+    "rows exchanged": lambda x: x.expand(3, -1, -1).transpose(0, 1).contiguous(),
     "backwards": lambda x: x.flip(-1) + 0,
     "every second": lambda x: x[:, 1::2] * 2,
     "every third": lambda x: x[:, 2::3] * 2,
@@ -66,7 +67,8 @@ def test_large_results_are_as_eager(shape: tuple[int, int]) -> None:
     """Streamed results, in lines that begin anywhere; several of them; beside a sum of each row."""
     assert shape[0] * shape[1] * 4 >= LARGE
     def every(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x.t().contiguous(), x + 1, (x * 2).to(torch.bfloat16), torch.softmax(x, -1), x.flip(-1) - 1
+        return x.t().contiguous(), x + 1, (x * 2).to(torch.bfloat16), torch.softmax(x, -1), x.flip(-1) - 1, \
+            x.unflatten(1, (2, -1)).transpose(0, 1).contiguous()
     compiled = anyshape.compile(every, strict=True)
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     for _ in range(2):  # results of a second call lie where those of the first were

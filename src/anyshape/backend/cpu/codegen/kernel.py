@@ -175,7 +175,16 @@ class _Kernel:
             self.space.streams = is_large(self.program, self.space.streamed, self.space)
         self.worth = is_worth(self.program, self.wanted, self.space)
         begin, end = Value("%begin", "i64"), Value("%end", "i64")
-        code.open_if(code.compare("slt", begin, end))
+        inside = code.compare("slt", begin, end)
+        if self.space.streams is not None and self.layout.light:
+            # apart, so that rows that are not streamed ask nothing about lines
+            streams = self.space.streams
+            code.open_if(code.binary("and", inside, code.binary("xor", streams, constant("bool", True))))
+            self.space.streams = None
+            self._rows(begin, end, self._row_extents())
+            code.close_section()
+            self.space.streams, inside = streams, code.binary("and", inside, streams)
+        code.open_if(inside)
         extents = self._row_extents()
         split = self.program.directive(SplitReduction)
         if split is not None:
@@ -400,6 +409,13 @@ class _Kernel:
         space.lanes = wide
         self._chunked(stage, name, start, bulk, wide, 0, wanted)
         space.lanes = self.layout.basic
+        if self.layout.light and wide > space.lanes:  # the rest, while it fills a vector
+            steps = code.binary("and", code.binary("sub", extent, bulk), constant("i64", -space.lanes))
+            whole = code.binary("add", bulk, steps)
+            space.names[name] = code.open_loop(bulk, whole, space.lanes)
+            self._point(stage, 1)
+            code.close_section()
+            bulk = whole
         space.names[name] = code.open_loop(bulk, extent, space.lanes)
         space.left = code.binary("sub", extent, space.names[name])
         space.mask = code.first_lanes(space.left, space.lanes)
