@@ -310,6 +310,10 @@ def test_any_model_is_planned_printed_changed_and_written(tmp_path: Path) -> Non
     assert "layers.*.mlp" in words and "no strategy is below" in words and "what else was tried" in words
     assert search.override("layers.*.mlp", data="fsdp") is search
     assert {one.choice.data for one in search.at(64).layers if one.name == "layers.*.mlp"} == {"fsdp"}
+    with pytest.raises(anyshape.AnyShapeError, match="cannot be run yet"):
+        search.override("head", data="ddp").runnable()
+    run = anyshape.strategy(model, loss_fn, optimizer, batch, world=4, mesh={"data": 4}).override("*", data="fsdp")
+    assert str(run.runnable()) == "mesh(data=4)\ndata: fsdp"
     search.report(tmp_path / "page.html")
     search.trace(tmp_path / "step.json", length=64)
     page = (tmp_path / "page.html").read_text()

@@ -163,8 +163,9 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
         search.override("layers.*.mlp", placement="column")
 
     The forward is traced with fake tensors: nothing is computed, no device is needed, and a model on the device `meta`
-    does. Seconds are simulated (docs/strategy.md says how well that fits published runs). Where lengths differ from step
-    to step, placements of parameters are common to all, and what activations do is decided for each class of lengths.
+    does. Seconds are simulated (docs/strategy.md says how well that fits published runs). Where lengths differ from
+    step to step, placements of parameters are common to all, and what activations do is decided for each class of
+    lengths.
 
     Args:
         model: an `nn.Module`.

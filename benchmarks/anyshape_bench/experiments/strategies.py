@@ -2,7 +2,7 @@
 
     python -m anyshape_bench.experiments.strategies docs/results/distributed/strategies.json      (some minutes)
 
-Every row is simulated, and says so; the published numbers are of torchtitan's tables (benchmarks/*.md of its repository,
+Every row is simulated, and says so; the published numbers are of torchtitan's tables (benchmarks/ of its repository,
 December 2024 and June 2025) and of TorchAcc's talk of 2024. `fitted` marks the rows whose numbers the table of
 H100 was fitted to (by coordinate descent on squared logarithms); all others are held out.
 """
@@ -215,12 +215,12 @@ def page(results: dict[str, Any]) -> str:
     lines += [f"| {row['name']} | {row['scaling']:.2f} |" for row in results["torchacc"]]
     large = results["large"]
     lines += ["", "## Search", "",
-              f"{large['model']} on {large['world']} H100: {large['families']} families in {large['took']:.0f} s of one "
-              f"processor; {large['seconds']:.2f} s a step, at most {large['gap']:.1%} above what is possible in the "
-              f"space of the search: {large['strategy']}.", "", "## Against the best plan by hand", "",
+              f"{large['model']} on {large['world']} H100: {large['families']} families in {large['took']:.0f} s of "
+              f"one processor; {large['seconds']:.2f} s a step, at most {large['gap']:.1%} above what is possible in "
+              f"the space of the search: {large['strategy']}.", "", "## Against the best plan by hand", "",
               f"Lengths vary: {', '.join(f'{length} ({weight:.0%})' for length, weight in LENGTHS.items())}; one "
-              "sequence a GPU and step, H100 with 3,200 Gb a node. By hand: the best of DDP, FSDP, TP, TP+SP, FSDP+TP and PP, "
-              "with no, selective or full recomputation, fixed for all lengths.", "",
+              "sequence a GPU and step, H100 with 3,200 Gb a node. By hand: the best of DDP, FSDP, TP, TP+SP, FSDP+TP and "
+              "PP with no, selective or full recomputation, fixed for all lengths.", "",
               "| model | GPUs | found | ms | bound | by hand | ms | times |", "|---|---|---|---|---|---|---|---|"]
     ratios = []
     for row in results["compare"]:

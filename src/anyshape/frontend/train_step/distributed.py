@@ -39,6 +39,7 @@ from anyshape.ir.graph import Graph, Value
 from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
+from anyshape.frontend.strategy.api import StrategySearch
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal
 from anyshape.runtime.collectives.parts import Numbers, cut
 from anyshape.runtime.collectives.process_group import ProcessMesh, gathered, process_mesh
@@ -120,7 +121,8 @@ def distribution_of(given: object, model: torch.nn.Module, optimizer: torch.opti
         raise ConfigError(f"strategy is {given!r}, and there is one process",
                           why="torch.distributed is not initialised",
                           do='start with torchrun, and call torch.distributed.init_process_group("gloo") first')
-    strategy = strategy_of(given, dist.get_world_size())
+    chosen = given.runnable() if isinstance(given, StrategySearch) else given
+    strategy = strategy_of(chosen, dist.get_world_size())
     mesh = process_mesh(strategy.mesh)
     weights = [(name, tuple(one.shape), str(one.dtype)) for name, one in model.named_parameters()]
     groups = [{key: repr(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
