@@ -26,6 +26,7 @@ from anyshape.dist.search.tables import families, modes, table
 from anyshape.dist.simulate import Task, perfetto, simulate, simulate_step
 from anyshape.sym.expr import symbol
 from anyshape.tools.cli import main
+from anyshape_bench.experiments import strategies
 
 A100 = machine_of("a100x8:800Gb")
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2), ("interleaved", 3))
@@ -249,6 +250,19 @@ def test_a_world_that_divides_nothing_says_which_would_do() -> None:
     with pytest.raises(InputError, match="13 ranks cannot be dealt out") as caught:
         solve(small(world=13, shapes=(Shape(512, 1.0, 8),)))
     assert "take 12 ranks, or at least 13 sequences" in str(caught.value)
+
+
+# ---- stored results
+
+
+def test_the_page_shows_the_stored_results_and_they_reach_what_is_promised() -> None:
+    folder = Path(__file__).parent.parent / "docs"
+    results = json.loads((folder / "results" / "distributed" / "strategies.json").read_text())
+    assert (folder / "benchmarks-strategies.md").read_text() == strategies.page(results)
+    assert results["validation"]["median"] <= 0.10 and results["validation"]["worst"] <= 0.20
+    assert results["large"]["took"] <= 60
+    assert all(row["hand_seconds"] is None or row["seconds"] <= row["hand_seconds"] for row in results["compare"]
+               if row["fits"])
 
 
 # ---- users

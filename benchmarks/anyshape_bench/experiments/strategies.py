@@ -219,8 +219,8 @@ def page(results: dict[str, Any]) -> str:
               f"one processor; {large['seconds']:.2f} s a step, at most {large['gap']:.1%} above what is possible in "
               f"the space of the search: {large['strategy']}.", "", "## Against the best plan by hand", "",
               f"Lengths vary: {', '.join(f'{length} ({weight:.0%})' for length, weight in LENGTHS.items())}; one "
-              "sequence a GPU and step, H100 with 3,200 Gb a node. By hand: the best of DDP, FSDP, TP, TP+SP, FSDP+TP and "
-              "PP with no, selective or full recomputation, fixed for all lengths.", "",
+              "sequence a GPU and step, H100 with 3,200 Gb a node. By hand: the best of DDP, FSDP, TP, TP+SP, FSDP+TP "
+              "and PP with no, selective or full recomputation, fixed for all lengths.", "",
               "| model | GPUs | found | ms | bound | by hand | ms | times |", "|---|---|---|---|---|---|---|---|"]
     ratios = []
     for row in results["compare"]:

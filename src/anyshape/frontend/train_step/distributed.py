@@ -33,13 +33,13 @@ from anyshape.frontend.importer.fx_to_graph import to_graph
 from anyshape.frontend.importer.graph_inputs import Notes
 from anyshape.frontend.programs.compile_program import NativeProgram
 from anyshape.frontend.programs.session import Boxed, Compilation
+from anyshape.frontend.strategy.api import StrategySearch
 from anyshape.frontend.train_step.program import ROLE
 from anyshape.frontend.train_step.update_op import expanded
 from anyshape.ir.graph import Graph, Value
 from anyshape.ir.show import show
 from anyshape.ir.types import SizeType, TensorType
 from anyshape.ir.verify import verify
-from anyshape.frontend.strategy.api import StrategySearch
 from anyshape.runtime.collectives.agreement import agree, digest, exchanged, refusal
 from anyshape.runtime.collectives.parts import Numbers, cut
 from anyshape.runtime.collectives.process_group import ProcessMesh, gathered, process_mesh
