@@ -138,7 +138,6 @@ def _pooled(c: Call, x: Value, kernel: tuple[int, ...], strides: Any, dilations:
 @translates("MaxPool")
 def max_pool(c: Call) -> Any:
     x, kernel = c.value(0), tuple(c.attr("kernel_shape"))
-    count = len(kernel)
     strides, dilations, low, high = window(c, x.tensor.shape[2:], kernel)
     shape = (*x.tensor.shape[:2], *_pooled(c, x, kernel, strides, dilations, low, high))
     if c.wants(1):

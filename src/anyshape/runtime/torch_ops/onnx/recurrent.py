@@ -139,26 +139,49 @@ def _usual(x: torch.Tensor, names: Sequence[str], usual: Sequence[str], clip: fl
     return whole and all(one.lower() == usual[place % len(usual)] for place, one in enumerate(names))
 
 
+def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tensor as whole numbers 0..255 less their zero point, in f32, and its scale (ONNX DynamicQuantizeLinear-11)."""
+    low, high = x.min().clamp(max=0), x.max().clamp(min=0)
+    scale = (high - low) / 255
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    zero = (-low / scale).clamp(0, 255).round()
+    return (x / scale).round().add_(zero).clamp_(0, 255).sub_(zero), scale
+
+
+def _times(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """x times quantised weights [inputs, columns], x quantised too. Sums of whole numbers are exact in f32 below 2^24,
+    beyond that in f64."""
+    if not x.numel():
+        return x.new_zeros(*x.shape[:-1], w.shape[-1])
+    whole, own = quantized(x)
+    if w.shape[0] > 514:  # 255 * 128 * 514 < 2^24
+        whole, w = whole.double(), w.double()
+    return (whole @ w).to(x.dtype) * (own * scale)
+
+
 def lstm(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, bias: Optional, lengths: Optional, h: Optional,
          c: Optional, peephole: Optional, hidden: int, direction: str, names: Sequence[str], alphas: Sequence[float],
-         betas: Sequence[float], clip: float, layout: int, forget: int) -> tuple[torch.Tensor, ...]:
-    """LSTM: outputs, last h, last c."""
+         betas: Sequence[float], clip: float, layout: int, forget: int, w_scale: Optional = None,
+         r_scale: Optional = None) -> tuple[torch.Tensor, ...]:
+    """LSTM: outputs, last h, last c. With scales the weights are whole numbers that lie transposed, and operands are
+    quantised in each call (com.microsoft DynamicQuantizeLSTM-1)."""
     timed = x.transpose(0, 1) if layout else x
-    if peephole is None and not forget and _usual(timed, names, ("sigmoid", "tanh", "tanh"), clip, lengths):
+    if w_scale is None and peephole is None and not forget and _usual(timed, names, ("sigmoid", "tanh", "tanh"), clip, lengths):
         return _by_torch("lstm", x, w, r, bias, [h, c], hidden, direction, layout, (0, 2, 3, 1))
     functions = _functions(names, alphas, betas)
     cut = _limited(clip)
 
     def cell(d: int, inputs: torch.Tensor) -> tuple[torch.Tensor, Step]:
         f, g, k = functions[3 * d:3 * d + 3]
-        projected = inputs @ w[d].T
+        projected = inputs @ w[d].T if w_scale is None else _times(inputs, w[d], w_scale[d])
         if bias is not None:
             projected = projected + sum(bias[d].chunk(2))
         p = peephole[d].chunk(3) if peephole is not None else None
 
         def step(now: torch.Tensor, state: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
             before, memory = state
-            i, o, forgets, new = (now + before @ r[d].T).chunk(4, 1)
+            after = before @ r[d].T if r_scale is None else _times(before, r[d], r_scale[d])
+            i, o, forgets, new = (now + after).chunk(4, 1)
             if p is not None:
                 i, forgets = i + p[0] * memory, forgets + p[2] * memory
             i = f(cut(i))
