@@ -191,7 +191,7 @@ def reshape(c: Call) -> Any:
 def squeeze(c: Call) -> Any:
     axes = c.ints(1, "axes")
     array = _array(c, 0)
-    chosen = None if axes is None else tuple(a % array.ndim for a in axes)
+    chosen = None if axes is None else tuple(c.dim(axis, array.ndim) for axis in axes)
     return Known(np.squeeze(array, chosen), c.at(0).dtype)
 
 
@@ -304,7 +304,7 @@ def _reduced(function: Callable[[Any, Any], Any], first: Any) -> Fold:
             if c.attr("noop_with_empty_axes", 0):
                 return one
             axes = tuple(range(one.array.ndim))
-        axes = tuple(axis % one.array.ndim for axis in axes)
+        axes = tuple(c.dim(axis, one.array.ndim) for axis in axes)
         return k.product_of(one, axes, bool(c.attr("keepdims", 1)), function, first)
     return rule
 

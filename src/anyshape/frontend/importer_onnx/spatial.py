@@ -239,7 +239,7 @@ def resize(c: Call) -> Any:
     x = c.value(0)
     rank = x.tensor.rank
     old = c.name == "Upsample" or c.version < 11
-    axes = [axis % rank for axis in c.attr("axes", tuple(range(rank)))]
+    axes = [c.dim(axis, rank) for axis in c.attr("axes", tuple(range(rank)))]
     place = 1 if old else 2
     scales: list[float | None] = [1.0] * rank
     shape = list(x.tensor.shape)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anyshape.base.errors import VerifyError
+from anyshape.base.errors import InputError, VerifyError
 from anyshape.frontend.aten.table import Decline, Translator, translation_of
 from anyshape.frontend.importer_onnx.known import Known, known
 from anyshape.frontend.importer_onnx.model import OnnxGraph, OnnxNode
@@ -217,9 +217,17 @@ class Call:
 
     def axis(self, default: int = -1, rank: int | None = None, name: str = "axis") -> int:
         """The attribute `axis`, counted from the left."""
-        axis, rank = self.attr(name, default), self.rank() if rank is None else rank
-        if not -rank <= axis < max(rank, 1):
-            raise VerifyError(f"there is no axis {axis} in rank {rank}", where=str(self.node))
+        return self.dim(self.attr(name, default), self.rank() if rank is None else rank)
+
+    def dim(self, axis: int, rank: int) -> int:
+        """An axis counted from the left.
+
+        Raises:
+            InputError: there is none.
+        """
+        if not -max(rank, 1) <= axis < max(rank, 1):
+            raise InputError(f"{self.node} names the axis {axis}", where=str(self.node), do="check the model",
+                             why=f"its operand has rank {rank}")
         return axis % rank if rank else 0
 
     # ---- other operators

@@ -274,13 +274,13 @@ class Stage:
         target = target_of(shared.compilation.config)
         label = clean(shared.name)[:40]
         made = imported(label, shared.reader, target, entries, self.nodes, self.outputs, self.constants, equal, facts)
-        program = None
-        if made.gives:
-            program = self._program(made, places, facts)
+        program = self._program(made, places) if made.gives else None
+        if made.cut is not None:
+            shared.compilation.cut(label, made.cut.why)
         return Variant(made, program, tuple(binds), tuple(sizes),
                        {**made.fixed, **{name: _tensor(array) for name, array in made.left.items()}})
 
-    def _program(self, made: Imported, places: Mapping[str, str], facts: Facts) -> Any:
+    def _program(self, made: Imported, places: Mapping[str, str]) -> Any:
         compilation = self.shared.compilation
         number = compilation.next_graph(tuple((one, place, one) for one, place in places.items()))
         graph = made.graph.replace(name=f"{number}_{made.graph.name}")
@@ -294,8 +294,6 @@ class Stage:
         notes = Notes(constants=made.constants, externs=made.externs)
         program = NativeProgram(f"{number}.inference", compiled, notes)
         compilation.register(program)
-        if made.cut is not None:
-            compilation.cut(program.name, made.cut.why)
         return program
 
     def _entry(self, name: str, kind: Any, values: Values, places: dict[str, str], sizes: list[tuple[str, int]],
