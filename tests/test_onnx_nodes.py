@@ -73,7 +73,7 @@ def test_a_case_passes_with_symbolic_dims(name):
 
 def test_the_page_shows_the_stored_results():
     text = (DOCS / "onnx.md").read_text()
-    assert text.split(BEGIN)[1].split(END)[0] == "\n" + table(stored()) + "\n", "run pytest -m full tests/test_onnx_nodes.py"
+    assert text.split(BEGIN)[1].split(END)[0] == "\n" + table(stored()) + "\n", f"run pytest -m full {__file__}"
 
 
 @pytest.mark.full

@@ -56,6 +56,10 @@ FOLDS = fold.FOLDS
 HOST_ONLY = frozenset(("Loop", "Scan"))
 
 
+MOST_BODIES = 20_000  # that are opened
+MOST_NAMES = 500  # parts of a name, which grows with each body inside of another
+
+
 class Equal(Exception):
     """The walk has to start again with one symbol replaced."""
 
@@ -360,10 +364,11 @@ class Walk:
 
     def _prefix(self, node: OnnxNode) -> str:
         self.inlined += 1
-        if self.inlined > 20_000:
-            raise InputError("the model's functions do not end", where=str(node), why="20,000 bodies were opened",
-                             do="check the model")
-        return f"{node.outputs[0] if node.outputs else node.op}/{self.inlined}/"
+        prefix = f"{node.outputs[0] if node.outputs else node.op}/{self.inlined}/"
+        if self.inlined > MOST_BODIES or prefix.count("/") > MOST_NAMES:
+            raise InputError("the model's functions do not end", where=str(node)[:200], do="check the model",
+                             why=f"{self.inlined} bodies were opened, one in the other")
+        return prefix
 
     def _inline(self, node: OnnxNode, inputs: Sequence[Any]) -> None:
         """Takes a composed operator apart."""

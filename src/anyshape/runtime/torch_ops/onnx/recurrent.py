@@ -166,7 +166,8 @@ def lstm(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, bias: Optional, leng
     """LSTM: outputs, last h, last c. With scales the weights are whole numbers that lie transposed, and operands are
     quantised in each call (com.microsoft DynamicQuantizeLSTM-1)."""
     timed = x.transpose(0, 1) if layout else x
-    if w_scale is None and peephole is None and not forget and _usual(timed, names, ("sigmoid", "tanh", "tanh"), clip, lengths):
+    plain = w_scale is None and peephole is None and not forget
+    if plain and _usual(timed, names, ("sigmoid", "tanh", "tanh"), clip, lengths):
         return _by_torch("lstm", x, w, r, bias, [h, c], hidden, direction, layout, (0, 2, 3, 1))
     functions = _functions(names, alphas, betas)
     cut = _limited(clip)
