@@ -45,8 +45,8 @@ def _loop(c: Call, name: str, x: Value, w: Value, r: Value, bias: Value | None, 
     return c.extern(
         f"onnx.{name.lower()}", x, w, r, bias, lengths, *states, hidden, c.attr("direction", "forward"), names,
         [float(n) for n in c.attr("activation_alpha", ())], [float(n) for n in c.attr("activation_beta", ())],
-        float(c.attr("clip", 0.0)), layout, c.attr("linear_before_reset" if name == "GRU" else "input_forget", 0), *scales,
-        types=tuple(kinds), why="a loop over time")
+        float(c.attr("clip", 0.0)), layout, c.attr("linear_before_reset" if name == "GRU" else "input_forget", 0),
+        *scales, types=tuple(kinds), why="a loop over time")
 
 
 @translates("DynamicQuantizeLSTM", domain=MICROSOFT)

@@ -140,7 +140,8 @@ def _usual(x: torch.Tensor, names: Sequence[str], usual: Sequence[str], clip: fl
 
 
 def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tensor as whole numbers 0..255 less their zero point, in f32, and its scale (ONNX DynamicQuantizeLinear-11)."""
+    """The tensor as whole numbers 0..255 less their zero point, in f32, and its scale
+    (ONNX DynamicQuantizeLinear-11)."""
     low, high = x.min().clamp(max=0), x.max().clamp(min=0)
     scale = (high - low) / 255
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
