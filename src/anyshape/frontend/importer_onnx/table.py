@@ -7,6 +7,7 @@ ONNX gives to a composed operator, then the host's function of that name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,23 @@ class NeedsFixed(Exception):
         self.names = tuple(sorted(symbols_of(size)))
 
 
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A comparison of sizes (lt, le, gt, ge, eq), which a call decides."""
+
+    name: str
+    a: Size
+    b: Size
+
+
+class NeedsDecision(Exception):
+    """An If goes by a comparison of sizes: there is a program for either answer."""
+
+    def __init__(self, condition: Condition) -> None:
+        super().__init__(f"{condition.a} {condition.name} {condition.b}")
+        self.condition = condition
+
+
 class Opaque:
     """What a program cannot hold: a list of tensors, text, a dtype that torch lacks; it is there when the call runs."""
 
@@ -68,18 +86,19 @@ class Call:
 
     t: the builder with its helpers, shared with the translations of ATen. inputs: operands by position, None where one
     is left out. constant: makes a constant of the program. assume: takes a size to be at least 0, which a call is
-    checked for.
+    checked for. ask: notes that the result is a comparison of sizes.
     """
 
     def __init__(self, node: OnnxNode, inputs: Sequence[Any], t: Translator,
                  constant: Callable[[np.ndarray, str], Value], note: Callable[[str, str], None],
-                 assume: Callable[[Size], None]) -> None:
+                 assume: Callable[[Size], None], ask: Callable[[Condition], None]) -> None:
         self.node = node
         self.inputs = list(inputs)
         self.t = t
         self._constant = constant
         self._note = note
         self.assume = assume
+        self.ask = ask
 
     def op(self, row: str, *operands: Any, **attrs: Attr) -> Value:
         """Appends an equation with one result. Raises Mismatch where dims meet that may differ."""
