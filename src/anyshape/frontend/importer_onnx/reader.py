@@ -283,7 +283,7 @@ class Reader:
                                             for key, value in defaults.items()})
 
     def _function(self, proto: Any, node: OnnxNode, defaults: Mapping[str, Any] | None = None) -> OnnxFunction:
-        opsets = {_domain(one.domain): int(one.version) for one in proto.opset_import} or self.opsets
+        opsets = {**self.opsets, **{_domain(one.domain): int(one.version) for one in proto.opset_import}}
         given = {one.name: self._attribute(one, 0, {}) for one in proto.attribute_proto}
         given.update(defaults or {})
         given.update(node.attributes)

@@ -7,10 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from anyshape.frontend.importer_onnx.known import Known, known
 from anyshape.frontend.importer_onnx.table import MICROSOFT, Call, translates
 from anyshape.ir.graph import Value
 from anyshape.ir.types import TensorType
 
+_ORDERS = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}  # of gates in PyTorch, by their places in ONNX
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
 
@@ -42,11 +46,35 @@ def _loop(c: Call, name: str, x: Value, w: Value, r: Value, bias: Value | None, 
     if name == "LSTM":
         kinds.append(TensorType(dtype, last))
     names = [str(one) for one in c.attr("activations", _DEFAULTS[name] * directions)]
+    plain = name in _ORDERS and names == list(_DEFAULTS[name]) * directions and not c.attr("clip", 0.0) and not scales
+    if plain and lengths is None and dtype == "f32" and (
+            c.attr("linear_before_reset", 0) if name == "GRU" else not c.attr("input_forget", 0) and states[2] is None):
+        weights = _in_order(c, name, directions)
+        if weights is not None:
+            return c.extern("onnx.recurrent", name.lower(), x, weights, states[:2], hidden, bias is not None,
+                            c.attr("direction", "forward"), layout, types=tuple(kinds), why="a loop over time")
     return c.extern(
         f"onnx.{name.lower()}", x, w, r, bias, lengths, *states, hidden, c.attr("direction", "forward"), names,
         [float(n) for n in c.attr("activation_alpha", ())], [float(n) for n in c.attr("activation_beta", ())],
         float(c.attr("clip", 0.0)), layout, c.attr("linear_before_reset" if name == "GRU" else "input_forget", 0),
         *scales, types=tuple(kinds), why="a loop over time")
+
+
+def _in_order(c: Call, name: str, directions: int) -> list[Known] | None:
+    """Weights that are known, in PyTorch's order of gates, by direction; None where one is not known."""
+    parts = [c.at(place) for place in ((1, 2, 3) if c.has(3) else (1, 2))]
+    if not all(isinstance(one, Known) and not one.symbolic for one in parts):
+        return None
+    order = _ORDERS[name]
+
+    def swapped(array: np.ndarray) -> Known:
+        gates = np.split(array, len(order))
+        return known(np.concatenate([gates[place] for place in order]))
+    found = []
+    for d in range(directions):
+        w, r, *bias = (one.array[d] for one in parts)
+        found += [swapped(one) for one in (w, r, *(half for b in bias for half in np.split(b, 2)))]
+    return found
 
 
 @translates("DynamicQuantizeLSTM", domain=MICROSOFT)

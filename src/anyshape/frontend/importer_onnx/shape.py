@@ -347,7 +347,8 @@ def space_to_depth(c: Call) -> Any:
     x, size = c.value(0), c.attr("blocksize")
     n, depth, h, w = x.tensor.shape
     rows, columns = floordiv(h, size), floordiv(w, size)
-    x = c.t.permute(c.t.reshape(x, (n, depth, rows, size, columns, size)), (0, 3, 5, 1, 2, 4))
+    order = (0, 3, 5, 1, 2, 4) if c.attr("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    x = c.t.permute(c.t.reshape(x, (n, depth, rows, size, columns, size)), order)
     return c.t.reshape(x, (n, depth * size * size, rows, columns))
 
 

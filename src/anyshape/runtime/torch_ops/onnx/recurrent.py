@@ -110,20 +110,37 @@ def _swapped(w: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 def _by_torch(kind: str, x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, bias: Optional, states: list[Optional],
               hidden: int, direction: str, layout: int, order: Sequence[int]) -> tuple[torch.Tensor, ...]:
     """PyTorch's own layer; gates in its order."""
+    weights: list[torch.Tensor] = []
+    for d in range(2 if direction == "bidirectional" else 1):
+        weights += [_swapped(w[d], order), _swapped(r[d], order)]
+        if bias is not None:
+            weights += [_swapped(part, order) for part in bias[d].chunk(2)]
+    return recurrent(kind, x, weights, states, hidden, bias is not None, direction, layout)
+
+
+def recurrent(kind: str, x: torch.Tensor, weights: Sequence[torch.Tensor], states: Sequence[Optional], hidden: int,
+              biased: bool, direction: str, layout: int) -> tuple[torch.Tensor, ...]:
+    """PyTorch's layer of that kind (lstm, gru, rnn), with weights in its order; results as ONNX has them."""
     if layout:
         x = x.transpose(0, 1)
         states = [None if one is None else one.transpose(0, 1) for one in states]
     count = 2 if direction == "bidirectional" else 1
+    if not x.shape[0] or not x.shape[1]:  # which PyTorch refuses
+        ends = [x.new_zeros(count, x.shape[1], hidden) if one is None else one.clone() for one in states]
+        shape = (x.shape[1], 0, count, hidden) if layout else (x.shape[0], count, x.shape[1], hidden)
+        return (x.new_zeros(shape), *(one.transpose(0, 1).contiguous() if layout else one for one in ends))
     x = x.flip(0) if direction == "reverse" else x
-    weights: list[torch.Tensor] = []
-    for d in range(count):
-        weights += [_swapped(w[d], order), _swapped(r[d], order)]
-        if bias is not None:
-            weights += [_swapped(part, order) for part in bias[d].chunk(2)]
     given = [x.new_zeros(count, x.shape[1], hidden) if one is None else one.contiguous() for one in states]
-    rest = (weights, bias is not None, 1, 0.0, False, count == 2, False)
-    call = {"lstm": torch.lstm, "gru": torch.gru, "rnn": torch.rnn_tanh}[kind]
-    y, *ends = call(x.contiguous(), given if kind == "lstm" else given[0], *rest)  # type: ignore[operator]
+    if x.shape[0] == count == 1:  # one step: the layer would reorder its weights for it
+        cell = {"lstm": torch.lstm_cell, "gru": torch.gru_cell, "rnn": torch.rnn_tanh_cell}[kind]
+        state = [one[0] for one in given]
+        after = cell(x[0], state if kind == "lstm" else state[0], *weights)  # type: ignore[operator]
+        ends = [one.unsqueeze(0) for one in (after if kind == "lstm" else (after,))]
+        y = ends[0]
+    else:
+        rest = (list(weights), biased, 1, 0.0, False, count == 2, False)
+        call = {"lstm": torch.lstm, "gru": torch.gru, "rnn": torch.rnn_tanh}[kind]
+        y, *ends = call(x.contiguous(), given if kind == "lstm" else given[0], *rest)  # type: ignore[operator]
     y = y.flip(0) if direction == "reverse" else y
     y = y.unflatten(2, (count, hidden)).transpose(1, 2)
     if layout:
