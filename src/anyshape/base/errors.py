@@ -55,6 +55,10 @@ class DivisionError(AnyShapeError, ZeroDivisionError):
     """A whole number is divided by 0, found while a program ran."""
 
 
+class DeviceError(AnyShapeError):
+    """A device cannot be used: it has no driver, or an old one, or not enough memory; or its driver refuses a call."""
+
+
 class DataError(AnyShapeError, AssertionError, ValueError):
     """What the program asserts of its data does not hold: of every kind that eager PyTorch raises at such places."""
 

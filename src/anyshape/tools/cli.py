@@ -21,6 +21,7 @@ COMMANDS = {
     "bench": ("", "compare with eager PyTorch and Inductor"),
     "explain": ("anyshape.tools.explain", "compile a program and say what was decided"),
     "report": ("anyshape.tools.report", "write the memory of a model, step by step, as a page, a picture or data"),
+    "strategy": ("anyshape.tools.strategy", "search how to train a model on many devices, and say why"),
     "repro": ("anyshape.tools.repro", "run a program that failed to compile again"),
     "opt": ("anyshape.tools.opt", "run passes over the text form of a graph"),
     "machine": ("anyshape.tools.machine", "show which routines multiply on this machine, and what was measured"),

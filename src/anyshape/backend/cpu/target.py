@@ -1,8 +1,9 @@
 """The CPU as a target: kernels by LLVM, products by our routines or the library's, plans by a native interpreter."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from anyshape.backend.cpu.autotune import Autotune, autotune_of, machine_key
 from anyshape.backend.cpu.bytecode.encode_gemm import native, takes_any_strides
@@ -15,6 +16,7 @@ from anyshape.backend.cpu.plan_runner import CpuPlanRunner
 from anyshape.backend.interface import ObjectCache, Streams
 from anyshape.kernel.loop_ir.program import LoopProgram
 from anyshape.plan.ir.program import Plan
+from anyshape.torch_compat.versions import api
 
 USUAL = "f32"  # the dtype whose products most programs need
 
@@ -30,6 +32,7 @@ class CpuTarget:
     device = "cpu"
     streams: Streams | None = None
     hardware = HARDWARE
+    own_ops = frozenset(("attention", "bernoulli"))
 
     def __init__(self, machine: Machine, native: NativeRoutines, autotune: Autotune) -> None:
         self.machine = machine
@@ -65,6 +68,10 @@ class CpuTarget:
     def warm(self) -> None:
         """See `Target`."""
         self.native.products_of(USUAL)
+
+    def allocator(self) -> Callable[[tuple[int, ...], tuple[int, ...], Any], Any]:
+        """See `Target`."""
+        return api.allocator()
 
     def runner(self, plan: Plan, kernels: Sequence[LoadedKernel]) -> CpuPlanRunner:
         """See `Target`."""

@@ -124,8 +124,9 @@ def _tests(plan: Plan, called: Sequence[int], fixed: Sequence[int], strided: fro
             found.keys.append(f"a{i}")
             continue
         dtype = names[f"t{i}"] = TORCH_DTYPES[kind.dtype]
+        names[f"d{i}"] = torch.device(kind.device)
         kinds, strides = (found.fixed, found.fixed) if i in fixed else (found.open, found.strides)
-        kinds.append(f"a{i}.dtype is not t{i} or {odd(f'a{i}', dtype)}")
+        kinds.append(f"a{i}.dtype is not t{i} or {odd(f'a{i}', dtype, f'd{i}')}")
         strides.append(f"a{i}.stride() != s[{i}]")
         if i in fixed:
             found.shapes.append(f"a{i}.shape != {kind.shape}")

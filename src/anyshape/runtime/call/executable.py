@@ -98,7 +98,7 @@ class Executable:
         self.target = usual_target() if target is None else target
         self.context = (shared_context() if context is None else context).on(self.target)
         self.streams = self.target.streams
-        self.threads = threads
+        self.threads = threads if self.streams is None else 1  # whose scratch it is
         self.specializer = specializer or Specializer(plan, self.target.runner(plan, self.kernels), self.context.host,
                                                       forward)
         self.runner = self.specializer.runner
@@ -110,12 +110,12 @@ class Executable:
         self.enter = make_enter(plan, self.layout.slots, self.binder.strided)
         windows = [plan.outputs[buffer.index] for buffer in self.specializer.outputs]
         self.dtypes = tuple(TORCH_DTYPES[window.type.dtype] for window in windows if isinstance(window, Window))
-        self.allocate = api.allocator()
+        self.allocate = self.target.allocator()
         self.takes_tape = bool(plan.restored)
         self.places = sorted((position, index) for index, position in enumerate(plan.restored))
         self.tensors = [i for i, kind in enumerate(plan.inputs) if isinstance(kind, TensorType)]
         self.scalars = [i for i in self.tensors if not plan.inputs[i].shape]  # type: ignore[union-attr]
-        self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes)
+        self.calls = Calls(plan, self.layout, self.context.packed, packed_bytes, self.allocate)
         self.lazy = len(self.calls.early) < len(self.dtypes)
         self.ordered = self.calls.order == tuple(range(len(self.dtypes)))
         self.plain = self.ordered and not plan.saved

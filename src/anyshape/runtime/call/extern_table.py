@@ -16,7 +16,6 @@ from anyshape.runtime.torch_ops.convolution import Convolution
 from anyshape.runtime.torch_ops.extern_calls import compile_extern
 from anyshape.sym.expr import evaluate
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
-from anyshape.torch_compat.versions import api
 
 OWN = "anyshape."  # targets that are our own ops, run by the reference interpreter
 MOST_NEEDS = 4096  # records whose need is remembered
@@ -26,7 +25,8 @@ CONVOLUTION = f"{OWN}convolution"  # but for this one
 class Calls:
     """What calls of one plan need that does not depend on sizes."""
 
-    def __init__(self, plan: Plan, layout: SizeFunction, packed: PackedWeights, packed_bytes: int) -> None:
+    def __init__(self, plan: Plan, layout: SizeFunction, packed: PackedWeights, packed_bytes: int,
+                 allocate: Callable[..., Any]) -> None:
         self.plan = plan
         self.slots = layout.slots
         self.buffers = {b.name: b for b in plan.buffers}
@@ -36,7 +36,7 @@ class Calls:
         taken = {name for step in plan.steps if isinstance(step, MemoryStep) for name in step.take}
         self.dtypes = [TORCH_DTYPES[plan.outputs[b.index].type.dtype] for b in ordered]  # type: ignore[union-attr]
         self.early = [i for i, b in enumerate(ordered) if b.name not in taken]  # allocated at the start
-        self.allocate = api.allocator()
+        self.allocate = allocate
         self.functions: dict[int, Callable[[Sequence[Any]], Any]] = {}
         self.drops: dict[int, tuple[str, ...]] = {}  # let go before a step
         self.later: dict[int, tuple[str, ...]] = {}  # the same where the tape would keep them

@@ -14,6 +14,7 @@ from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.idle_release import IdleRelease
 from anyshape.runtime.memory.offload_store import Stores
 from anyshape.runtime.memory.packed_weights import PackedWeights
+from anyshape.runtime.memory.pinned_store import PinnedStores
 from anyshape.runtime.memory.pools import Pool
 from anyshape.runtime.memory.stream_pools import StreamPool
 
@@ -32,7 +33,7 @@ class Context:
         self.host = host = host_routines() if host is None else host
         self.temporary = Pool()
         self.kept = Pool()
-        self.stores = Stores()
+        self.stores: Stores | PinnedStores = Stores()
         self.packed = PackedWeights(host.digest)
         self.idle = IdleRelease((self.temporary, self.kept), self.release)
         self.unread: list[Any] = []  # runs that have not ended (runtime/call/unread_status.py); the CPU has none
@@ -49,7 +50,7 @@ class Context:
                 own = copy.copy(self)
                 own.temporary, own.kept = StreamPool(streams), StreamPool(streams)
                 own.idle = IdleRelease((own.temporary, own.kept), own.release)
-                own.unread, own.devices = [], {}
+                own.unread, own.devices, own.stores = [], {}, PinnedStores(streams)
                 self.devices[streams] = own
             return self.devices[streams]
 

@@ -7,6 +7,7 @@ backward program has run. A call takes one block of each kind at most.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import itertools
 import threading
 import time
@@ -19,8 +20,9 @@ import torch
 from anyshape.base import counters
 from anyshape.base.align import align
 from anyshape.base.errors import AnyShapeError
+from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.huge_pages import DetachedPages, detach, prefer_large
-from anyshape.runtime.memory.offload_store import StoreReservation
+from anyshape.runtime.memory.offload_store import Reservation
 from anyshape.torch_compat import storage_id
 
 if TYPE_CHECKING:
@@ -169,6 +171,14 @@ class Pool:
         if block is not self.empty:
             self.free.append(block)  # one step of the interpreter: no lock
 
+    def copy(self, target: int, source: int, bytes_: int) -> None:
+        """Copies from block to block, by address."""
+        ctypes.memmove(target, source, bytes_)
+
+    def resident(self) -> int:
+        """Bytes that the process has where blocks are."""
+        return huge_pages.resident()
+
     def idle_after(self, bytes_: int) -> int:
         """Bytes of blocks that nobody uses after a `take` of `bytes_`, and by which the block is larger than that."""
         with self.lock:
@@ -250,7 +260,7 @@ class SegmentedBlock:
     """A kept block in pieces of memory of their own, so that each can go before the others; used like a `Block`.
     space: where values that are moved out meanwhile have their place."""
 
-    def __init__(self, pool: Pool, sizes: Sequence[int], space: StoreReservation | None = None) -> None:
+    def __init__(self, pool: Pool, sizes: Sequence[int], space: Reservation | None = None) -> None:
         self.space = space
         self.starts = [0, *itertools.accumulate(sizes)]
         self.blocks: list[Block | None] = [pool.fresh(size) if size else None for size in sizes]

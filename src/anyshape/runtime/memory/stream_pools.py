@@ -75,8 +75,9 @@ class StreamPool(Pool):
                 self._trim()
             own = [block for block in self.free if isinstance(block, DeviceBlock) and block.stream == stream]
             found = self._fitting(own, bytes_) or self._passed(stream, bytes_)
-            if found is None and own:  # makes room for its successor
+            if found is None and own:  # makes room for its successor; no variable may hold it while that is made
                 self._drop(max(own, key=_bytes))
+            own.clear()
         return self._new(bytes_) if found is None else found
 
     def give(self, block: Block) -> None:
@@ -84,6 +85,14 @@ class StreamPool(Pool):
         if isinstance(block, DeviceBlock):
             block.mark = self.streams.mark(block.stream)
             self.free.append(block)
+
+    def copy(self, target: int, source: int, bytes_: int) -> None:
+        """See `Pool`. On the current stream."""
+        self.streams.copy(target, source, bytes_, self.streams.current())
+
+    def resident(self) -> int:
+        """See `Pool`."""
+        return self.streams.resident()
 
     def _fitting(self, blocks: list[DeviceBlock], bytes_: int) -> DeviceBlock | None:
         """The smallest that is large enough, taken out of the free ones."""

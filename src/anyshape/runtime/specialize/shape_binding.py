@@ -57,6 +57,8 @@ class Binder:
                       if isinstance(kind, TensorType) and all(isinstance(n, int) for n in kind.shape)]
         closed = {position for position, _, _ in self.fixed}
         self.open = [i for i in range(len(plan.inputs)) if i not in closed]
+        self.devices = {i: torch.device(kind.device) for i, kind in enumerate(plan.inputs)
+                        if isinstance(kind, TensorType)}
         # inputs whose strides must be looked at to know the symbols
         self.strided = frozenset(source.position for source in self.sources if source.stride)
         # of those of fixed sizes, the ones that the entry of the program does not compare
@@ -78,8 +80,8 @@ class Binder:
         rest = self.open
         for position, dtype, shape in self.uncompared if same else self.fixed:
             one = arguments[position]
-            if not (isinstance(one, torch.Tensor) and one.dtype is dtype and one.shape == shape and one.is_cpu
-                    and one.layout is torch.strided):
+            if not (isinstance(one, torch.Tensor) and one.dtype is dtype and one.shape == shape
+                    and one.device == self.devices[position] and one.layout is torch.strided):
                 rest = sorted((*rest, position))
         for position in rest:
             self._kind(position, self.plan.inputs[position], arguments[position])

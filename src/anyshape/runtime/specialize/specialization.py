@@ -236,7 +236,7 @@ class Specializer:
         counters.count("plans")
         allocations = tuple(self._allocation(b, outputs[b.index], output_bytes[b.index]) for b in self.outputs)
         large = tuple((i, output_bytes[b.index]) for i, b in enumerate(self.outputs)
-                      if output_bytes[b.index] >= huge_pages.WORTH)
+                      if output_bytes[b.index] >= huge_pages.WORTH and self.runner.on_host)
         exact = all(allocated == outputs[b.index][:2]
                     for allocated, b in zip(allocations, self.outputs, strict=True))
         return Specialization(

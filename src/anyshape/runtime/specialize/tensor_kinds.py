@@ -23,11 +23,12 @@ from anyshape.plan.ir.program import Plan
 from anyshape.torch_compat import is_zeros
 
 
-def odd(name: str, dtype: torch.dtype) -> str:
-    """Text of a condition: whether the tensor `name`, of this dtype, is more than its memory. Asked where the quick
-    comparison with tensors that were looked at (`alike` in runtime/call/dispatch_codegen.py) has failed."""
+def odd(name: str, dtype: torch.dtype, device: str) -> str:
+    """Text of a condition: whether the tensor `name`, of this dtype, is more than its memory, or not on the device that
+    the name `device` stands for. Asked where the quick comparison with tensors that were looked at (`alike` in
+    runtime/call/dispatch_codegen.py) has failed."""
     conjugate = f" or {name}.is_conj()" if dtype.is_complex else ""
-    return (f"not {name}.is_cpu or {name}.layout is not strided or {name}.is_neg(){conjugate}"
+    return (f"{name}.device != {device} or {name}.layout is not strided or {name}.is_neg(){conjugate}"
             f" or (not {name}.data_ptr() and is_zeros({name}))")
 
 
@@ -35,9 +36,10 @@ def refused(tensor: torch.Tensor, plan: Plan, position: int) -> InputError | Non
     """The error for an input that no program takes; None where programs do."""
     if tensor.is_nested:
         why, do = "it is a nested tensor, whose sizes are no ordinary numbers", "use padded tensors"
-    elif tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        why = f"it is a {tensor.layout} tensor on {tensor.device}; the program runs on dense tensors on the CPU"
-        do = "move it with .to('cpu')" if tensor.device.type != "cpu" else "pass it as .to_dense()"
+    elif str(tensor.device) != (device := device_of(plan, position)) or tensor.layout != torch.strided:
+        where = "the CPU" if device == "cpu" else device
+        why = f"it is a {tensor.layout} tensor on {tensor.device}; the program runs on dense tensors on {where}"
+        do = f"move it with .to({device!r})" if str(tensor.device) != device else "pass it as .to_dense()"
     elif tensor.numel() and not tensor.data_ptr() and not is_zeros(tensor):
         why = f"it has no memory: its storage has {tensor.untyped_storage().nbytes()} bytes, its elements need " \
               f"{tensor.numel() * tensor.itemsize}"
@@ -45,6 +47,12 @@ def refused(tensor: torch.Tensor, plan: Plan, position: int) -> InputError | Non
     else:
         return None
     return InputError(f"input {position} of {plan.name} does not fit the compiled program", why=why, do=do)
+
+
+def device_of(plan: Plan, position: int) -> str:
+    """PyTorch's word for the device of an input."""
+    kind = plan.inputs[position]
+    return kind.device if isinstance(kind, TensorType) else "cpu"
 
 
 def without_memory(plan: Plan, inputs: Sequence[Any]) -> InputError:

@@ -289,8 +289,9 @@ def _panels(machine: Machine, dtype: str) -> tuple[int, int, int, bool]:
 
 
 def by_panels(machine: Machine, number: int, dtype: str, a: Matrix, b: Matrix, c: Matrix, leading: int, alpha: float,
-              beta: float, places: Places) -> list[int]:
-    """The words of a product by packed panels (backend/cpu/routines/packed_gemm.py) but for its batch dims."""
+              beta: float, places: Places, room: int = PANELS) -> list[int]:
+    """The words of a product by packed panels (backend/cpu/routines/packed_gemm.py) but for its batch dims.
+    room: bytes of a thread's scratch at most, where no whole tiles are multiplied."""
     lanes, grain, per_word, is_tiles = _panels(machine, dtype)
     # a block of rows, and of columns, is whole panels; a block of k is whole vectors of words
     inner = max(-(-a.columns // per_word), 1)
@@ -301,7 +302,7 @@ def by_panels(machine: Machine, number: int, dtype: str, a: Matrix, b: Matrix, c
     waits = inner > most and dtype != "f32"  # sums of the rows and columns of a block wait for the next one
     columns = min(SUMS, align(c.columns, wide)) if waits else wide
     row = 4 * deep + (4 * columns if waits else 0)
-    room, group = (TILE_PANELS, host.PACKED_GROUP) if is_tiles else (PANELS, 1)
+    room, group = (TILE_PANELS, host.PACKED_GROUP) if is_tiles else (room, 1)
     rows = max((room - 4 * wide * (group * deep + high)) // row // high * high, high)
     rows = min(align(-(-c.rows // -(-c.rows // rows)), high), align(c.rows, high))
     sums = rows * columns if waits else high * wide
