@@ -92,6 +92,18 @@ def test_buckets_keep_results_and_send_few_messages() -> None:
     assert counts(merged)["all_reduce"] * 10 <= len(captured.roles.weights)
 
 
+def test_gathers_of_weights_are_joined_in_the_order_of_their_use() -> None:
+    captured, strategy = llama(), strategy_of("fsdp", 2)
+    chain = partitioned(captured.graph, strategy, captured.roles)
+    found = []
+    for limit in (1 << 10, 1 << 14, 1 << 25):
+        merged = bucketed(chain[-1].graph, limit)
+        verify(merged)
+        assert worst_difference(captured, strategy, chain, 5, 7, merged) < 1e-12
+        found.append(counts(merged)["all_gather"])
+    assert counts(chain[-1].graph)["all_gather"] >= found[0] > found[1] > found[2] == 1
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("tied", [False, True])
