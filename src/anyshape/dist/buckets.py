@@ -4,8 +4,8 @@
 
 A message costs its latency, whatever it brings; so gradients are added up in few messages (Li et al., "PyTorch
 Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 3.2). The walk takes equations in
-order. A collective opens a bucket or joins one; what depends on it waits. When a bucket is full, or a collective depends
-on what waits, it is sent, and what waited follows.
+order. A collective opens a bucket or joins one; what depends on it waits. When a bucket is full, or a collective
+depends on what waits, it is sent, and what waited follows.
 """
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def _merged(bucket: _Bucket) -> Node:
 
 
 def _with_gathers_joined(graph: Graph, limit: int) -> Graph:
-    """Gathers of weights, which are there from the start, in buckets in the order of their first use. What they read are
-    views of inputs, which go before."""
+    """Gathers of weights, which are there from the start, in buckets in the order of their first use. What they read
+    are views of inputs, which go before."""
     early = {v.name for v in graph.inputs}
     views: dict[str, Node] = {}
     for node in graph.nodes:
