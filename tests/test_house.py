@@ -26,9 +26,9 @@ plan/ir  plan/memory  plan/remat  plan/schedule  plan  plan/driver
 backend  backend/cpu/native  backend/cpu/machine  backend/cpu/llvm  backend/cpu/codegen  backend/cpu/microkernels
 backend/cpu/bytecode  backend/cpu/routines  backend/cpu/routines/convolution  backend/cpu
 backend/triton/codegen  backend/triton/driver  backend/triton
-runtime/memory  runtime/context  runtime/torch_ops/onnx  runtime/torch_ops  runtime/collectives  runtime/cost
-runtime/specialize  runtime/call  runtime/budget  runtime/inspect  runtime
-compiler
+runtime/driver  runtime/memory  runtime/context  runtime/torch_ops/onnx  runtime/torch_ops  runtime/collectives
+runtime/cost  runtime/specialize  runtime/call  runtime/budget  runtime/inspect  runtime
+compiler  artifact
 frontend/symbols  frontend/aten  frontend/messages  frontend/attention_fusion  frontend/autograd  frontend/importer
 frontend/importer_onnx  frontend/programs  frontend/diagnostics  frontend/diagnostics/report  frontend/onnx_program
 frontend/importer_stablehlo  frontend/strategy  frontend/train_step  frontend/capture  frontend
@@ -42,7 +42,7 @@ TORCH_ROOMS = ("frontend", "runtime", "route", "tools", "torch_compat")
 TORCH_FILES = ("backend/cpu/machine/torch_libs.py", "backend/cpu/autotune.py", "backend/triton/torch_memory.py")
 # (file, what) that may be caught broadly: the front-end's fallback, the tools, and borders that raise again
 BORDERS = ("frontend/", "tools/", "route/speculate/", "backend/cpu/native_routines.py", "backend/triton/runner.py",
-           "runtime/call/executable.py")
+           "runtime/call/executable.py", "artifact/text_limits.py", "artifact/load.py")
 # base/config.py reads every knob; the disk cache asks for the user's cache folder
 ENVIRONMENT = ("base/config.py", "base/disk_cache.py")
 # private names of torch: the package that looks them up; the files of `run` that patch what it finds have their

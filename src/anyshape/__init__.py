@@ -4,6 +4,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from anyshape.artifact.load import LoadedModel
     from anyshape.base.config import Config
     from anyshape.base.errors import AnyShapeError
     from anyshape.frontend.importer_stablehlo.callable import StablehloCallable
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
     from anyshape.frontend.train_step_api import TrainStep
 
 __version__ = "0.1.0"
-__all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo", "release",
-           "reset_stats", "stats", "strategy", "train_step"]
+__all__ = ["AnyShapeError", "Config", "compile", "compile_jax", "compile_onnx", "compile_stablehlo", "load", "release",
+           "reset_stats", "save", "stats", "strategy", "train_step"]
 
 
 _LEFT_OUT: Any = object()
@@ -189,6 +190,47 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
     from anyshape.frontend.strategy.api import strategy as search
     return search(model, loss_fn, optimizer, batch, mesh=mesh, world=world, machine=machine, memory_limit=memory_limit,
                   lengths=lengths, dtype=dtype)
+
+
+def save(compiled: Any, path: Any, *, native: bool = True) -> Any:
+    """Writes a compiled program to one file to deploy: text, weights, and machine code as a cache.
+
+        program = torch.export.export(model.eval(), (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        anyshape.save(anyshape.compile(program), "model.any")
+
+    Args:
+        compiled: what `anyshape.compile` made of a `torch.export.ExportedProgram`.
+        path: the file; one that is there is replaced when the new one is whole.
+        native: with the machine code of this machine, for `load(path, trust_native=True)`.
+
+    Returns:
+        The path.
+
+    Raises:
+        Unsupported: a step of it needs PyTorch, or it trains; nothing is written. OutputError: it cannot be written.
+    """
+    from anyshape.frontend.deploy import save_compiled
+    return save_compiled(compiled, path, native)
+
+
+def load(path: Any, *, trust_native: bool = False, threads: int = 0, verify: bool = False) -> LoadedModel:
+    """Loads a file that `save` wrote. Neither torch nor, with `trust_native`, a compiler is needed.
+
+        run = anyshape.load("model.any", trust_native=True)
+        y = run(x)                                        # x: an array of numpy, PyTorch, JAX; y: of the same kind
+
+    Args:
+        path: the file. It is mapped: replace it by another file, do not write into it.
+        trust_native: run the machine code in the file. It may do anything that this process may: set it for files that
+            come from you. Otherwise the program is compiled here, from its text, which needs llvmlite.
+        threads: of a call at most; 0: the cores that this process may run on.
+        verify: compare all bytes of the weights with their digest, too.
+
+    Raises:
+        ArtifactError: it is no such file, or it needs what this machine or process has not.
+    """
+    from anyshape.artifact.load import load as load_file
+    return load_file(path, trust_native, threads, verify)
 
 
 def stats(reset: bool = False) -> dict[str, int | float]:

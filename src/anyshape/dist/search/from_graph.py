@@ -116,6 +116,7 @@ class _Walk:
         order: list[str] = []
         taken: set[str] = set()
         now = ""
+        own = {self.key_of(weight) for node in self.graph.nodes for weight in (self.weight_of(node),) if weight}
         for node in reversed(self.graph.nodes):
             weight = self.weight_of(node)
             if weight:
@@ -131,7 +132,10 @@ class _Walk:
             for value in node.values():
                 if value.name in self.weights and value.name not in taken:
                     taken.add(value.name)
-                    part.parameters[self.weights[value.name]] = shapes[value.name]
+                    weight = self.weights[value.name]
+                    home = self.key_of(weight)  # a bias is added behind its product
+                    there = self.parts.setdefault(home, _Part()) if home in own else part
+                    there.parameters[weight] = shapes[value.name]
         for part in self.parts.values():
             part.nodes.reverse()
             for node in part.nodes:

@@ -20,6 +20,7 @@ import numpy as np
 from anyshape.base.errors import InputError, LimitError
 from anyshape.dist.cost.parallel import RECOMPUTE
 from anyshape.dist.cost.strategy import LayerPlan, Strategy
+from anyshape.dist.search import integer
 from anyshape.dist.search.hand_made import hand_made
 from anyshape.dist.search.judge import Verdict, check, cost
 from anyshape.dist.search.problem import Plan, Search
@@ -29,6 +30,7 @@ from anyshape.dist.simulate.step import RESERVED, costing_of, stages_of
 
 SIMULATED = 12  # families that are searched, and whose best plans are simulated
 INFINITE = float("inf")
+EXACT = 2  # modes that HiGHS is asked about, those with the least bounds
 STARTS = 3  # of a family's local search
 AGAIN = 3  # times that a plan is made again, with less room, where its simulation takes more than the tables say
 
@@ -183,9 +185,26 @@ class _Family:
                             here, seconds, moved = other, found, True
             if seconds < best[0]:
                 best = seconds, tuple(here)
+        best = min(best, self._exact(best[0]), key=lambda pair: pair[0])
         if not best[1]:
             return float("inf"), None
         return best[0], self.plan(best[1])
+
+    def _exact(self, known: float) -> tuple[float, tuple[int, ...]]:
+        """The same by integer programs, one a mode, where there is one shape, few layers, and HiGHS; infinite where it
+        is not better than what is known."""
+        best: tuple[float, tuple[int, ...]] = INFINITE, ()
+        if len(self.tables) > 1 or len(self.search.workload.layers) > integer.LARGEST or not integer.is_installed():
+            return best
+        for place in np.argsort(self.bounds[0])[:EXACT]:
+            mode, one = self.tables[0][place]
+            if self.bounds[0][place] >= min(known, best[0]):
+                break
+            found = integer.solved(one, self.room)
+            if found is not None and found[0] < min(known * (1 - 1e-9), best[0]):
+                best = found[0], found[1]
+                self.known[found[1]] = found[0], [(mode, found[2])]
+        return best
 
     def _starts(self) -> list[tuple[int, ...]]:
         """All layers alike, where they may be; and what is fastest, and smallest, of each for itself."""

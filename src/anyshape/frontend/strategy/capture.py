@@ -128,9 +128,16 @@ str]]:
         return result
 
     batch = [symbolic(one) for one in arguments]
-    with torch.no_grad(), mode:
-        given = [torch.empty(one.shape, dtype=one.dtype) for one in weights.values()]
-        graph = api.trace_formulas(run, [*batch, *given], decompositions.table())
+    training = [one for one in module.modules() if one.training]
+    try:
+        for one in training:
+            one.training = False  # dropout costs next to nothing, and draws random numbers in place
+        with torch.no_grad(), mode:
+            given = [torch.empty(one.shape, dtype=one.dtype) for one in weights.values()]
+            graph = api.trace_formulas(run, [*batch, *given], decompositions.table())
+    finally:
+        for one in training:
+            one.training = True
     found, _ = to_graph(graph, "forward")
     parameters = {name.removeprefix("model.") for name, _ in module.named_parameters()}
     names = [""] * len(batch) + [name.removeprefix("model.") for name in weights]

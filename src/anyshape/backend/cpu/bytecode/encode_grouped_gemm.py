@@ -72,7 +72,7 @@ def _words(products: Products, op: str, dtype: str, end_item: int,
            types: tuple[tuple[Shape, Shape], ...]) -> tuple[int, ...] | None:
     """The words with positions among the windows in place of slots; () when there is nothing to compute, None when the
     host cannot take these strides."""
-    if not native(dtype, products.machine):
+    if not native(dtype, products.machine, products.blas):
         return None
     (x_shape, x_strides), (_, y_strides), (ends, end_strides), *order, (shape, strides) = types
     if 0 in shape:
@@ -95,7 +95,9 @@ def _words(products: Products, op: str, dtype: str, end_item: int,
     places = {"a": (b.slot, 0), "b": (a.slot, 0), "c": (c.slot, 0), "bias": (-1, 0), "bias_row": 0, "bias_column": 0,
               "batches": 1, "rank": 0}
     left = matrix(0, rows, depth, (depth, 1)) if order else a  # rows are gathered side by side for the library
-    library = by_library(0, dtype, left, b, c, leading, one, 0.0, places, (0,) * 9) if dtype in LIBRARY else None
+    library = None
+    if dtype in LIBRARY:
+        library = by_library(products.blas, 0, dtype, left, b, c, leading, one, 0.0, places, (0,) * 9)
     panels = by_panels(products.machine, 0, dtype, a, b, c, leading, one, one, places,
                        GROUP_PANELS) if dtype != "f64" else None
     few = [] if inner else _few(dtype, item, depth, columns, x_strides, b, (at_result, strides))
