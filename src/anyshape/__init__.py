@@ -172,8 +172,8 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
         model: an `nn.Module`.
         loss_fn: a function of the model and the batch; it returns the loss, or a tuple that begins with it.
         optimizer: a `torch.optim.Optimizer`, for the bytes of its state; None: as of AdamW.
-        batch: what `loss_fn` takes after the model, a tensor or a tuple; dims 0 and 1 of the first are the sequences of
-            all ranks together, and positions.
+        batch: what `loss_fn` takes after the model, a tensor or a tuple; dims 0 and 1 of the first are the sequences
+            of all ranks together, and positions.
         mesh: "auto", or sizes of axes that are fixed: {"tensor": 8}; of "data", "tensor", "context", "pipe".
         world: number of devices.
         machine: what they are: "a100x8:800Gb" has nodes of 8 A100, with 800 gigabits a second for each node.
