@@ -1,1 +1,2 @@
-"""GPU code generation by Triton: loop programs as Triton text, compiled ahead of time, for NVIDIA and AMD."""
+"""The GPU target (NVIDIA and AMD): code generation by Triton, compiled ahead of time, and plans as launches on a stream
+through the vendor's driver."""

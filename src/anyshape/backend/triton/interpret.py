@@ -67,8 +67,9 @@ class InterpretedKernel:
         self.ran.append(version.title)
         self.launch(version, addresses, sizes, status)
 
-    def launch(self, version: KernelVersion, addresses: Sequence[int], sizes: Sequence[int], status: int = 0) -> None:
-        """Runs one of its versions."""
+    def launch(self, version: KernelVersion, addresses: Sequence[int], sizes: Sequence[int], status: int = 0,
+               scratch_address: int = 0) -> None:
+        """Runs one of its versions. scratch_address: of the version's scratch; 0: it gets some of its own."""
         values = dict(zip(self.source.sizes, sizes, strict=True))
         grid = evaluate(version.grid, values)
         if grid <= 0:
@@ -80,7 +81,8 @@ class InterpretedKernel:
         index = "int32" if version.index == I32 else "int64"
         given += [self._value(size, index, False) for size in sizes]
         if version.scratch != 0:
-            given.append(self._value((scratch.ctypes.data + 63) // 64 * 64, "int8", True))
+            own = (scratch.ctypes.data + 63) // 64 * 64
+            given.append(self._value(scratch_address or own, "int8", True))
         self.functions[version.function][(grid,)](
             *given, **dict(version.constants), INDEX=getattr(self.language, index), GUARDED=bool(status))
 
