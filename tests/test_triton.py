@@ -42,11 +42,11 @@ SOFTMAX = """kernel softmax(p0: in bf16, p1: out bf16; n0, n1)
       store p1[i0*n1 + i1] r7
 """
 EMBEDDING = """kernel embedding_backward(p0: inout f32, p1: in i64, p2: in f32; n0)
-  rows (i1: 512) vector i1
+  rows (i1: 64) vector i1
     columns (i0: n0)
       r0: i64 = load p1[i0]
-      r1: f32 = load p2[512*i0 + i1]
-      scatter p0[512*%0 + i1] r1 with add
+      r1: f32 = load p2[64*i0 + i1]
+      scatter p0[64*%0 + i1] r1 with add
 """
 BIAS = """kernel bias_gradient(p0: in f32, p1: out f32; n0)
   rows (i0: n0)
@@ -100,20 +100,25 @@ def test_text(name: str, golden: Callable[[str, str], None]) -> None:
 def test_choice_of_versions() -> None:
     source = read(emit(program(SOFTMAX)))
     chosen = {n: source.choose([1000, n]).title for n in (0, 1, 5, 300, 1000, 1024, 5003, 16384, 16385, 100_000)}
-    assert chosen == {0: "rows4 i32 /16", 1: "rows4 i32", 5: "rows16 i32", 300: "rows512 i32 /4",
-                      1000: "rows1024 i32 /8", 1024: "rows1024 i32 /16", 5003: "rows8192 i32",
-                      16384: "rows16384 i32 /16", 16385: "looped i32", 100_000: "looped i32 /16"}
+    assert chosen == {0: "rows4 i32 /16", 1: "rows4 i32", 5: "rows16 i32", 300: "rows512_window i32 /4",
+                      1000: "rows1024 i32 /8", 1024: "rows1024 i32 /16", 5003: "rows8192_window i32",
+                      16384: "rows16384 i32 /16", 16385: "looped_window i32", 100_000: "looped i32 /16"}
     assert source.choose([100_000, 100_000]).index == "i64"  # offsets beyond 2^31
+    assert source.choose([8, 1023]).title == "rows2048_window i32"
+    assert source.choose([8, 1023], 2).title == "rows1024 i32 unaligned"
     assert source.choose([8, 1024], 2).title == "rows1024 i32 /16 unaligned"
     with pytest.raises(VerifyError, match="without a kernel"):
         read("import triton\n")
 
 
 def test_nvidia_code() -> None:
-    """Loads and stores of 16 bytes where the width allows it; of 2 where it does not."""
+    """Loads and stores of 16 bytes at any width; of 2 where addresses are not aligned, and at the ends of windows."""
     source = read(emit(program(SOFTMAX)))
-    wide, narrow = (compiled(source, [64, n], "sm_90").assembly for n in (1024, 1023))
-    assert re.search(r"ld\.global\.v4\.b32", wide) and re.search(r"st\.global\.v4\.b32", wide)
+    wide, windows, narrow = (compiled(source, [64, n], "sm_90", alignment).assembly
+                             for n, alignment in ((1024, 16), (1023, 16), (1023, 2)))
+    for text in (wide, windows):
+        assert re.search(r"ld\.global\.v4\.b32", text) and re.search(r"st\.global\.v4\.b32", text)
+        assert not re.search(r"ld\.global\.b16", text)
     assert not re.search(r"ld\.global\.v", narrow) and re.search(r"ld\.global\.b16", narrow)
 
 

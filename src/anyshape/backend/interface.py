@@ -227,7 +227,9 @@ class Target(Protocol):
     device: str
     streams: Streams | None
     hardware: HardwareParams
-    machine_key: str
+
+    @property
+    def machine_key(self) -> str: ...
 
     @property
     def unsupported(self) -> frozenset[str]:
@@ -236,7 +238,7 @@ class Target(Protocol):
     def emit(self, program: LoopProgram) -> str:
         """The text of a kernel: the same for the same program, always."""
 
-    def build(self, texts: Sequence[str]) -> list[Kernel]:
+    def build(self, texts: Sequence[str]) -> Sequence[Kernel]:
         """Compiles and loads kernels. Code lives as long as its kernels."""
 
     @property

@@ -71,6 +71,10 @@ class ParseError(AnyShapeError):
     """A text form could not be read back."""
 
 
+class ArtifactError(AnyShapeError):
+    """A deployed file is not as `anyshape.save` writes it, or needs what this machine or process has not."""
+
+
 class ConfigError(AnyShapeError):
     """A setting has an unknown name or an impossible value."""
 

@@ -32,12 +32,14 @@ RUN = ctypes.CFUNCTYPE(None, BLOCK, ctypes.c_int64, ctypes.c_int64, ctypes.c_voi
 SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, BLOCK)
 ELEMENTS = {"f32": "float32", "f64": "float64", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
             "u8": "uint8", "bool": "int1", "bf16": "bfloat16", "f16": "float16"}
-ONE = {"tanh": np.tanh, "expm1": np.expm1, "log1p": np.log1p, "log10": np.log10, "tan": np.tan, "rint": np.rint,
-       "trunc": np.trunc, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
-       "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erfc": np.vectorize(math.erfc, otypes=[float]),
-       "lgamma": np.vectorize(lambda x: math.lgamma(x) if x > 0 or x != math.floor(x) else math.inf, otypes=[float])}
-TWO = {"pow": np.power, "atan2": np.arctan2, "fmod": np.fmod, "copysign": np.copysign, "hypot": np.hypot,
-       "nextafter": np.nextafter}
+ONE: dict[str, Callable[..., Any]] = {
+    "tanh": np.tanh, "expm1": np.expm1, "log1p": np.log1p, "log10": np.log10, "tan": np.tan, "rint": np.rint,
+    "trunc": np.trunc, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
+    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "erfc": np.vectorize(math.erfc, otypes=[float]),
+    "lgamma": np.vectorize(lambda x: math.lgamma(x) if x > 0 or x != math.floor(x) else math.inf, otypes=[float])}
+TWO: dict[str, Callable[..., Any]] = {
+    "pow": np.power, "atan2": np.arctan2, "fmod": np.fmod, "copysign": np.copysign, "hypot": np.hypot,
+    "nextafter": np.nextafter}
 
 
 class InterpretedKernel:

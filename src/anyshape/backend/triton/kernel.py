@@ -34,6 +34,8 @@ class KernelVersion:
     divisor: divides every size that a stride is made of (`KernelSource.steps`).
     alignment: bytes; the addresses of all params must be multiples of it. 1: of their elements' size.
     scratch: bytes of device memory that a launch needs for itself, of all its programs together.
+    window: elements of 16 bytes, where rows are accessed in aligned windows (codegen/window.py): for addresses that are
+        multiples of 16, and rows whose length no such number divides; else 0.
     """
 
     name: str
@@ -47,6 +49,7 @@ class KernelVersion:
     divisor: int = 1
     alignment: int = 1
     scratch: Size = 0
+    window: int = 0
 
     @property
     def title(self) -> str:
@@ -84,11 +87,12 @@ class KernelSource:
             VerifyError: none fits: a bug of the compiler.
         """
         values = dict(zip(self.sizes, sizes, strict=True))
+        divisor = next((number for number in DIVISORS if all(values[name] % number == 0 for name in self.steps)), 1)
         for version in self.versions:
+            if version.window and (divisor >= version.window or alignment % ALIGNED):
+                continue
             if all(evaluate(size, values) >= 0 for size in version.conditions):
                 near = self.small is not None and all(evaluate(size, values) < LARGEST for size in self.small)
-                divisor = next((number for number in DIVISORS
-                                if all(values[name] % number == 0 for name in self.steps)), 1)
                 return dataclasses.replace(version, index=I32 if near else I64, divisor=divisor if self.steps else 1,
                                            alignment=ALIGNED if alignment % ALIGNED == 0 else 1)
         raise VerifyError(f"no version of kernel {self.name} fits its sizes", why=f"they are {values}",

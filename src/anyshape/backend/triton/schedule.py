@@ -2,7 +2,7 @@
 
     columns of the vector      R x C                        a program
       up to 16384              1024/C rows, C >= columns    persistent: a row's columns are in registers
-      more                     1 row                        looped: its columns in steps of 4096
+      more                     1 row                        looped: its columns in steps of 2048
       nothing spans them       1024 elements                a tile of the rows and columns
     rows of the vector         128 x 16                     a strip of rows that lie side by side
 
@@ -19,6 +19,7 @@ from anyshape.backend.triton.codegen.form import GRID, LOOP, TILE, Form
 from anyshape.backend.triton.codegen.recompute import without_row_buffers
 from anyshape.backend.triton.codegen.scatter import destination
 from anyshape.backend.triton.codegen.sizes import bounds, is_injective
+from anyshape.backend.triton.codegen.window import row_start
 from anyshape.backend.triton.kernel import KernelVersion
 from anyshape.backend.triton.text import function_text, module_text
 from anyshape.kernel.loop_ir.directives import SplitReduction
@@ -27,9 +28,10 @@ from anyshape.sym.expr import Size, ceildiv, coefficient_of, minimum, product, s
 
 ELEMENTS = 1024  # of a tile
 WIDEST = 16384  # columns of a row in registers
-STEP = 4096  # columns of a step of a long row
+STEP = 2048  # columns of a step of a long row
 FOLDED = 4096  # columns whose sums over rows are in registers
 STRIP, ACROSS = 128, 16  # rows and columns of a strip's tile
+WINDOWED = 64  # columns from which on rows that begin anywhere are read in windows
 BUCKETS = 128  # that columns are shared out to by where they scatter
 BUCKETED = 256  # columns whose destinations are looked at together
 SPILLING = 1056  # programs whose row buffers lie in memory
@@ -51,13 +53,14 @@ def emit(program: LoopProgram) -> str:
     """The Triton text of a kernel: the same for the same program, always."""
     plain = without_row_buffers(program)
     tiles = _tiles(program, plain)
+    tiles = [*(one for tile in tiles for one in _windows(program, tile)), *tiles]
     texts: dict[Form, tuple[str, str]] = {}
     versions = []
     for tile in tiles:
         source = plain if plain is not None and tile.form.columns != TILE else program
         if tile.form not in texts:
-            name = f"{program.name}_{tile.form.columns}" + (str(len(texts)) if any(
-                form.columns == tile.form.columns for form in texts) else "")
+            kind = "_window" if tile.form.window else "_buckets" if tile.form.buckets else ""
+            name = f"{program.name}_{tile.form.columns}{kind}"
             texts[tile.form] = name, function_text(source, tile.form, name)
         versions.append(_version(source, tile, texts[tile.form][0]))
     return module_text(program, [text for _, text in texts.values()], versions, bounds(program), _steps(program))
@@ -88,8 +91,23 @@ def _tiles(program: LoopProgram, plain: LoopProgram | None) -> list[_Tile]:
         return [*_buckets(program, form, rows), _Tile("points", form, rows, width)]
     if len(inside) == 1 and not spans and not program.scratch and _is_idempotent(program):
         return _pointwise(columns)
-    found = _persistent(columns) if _is_one_value(program) else []
+    found = _persistent(columns, _widest(program)) if _is_one_value(program) else []
     return found if isinstance(columns, int) and found else [*found, _Tile("looped", form, 1, STEP)]
+
+
+def _windows(program: LoopProgram, tile: _Tile) -> list[_Tile]:
+    """The tile over aligned windows of its rows, where these begin anywhere and are not short."""
+    form, start = tile.form, row_start(program)
+    if start is None or form.strip or form.points or form.scratch or program.directive(SplitReduction) is not None \
+            or tile.columns < 4 * WINDOWED or not _steps(program):
+        return []
+    columns = product(extent for _, extent in program.columns)
+    left = tile.columns - (columns + start[1] - 1)
+    limit = (columns - WINDOWED, *((left,) if form.columns == TILE or tile.conditions else ()))
+    if any(isinstance(size, int) and size < 0 for size in limit):
+        return []
+    return [dataclasses.replace(tile, name=f"{tile.name}_window", form=dataclasses.replace(form, window=True),
+                                conditions=tuple(size for size in limit if not isinstance(size, int)))]
 
 
 def _buckets(program: LoopProgram, form: Form, rows: int) -> list[_Tile]:
@@ -110,12 +128,21 @@ def _pointwise(columns: Size) -> list[_Tile]:
               for width in (16, 128)), _Tile("tiles", Form(GRID), 1, ELEMENTS)]
 
 
-def _persistent(columns: Size) -> list[_Tile]:
+def _widest(program: LoopProgram) -> int:
+    """The columns of a persistent row: fewer where more than 3 values of 4 bytes of each stay in registers."""
+    inside = [one for stage in program.stages if stage.level == "column" for one in stage.instructions]
+    last = program.columns[-1][0]
+    kept = {(one.buffer, one.offset): 2 if one.dtype in ("i64", "f64") else 1 for one in inside
+            if one.op == "load" and last in symbols_of(one.offset)}
+    return WIDEST if sum(kept.values()) <= 3 else WIDEST // 2
+
+
+def _persistent(columns: Size, widest: int) -> list[_Tile]:
     """Tiles of whole rows."""
     if isinstance(columns, int):
-        width = _up_to(columns, 2 * WIDEST)
-        return [_Tile(f"rows{width}", Form(TILE), max(1, ELEMENTS // width), width)] if width <= WIDEST else []
-    widths = [4, 16] + [1 << power for power in range(6, WIDEST.bit_length())]
+        width = _up_to(columns, 2 * widest)
+        return [_Tile(f"rows{width}", Form(TILE), max(1, ELEMENTS // width), width)] if width <= widest else []
+    widths = [4, 16] + [1 << power for power in range(6, widest.bit_length())]
     return [_Tile(f"rows{width}", Form(TILE), max(1, ELEMENTS // width), width, (width - columns,))
             for width in widths]
 
@@ -143,8 +170,10 @@ def _version(program: LoopProgram, tile: _Tile, function: str) -> KernelVersion:
         grid = product(extent for _, extent in program.rows[:-1]) * ceildiv(program.rows[-1][1], tile.rows)
     else:
         grid = ceildiv(rows, tile.rows)
+    start = row_start(program) if form.window else None
+    window = 0 if start is None else start[1]
     if form.columns == GRID:
-        grid = grid * ceildiv(columns, tile.columns)
+        grid = grid * ceildiv(columns + max(window - 1, 0), tile.columns)
     grid = grid * max(form.buckets, 1)
     scratch: Size = 0
     if form.scratch:
@@ -154,7 +183,7 @@ def _version(program: LoopProgram, tile: _Tile, function: str) -> KernelVersion:
     most = 8 if form.columns == LOOP else 16
     warps = max(1, min(most, 1 << (max(elements // PER_WARP, 1).bit_length() - 1)))
     return KernelVersion(tile.name, function, tile.conditions, (("R", tile.rows), ("C", tile.columns)), grid,
-                         4 if form.columns == GRID else warps, scratch=scratch)
+                         4 if form.columns == GRID else warps, scratch=scratch, window=window)
 
 
 def _points(program: LoopProgram) -> frozenset[int]:

@@ -17,6 +17,7 @@ from anyshape.backend.triton.codegen.form import Form
 from anyshape.backend.triton.codegen.kernel import Printer
 from anyshape.backend.triton.codegen.scalars import functions
 from anyshape.backend.triton.codegen.scatter import ScatterPrinter
+from anyshape.backend.triton.codegen.window import WindowPrinter
 from anyshape.backend.triton.kernel import KernelSource, KernelVersion
 from anyshape.base.errors import VerifyError
 from anyshape.kernel.loop_ir.directives import SplitReduction
@@ -28,7 +29,8 @@ _IMPORTS = "import triton\nimport triton.language as tl\nfrom triton.language.ex
 _KERNEL = re.compile(r"# kernel (\w+)\((.*); (.*)\)$", re.MULTILINE)
 _SMALL = re.compile(r"# small (.*)$", re.MULTILINE)
 _STEPS = re.compile(r"# steps (.*)$", re.MULTILINE)
-_VERSION = re.compile(r"# version (\w+) (\w+) where (.*) with (.*) grid (.*) warps (\d+) scratch (.*)$", re.MULTILINE)
+_VERSION = re.compile(r"# version (\w+) (\w+) where (.*) with (.*) grid (.*) warps (\d+) scratch (.*) window (\d+)$",
+                      re.MULTILINE)
 
 
 def function_text(program: LoopProgram, form: Form, name: str) -> str:
@@ -40,7 +42,8 @@ def function_text(program: LoopProgram, form: Form, name: str) -> str:
     split = program.directive(SplitReduction)
     if split is not None:
         return FoldPrinter(program, form, split).text(name)
-    return (ScatterPrinter if form.buckets else Printer)(program, form).text(name)
+    kind = ScatterPrinter if form.buckets else WindowPrinter if form.window else Printer
+    return kind(program, form).text(name)
 
 
 def module_text(program: LoopProgram, functions_: Sequence[str], versions: Sequence[KernelVersion],
@@ -53,7 +56,8 @@ def module_text(program: LoopProgram, functions_: Sequence[str], versions: Seque
         conditions = " | ".join(map(str, version.conditions))
         constants = ", ".join(f"{name}={value}" for name, value in version.constants)
         head.append(f"# version {version.name} {version.function} where {conditions} with {constants} "
-                    f"grid {version.grid} warps {version.warps} scratch {version.scratch}")
+                    f"grid {version.grid} warps {version.warps} scratch {version.scratch} "
+                    f"window {version.window}")
     body = "\n\n".join(functions_)
     return "\n".join(head) + "\n" + _IMPORTS + functions(body) + body
 
@@ -70,12 +74,12 @@ def read(text: str) -> KernelSource:
                           do="report this as a bug of the compiler")
     versions = []
     for line in _VERSION.finditer(text):
-        name, function, conditions, constants, grid, warps, scratch = line.groups()
+        name, function, conditions, constants, grid, warps, scratch, window = line.groups()
         pairs = [one.split("=") for one in constants.split(", ")]
         versions.append(KernelVersion(
             name, function, tuple(size_text.parse(one) for one in conditions.split(" | ") if one),
             tuple((key, int(value)) for key, value in pairs), size_text.parse(grid), int(warps),
-            scratch=size_text.parse(scratch)))
+            scratch=size_text.parse(scratch), window=int(window)))
     params = tuple(tuple(one.split(": ")) for one in found[2].split(", ") if one)
     return KernelSource(found[1], params, tuple(one for one in found[3].split(", ") if one),  # type: ignore[arg-type]
                         tuple(versions), None if small[1] == "?" else tuple(

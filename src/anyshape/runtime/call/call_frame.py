@@ -3,7 +3,6 @@ values."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from anyshape.ops.matmul import GROUPED
 from anyshape.ops.routing import ROUTING
 from anyshape.plan.ir.program import Buffer, CopyStep, ExternStep, LibraryStep, MemoryStep, RecomputeStep, Step, Window
 from anyshape.runtime.call.extern_table import OWN, Calls
+from anyshape.runtime.driver.torch_driver import restrided, same_strides
 from anyshape.runtime.memory.huge_pages import prefer_large
 from anyshape.runtime.memory.offload_store import PendingCopy
 from anyshape.runtime.memory.pools import Block, PhasedBlock, SegmentedBlock
@@ -36,19 +36,6 @@ from anyshape.sym.expr import Expr, evaluate
 from anyshape.torch_compat import storage_id
 from anyshape.torch_compat.dtypes import TORCH_DTYPES
 from anyshape.torch_compat.tensors import in_memory
-
-
-def same_strides(shape: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two strides mean the same elements: they may differ where the size is 1, or when there are none."""
-    return one == other or 0 in shape or all(a == b for n, a, b in zip(shape, one, other, strict=True) if n != 1)
-
-
-def restrided(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """`tensor` itself if it has these strides, else a copy that has."""
-    if same_strides(tensor.shape, tensor.stride(), strides):
-        return tensor
-    copy = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return copy.copy_(tensor.detach())
 
 
 class Call:
@@ -123,7 +110,7 @@ class Call:
                 self._attention(step, views)
             elif isinstance(step, LibraryStep) and step.op in GROUPED:
                 operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
-                self.tensor(step.outputs[0], views[-1]).copy_(grouped_by_torch(step.op, operands))
+                self.tensor(step.outputs[0], views[-1]).copy_(grouped_by_torch(step.op, dict(step.attrs), operands))
             elif isinstance(step, LibraryStep) and step.op == "grouped_conv":
                 operands = [self.tensor(w, v) for w, v in zip(step.inputs, views, strict=False)]
                 self.tensor(step.outputs[0], views[-1]).copy_(grouped_conv_by_torch(dict(step.attrs), operands))

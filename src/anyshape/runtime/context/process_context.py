@@ -10,6 +10,8 @@ from typing import Any
 from anyshape.backend.interface import HostRoutines, Streams, Target
 from anyshape.backend.targets import host_routines, target_of
 from anyshape.base.config import Config
+from anyshape.runtime.driver.interface import Driver
+from anyshape.runtime.driver.usual import usual_driver
 from anyshape.runtime.memory import huge_pages
 from anyshape.runtime.memory.idle_release import IdleRelease
 from anyshape.runtime.memory.offload_store import Stores
@@ -27,12 +29,14 @@ class Context:
 
     Args:
         host: native routines of the host; the process's own when left out.
+        driver: of who calls the programs; PyTorch's when left out.
     """
 
-    def __init__(self, host: HostRoutines | None = None) -> None:
+    def __init__(self, host: HostRoutines | None = None, driver: Driver | None = None) -> None:
         self.host = host = host_routines() if host is None else host
-        self.temporary = Pool()
-        self.kept = Pool()
+        self.driver = driver = usual_driver() if driver is None else driver
+        self.temporary = Pool(driver)
+        self.kept = Pool(driver)
         self.stores: Stores | PinnedStores = Stores()
         self.packed = PackedWeights(host.digest)
         self.idle = IdleRelease((self.temporary, self.kept), self.release)

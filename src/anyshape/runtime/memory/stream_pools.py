@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anyshape.backend.interface import Streams
+from anyshape.runtime.driver.usual import usual_driver
 from anyshape.runtime.memory.pools import IDLE_SECONDS, WINDOW, Block, Pool, SegmentedBlock
 
 
@@ -31,6 +32,7 @@ class DeviceBlock(Block):
     def __init__(self, bytes_: int, streams: Streams, stream: int, gone: Callable[[int], None] | None = None) -> None:
         self.gone = gone
         self.bytes = bytes_
+        self.driver = usual_driver()
         self.streams = streams
         self.stream = stream
         self.mark: Any = None

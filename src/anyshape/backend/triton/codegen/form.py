@@ -21,6 +21,7 @@ class Form:
     points: column stages, by position, whose columns are gone through one by one, in order.
     scratch: row buffers lie in memory, a piece for each of at most `scratch` Triton programs, which take blocks of rows
         by turns; 0: they are registers.
+    window: rows are read and written in aligned windows (codegen/window.py).
     buckets: programs that share the columns of a scatter out by where they go; 0: none.
     """
 
@@ -29,3 +30,4 @@ class Form:
     points: frozenset[int] = frozenset()
     scratch: int = 0
     buckets: int = 0
+    window: bool = False

@@ -145,7 +145,7 @@ class Printer:
     def tile_rows(self, block: str) -> None:
         """The rows of a block, and the columns where they are not gone through."""
         if self.form.columns == GRID:
-            self.put(f"tiles = tl.cdiv({self.size(self.total)}, C)")
+            self.put(f"tiles = tl.cdiv({self.size(self.end())}, C)")
             self.put(f"first = {block} % tiles * C")
             self.put(f"strip = {block} // tiles")
             block = "strip"
@@ -236,8 +236,12 @@ class Printer:
                 self.whole_columns()
         self.in_column, self.stepped = False, False
 
+    def end(self) -> Size:
+        """How far the lanes of a row go."""
+        return self.total
+
     def _enter_loop(self, number: int, points: bool) -> None:
-        end = self.size(self.total)
+        end = self.size(self.end())
         if self.axes_of(self.total):
             end = f"tl.max(tl.where(rmask, {end}, 0))"
         if points and self.form.buckets:
@@ -313,12 +317,10 @@ class Printer:
             register = self.kept[one.buffer][1]
             self.let(one, register, self.axes[register])
             return
-        same = dataclasses.replace(one, result=int(self.in_column))
-        if same in self.loaded and not self.stepped:  # a row that is in registers is not read again
-            self.let(one, self.loaded[same], self.axes[self.loaded[same]])
+        if self.is_loaded(one):
+            same = self.loaded[self._key(one)]
+            self.let(one, same, self.axes[same])
             return
-        if not self.stepped:
-            self.loaded[same] = f"r{one.result}"
         offset = self.offset(one.offset)
         scratch = one.buffer in self.buffers
         axes = self.axes_of(offset) | self.along(one.args) | self.guard() | (ROW if scratch else NONE)
@@ -327,6 +329,19 @@ class Printer:
         text = f"tl.load({self.place(one.buffer, offset, self.axes_of(offset), axes)}"
         text += f", mask={mask}, other={constant(one.value, stored)})" if mask else ")"
         self.let(one, cast(text, stored, one.dtype), axes)
+        self.remember(one)
+
+    def is_loaded(self, one: Instruction) -> bool:
+        """Is what a load gives in a register already? A row that is in registers is not read again."""
+        return self._key(one) in self.loaded and not self.stepped
+
+    def remember(self, one: Instruction) -> None:
+        """What a load gave stays in its register until its buffer is written, or its step of columns ends."""
+        if not self.stepped:
+            self.loaded[self._key(one)] = f"r{one.result}"
+
+    def _key(self, one: Instruction) -> Instruction:
+        return dataclasses.replace(one, result=int(self.in_column))
 
     def _store(self, one: Instruction) -> None:
         if one.buffer in self.buffers and not self.form.scratch:

@@ -11,29 +11,31 @@ of exported programs and results of PyTorch's operators are not.
 """
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from anyshape.base.errors import InputError
 from anyshape.ir.types import TensorType
-from anyshape.plan.ir.home import Home
 from anyshape.plan.ir.program import Plan
 from anyshape.torch_compat import is_zeros
 
 
-def odd(name: str, dtype: torch.dtype, device: str) -> str:
-    """Text of a condition: whether the tensor `name`, of this dtype, is more than its memory, or not on the device that
-    the name `device` stands for. Asked where the quick comparison with tensors that were looked at (`alike` in
-    runtime/call/dispatch_codegen.py) has failed."""
+def odd(name: str, wanted: str, dtype: torch.dtype, device: str) -> str:
+    """Text of a condition: whether the tensor `name` has another dtype than `wanted`, the name of this dtype, is more
+    than its memory, or not on the device that the name `device` stands for. Asked where the quick comparison with
+    tensors that were looked at (`alike` in runtime/call/dispatch_codegen.py) has failed."""
     conjugate = f" or {name}.is_conj()" if dtype.is_complex else ""
-    return (f"{name}.device != {device} or {name}.layout is not strided or {name}.is_neg(){conjugate}"
-            f" or (not {name}.data_ptr() and is_zeros({name}))")
+    return (f"{name}.dtype is not {wanted} or {name}.device != {device} or {name}.layout is not strided"
+            f" or {name}.is_neg(){conjugate} or (not {name}.data_ptr() and is_zeros({name}))")
 
 
 def refused(tensor: torch.Tensor, plan: Plan, position: int) -> InputError | None:
-    """The error for an input that no program takes; None where programs do."""
+    """The error for an input that no program takes; None where programs do. Of a tape, what the forward did not keep is
+    not there."""
+    if tensor.is_meta and position in plan.restored:
+        return None
     if tensor.is_nested:
         why, do = "it is a nested tensor, whose sizes are no ordinary numbers", "use padded tensors"
     elif str(tensor.device) != (device := device_of(plan, position)) or tensor.layout != torch.strided:
@@ -60,13 +62,3 @@ def without_memory(plan: Plan, inputs: Sequence[Any]) -> InputError:
     found = (refused(one, plan, position) for position, one in enumerate(inputs)
              if isinstance(one, torch.Tensor) and not one.is_meta)
     return next((error for error in found if error is not None), InputError(f"an input of {plan.name} has no memory"))
-
-
-def with_addresses(plan: Plan, placed: Container[str], home: type[Home]) -> tuple[int, list[int]]:
-    """How many buffers of this home the host finds by addresses that Python gives it, and the positions of the inputs
-    among them that may have no elements."""
-    found = [plan.parameter_number(b)
-             for b in plan.buffers if isinstance(b.home, home) and b.name not in placed]
-    kinds = [(i, plan.inputs[i]) for i in found]
-    return len(found), [i for i, kind in kinds if isinstance(kind, TensorType)
-                        and not all(isinstance(n, int) and n > 0 for n in kind.shape)]
