@@ -32,6 +32,7 @@ RUN = ctypes.CFUNCTYPE(None, BLOCK, ctypes.c_int64, ctypes.c_int64, ctypes.c_voi
 SIZE = ctypes.CFUNCTYPE(ctypes.c_int64, BLOCK)
 ELEMENTS = {"f32": "float32", "f64": "float64", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8",
             "u8": "uint8", "bool": "int1", "bf16": "bfloat16", "f16": "float16"}
+CONVERSION = "_convert_float"  # of the interpreter: bits of one float format to another
 ONE: dict[str, Callable[..., Any]] = {
     "tanh": np.tanh, "expm1": np.expm1, "log1p": np.log1p, "log10": np.log10, "tan": np.tan, "rint": np.rint,
     "trunc": np.trunc, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
@@ -135,7 +136,7 @@ def repair() -> Any:
     interpreter, language = _interpreter(), toolchain.module("triton.language")
     # whole numbers of lanes that do not exist may overflow
     object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
-    plain = interpreter._convert_float
+    plain = getattr(interpreter, CONVERSION)
 
     def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if (source, target) == (language.float32, language.bfloat16):
@@ -144,7 +145,7 @@ def repair() -> Any:
             return _to_f32(data).reshape(data.shape)
         return plain(data, source, target, rounding)
 
-    interpreter._convert_float = convert
+    setattr(interpreter, CONVERSION, convert)
     builder = interpreter.InterpreterBuilder
     dot = builder.create_dot
 
