@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from anyshape.base.config import bytes_of
-from anyshape.base.errors import ConfigError, InputError, OutputError
+from anyshape.base.errors import InputError, OutputError
 from anyshape.base.files import write_atomically
 from anyshape.dist.cost.machine import Machine, machine_of
 from anyshape.dist.cost.strategy import Strategy
