@@ -13,12 +13,10 @@ from typing import Any
 import torch
 
 from anyshape.base.config import bytes_of
-from anyshape.base.errors import ConfigError, InputError, OutputError
+from anyshape.base.errors import InputError, OutputError
 from anyshape.base.files import write_atomically
-from anyshape.dist.cost.collectives import seconds
 from anyshape.dist.cost.machine import Machine, machine_of
 from anyshape.dist.cost.strategy import Strategy
-from anyshape.dist.mesh import Axis, Mesh
 from anyshape.dist.search.explain import text
 from anyshape.dist.search.judge import Verdict
 from anyshape.dist.search.problem import Override, Search, Shape, override, shapes_of
@@ -27,8 +25,8 @@ from anyshape.dist.simulate.trace import perfetto
 from anyshape.dist.strategies import Strategy as RunnableStrategy
 from anyshape.frontend.strategy.capture import capture, sizes_of
 from anyshape.frontend.strategy.page import page
+from anyshape.frontend.strategy.runnable import runnable
 
-RUN_AS = {"ddp": "ddp", "zero1": "zero1", "zero2": "zero1", "fsdp": "fsdp"}  # what a step is run with
 AXES = ("data", "tensor", "context", "pipe")
 
 
@@ -63,26 +61,7 @@ class StrategySearch:
             ConfigError: it has a pipeline, a context axis, positions dealt out by all_to_all, or layers whose data
                 parallelism differs; the message says what to fix so that it can be run.
         """
-        one = self.at(length or self.problem.shapes[-1].length)
-        kinds = {RUN_AS.get(layer.choice.data, "") for layer in one.layers}
-        tensor = {layer.choice.tensor for layer in one.layers} if one.degrees.tensor > 1 else {"cut"}
-        if one.degrees.pipe * one.degrees.context > 1 or one.micro > 1 or len(kinds) > 1 or "" in kinds or \
-                tensor != {"cut"}:
-            raise ConfigError("this strategy is planned, and cannot be run yet", where=one.summary,
-                              why="a step is run with one kind of data parallelism (ddp, zero1, fsdp) for all layers, "
-                              "tensor parallelism that cuts weights, no pipeline, no context axis, one micro-batch",
-                              do='fix it: mesh={"pipe": 1, "context": 1, "tensor": 1}, and '
-                              'search.override("*", data="fsdp")')
-        axes, names = [], []
-        for name, size, kind, group in (
-                ("data", one.degrees.data, kinds.pop(), one.degrees.weights_group("cut")),
-                ("tensor", one.degrees.tensor, "sp" if one.degrees.sequence else "tp", one.degrees.tensor_group)):
-            if size > 1 or (name == "data" and one.degrees.tensor == 1):
-                machine = self.problem.machine
-                beta = seconds("all_gather", 1e9, group, machine) / 1e9
-                axes.append(Axis(name, size, machine.chip.alpha, beta))
-                names.append(kind)
-        return RunnableStrategy(Mesh(tuple(axes)), tuple(names))
+        return runnable(self.at(length or self.problem.shapes[-1].length), self.problem.machine)
 
     def override(self, pattern: str, *, placement: str = "", data: str = "", recompute: str = "") -> StrategySearch:
         """Fixes what is known of some layers, and searches the rest again; itself.
