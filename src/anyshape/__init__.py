@@ -140,8 +140,8 @@ def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | N
         gradient_dtype: `torch.bfloat16`: gradients that have to wait until all are there, for `clip_norm` or a
             `scaler`, are rounded to it, and take half the memory of float32. None: they wait as they are.
         strategy: how the step is dealt out over the processes of `torch.distributed` (docs/distributed.md): "ddp",
-            "zero1", "fsdp", "tp", "sp", "auto", a mesh with named axes, or what `anyshape.strategy` found. Each rank calls the step with its own rows;
-            the loss is that of all. None: one process.
+            "zero1", "fsdp", "tp", "sp", "auto", a mesh with named axes, or what `anyshape.strategy` found. Each rank
+            calls the step with its own rows; the loss is that of all. None: one process.
         settings: fields of `Config`.
 
     Raises:
