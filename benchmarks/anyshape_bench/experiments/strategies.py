@@ -196,7 +196,8 @@ def page(results: dict[str, Any]) -> str:
     valid = results["validation"]
     lines = [
         "# Strategies for many devices, simulated", "",
-        "Made from docs/results/distributed/strategies.json by `anyshape_bench/experiments/strategies.py`. All numbers "
+        "Made from docs/results/distributed/strategies.json by "
+        "`benchmarks/anyshape_bench/experiments/strategies.py`. All numbers "
         "of ours are simulated; those called published are of runs by others.", "",
         "## Published runs", "",
         f"torchtitan's tables for Llama 3 (tokens a second and GPU; memory is what was reserved, in GiB). The table of "
