@@ -141,8 +141,8 @@ def train_step(model: Any, loss_fn: Any, optimizer: Any, *, clip_norm: float | N
         gradient_dtype: `torch.bfloat16`: gradients that have to wait until all are there, for `clip_norm` or a
             `scaler`, are rounded to it, and take half the memory of float32. None: they wait as they are.
         strategy: how the step is dealt out over the processes of `torch.distributed` (docs/distributed.md): "ddp",
-            "zero1", "fsdp", "tp", a mesh with named axes, or a `Strategy`. Each rank calls the step with its own rows;
-            the loss is that of all. None: one process.
+            "zero1", "fsdp", "tp", "sp", "auto", a mesh with named axes, or what `anyshape.strategy` found. Each rank
+            calls the step with its own rows; the loss is that of all. None: one process.
         settings: fields of `Config`.
 
     Raises:
@@ -172,8 +172,8 @@ def strategy(model: Any, loss_fn: Any, optimizer: Any, batch: Any, *, mesh: Any 
         model: an `nn.Module`.
         loss_fn: a function of the model and the batch; it returns the loss, or a tuple that begins with it.
         optimizer: a `torch.optim.Optimizer`, for the bytes of its state; None: as of AdamW.
-        batch: what `loss_fn` takes after the model, a tensor or a tuple; dims 0 and 1 of the first are the sequences of
-            all ranks together, and positions.
+        batch: what `loss_fn` takes after the model, a tensor or a tuple; dims 0 and 1 of the first are the sequences
+            of all ranks together, and positions.
         mesh: "auto", or sizes of axes that are fixed: {"tensor": 8}; of "data", "tensor", "context", "pipe".
         world: number of devices.
         machine: what they are: "a100x8:800Gb" has nodes of 8 A100, with 800 gigabits a second for each node.

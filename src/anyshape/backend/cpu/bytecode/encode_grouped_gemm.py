@@ -87,9 +87,8 @@ def _words(products: Products, op: str, dtype: str, end_item: int,
         return Matrix(position, 0, item, rows, columns, steps[-2], steps[-1], ())
 
     at_result = len(types) - 1
-    a, b, c = (matrix(0, rows, depth, x_strides), matrix(1, depth, columns, y_strides),
-               matrix(at_result, rows, columns, strides))
-    one = 1.0
+    a, b = matrix(0, rows, depth, x_strides), matrix(1, depth, columns, y_strides)
+    c, one = matrix(at_result, rows, columns, strides), 1.0
     leading = columns if rows == 1 else strides[-2]
     places = {"a": (b.slot, 0), "b": (a.slot, 0), "c": (c.slot, 0), "bias": (-1, 0), "bias_row": 0, "bias_column": 0,
               "batches": 1, "rank": 0}
