@@ -25,6 +25,7 @@ from anyshape.passes.causal_mask import causal_mask
 from anyshape.plan.ir.program import ExternStep, LibraryStep
 from anyshape.runtime.torch_ops.reference_interpreter import interpret
 from roads import compilation_of
+from sampling import crossed, rest
 from test_half import targets
 
 aten = torch.ops.aten
@@ -115,8 +116,7 @@ half_here = pytest.mark.skipif(not native("bf16", host()), reason="half precisio
 
 
 @half_here
-@pytest.mark.parametrize("future", [False, True], ids=["all", "causal"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "f16"])
+@pytest.mark.parametrize(("dtype", "future"), crossed((torch.bfloat16, torch.float16), (False, True)), ids=str)
 def test_half_precision(dtype, future):
     if not native({torch.bfloat16: "bf16", torch.float16: "f16"}[dtype], host()):
         pytest.skip("PyTorch's on this processor")
@@ -174,8 +174,8 @@ def test_half_precision_stays_pytorchs_where_its_units_are_faster(monkeypatch):
     assert any("flash_attention" in op for op in ops_of(fast))
 
 
-@pytest.mark.parametrize("shape", [(50, 70), (2, 1, 50, 70), (2, 4, 50, 70), (1, 1, 1, 70), (2, 1, 1, 70),
-                                   (2, 1, 50, 1)])
+@pytest.mark.parametrize("shape", rest([(50, 70), (2, 1, 50, 70), (2, 4, 50, 70), (1, 1, 1, 70), (2, 1, 1, 70),
+                                        (2, 1, 50, 1)], (50, 70), (2, 4, 50, 70), (2, 1, 1, 70), (2, 1, 50, 1)))
 def test_masks(shape):
     fast = anyshape.compile(attend, strict=True)
     operands = [heads(2, 4, n, 8) for n in (50, 70, 70)]

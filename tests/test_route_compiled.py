@@ -164,7 +164,7 @@ LINES = (1, 2, 3, 8, 64, 131, 256)
 
 @pytest.mark.parametrize("dtype", [*BOUNDS, *IDS], ids=str)
 def test_top_k_chooses_as_pytorch_does_among_equals(dtype):
-    for count in LINES if dtype == torch.float32 else (3, 8, 131):
+    for count in LINES if dtype == torch.float32 else (3, 131):
         for k in {1, 2, 16 if count > 16 else count}:
             if k > count:
                 continue
