@@ -78,8 +78,7 @@ def guarded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(scope="module")
 def quick_collections() -> Iterator[None]:
     """For files whose tests collect garbage often: `gc.collect()` looks only at what has been made since, not at all
-    of torch, pytest and the tests of before, which takes a second late in a run."""
-    gc.collect()
+    of torch, pytest and the tests of before, which takes a second late in a run, nor at what is garbage by then."""
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         # it would count what is frozen after every trace

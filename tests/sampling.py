@@ -19,9 +19,10 @@ def some(values: Iterable[Any], every: int, first: int = 0) -> list[Any]:
             for i, value in enumerate(values)]
 
 
-def rest(values: Iterable[Any], *always: Any) -> list[Any]:
-    """The values, of which those named run by default."""
-    return [value if value in always else pytest.param(value, marks=pytest.mark.full) for value in values]
+def rest(values: Iterable[Any], *always: Any, several: bool = False) -> list[Any]:
+    """The values, of which those named run by default; `several`: each is a tuple of a test's arguments."""
+    return [value if value in always else pytest.param(*(value if several else (value,)), marks=pytest.mark.full)
+            for value in values]
 
 
 def crossed(*axes: Iterable[Any], one_in: int = 0) -> list[Any]:

@@ -336,9 +336,10 @@ def strict(n):
     return torch.arange(n)[None, :] < torch.arange(n)[:, None]
 
 
-@pytest.mark.parametrize(("mask", "wanted"), [
+@pytest.mark.parametrize(("mask", "wanted"), rest([
     (lower, (True, 0)), (added, (True, 0)), (least, (True, 0)), (counted, (True, 0)), (window, (True, 1)),
-    (past, (False, 1)), (strict, (True, 1))])
+    (past, (False, 1)), (strict, (True, 1))], (least, (True, 0)), (counted, (True, 0)), (window, (True, 1)),
+    (past, (False, 1)), several=True))
 def test_a_mask_of_the_future_is_found(mask, wanted):
     def model(q, k, v):
         return attend(q, k, v, mask(q.shape[2]))

@@ -19,7 +19,7 @@ from limits import NO_LIMIT, counted
 from roads import compilation_of
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
-LITTLE, MUCH = 16, 300  # images: the gradient of the wide layer is made late, or early
+LITTLE, MUCH = 16, 600  # images: the gradient of the wide layer is made late, or early
 
 
 class Wide(nn.Module):
@@ -29,7 +29,7 @@ class Wide(nn.Module):
         super().__init__()
         sizes = (3, 96, 16, 16, 16, 16)
         self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(sizes))
-        self.wide, self.last = nn.Linear(256, 1024), nn.Linear(1024, 2)
+        self.wide, self.last = nn.Linear(256, 2048), nn.Linear(2048, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         for one in self.layers:
